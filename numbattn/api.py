@@ -1,0 +1,160 @@
+"""The public functions."""
+
+from .problem import check_gradients, describe
+
+
+def attention(q, k, v, *, causal=False, mask=None, scale=None, dropout=None, out=None):
+    """Exact attention, softmax(scale Q K^T) V, in memory linear in the sequence length.
+
+    Broadcasts like a generalized ufunc of the signature ``(m,d),(n,d),(n,e)->(m,e)``: the last two axes are (sequence,
+    features), all others are batch axes and broadcast as in `numpy.matmul`. Axis -3 are the heads; k and v may have
+    fewer of them than q, whose number is then a multiple of theirs: query head h uses key head h // group_size.
+
+    Parameters
+    ----------
+    q : array, (..., seqlen_q, head_dim)
+    k : array, (..., seqlen_k, head_dim)
+    v : array, (..., seqlen_k, head_dim_v)
+        NumPy arrays or CuPy arrays, all of one dtype: float16, bfloat16 (of ml_dtypes), float32 or float64. Any
+        strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``.
+    causal : bool, optional
+        The same as ``mask=Causal()``; with a mask too, both hold.
+    mask : Causal, Window, Lengths, Dense, Bits, BlockSparse, their ``&``, or a boolean array, optional
+        True = visible. A query that sees nothing gets o = 0.
+    scale : float, optional
+        Finite and > 0. Default: 1 / sqrt(head_dim).
+    dropout : Dropout, optional
+        Which elements of P are dropped.
+    out : array, (..., seqlen_q, head_dim_v), optional
+        Where to put the result. It must not overlap q, k, v.
+
+    Returns
+    -------
+    o : array, (..., seqlen_q, head_dim_v), of the dtype of q
+
+    Raises
+    ------
+    TypeError
+        For what is not an array or of a wrong kind or dtype.
+    ValueError
+        For shapes and numbers that do not fit. Both name the argument, what it got and what it takes.
+
+    Notes
+    -----
+    Algorithm 1 of Dao, Fu, Ermon, Rudra and Re, "FlashAttention" (NeurIPS 2022), with the running maximum and base-2
+    exponentials. Sums are made in float32, or in float64 for float64.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 100, 64), dtype=np.float32)
+    >>> na.attention(q, k, v, causal=True).shape
+    (2, 8, 100, 64)
+    """
+    o, _ = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, out=out)
+    return o
+
+
+def attention_forward(q, k, v, *, causal=False, mask=None, scale=None, dropout=None, out=None):
+    """`attention`, and what `attention_backward` needs.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, out
+        As in `attention`.
+
+    Returns
+    -------
+    o : array, (..., seqlen_q, head_dim_v)
+    saved : Saved
+        For `attention_backward`. ``saved.lse``, (..., seqlen_q), is the natural logarithm of the sum of exponentials
+        of the visible scores: float32, or float64 for float64; -inf where a query sees nothing. It refers to q, k, v
+        and o: who edits them in place between the two calls changes the gradients.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 100, 64))
+    >>> o, saved = na.attention_forward(q, k, v, mask=na.Window(16, 0))
+    >>> saved.lse.shape
+    (100,)
+    """
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, out)
+    return _backend(problem).forward(problem, inputs, out)
+
+
+def attention_backward(do, saved, *, dlse=None, deterministic=False):
+    """The exact gradients of `attention_forward`.
+
+    Parameters
+    ----------
+    do : array, (..., seqlen_q, head_dim_v)
+        The gradient of o, of its shape and dtype.
+    saved : Saved
+        What `attention_forward` returned.
+    dlse : array, (..., seqlen_q), optional
+        The gradient of ``saved.lse``, of its shape and dtype; ignored where lse is -inf.
+    deterministic : bool, optional
+        Ask for gradients that are equal bit for bit from call to call. On NumPy arrays they always are.
+
+    Returns
+    -------
+    dq, dk, dv : arrays
+        Of the shapes and dtypes of q, k, v; over broadcast axes they are summed.
+
+    Notes
+    -----
+    Algorithm 4 of the paper: P is computed again, tile by tile, from q, k and lse;
+    dS = P (dP - rowsum(dO * O) + dlse).
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 100, 64))
+    >>> o, saved = na.attention_forward(q, k, v)
+    >>> dq, dk, dv = na.attention_backward(do, saved)
+    >>> dq.shape
+    (100, 64)
+    """
+    check_gradients(saved, do, dlse)
+    return _backend(saved.problem).backward(saved, do, dlse, deterministic)
+
+
+def attention_vjp(q, k, v, *, causal=False, mask=None, scale=None, dropout=None):
+    """`attention` with its gradients as a closure.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout
+        As in `attention`.
+
+    Returns
+    -------
+    o : array, (..., seqlen_q, head_dim_v)
+    backprop : function
+        ``backprop(do, dlse=None)`` returns dq, dk, dv: see `attention_backward`.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 100, 64))
+    >>> o, backprop = na.attention_vjp(q, k, v, causal=True)
+    >>> dq, dk, dv = backprop(do)
+    >>> dv.shape
+    (100, 64)
+    """
+    o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout)
+
+    def backprop(do, dlse=None):
+        return attention_backward(do, saved, dlse=dlse)
+
+    return o, backprop
+
+
+def _backend(problem):
+    """cpu or cuda: each offers forward and backward. Imported when first needed, since Numba takes its time."""
+    if problem.xp == "cupy":
+        raise TypeError("q, k, v: got cupy.ndarray, but this version has CPU kernels only; pass NumPy arrays")
+    from . import cpu
+
+    return cpu

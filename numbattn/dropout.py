@@ -1,0 +1,157 @@
+"""Dropout as a value: which elements of P are dropped is a function of (p, seed, offset) and the element's place.
+
+`philox4x32` is written once, in operators only: it serves NumPy arrays, Numba's CPU code and CUDA device code alike.
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+M0, M1 = MULTIPLIERS
+W0, W1 = WEYL
+
+
+def philox4x32(c0, c1, c2, c3, k0, k1):
+    """Philox4x32-10 of Random123 (Salmon et al., SC 2011): four 32-bit words from a counter of four and a key of two.
+
+    All arguments and results are unsigned 64-bit numbers below 2**32, scalars or arrays.
+    """
+    for _ in range(10):
+        x, y = M0 * c0, M1 * c2
+        c0, c1, c2, c3 = (y >> HALF) ^ c1 ^ k0, y & LOW, (x >> HALF) ^ c3 ^ k1, x & LOW
+        k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+    return c0, c1, c2, c3
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Drop each element of P with probability `p`; scale the kept ones so that the mean stays.
+
+    A value, not a state: equal values drop equal elements, whatever the backend, dtype, tile size or memory layout,
+    and the backward pass regenerates what the forward pass dropped. Change `offset` (or `seed`) from call to call.
+
+    Parameters
+    ----------
+    p : float
+        Probability of dropping, 0 <= p < 1, in steps of 1/65536: an element is kept iff its 16-bit random number is
+        at least ``round(65536 * p)``. A p that is rounded to 0 without being 0, or to 1, is refused.
+    seed : int
+        0 <= seed < 2**64: the key of the generator.
+    offset : int, optional
+        0 <= offset < 2**32: one word of the generator's counter, for instance the number of the training step.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Dropout(0.25, seed=7)
+    Dropout(p=0.25, seed=7, offset=0)
+    """
+
+    p: float
+    seed: int
+    offset: int = 0
+
+    def __post_init__(self):
+        p = _number("Dropout p", self.p)
+        if not 0 <= p < 1:
+            raise ValueError(f"Dropout p: got {self.p!r}, allowed 0 <= p < 1")
+        if p > 0 and not 0 < round(65536 * p) < 65536:
+            raise ValueError(f"Dropout p: got {self.p!r}, which is rounded to {round(65536 * p) // 65536}: "
+                             "p comes in steps of 1/65536")
+        object.__setattr__(self, "p", p)
+        object.__setattr__(self, "seed", _integer("Dropout seed", self.seed, 64))
+        object.__setattr__(self, "offset", _integer("Dropout offset", self.offset, 32))
+
+    @property
+    def threshold(self):
+        """An element is kept iff its 16-bit number is at least this."""
+        return round(65536 * self.p)
+
+    @property
+    def scale(self):
+        """What kept elements are multiplied by: 1 / (1 - p), with p as it was rounded."""
+        return 65536 / (65536 - self.threshold)
+
+    @property
+    def key(self):
+        """The generator's key: the low and the high word of the seed."""
+        return self.seed & 0xFFFFFFFF, self.seed >> 32
+
+
+def _number(name, value):
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: got {value!r}, expected a number") from None
+    if math.isnan(number):
+        raise ValueError(f"{name}: got {value!r}, expected a number")
+    return number
+
+
+def _integer(name, value, bits):
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}, expected an integer") from None
+    if not 0 <= value < 2**bits:
+        raise ValueError(f"{name}: got {value}, allowed 0 <= {name.split()[-1]} < 2**{bits}")
+    return value
+
+
+def dropout_mask(dropout, shape):
+    """Show what a Dropout keeps.
+
+    Parameters
+    ----------
+    dropout : Dropout
+    shape : tuple of int
+        Shape of P: (..., seqlen_q, seqlen_k), its leading axes those of the attention output, heads included.
+
+    Returns
+    -------
+    numpy.ndarray of bool, of that shape
+        True = kept.
+
+    Notes
+    -----
+    Element (i, j) of matrix b (in C order) takes the 16-bit number 4*((i//8)%2) + 2*((j//8)%2) + j%2 of the eight that
+    Philox4x32-10 makes from the counter (4*(j//16) + (j//2)%4, 8*(i//16) + i%8, b, offset) and the seed; number 2w is
+    the low half of word w. One call so serves the eight elements of a 16 x 16 block that one thread of a tensor-core
+    accumulator holds.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.dropout_mask(na.Dropout(0.5, seed=1), (3, 4)).shape
+    (3, 4)
+    """
+    if not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout: got {type(dropout).__name__}, expected a numbattn.Dropout")
+    shape = tuple(operator.index(n) for n in shape)
+    if len(shape) < 2 or min(shape) < 0:
+        raise ValueError(f"shape: got {shape}, expected (..., seqlen_q, seqlen_k)")
+    *batch, m, n = shape
+    matrices = math.prod(batch)
+    i, j = np.arange(-(-m // 16) * 16, dtype=np.uint64), np.arange(-(-n // 16) * 16, dtype=np.uint64)
+    rows = i[(i // 8) % 2 == 0]             # one counter for rows i and i + 8 ...
+    cols = j[((j // 8) % 2 == 0) & (j % 2 == 0)]    # ... and columns j, j + 1, j + 8, j + 9
+    words = philox4x32(
+        (4 * (cols // 16) + (cols // 2) % 4)[None, None, :],
+        (8 * (rows // 16) + rows % 8)[None, :, None],
+        np.arange(matrices, dtype=np.uint64)[:, None, None],
+        np.uint64(dropout.offset),
+        *map(np.uint64, dropout.key),
+    )
+    kept = np.empty((matrices, i.size, j.size), bool)
+    for w, word in enumerate(words):
+        for half in range(2):
+            number = (word >> np.uint64(16 * half)) & np.uint64(0xFFFF)
+            at = np.ix_(range(matrices), (rows + 8 * (w // 2)).astype(int), (cols + 8 * (w % 2) + half).astype(int))
+            kept[at] = number >= dropout.threshold
+    return kept[:, :m, :n].reshape(shape)

@@ -1,0 +1,556 @@
+"""Masks: who sees whom. True = visible.
+
+Every mask is a band and some grids, and `&` joins them:
+
+- a `Band` holds the pairs with ``i + lo <= j <= i + hi``, ``i < queries`` and ``j < keys``. Causal, Window and Lengths
+  are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need a test,
+  follows from these four numbers;
+- a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1), Bits
+  (1 x 8, one bit an element) and BlockSparse (any size).
+"""
+
+import operator
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FAR = 2**40  # beyond every sequence, and far from overflow
+
+
+class Band(NamedTuple):
+    """Key j is visible to query i iff i + lo <= j <= i + hi, i < queries and j < keys.
+
+    Integers, or integer arrays over the batch axes; -seqlen_q <= lo, hi <= seqlen_k.
+    """
+
+    lo: Any
+    hi: Any
+    queries: Any
+    keys: Any
+
+    def __and__(self, other):
+        return Band(
+            _larger(self.lo, other.lo),
+            _smaller(self.hi, other.hi),
+            _smaller(self.queries, other.queries),
+            _smaller(self.keys, other.keys),
+        )
+
+
+class Grid(NamedTuple):
+    """Element (i, j) is visible iff its cell (i // rows, j // cols) is set; in a packed cell, iff its bit j % cols is.
+
+    cells: uint8, the batch axes and then rows and columns of cells.
+    """
+
+    cells: Any
+    rows: int
+    cols: int
+    packed: bool = False
+
+
+class Held(NamedTuple):
+    """An array that a mask holds, with the shape it must have behind the batch axes and the largest value allowed."""
+
+    name: str
+    array: Any
+    shape: tuple
+    largest: Any = None
+
+
+class Mask:
+    """What all masks share: `&`, `dense`, and equality: numbers by value, arrays by identity."""
+
+    __array_ufunc__ = None  # so that `array & mask` comes to __rand__
+
+    def band(self, seqlen_q, seqlen_k):
+        return Band(-seqlen_q, seqlen_k, seqlen_q, seqlen_k)
+
+    def grids(self):
+        return ()
+
+    def held(self, seqlen_q, seqlen_k):
+        """Its arrays, each as a Held."""
+        return ()
+
+    @property
+    def parts(self):
+        return (self,)
+
+    def dense(self, seqlen_q, seqlen_k):
+        """The boolean array that the mask stands for.
+
+        Parameters
+        ----------
+        seqlen_q, seqlen_k : int
+
+        Returns
+        -------
+        array of bool, (..., seqlen_q, seqlen_k)
+            True = visible. The leading axes are those of the arrays in the mask; without arrays there are none.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.Causal().dense(2, 3).astype(int)
+        array([[1, 1, 0],
+               [1, 1, 1]])
+        """
+        i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)
+        lo, hi, queries, keys = (np.asarray(x)[..., None, None] for x in self.band(seqlen_q, seqlen_k))
+        visible = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
+        for cells, rows, cols, packed in self.grids():
+            cell = cells[..., i // rows, j // cols]
+            visible = visible & ((cell >> (j % cols).astype(np.uint8) if packed else cell) & 1).astype(bool)
+        return visible
+
+    def __and__(self, other):
+        return All(self.parts + as_mask(other, "&").parts)
+
+    def __rand__(self, other):
+        return All(as_mask(other, "&").parts + self.parts)
+
+    def _key(self):
+        values = (getattr(self, field.name) for field in fields(self))
+        return type(self), tuple(("array", id(x)) if hasattr(x, "shape") else x for x in values)
+
+    def __eq__(self, other):
+        return isinstance(other, Mask) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def __repr__(self):
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        inside = ", ".join(f"{name}={_show(x)}" for name, x in values if x is not None)
+        return f"{type(self).__name__}({inside})"
+
+    def _set(self, **values):
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class All(Mask):
+    """Visible where every part is; with no part, everywhere."""
+
+    _parts: tuple = ()
+
+    @property
+    def parts(self):
+        return self._parts
+
+    def band(self, seqlen_q, seqlen_k):
+        bands = (part.band(seqlen_q, seqlen_k) for part in self.parts)
+        return reduce(operator.and_, bands, super().band(seqlen_q, seqlen_k))
+
+    def grids(self):
+        return tuple(grid for part in self.parts for grid in part.grids())
+
+    def held(self, seqlen_q, seqlen_k):
+        return tuple(held for part in self.parts for held in part.held(seqlen_q, seqlen_k))
+
+    def __repr__(self):
+        return " & ".join(map(repr, self.parts)) or "All()"
+
+
+# ------------------------------------------------------------------------------------------------------------- bands
+@dataclass(frozen=True, eq=False, repr=False)
+class Window(Mask):
+    """Key j is visible to query i iff ``i + offset - left <= j <= i + offset + right``.
+
+    Parameters
+    ----------
+    left, right : int or None
+        How many keys before and after its own a query sees; None = all of them.
+    offset : int or integer array over the batch axes, optional
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key; 0 aligns
+        the first ones.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Window(1, 0).dense(4, 4).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 1, 1, 0],
+           [0, 0, 1, 1]])
+    """
+
+    left: Any
+    right: Any
+    offset: Any = None
+
+    def __post_init__(self):
+        self._set(
+            left=None if self.left is None else _integer("Window left", self.left),
+            right=None if self.right is None else _integer("Window right", self.right),
+            offset=None if self.offset is None else _integers("Window offset", self.offset),
+        )
+
+    def band(self, seqlen_q, seqlen_k):
+        offset = seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FAR, FAR)
+        left = FAR if self.left is None else _clip(self.left, -FAR, FAR)
+        right = FAR if self.right is None else _clip(self.right, -FAR, FAR)
+        return Band(
+            _clip(offset - left, -seqlen_q, seqlen_k),
+            _clip(offset + right, -seqlen_q, seqlen_k),
+            seqlen_q,
+            seqlen_k,
+        )
+
+    def held(self, seqlen_q, seqlen_k):
+        return _held(offset=self.offset)
+
+    def __repr__(self):
+        return f"Window({self.left}, {self.right}{'' if self.offset is None else f', offset={_show(self.offset)}'})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Causal(Mask):
+    """Key j is visible to query i iff ``j <= i + offset``.
+
+    Parameters
+    ----------
+    offset : int or integer array over the batch axes, optional
+        Default: seqlen_k - seqlen_q, so that the last query sees every key; with 0 the first query sees the first key.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Causal(offset=0).dense(2, 3).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0]])
+    """
+
+    offset: Any = None
+
+    def __post_init__(self):
+        self._set(offset=None if self.offset is None else _integers("Causal offset", self.offset))
+
+    def band(self, seqlen_q, seqlen_k):
+        return Window(None, 0, self.offset).band(seqlen_q, seqlen_k)
+
+    def held(self, seqlen_q, seqlen_k):
+        return _held(offset=self.offset)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Lengths(Mask):
+    """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
+
+    What lies in keys and values beyond their length is never used, be it NaN.
+
+    Parameters
+    ----------
+    keys, queries : int or integer array over the batch axes, optional
+        0 <= keys <= seqlen_k, 0 <= queries <= seqlen_q. Default: all of them. For inputs with the batch axes (B, H),
+        lengths by batch have the shape (B, 1).
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> na.Lengths(keys=np.array([1, 3])).dense(1, 3).astype(int)
+    array([[[1, 0, 0]],
+    <BLANKLINE>
+           [[1, 1, 1]]])
+    """
+
+    keys: Any = None
+    queries: Any = None
+
+    def __post_init__(self):
+        self._set(
+            keys=None if self.keys is None else _integers("Lengths keys", self.keys),
+            queries=None if self.queries is None else _integers("Lengths queries", self.queries),
+        )
+
+    def band(self, seqlen_q, seqlen_k):
+        keys = seqlen_k if self.keys is None else _clip(self.keys, 0, seqlen_k)
+        queries = seqlen_q if self.queries is None else _clip(self.queries, 0, seqlen_q)
+        return super().band(seqlen_q, seqlen_k)._replace(queries=queries, keys=keys)
+
+    def held(self, seqlen_q, seqlen_k):
+        held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))
+        return tuple(h for h in held if h.array is not None)
+
+
+# ------------------------------------------------------------------------------------------------------------- grids
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Mask):
+    """Key j is visible to query i iff ``visible[..., i, j]``.
+
+    Parameters
+    ----------
+    visible : array of bool, (..., seqlen_q, seqlen_k)
+        The leading axes are the batch axes, heads included, each of full size or 1.
+    """
+
+    visible: Any
+
+    def __post_init__(self):
+        _require("Dense visible", self.visible, "bool", lambda dtype: dtype == np.bool_)
+
+    def grids(self):
+        return (Grid(self.visible.view(np.uint8), 1, 1),)
+
+    def held(self, seqlen_q, seqlen_k):
+        return (Held("visible", self.visible, (seqlen_q, seqlen_k)),)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bits(Mask):
+    """Key j is visible to query i iff bit ``j % 32`` of ``words[..., i, j // 32]`` is set.
+
+    Parameters
+    ----------
+    words : array of uint32, (..., seqlen_q, ceil(seqlen_k / 32))
+        The leading axes are the batch axes, heads included, each of full size or 1.
+
+    See Also
+    --------
+    Bits.pack : from a boolean array.
+    Bits.tree : from the parents of a tree of tokens.
+    """
+
+    words: Any
+
+    def __post_init__(self):
+        _require("Bits words", self.words, "uint32", lambda dtype: dtype == np.uint32)
+
+    @classmethod
+    def pack(cls, visible):
+        """Pack a boolean array.
+
+        Parameters
+        ----------
+        visible : array of bool, (..., seqlen_q, seqlen_k)
+
+        Returns
+        -------
+        Bits
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> na.Bits.pack(np.array([[True, False, True]])).words
+        array([[5]], dtype=uint32)
+        """
+        _require("Bits.pack visible", visible, "bool", lambda dtype: dtype == np.bool_)
+        *batch, n = visible.shape
+        padded = np.zeros((*batch, -(-n // 32) * 32), bool)
+        padded[..., :n] = visible
+        return cls(np.packbits(padded, axis=-1, bitorder="little").view("<u4").astype(np.uint32, copy=False))
+
+    @classmethod
+    def tree(cls, parents):
+        """The mask of a tree of tokens: a node sees itself and its ancestors, as in speculative decoding.
+
+        Parameters
+        ----------
+        parents : integer array, (..., nodes)
+            The index of each node's parent, -1 at a root.
+
+        Returns
+        -------
+        Bits, (..., nodes, nodes)
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.Bits.tree([-1, 0, 0, 1]).dense(4, 4).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [1, 0, 1, 0],
+               [1, 1, 0, 1]])
+        """
+        parents = np.asarray(_integers("Bits.tree parents", parents))
+        if parents.ndim == 0:
+            raise ValueError("Bits.tree parents: got a number, expected an array (..., nodes)")
+        nodes = parents.shape[-1]
+        if parents.size and not (-1 <= parents.min() and parents.max() < nodes):
+            raise ValueError(f"Bits.tree parents: got values from {parents.min()} to {parents.max()}, "
+                             f"allowed -1 to {nodes - 1}")
+        flat = parents.reshape(-1, nodes)
+        visible = np.zeros((len(flat), nodes, nodes), bool)
+        node = np.broadcast_to(np.arange(nodes), flat.shape)  # an ancestor of each node, one generation a turn
+        for _ in range(nodes):
+            tree, at = np.nonzero(node >= 0)
+            if not tree.size:
+                break
+            visible[tree, at, node[tree, at]] = True
+            node = np.where(node >= 0, np.take_along_axis(flat, np.maximum(node, 0), axis=1), -1)
+        if (node >= 0).any():
+            raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
+        return cls.pack(visible.reshape(*parents.shape, nodes))
+
+    def grids(self):
+        words = np.ascontiguousarray(self.words) if isinstance(self.words, np.ndarray) else self.words
+        return (Grid(words.astype("<u4", copy=False).view(np.uint8), 1, 8, True),)
+
+    def held(self, seqlen_q, seqlen_k):
+        return (Held("words", self.words, (seqlen_q, -(-seqlen_k // 32))),)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockSparse(Mask):
+    """Key j is visible to query i iff ``blocks[..., i // rows, j // columns]``: Algorithm 5 skips the other blocks.
+
+    Parameters
+    ----------
+    blocks : array of bool, (..., ceil(seqlen_q / rows), ceil(seqlen_k / columns))
+        The leading axes are the batch axes, heads included, each of full size or 1.
+    block_size : (int, int)
+        Rows and columns of a block, any size.
+
+    Notes
+    -----
+    The builders take the shape of the mask, (..., seqlen_q, seqlen_k), its leading axes usually 1. Their patterns are
+    symmetric; ``& Causal()`` makes them causal.
+    """
+
+    blocks: Any
+    block_size: tuple = (64, 64)
+
+    def __post_init__(self):
+        _require("BlockSparse blocks", self.blocks, "bool", lambda dtype: dtype == np.bool_)
+        self._set(block_size=_block_size(self.block_size))
+
+    @classmethod
+    def butterfly(cls, shape, block_size=(64, 64)):
+        """Block i sees block j iff i and j are equal or differ in one bit: the paper's pattern, log2(n) blocks a row.
+
+        A matrix that is not square is stretched: positions are those on its longer axis.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.butterfly((4, 4), block_size=(1, 1)).blocks.astype(int)
+        array([[1, 1, 1, 0],
+               [1, 1, 0, 1],
+               [1, 0, 1, 1],
+               [0, 1, 1, 1]])
+        """
+        return cls._built(shape, block_size, lambda i, j: ((i ^ j) & ((i ^ j) - 1)) == 0)
+
+    @classmethod
+    def local_global(cls, shape, block_size=(64, 64), local=1, everywhere=1):
+        """Block i sees block j iff ``|i - j| <= local``, or one of them is among the first `everywhere` blocks.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.local_global((4, 4), block_size=(1, 1), local=0).blocks.astype(int)
+        array([[1, 1, 1, 1],
+               [1, 1, 0, 0],
+               [1, 0, 1, 0],
+               [1, 0, 0, 1]])
+        """
+        local, everywhere = _integer("local", local), _integer("everywhere", everywhere)
+        return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | (np.minimum(i, j) < everywhere))
+
+    @classmethod
+    def strided(cls, shape, block_size=(64, 64), local=1, stride=4):
+        """Block i sees block j iff ``|i - j| <= local``, or i - j is a multiple of `stride`.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.strided((4, 4), block_size=(1, 1), local=0, stride=2).blocks.astype(int)
+        array([[1, 0, 1, 0],
+               [0, 1, 0, 1],
+               [1, 0, 1, 0],
+               [0, 1, 0, 1]])
+        """
+        local, stride = _integer("local", local), _integer("stride", stride)
+        if stride < 1:
+            raise ValueError(f"stride: got {stride}, allowed 1 or more")
+        return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | ((i - j) % stride == 0))
+
+    @classmethod
+    def _built(cls, shape, block_size, sees):
+        *batch, m, n = (_integer("shape", length) for length in shape)
+        rows, cols = _block_size(block_size)
+        m_blocks, n_blocks = -(-m // rows), -(-n // cols)
+        longer = max(m_blocks, n_blocks)
+        i = np.arange(m_blocks)[:, None] * longer // max(m_blocks, 1)
+        j = np.arange(n_blocks) * longer // max(n_blocks, 1)
+        return cls(np.broadcast_to(sees(i, j), (*batch, m_blocks, n_blocks)).copy(), (rows, cols))
+
+    def grids(self):
+        return (Grid(self.blocks.view(np.uint8), *self.block_size),)
+
+    def held(self, seqlen_q, seqlen_k):
+        rows, cols = self.block_size
+        return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
+
+
+# -------------------------------------------------------------------------------------------------- from the user's hand
+def as_mask(mask, name="mask"):
+    """A Mask from what a user may give: None, a Mask, a boolean array."""
+    if mask is None:
+        return All()
+    if isinstance(mask, Mask):
+        return mask
+    dtype = getattr(mask, "dtype", None)
+    if dtype == np.bool_:
+        return Dense(mask)
+    got = type(mask).__name__ if dtype is None else f"{type(mask).__name__} of {dtype}"
+    raise TypeError(f"{name}: got {got}, expected a numbattn mask or a boolean array, True = visible "
+                    "(numbers that are added to the scores are not masks)")
+
+
+def _require(name, array, wanted, accepts):
+    dtype = getattr(array, "dtype", None)
+    if dtype is None or isinstance(array, np.ma.MaskedArray) or not accepts(dtype):
+        got = type(array).__name__ if dtype is None else f"{type(array).__name__} of {dtype}"
+        raise TypeError(f"{name}: got {got}, expected an array of {wanted}")
+    if array.ndim < 2:
+        raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
+
+
+def _integer(name, value):
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}, expected an integer") from None
+
+
+def _integers(name, value):
+    """An int, or an integer array as it is."""
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    if array.dtype.kind not in "iu" or isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: got {type(value).__name__} of {array.dtype}, expected an int or an integer array")
+    return array if array.ndim else int(array)
+
+
+def _block_size(block_size):
+    try:
+        rows, cols = (_integer("block_size", length) for length in block_size)
+    except (TypeError, ValueError):
+        raise TypeError(f"block_size: got {block_size!r}, expected two integers (rows, columns)") from None
+    if rows < 1 or cols < 1:
+        raise ValueError(f"block_size: got {block_size!r}, allowed 1 or more")
+    return rows, cols
+
+
+def _held(**arrays):
+    return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
+
+
+def _clip(x, low, high):
+    return max(low, min(x, high)) if isinstance(x, int) else np.clip(x.astype(np.int64), low, high)
+
+
+def _larger(x, y):
+    return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
+
+
+def _smaller(x, y):
+    return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
+
+
+def _show(x):
+    return f"<{x.dtype} array {x.shape}>" if hasattr(x, "shape") else repr(x)

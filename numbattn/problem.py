@@ -1,0 +1,241 @@
+"""What is to be computed: arrays and options -> one frozen Problem. Every error a user can make is found here."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .dropout import Dropout
+from .masks import Causal, Mask, as_mask
+
+DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Shapes, dtype, strides and what is switched on: hashable, without arrays, and without the numbers that a kernel
+    gets at run time."""
+
+    xp: str  # "numpy" or "cupy"
+    dtype: np.dtype  # of q, k, v and o
+    batch: tuple  # the axes before the last two of o, broadcast; the last of them, if any, are the query heads
+    heads: int
+    heads_k: int  # heads is a multiple of it
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    shapes: tuple  # of q, k and v
+    strides: tuple  # of q, k and v, in bytes
+    mask_kinds: tuple
+    dropout: bool
+
+    @property
+    def out_shape(self):
+        return (*self.batch, self.seqlen_q, self.head_dim_v)
+
+    @property
+    def lse_shape(self):
+        return (*self.batch, self.seqlen_q)
+
+    @property
+    def sum_dtype(self):
+        """The dtype of all sums, of lse and of dlse."""
+        return np.dtype("float64" if self.dtype == np.float64 else "float32")
+
+    @property
+    def matrices(self):
+        """How many score matrices there are: batch x heads, as (batch, heads)."""
+        return math.prod(self.batch[:-1]), self.heads
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one call was given: the arrays as they are, and the numbers."""
+
+    q: Any
+    k: Any
+    v: Any
+    mask: Mask
+    scale: float
+    dropout: Dropout | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the forward pass leaves for the backward pass. It refers to q, k, v and o; it does not copy them.
+
+    Attributes
+    ----------
+    lse : array, (..., seqlen_q), float32, or float64 for float64
+        The natural logarithm of the sum of exponentials of the scores each query sees; -inf where it sees none.
+        Dropout does not touch it.
+    o : array, (..., seqlen_q, head_dim_v)
+        The output.
+    """
+
+    problem: Problem
+    inputs: Inputs
+    o: Any
+    lse: Any
+
+
+def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=None):
+    """Check a call; return its Problem and its Inputs."""
+    xp = _same_library(q=q, k=k, v=v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim < 2:
+            raise ValueError(f"{name}: got the shape {x.shape}, expected (..., sequence, features)")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, DTYPES))}")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: got {x.dtype}, expected {q.dtype}, the dtype of q")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k: got head_dim {k.shape[-1]}, expected {q.shape[-1]}, the head_dim of q")
+    if v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v: got {v.shape[-2]} rows, expected {k.shape[-2]}, one for each row of k")
+    batch, heads, heads_k = _broadcast(q, k, v)
+    mask = as_mask(mask)
+    if _flag("causal", causal):
+        mask = Causal() & mask
+    if dropout is not None and not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout: got {dropout!r}, expected a numbattn.Dropout(p, seed)")
+    problem = Problem(
+        xp=xp,
+        dtype=q.dtype,
+        batch=batch,
+        heads=heads,
+        heads_k=heads_k,
+        seqlen_q=q.shape[-2],
+        seqlen_k=k.shape[-2],
+        head_dim=q.shape[-1],
+        head_dim_v=v.shape[-1],
+        shapes=(q.shape, k.shape, v.shape),
+        strides=(q.strides, k.strides, v.strides),
+        mask_kinds=tuple(type(part) for part in mask.parts),
+        dropout=dropout is not None,
+    )
+    _check_mask(problem, mask)
+    inputs = Inputs(q, k, v, mask, _scale(scale, problem.head_dim), dropout)
+    if out is not None:
+        _check_out(problem, inputs, out)
+    return problem, inputs
+
+
+def check_gradients(saved, do, dlse=None):
+    """Check the gradients given to the backward pass."""
+    if not isinstance(saved, Saved):
+        raise TypeError(f"saved: got {type(saved).__name__}, expected what attention_forward returned")
+    problem = saved.problem
+    expected = [("do", do, problem.out_shape, problem.dtype, "o")]
+    if dlse is not None:
+        expected.append(("dlse", dlse, problem.lse_shape, problem.sum_dtype, "lse"))
+    for name, x, shape, dtype, of in expected:
+        _same_library(q=saved.inputs.q, **{name: x})
+        if x.shape != shape:
+            raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")
+        if x.dtype != dtype:
+            raise TypeError(f"{name}: got {x.dtype}, expected {dtype}, the dtype of {of}")
+
+
+def sum_to(x, shape):
+    """A gradient (..., heads, rows, columns) of a broadcast input, summed to the input's own shape."""
+    own = (1,) * (x.ndim - len(shape)) + shape
+    groups = own[-3], x.shape[-3] // max(own[-3], 1)
+    x = x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]).sum(axis=-3)
+    axes = tuple(axis for axis, (size, wanted) in enumerate(zip(x.shape, own)) if size != wanted)
+    return x.sum(axis=axes).reshape(shape)
+
+
+def library(x):
+    """ "numpy" or "cupy" for their arrays, None for anything else. Imports neither."""
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray | np.matrix):
+        return "numpy"
+    return "cupy" if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "strides") else None
+
+
+def _same_library(**arrays):
+    found = {name: library(x) for name, x in arrays.items()}
+    for name, x in arrays.items():
+        if found[name] is None:
+            got = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+            raise TypeError(f"{name}: got {got}, expected a numpy.ndarray or a cupy.ndarray")
+    if len(set(found.values())) > 1:
+        raise TypeError("arrays of NumPy and CuPy do not mix: "
+                        + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in found.items()))
+    return next(iter(found.values()))
+
+
+def _broadcast(q, k, v):
+    """Batch axes of o (heads included), query heads, key heads."""
+    try:
+        batch = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    except ValueError:
+        raise ValueError(f"batch axes of q {q.shape[:-3]}, k {k.shape[:-3]} and v {v.shape[:-3]} "
+                         "do not broadcast") from None
+    heads_q, heads_of_k, heads_of_v = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    if heads_of_k != heads_of_v and 1 not in (heads_of_k, heads_of_v):
+        raise ValueError(f"v: got {heads_of_v} heads, expected {heads_of_k}, as many as k")
+    heads_k = heads_of_v if heads_of_k == 1 else heads_of_k
+    heads = heads_k if heads_q == 1 else heads_q
+    if heads != heads_k and (heads_k == 0 or heads % heads_k):
+        raise ValueError(f"q: got {heads} heads, expected a multiple of {heads_k}, the heads of k and v")
+    if max(q.ndim, k.ndim, v.ndim) == 2:
+        return (), 1, 1
+    return (*batch, heads), heads, heads_k
+
+
+def _check_mask(problem, mask):
+    for part in mask.parts:
+        for name, array, shape, largest in part.held(problem.seqlen_q, problem.seqlen_k):
+            name = f"mask: {type(part).__name__} {name}"
+            if isinstance(array, int):
+                if largest is not None and not 0 <= array <= largest:
+                    raise ValueError(f"{name}: got {array}, allowed 0 to {largest}")
+                continue
+            if library(array) != "numpy" and library(array) != problem.xp:
+                raise TypeError(f"{name}: got a {library(array)}.ndarray beside inputs of {problem.xp}")
+            lead = array.shape[: array.ndim - len(shape)]
+            fits = len(lead) == len(problem.batch) and all(a in (1, b) for a, b in zip(lead, problem.batch))
+            if not fits or array.shape[len(lead) :] != shape:
+                axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
+                raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
+                                 "all batch axes, heads included, each of full size or 1")
+            if largest is not None and library(array) == "numpy" and array.size:
+                if not 0 <= array.min() <= array.max() <= largest:
+                    raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
+
+
+def _scale(scale, head_dim):
+    if scale is None:
+        return 1 / math.sqrt(max(head_dim, 1))
+    try:
+        number = float(scale)
+    except (TypeError, ValueError):
+        raise TypeError(f"scale: got {scale!r}, expected a number") from None
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"scale: got {scale!r}, allowed finite and > 0")
+    return number
+
+
+def _flag(name, value):
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: got {value!r}, expected True or False")
+    return bool(value)
+
+
+def _check_out(problem, inputs, out):
+    _same_library(q=inputs.q, out=out)
+    if out.shape != problem.out_shape:
+        raise ValueError(f"out: got the shape {out.shape}, expected {problem.out_shape}")
+    if out.dtype != problem.dtype:
+        raise TypeError(f"out: got {out.dtype}, expected {problem.dtype}, the dtype of q")
+    if problem.xp == "numpy" and not out.flags.writeable:
+        raise ValueError("out: got a read-only array")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
+        raise ValueError("out: got a broadcast view, whose elements share memory")
+    for name in "qkv":
+        if np.may_share_memory(out, getattr(inputs, name)) and np.shares_memory(out, getattr(inputs, name)):
+            raise ValueError(f"out: overlaps {name}")

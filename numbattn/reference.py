@@ -1,0 +1,79 @@
+"""Standard attention in float64, line for line from the paper: Algorithms 0 and 3. What every test compares with.
+
+It makes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, returns float64 arrays of the same kind
+(NumPy's functions pass CuPy's arrays on to CuPy).
+"""
+
+import math
+
+import numpy as np
+
+from .dropout import dropout_mask
+from .problem import describe, sum_to
+
+
+def attention_forward(q, k, v, *, causal=False, mask=None, scale=None, dropout=None):
+    """Algorithm 0, with scale, mask and dropout as in appendix B.3; takes what `numbattn.attention` takes.
+
+    Returns
+    -------
+    o : array of float64, (..., seqlen_q, head_dim_v)
+    lse : array of float64, (..., seqlen_q)
+    """
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
+    _, _, V, P, Z, lse = _recompute(problem, inputs)
+    O = (P * Z) @ V                                             # Alg. 0 line 3: O = P V, with P dropped
+    return O.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
+
+
+def attention_backward(do, q, k, v, *, causal=False, mask=None, scale=None, dropout=None, dlse=None):
+    """Algorithm 3, with dropout and with the gradient `dlse` of lse.
+
+    Returns
+    -------
+    dq, dk, dv : arrays of float64, of the shapes of q, k, v
+    """
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
+    Q, K, V, P, Z, lse = _recompute(problem, inputs)
+    seen = np.isfinite(lse)[..., None]
+    dO = np.where(seen, do.astype(np.float64).reshape(*lse.shape, problem.head_dim_v), 0)
+    dLse = 0 if dlse is None else np.where(seen, dlse.astype(np.float64).reshape(*lse.shape, 1), 0)
+    dV = np.swapaxes(P * Z, -2, -1) @ dO                        # Alg. 3 line 1: dV = P^T dO, with P dropped
+    dP = (dO @ np.swapaxes(V, -2, -1)) * Z                      # line 2: dP = dO V^T, dropped as P was
+    D = (P * dP).sum(axis=-1, keepdims=True)
+    dS = P * (dP - D + dLse)                                    # line 3: dS = P (dP - rowsum(P dP)); d lse / dS = P
+    dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
+    dK = inputs.scale * np.swapaxes(dS, -2, -1) @ Q             # line 5: dK = scale dS^T Q
+    return sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape)
+
+
+def _recompute(problem, inputs):
+    """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, and lse."""
+    Q, K, V = (_heads(x, problem) for x in (inputs.q, inputs.k, inputs.v))
+    shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
+    visible = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
+    visible = np.broadcast_to(visible, shape).reshape(*Q.shape[:-1], problem.seqlen_k)
+    # queries that see nothing, and keys that none sees, may be anything, NaN included: keep them out of the sums
+    Q = np.where(visible.any(axis=-1)[..., None], Q, 0)
+    K, V = (np.where(visible.any(axis=-2)[..., None], X, 0) for X in (K, V))
+    S = inputs.scale * Q @ np.swapaxes(K, -2, -1)               # Alg. 0 line 1: S = scale Q K^T, then MASK(S)
+    S = np.where(visible, S, -math.inf)
+    seen = visible.any(axis=-1, keepdims=True)
+    m = np.where(seen, S, 0).max(axis=-1, keepdims=True, initial=-math.inf)
+    m = np.where(seen, m, 0)
+    E = np.exp(S - m)
+    l = np.where(seen, E.sum(axis=-1, keepdims=True), 1)
+    P = E / l                                                   # line 2: P = softmax(S)
+    lse = np.where(seen, m + np.log(l), -math.inf)[..., 0]
+    Z = 1.0
+    if inputs.dropout is not None:
+        kept = dropout_mask(inputs.dropout, shape).reshape(S.shape)
+        Z = np.asarray(kept, like=Q) * inputs.dropout.scale
+    return Q, K, V, P, Z, lse
+
+
+def _heads(x, problem):
+    """x in float64 with all batch axes, query head h beside its key head h // group_size."""
+    x = x.astype(np.float64).reshape((1,) * (3 - x.ndim) + x.shape)
+    x = np.repeat(x, problem.heads // max(x.shape[-3], 1), axis=-3)
+    return np.broadcast_to(x, (*problem.batch[:-1], *x.shape[-3:]))
