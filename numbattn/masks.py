@@ -9,6 +9,7 @@ Every mask is a band and some grids, and `&` joins them:
   (1 x 8, one bit an element) and BlockSparse (any size).
 """
 
+import math
 import operator
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -191,15 +192,15 @@ class Window(Mask):
         )
 
     def band(self, seqlen_q, seqlen_k):
+        everything = super().band(seqlen_q, seqlen_k)
         offset = seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FAR, FAR)
-        left = FAR if self.left is None else _clip(self.left, -FAR, FAR)
-        right = FAR if self.right is None else _clip(self.right, -FAR, FAR)
-        return Band(
-            _clip(offset - left, -seqlen_q, seqlen_k),
-            _clip(offset + right, -seqlen_q, seqlen_k),
-            seqlen_q,
-            seqlen_k,
-        )
+
+        def diagonal(shift):
+            return _clip(offset + _clip(shift, -FAR, FAR), -seqlen_q, seqlen_k)
+
+        lo = everything.lo if self.left is None else diagonal(-self.left)
+        hi = everything.hi if self.right is None else diagonal(self.right)
+        return everything._replace(lo=lo, hi=hi)
 
     def held(self, seqlen_q, seqlen_k):
         return _held(offset=self.offset)
@@ -370,10 +371,10 @@ class Bits(Mask):
         if parents.ndim == 0:
             raise ValueError("Bits.tree parents: got a number, expected an array (..., nodes)")
         nodes = parents.shape[-1]
-        if parents.size and not (-1 <= parents.min() and parents.max() < nodes):
+        if parents.size and not -1 <= parents.min() <= parents.max() < nodes:
             raise ValueError(f"Bits.tree parents: got values from {parents.min()} to {parents.max()}, "
                              f"allowed -1 to {nodes - 1}")
-        flat = parents.reshape(-1, nodes)
+        flat = parents.reshape(math.prod(parents.shape[:-1]), nodes)
         visible = np.zeros((len(flat), nodes, nodes), bool)
         node = np.broadcast_to(np.arange(nodes), flat.shape)  # an ancestor of each node, one generation a turn
         for _ in range(nodes):
@@ -408,7 +409,8 @@ class BlockSparse(Mask):
     Notes
     -----
     The builders take the shape of the mask, (..., seqlen_q, seqlen_k), its leading axes usually 1. Their patterns are
-    symmetric; ``& Causal()`` makes them causal.
+    symmetric; ``& Causal()`` makes them causal. Of a matrix that is not square, the pattern of the shorter axis is
+    stretched along the longer one.
     """
 
     blocks: Any
@@ -421,8 +423,6 @@ class BlockSparse(Mask):
     @classmethod
     def butterfly(cls, shape, block_size=(64, 64)):
         """Block i sees block j iff i and j are equal or differ in one bit: the paper's pattern, log2(n) blocks a row.
-
-        A matrix that is not square is stretched: positions are those on its longer axis.
 
         Examples
         --------
@@ -474,9 +474,9 @@ class BlockSparse(Mask):
         *batch, m, n = (_integer("shape", length) for length in shape)
         rows, cols = _block_size(block_size)
         m_blocks, n_blocks = -(-m // rows), -(-n // cols)
-        longer = max(m_blocks, n_blocks)
-        i = np.arange(m_blocks)[:, None] * longer // max(m_blocks, 1)
-        j = np.arange(n_blocks) * longer // max(n_blocks, 1)
+        shorter = min(m_blocks, n_blocks)
+        i = np.arange(m_blocks)[:, None] * shorter // max(m_blocks, 1)
+        j = np.arange(n_blocks) * shorter // max(n_blocks, 1)
         return cls(np.broadcast_to(sees(i, j), (*batch, m_blocks, n_blocks)).copy(), (rows, cols))
 
     def grids(self):
@@ -487,7 +487,7 @@ class BlockSparse(Mask):
         return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
 
 
-# -------------------------------------------------------------------------------------------------- from the user's hand
+# ----------------------------------------------------------------------------------------------- from the user's hand
 def as_mask(mask, name="mask"):
     """A Mask from what a user may give: None, a Mask, a boolean array."""
     if mask is None:

@@ -203,9 +203,10 @@ def _check_mask(problem, mask):
                 axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
                 raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
                                  "all batch axes, heads included, each of full size or 1")
-            if largest is not None and library(array) == "numpy" and array.size:
-                if not 0 <= array.min() <= array.max() <= largest:
-                    raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
+            if largest is None or library(array) != "numpy" or not array.size:
+                continue
+            if not 0 <= array.min() <= array.max() <= largest:
+                raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
 
 
 def _scale(scale, head_dim):

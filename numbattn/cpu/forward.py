@@ -22,6 +22,7 @@ from .tile import (
 )
 
 TILE_M, TILE_N = 256, 256  # queries, keys: S in float32 is a quarter of a common L2 cache
+SUMMED = 32  # so many keys are summed before they are added to l: a long row loses fewer digits
 
 
 def forward(problem, inputs, out=None):
@@ -52,7 +53,7 @@ def forward_kernel(first, last, q, k, v, o, lse, see, drops, scale_log2, kept_sc
     """Blocks first to last; a block is a tile of queries of one (batch, head)."""
     batches, heads, seqlen_q = lse.shape
     m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
-    m_tile, l_tile, alpha_tile = np.empty(TILE_M, lse.dtype), np.empty(TILE_M, lse.dtype), np.empty(TILE_M, lse.dtype)
+    rows = np.empty(4 * TILE_M, lse.dtype)
     scores, kept = np.empty(TILE_N * TILE_M, lse.dtype), np.empty(TILE_N * TILE_M, np.uint8)
     for block in range(first, last):
         i0 = (m_blocks - 1 - block % m_blocks) * TILE_M                     # the heaviest tiles of a causal mask first
@@ -60,8 +61,8 @@ def forward_kernel(first, last, q, k, v, o, lse, see, drops, scale_log2, kept_sc
         b, h = block // m_blocks // heads, block // m_blocks % heads
         Q, K, V = matrix(q, b, h, lse.dtype), matrix(k, b, h, lse.dtype), matrix(v, b, h, lse.dtype)
         Q, O = Q[i0:i1], o[b, h, i0:i1]
-        band = see.bands[b, h]
-        m, l, alpha = m_tile[: i1 - i0], l_tile[: i1 - i0], alpha_tile[: i1 - i0]
+        band, size = see.bands[b, h], i1 - i0
+        m, l, alpha, part = rows[:size], rows[size : 2 * size], rows[2 * size : 3 * size], rows[3 * size : 4 * size]
         m[:], l[:], O[:] = -np.finfo(lse.dtype).max, 0, 0                   # finite: a row may see no key of a tile
         n_first, n_end = keys_in_sight(band, i0, i1)
         for j0 in range(n_first // TILE_N * TILE_N, n_end, TILE_N):
@@ -74,7 +75,7 @@ def forward_kernel(first, last, q, k, v, o, lse, see, drops, scale_log2, kept_sc
             hide_outside(S, band, i0, j0)                                   # Alg. 2 line 11: MASK(S)
             if seen == SOME:
                 hide_cells(S, see, b, h, i0, j0)
-            softmax_step(S, m, l, alpha)                                    # lines 10 and 11: S becomes P
+            softmax_step(S, m, l, alpha, part)                                    # lines 10 and 11: S becomes P
             rescale(O, alpha)
             if drops.threshold > 0:
                 Z = tile(kept, j1 - j0, i1 - i0)
@@ -85,7 +86,7 @@ def forward_kernel(first, last, q, k, v, o, lse, see, drops, scale_log2, kept_sc
 
 
 @inline
-def softmax_step(S, m, l, alpha):
+def softmax_step(S, m, l, alpha, part):
     """Alg. 1 lines 10 and 11 in base 2: m_new = max(m, rowmax(S)), P = 2^(S - m_new), l = alpha l + rowsum(P)."""
     keys, queries = S.shape
     alpha[:] = m
@@ -95,10 +96,14 @@ def softmax_step(S, m, l, alpha):
     for i in range(queries):
         alpha[i] = exp2(alpha[i] - m[i])
         l[i] *= alpha[i]
-    for j in range(keys):
+    for j0 in range(0, keys, SUMMED):
+        part[:] = 0
+        for j in range(j0, min(j0 + SUMMED, keys)):
+            for i in range(queries):
+                S[j, i] = exp2(S[j, i] - m[i])
+                part[i] += S[j, i]
         for i in range(queries):
-            S[j, i] = exp2(S[j, i] - m[i])
-            l[i] += S[j, i]
+            l[i] += part[i]
 
 
 @inline

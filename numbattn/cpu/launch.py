@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import os
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class Visibility(NamedTuple):
 
     bands: Any  # int64 (batch, heads, 4): lo, hi, queries, keys
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
-    grids: Any  # int64 (grids, 6): rows, columns and row stride of the cells; rows, columns and packed of a cell
+    grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
 
 
 class Drops(NamedTuple):
@@ -70,11 +71,11 @@ def visibility_of(problem, mask):
     bands = [np.broadcast_to(np.asarray(x, np.int64), problem.batch).reshape(problem.matrices) for x in band]
     grids = [grid._replace(cells=readable(grid.cells, np.uint8)) for grid in mask.grids()]
     heads = [heads_of(grid.cells, problem) for grid in grids]
-    numbers = [(h.rows, h.cols, h.stride, g.rows, g.cols, g.packed) for g, h in zip(grids, heads)]
+    numbers = [(h.rows, h.stride, g.rows, g.cols, g.packed) for g, h in zip(grids, heads)]
     visibility = Visibility(
         np.stack(bands, axis=-1),
         np.array([h.at for h in heads], np.int64).reshape(len(grids), *problem.matrices),
-        np.array(numbers, np.int64).reshape(len(grids), 6),
+        np.array(numbers, np.int64).reshape(len(grids), 5),
     )
     return visibility, grids
 
@@ -91,12 +92,15 @@ def kernel(function):
     """Compile with Numba when first called, cached on disk.
 
     Numba's cache looks at the file of the function only, so each state of this package's sources has its own folder.
+    Where no file can be written there is no cache.
     """
 
     @cache
     def compiled():
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(_cache_dir())
+        place, before = _cache_dir(), numba.config.CACHE_DIR
+        if place is None:
+            return numba.njit(nogil=True)(function)
+        numba.config.CACHE_DIR = place
         try:
             return numba.njit(nogil=True, cache=True)(function)
         finally:
@@ -111,7 +115,13 @@ def _cache_dir():
     digest = hashlib.sha256()
     for path in sorted([*package.glob("*.py"), *package.glob("cpu/*.py")]):
         digest.update(path.read_bytes())
-    return Path(root, "cpu", digest.hexdigest()[:16])
+    place = Path(root, "cpu", digest.hexdigest()[:16])
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError:
+        return None
+    return str(place)
 
 
 # ------------------------------------------------------------------------------------------------------------ threads

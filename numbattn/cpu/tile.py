@@ -4,11 +4,12 @@ Score tiles are transposed: keys down, queries across. What belongs to a query (
 a vector along the tile's contiguous axis, and every loop over a tile is a loop over vectors.
 """
 
+import math
+
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload, register_jitable
-from numpy.polynomial import Chebyshev
 
 from .. import dropout
 
@@ -52,6 +53,12 @@ _gemm = types.ExternalFunction(  # Numba's door to the BLAS of scipy: column-maj
 NORMAL, TRANSPOSED = ord("n"), ord("t")
 
 
+@inline
+def _row_stride(x):
+    """In elements, as BLAS wants it where there is less than one row or column."""
+    return max(x.strides[0] // x.itemsize, x.shape[1], 1)
+
+
 @njit
 def _product(out, a, a_form, b, b_form, inner, alpha, beta):
     size = out.itemsize
@@ -59,8 +66,8 @@ def _product(out, a, a_form, b, b_form, inner, alpha, beta):
     _gemm(
         ord("s") if size == 4 else ord("d"), b_form, a_form,
         out.shape[1], out.shape[0], inner,
-        factors.ctypes, b.ctypes, max(b.strides[0] // size, 1), a.ctypes, max(a.strides[0] // size, 1),
-        factors[1:].ctypes, out.ctypes, max(out.strides[0] // size, 1),
+        factors.ctypes, b.ctypes, _row_stride(b), a.ctypes, _row_stride(a),
+        factors[1:].ctypes, out.ctypes, _row_stride(out),
     )
 
 
@@ -104,13 +111,12 @@ def exp2(x):
 
 
 def _polynomial_exp2(dtype, integer, degree):
-    """2**x = 2**n 2**f with n an integer and |f| <= 1/2: a polynomial for 2**f, n added to the exponent's bits."""
+    """2**x = 2**n 2**f, n an integer, |f| <= 1/2: Taylor's polynomial for 2**f, n added to the exponent's bits."""
     mantissa = np.finfo(dtype).nmant
     ROUND, LOWEST, ZERO = dtype(1.5 * 2**mantissa), dtype(np.finfo(dtype).minexp), dtype(0)
     SHIFT = integer(mantissa)
-    fit = Chebyshev.interpolate(np.exp2, degree, domain=[-0.5, 0.5])
-    coefficients = fit.convert(kind=np.polynomial.Polynomial).coef[::-1].astype(dtype)
-    first, rest = coefficients[0], tuple(coefficients[1:])
+    first, *rest = (dtype(math.log(2) ** k / math.factorial(k)) for k in range(degree, -1, -1))
+    rest = tuple(rest)
 
     def exp2(x):
         shifted = x + ROUND  # n is in its last bits
@@ -124,7 +130,10 @@ def _polynomial_exp2(dtype, integer, degree):
     return exp2
 
 
-_EXP2 = {types.float32: _polynomial_exp2(np.float32, np.int32, 6), types.float64: _polynomial_exp2(np.float64, np.int64, 11)}
+_EXP2 = {
+    types.float32: _polynomial_exp2(np.float32, np.int32, 7),
+    types.float64: _polynomial_exp2(np.float64, np.int64, 13),
+}
 
 
 @overload(exp2, jit_options={"fastmath": {"contract"}})
@@ -172,8 +181,8 @@ def state(see, b, h, i0, i1, j0, j1):
     """Whether queries [i0, i1) see NONE, SOME or EVERY one of the keys [j0, j1), by the cells of all grids."""
     found = EVERY
     for g in range(len(see.grids)):
-        cell_rows, cell_cols, stride, rows, cols, packed = see.grids[g]
-        cells = carray(pointer(see.cells[g, b, h]), (cell_rows, stride), np.uint8)
+        height, stride, rows, cols, packed = see.grids[g]
+        cells = carray(pointer(see.cells[g, b, h]), (height, stride), np.uint8)
         full = 255 if packed else 1
         some = every = total = 0
         for r in range(i0 // rows, (i1 + rows - 1) // rows):
@@ -192,8 +201,8 @@ def state(see, b, h, i0, i1, j0, j1):
 def hide_cells(S, see, b, h, i0, j0):
     """S = -inf where a cell is not set."""
     for g in range(len(see.grids)):
-        cell_rows, cell_cols, stride, rows, cols, packed = see.grids[g]
-        cells = carray(pointer(see.cells[g, b, h]), (cell_rows, stride), np.uint8)
+        height, stride, rows, cols, packed = see.grids[g]
+        cells = carray(pointer(see.cells[g, b, h]), (height, stride), np.uint8)
         row_of = (i0 + np.arange(S.shape[1])) // rows
         for j in range(S.shape[0]):
             c, bit = (j0 + j) // cols, (j0 + j) % cols * packed
@@ -205,7 +214,7 @@ def hide_cells(S, see, b, h, i0, j0):
 # ------------------------------------------------------------------------------------------------------------ dropout
 @inline
 def draw(kept, drops, matrix, i0, j0):
-    """kept = 1 or 0 for each element of a tile that starts at query i0 and key j0, multiples of 16. See dropout_mask."""
+    """kept = 1 or 0, see dropout_mask, for a tile that starts at query i0 and key j0, multiples of 16."""
     rows, cols = kept.shape
     counters = 8 * ((cols + 15) // 16)
     words = np.empty((4, counters), np.uint64)

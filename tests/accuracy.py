@@ -1,0 +1,90 @@
+"""The measure of all results: float64, and twice the error of the plain formula in the dtype under test."""
+
+import ml_dtypes
+import numpy as np
+
+import numbattn as na
+from numbattn import reference
+
+DTYPES = [np.dtype(t) for t in ("float16", ml_dtypes.bfloat16, "float32", "float64")]
+
+
+def random(rng, shape, dtype):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def plain(do, q, k, v, dlse=None, work=None, **options):
+    """o, lse, dq, dk, dv by the plain formula: S and P in float32 (float64 for float64), P and the results rounded.
+
+    With work = longdouble nothing is rounded.
+    """
+    problem, inputs = reference.describe(q, k, v, **options)
+    dtype = problem.dtype if work is None else work
+    work = problem.sum_dtype if work is None else work
+    Q, K, V, P, Z, lse = _scores(problem, inputs, work)
+    seen = np.isfinite(lse)[..., None]
+    dO = do.astype(work).reshape(*lse.shape, problem.head_dim_v)
+    dL = 0 if dlse is None else np.where(seen, dlse.astype(work).reshape(*lse.shape, 1), 0)
+    rounded = (P * Z).astype(dtype).astype(work)
+    dP = (dO @ V.swapaxes(-2, -1)) * Z
+    dS = P * (dP - (P * dP).sum(-1, keepdims=True) + dL)
+    scale = np.asarray(inputs.scale, work)
+    grads = scale * (dS @ K), scale * (dS.swapaxes(-2, -1) @ Q), rounded.swapaxes(-2, -1) @ dO
+    grads = [reference.sum_to(dX, x.shape).astype(dtype) for dX, x in zip(grads, (q, k, v))]
+    return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads
+
+
+def _scores(problem, inputs, work):
+    Q, K, V = (reference._heads(x, problem).astype(work) for x in (inputs.q, inputs.k, inputs.v))
+    shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
+    visible = np.broadcast_to(inputs.mask.dense(*shape[-2:]), shape).reshape(*Q.shape[:-1], problem.seqlen_k)
+    Q = np.where(visible.any(-1)[..., None], Q, 0)
+    K, V = (np.where(visible.any(-2)[..., None], X, 0) for X in (K, V))
+    S = np.where(visible, (Q @ K.swapaxes(-2, -1)) * np.asarray(inputs.scale, work), -np.inf)
+    seen = visible.any(-1, keepdims=True)
+    m = np.where(seen, S.max(-1, keepdims=True, initial=-np.inf), 0)
+    E = np.exp(S - m)
+    l = np.where(seen, E.sum(-1, keepdims=True), 1)
+    Z = 1
+    if inputs.dropout is not None:
+        Z = (na.dropout_mask(inputs.dropout, shape).reshape(S.shape) * inputs.dropout.scale).astype(work)
+    return Q, K, V, E / l, Z, np.where(seen, m + np.log(l), -np.inf)[..., 0]
+
+
+def exact(do, q, k, v, dlse=None, **options):
+    """o, lse, dq, dk, dv in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain(do, q, k, v, dlse, work=np.longdouble, **options)
+    return (*reference.attention_forward(q, k, v, **options),
+            *reference.attention_backward(do, q, k, v, dlse=dlse, **options))
+
+
+def assert_accurate(name, got, want, other, dtype, bits=4):
+    """Relative RMS and largest error at most twice the plain formula's, give or take some last bits of the largest."""
+    assert got.shape == want.shape, name
+    got, want, other = (np.asarray(x, np.longdouble) for x in (got, want, other))
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite], err_msg=name)
+    got, want, other = got[finite], want[finite], other[finite]
+    if not want.size:
+        return
+    assert np.isfinite(got).all(), f"{name}: not finite"
+    rounding = bits * float(ml_dtypes.finfo(dtype).eps) * np.abs(want).max()
+    for what, size in (("RMS", lambda e: np.sqrt(np.mean(e**2))), ("largest", lambda e: np.abs(e).max())):
+        ours, theirs = size(got - want), size(other - want)
+        assert ours <= 2 * theirs + rounding, f"{name}: {what} error {ours:.3g}, plain formula {theirs:.3g}"
+
+
+def check(q, k, v, rng, bits=4, **options):
+    """Forward and gradients of one call, with a gradient of lse; returns o, saved and the gradients."""
+    o, saved = na.attention_forward(q, k, v, **options)
+    assert o.dtype == q.dtype
+    assert saved.lse.dtype == saved.problem.sum_dtype
+    do, dlse = random(rng, o.shape, q.dtype), random(rng, saved.lse.shape, saved.lse.dtype)
+    grads = na.attention_backward(do, saved, dlse=dlse)
+    for grad, x in zip(grads, (q, k, v)):
+        assert grad.dtype == x.dtype
+    wanted, others = exact(do, q, k, v, dlse, **options), plain(do, q, k, v, dlse, **options)
+    for name, got, want, other in zip(("o", "lse", "dq", "dk", "dv"), (o, saved.lse, *grads), wanted, others):
+        assert_accurate(name, got, want, other, saved.lse.dtype if name == "lse" else q.dtype, bits)
+    return o, saved, grads

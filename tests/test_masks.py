@@ -1,0 +1,220 @@
+"""Every mask against its definition, element by element, and what follows from the definitions."""
+
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import numbattn as na
+from numbattn.masks import All, as_mask
+
+LENGTHS = st.tuples(st.integers(0, 20), st.integers(0, 20))
+SHIFT = st.integers(-25, 25)
+
+
+def by_definition(m, n, sees):
+    return np.array([[sees(i, j) for j in range(n)] for i in range(m)], bool).reshape(m, n)
+
+
+@given(LENGTHS, st.none() | SHIFT)
+def test_causal(lengths, offset):
+    m, n = lengths
+    own = n - m if offset is None else offset
+    np.testing.assert_array_equal(na.Causal(offset).dense(m, n), by_definition(m, n, lambda i, j: j <= i + own))
+
+
+@given(LENGTHS, st.none() | SHIFT, st.none() | SHIFT, st.none() | SHIFT)
+def test_window(lengths, left, right, offset):
+    m, n = lengths
+    own = n - m if offset is None else offset
+
+    def sees(i, j):
+        return (left is None or j >= i + own - left) and (right is None or j <= i + own + right)
+
+    np.testing.assert_array_equal(na.Window(left, right, offset).dense(m, n), by_definition(m, n, sees))
+
+
+@given(LENGTHS, st.data())
+def test_lengths(lengths, data):
+    m, n = lengths
+    keys, queries = data.draw(st.integers(0, n)), data.draw(st.integers(0, m))
+    want = by_definition(m, n, lambda i, j: i < queries and j < keys)
+    np.testing.assert_array_equal(na.Lengths(keys, queries).dense(m, n), want)
+    np.testing.assert_array_equal(na.Lengths(keys=keys).dense(m, n), by_definition(m, n, lambda i, j: j < keys))
+
+
+@given(LENGTHS, st.integers(0, 2**32 - 1))
+def test_dense_and_bits(lengths, seed):
+    visible = np.random.default_rng(seed).random((2, 1, *lengths)) < 0.5
+    np.testing.assert_array_equal(na.Dense(visible).dense(*lengths), visible)
+    bits = na.Bits.pack(visible)
+    assert bits.words.dtype == np.uint32
+    assert bits.words.shape == (2, 1, lengths[0], -(-lengths[1] // 32))
+    np.testing.assert_array_equal(bits.dense(*lengths), visible)
+
+
+def test_bits_by_definition(rng):
+    words = rng.integers(0, 2**32, (5, 3), np.uint32)
+    want = by_definition(5, 70, lambda i, j: (int(words[i, j // 32]) >> (j % 32)) & 1)
+    np.testing.assert_array_equal(na.Bits(words).dense(5, 70), want)
+
+
+@given(st.lists(st.integers(-1, 30), min_size=1, max_size=12))
+def test_tree(parents):
+    parents = [min(parent, node - 1) for node, parent in enumerate(parents)]
+
+    def sees(i, j):
+        while i not in (j, -1):
+            i = parents[i]
+        return i == j
+
+    nodes = len(parents)
+    np.testing.assert_array_equal(na.Bits.tree(parents).dense(nodes, nodes), by_definition(nodes, nodes, sees))
+
+
+def test_trees_in_any_order_and_batched():
+    trees = na.Bits.tree(np.array([[-1, 0, 1], [1, 2, -1]]))
+    chain, backwards = [[1, 0, 0], [1, 1, 0], [1, 1, 1]], [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
+    assert trees.dense(3, 3).astype(int).tolist() == [chain, backwards]
+    assert na.Bits.tree(np.zeros((2, 0), int)).words.shape == (2, 0, 0)
+
+
+@pytest.mark.parametrize(("parents", "error", "message"), [
+    ([-2], ValueError, r"got values from -2 to -2, allowed -1 to 0"),
+    ([-1, 2], ValueError, r"got values from -1 to 2, allowed -1 to 1"),
+    ([1, 0], ValueError, r"its own ancestor"),
+    ([0], ValueError, r"its own ancestor"),
+    ([0.5], TypeError, r"Bits.tree parents: got list of float64, expected an int or an integer array"),
+    (3, ValueError, r"got a number, expected an array"),
+])  # fmt: skip
+def test_not_a_tree(parents, error, message):
+    with pytest.raises(error, match=message):
+        na.Bits.tree(parents)
+
+
+@given(LENGTHS, st.tuples(st.integers(1, 7), st.integers(1, 7)))
+def test_block_sparse(lengths, size):
+    m, n = lengths
+    rows, cols = size
+    blocks = np.random.default_rng(0).random((-(-m // rows), -(-n // cols))) < 0.5
+    want = by_definition(m, n, lambda i, j: blocks[i // rows, j // cols])
+    np.testing.assert_array_equal(na.BlockSparse(blocks, size).dense(m, n), want)
+
+
+def test_butterfly():
+    """log2(n) + 1 blocks a row, symmetric, and every block reaches every other one in log2(n) steps."""
+    blocks = na.BlockSparse.butterfly((1, 64 * 16, 64 * 16)).blocks[0]
+    assert (blocks.sum(axis=0) == 5).all()
+    np.testing.assert_array_equal(blocks, blocks.T)
+    assert np.linalg.matrix_power(blocks.astype(int), 4).all()
+
+
+@pytest.mark.parametrize("build", [
+    na.BlockSparse.butterfly,
+    na.BlockSparse.local_global,
+    na.BlockSparse.strided,
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(1, 100, 100), (2, 1, 30, 500), (0, 0), (64, 1)])
+def test_builders_fit_their_shape(build, shape):
+    mask = build(shape, block_size=(16, 32))
+    assert mask.blocks.shape == (*shape[:-2], -(-shape[-2] // 16), -(-shape[-1] // 32))
+    assert mask.dense(*shape[-2:]).shape == shape
+    assert mask.dense(*shape[-2:]).any(axis=-1).all()
+
+
+ARRAY = np.array([[2], [3]])
+KINDS = [na.Causal(), na.Window(3, 1), na.Lengths(keys=ARRAY), na.Dense(np.eye(5, 6, dtype=bool)[None, None]),
+         na.Bits.pack(np.tri(5, 6, dtype=bool)[None, None]), na.BlockSparse(np.eye(3, dtype=bool)[None, None], (2, 2))]
+
+
+@pytest.mark.parametrize("one", KINDS, ids=repr)
+@pytest.mark.parametrize("other", KINDS, ids=repr)
+def test_and(one, other):
+    want = one.dense(5, 6) & other.dense(5, 6)
+    np.testing.assert_array_equal((one & other).dense(5, 6), want)
+    np.testing.assert_array_equal((one & other & one).dense(5, 6), want)
+
+
+def test_and_with_a_boolean_array_on_either_side():
+    visible = np.random.default_rng(0).random((1, 1, 4, 4)) < 0.5
+    want = na.Causal().dense(4, 4) & visible
+    np.testing.assert_array_equal((na.Causal() & visible).dense(4, 4), want)
+    np.testing.assert_array_equal((visible & na.Causal()).dense(4, 4), want)
+
+
+def test_no_mask_shows_everything():
+    assert All().dense(2, 3).all()
+    assert as_mask(None) == All()
+
+
+def test_equality_is_by_value_for_numbers_and_by_identity_for_arrays():
+    lengths = np.array([1, 2])
+    same = [(na.Causal(), na.Causal()), (na.Window(1, 2), na.Window(1, np.int64(2))),
+            (na.Causal() & na.Window(1, 2), na.Causal() & na.Window(1, 2)), (na.Lengths(lengths), na.Lengths(lengths))]
+    for one, other in same:
+        assert one == other
+        assert hash(one) == hash(other)
+    different = [(na.Causal(), na.Causal(0)), (na.Causal(), na.Window(None, 0)), (na.Lengths(3), na.Lengths(None, 3)),
+                 (na.Lengths(lengths), na.Lengths(lengths.copy())), (na.Causal(), None)]
+    for one, other in different:
+        assert one != other
+
+
+def test_masks_do_not_change():
+    with pytest.raises(AttributeError):
+        na.Causal().offset = 3
+
+
+@pytest.mark.parametrize("far", [2**70, -(2**70), 2**63 - 1])
+def test_far_numbers(far):
+    assert na.Window(far, far).dense(3, 4).all() == (far > 0)
+    assert na.Causal(np.array([np.clip(far, -(2**63), 2**63 - 1)])).dense(3, 4).all() == (far > 0)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint64])
+def test_integer_dtypes(dtype):
+    lengths = np.array([0, 100, 127], dtype)
+    np.testing.assert_array_equal(na.Lengths(lengths).dense(1, 300).sum(axis=(-2, -1)), lengths)
+    assert na.Causal(lengths).dense(300, 300).shape == (3, 300, 300)
+
+
+@pytest.mark.parametrize(("mask", "text"), [
+    (na.Causal(), "Causal()"),
+    (na.Causal(offset=0), "Causal(offset=0)"),
+    (na.Causal() & na.Window(256, None), "Causal() & Window(256, None)"),
+    (na.Lengths(keys=ARRAY), "Lengths(keys=<int64 array (2, 1)>)"),
+    (KINDS[5], "BlockSparse(blocks=<bool array (1, 1, 3, 3)>, block_size=(2, 2))"),
+])  # fmt: skip
+def test_repr(mask, text):
+    assert repr(mask) == text
+
+
+@pytest.mark.parametrize(("make", "error", "message"), [
+    (lambda: na.Causal(1.5), TypeError, r"Causal offset: got float of float64, expected an int or an integer array"),
+    (lambda: na.Causal(np.array([1.0])), TypeError, r"Causal offset: got ndarray of float64"),
+    (lambda: na.Window(1.5, 0), TypeError, r"Window left: got 1.5, expected an integer"),
+    (lambda: na.Window(0, "a"), TypeError, r"Window right: got 'a', expected an integer"),
+    (lambda: na.Lengths(keys=np.array([True])), TypeError, r"Lengths keys: got ndarray of bool"),
+    (lambda: na.Lengths(np.ma.array([3])), TypeError, r"Lengths keys: got MaskedArray of int64"),
+    (lambda: na.Dense(np.zeros((2, 2))), TypeError, r"Dense visible: got ndarray of float64, expected .* bool"),
+    (lambda: na.Dense([[True]]), TypeError, r"Dense visible: got list, expected an array of bool"),
+    (lambda: na.Dense(np.zeros(3, bool)), ValueError, r"Dense visible: got the shape \(3,\)"),
+    (lambda: na.Bits(np.zeros((2, 2), np.int32)), TypeError, r"Bits words: got ndarray of int32, expected .* uint32"),
+    (lambda: na.BlockSparse(np.ones((2, 2), bool), 64), TypeError, r"block_size: got 64, expected two integers"),
+    (lambda: na.BlockSparse(np.ones((2, 2), bool), (0, 4)), ValueError, r"block_size: got \(0, 4\), allowed 1 or more"),
+    (lambda: na.BlockSparse.strided((8, 8), stride=0), ValueError, r"stride: got 0, allowed 1 or more"),
+    (lambda: na.Causal() & np.zeros((2, 2)), TypeError, r"&: got ndarray of float64, expected a numbattn mask"),
+    (lambda: 3 & na.Causal(), TypeError, r"&: got int, expected a numbattn mask or a boolean array"),
+])  # fmt: skip
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_operator_and_leaves_its_operands():
+    one, other = na.Causal(), na.Window(1, 1)
+    both = operator.and_(one, other)
+    assert both.parts == (one, other)
+    assert one.parts == (one,)
