@@ -1,9 +1,27 @@
 """The public functions."""
 
-from .problem import check_gradients, describe
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from .dropout import Dropout
+from .masks import Mask
+from .problem import Problem, Saved, check_gradients, describe
+
+Array = TypeVar("Array")  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 
 
-def attention(q, k, v, *, causal=False, mask=None, scale=None, dropout=None, out=None):
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    mask: Mask | Any = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    out: Array | None = None,
+) -> Array:
     """Exact attention, softmax(scale Q K^T) V, in memory linear in the sequence length.
 
     Broadcasts like a generalized ufunc of the signature ``(m,d),(n,d),(n,e)->(m,e)``: the last two axes are (sequence,
@@ -55,7 +73,17 @@ def attention(q, k, v, *, causal=False, mask=None, scale=None, dropout=None, out
     return o
 
 
-def attention_forward(q, k, v, *, causal=False, mask=None, scale=None, dropout=None, out=None):
+def attention_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    mask: Mask | Any = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    out: Array | None = None,
+) -> tuple[Array, Saved]:
     """`attention`, and what `attention_backward` needs.
 
     Parameters
@@ -83,7 +111,13 @@ def attention_forward(q, k, v, *, causal=False, mask=None, scale=None, dropout=N
     return _backend(problem).forward(problem, inputs, out)
 
 
-def attention_backward(do, saved, *, dlse=None, deterministic=False):
+def attention_backward(
+    do: Array,
+    saved: Saved,
+    *,
+    dlse: Array | None = None,
+    deterministic: bool = False,
+) -> tuple[Array, Array, Array]:
     """The exact gradients of `attention_forward`.
 
     Parameters
@@ -120,7 +154,16 @@ def attention_backward(do, saved, *, dlse=None, deterministic=False):
     return _backend(saved.problem).backward(saved, do, dlse, deterministic)
 
 
-def attention_vjp(q, k, v, *, causal=False, mask=None, scale=None, dropout=None):
+def attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    mask: Mask | Any = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[Array, Callable[..., tuple[Array, Array, Array]]]:
     """`attention` with its gradients as a closure.
 
     Parameters
@@ -145,13 +188,13 @@ def attention_vjp(q, k, v, *, causal=False, mask=None, scale=None, dropout=None)
     """
     o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout)
 
-    def backprop(do, dlse=None):
+    def backprop(do: Array, dlse: Array | None = None) -> tuple[Array, Array, Array]:
         return attention_backward(do, saved, dlse=dlse)
 
     return o, backprop
 
 
-def _backend(problem):
+def _backend(problem: Problem) -> ModuleType:
     """cpu or cuda: each offers forward and backward. Imported when first needed, since Numba takes its time."""
     if problem.xp == "cupy":
         raise TypeError("q, k, v: got cupy.ndarray, but this version has CPU kernels only; pass NumPy arrays")

@@ -69,17 +69,17 @@ class Dropout:
         object.__setattr__(self, "offset", _integer("Dropout offset", self.offset, 32))
 
     @property
-    def threshold(self):
+    def threshold(self) -> int:
         """An element is kept iff its 16-bit number is at least this."""
         return round(65536 * self.p)
 
     @property
-    def scale(self):
+    def scale(self) -> float:
         """What kept elements are multiplied by: 1 / (1 - p), with p as it was rounded."""
         return 65536 / (65536 - self.threshold)
 
     @property
-    def key(self):
+    def key(self) -> tuple[int, int]:
         """The generator's key: the low and the high word of the seed."""
         return self.seed & 0xFFFFFFFF, self.seed >> 32
 
@@ -104,7 +104,7 @@ def _integer(name, value, bits):
     return value
 
 
-def dropout_mask(dropout, shape):
+def dropout_mask(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
     """Show what a Dropout keeps.
 
     Parameters
