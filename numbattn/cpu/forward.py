@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ..problem import Saved
 from .launch import drops_of, heads_of, kernel, launch, readable, visibility_of
 from .tile import (
     NONE,
@@ -26,9 +27,7 @@ SUMMED = 32  # so many keys are summed before they are added to l: a long row lo
 
 
 def forward(problem, inputs, out=None):
-    """o and lse of the inputs; o in `out` if given."""
-    from ..problem import Saved
-
+    """o, in `out` if given, and what the backward pass needs."""
     q, k, v = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v))
     o = np.empty((*problem.matrices, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
     lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
@@ -75,7 +74,7 @@ def forward_kernel(first, last, q, k, v, o, lse, see, drops, scale_log2, kept_sc
             hide_outside(S, band, i0, j0)                                   # Alg. 2 line 11: MASK(S)
             if seen == SOME:
                 hide_cells(S, see, b, h, i0, j0)
-            softmax_step(S, m, l, alpha, part)                                    # lines 10 and 11: S becomes P
+            softmax_step(S, m, l, alpha, part)                              # lines 10 and 11: S becomes P
             rescale(O, alpha)
             if drops.threshold > 0:
                 Z = tile(kept, j1 - j0, i1 - i0)

@@ -1,0 +1,224 @@
+"""numbattn on the CPU: speed beside torch and the plain NumPy formula, and memory.
+
+    python bench/cpu.py
+    python bench/cpu.py --what speed --seqlens 1024,2048 --rounds 15 --json cpu.json
+
+Needs tabulate and tqdm; compares with torch where it is installed. Memory is measured on Linux only.
+"""
+
+import argparse
+import math
+import multiprocessing
+import os
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from common import interleaved, machine, save, show, show_machine
+from tqdm import tqdm
+
+import numbattn as na
+
+HEADS, HEAD_DIM = 8, 64
+SPEED_SEQLENS = [1024, 4096]
+MEMORY_SEQLENS = [1024, 2048, 4096, 8192, 16384, 32768]
+PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # of the largest element
+
+
+def inputs(seqlen, dtype):
+    """q, k, v, do."""
+    return np.random.default_rng(0).standard_normal((4, 1, HEADS, seqlen, HEAD_DIM), dtype=dtype)
+
+
+# -------------------------------------------------------------------------------------------------------------- peers
+# Each is like numbattn.attention_vjp: o, and a function from do to dq, dk, dv.
+def numpy_vjp(q, k, v, *, causal):
+    """The plain formula, in place where it can be. Backward uses the P of forward, as autograd would."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    P = (scale * q) @ k.mT
+    if causal:
+        P += causal_mask(q.shape[-2], q.dtype)
+    P -= P.max(axis=-1, keepdims=True)
+    np.exp(P, out=P)
+    P /= P.sum(axis=-1, keepdims=True)
+    o = P @ v
+
+    def backprop(do):
+        dS = do @ v.mT
+        dS -= (do * o).sum(axis=-1, keepdims=True)
+        dS *= P
+        return scale * (dS @ k), scale * (dS.mT @ q), P.mT @ do
+
+    return o, backprop
+
+
+@cache
+def causal_mask(seqlen, dtype):
+    return np.triu(np.full((seqlen, seqlen), -np.inf, dtype), 1)
+
+
+def make_torch_vjp():
+    """None without torch."""
+    try:
+        import torch  # here, so that the processes that measure memory need not load it
+    except ImportError:
+        return None
+    torch.set_num_threads(os.cpu_count())
+
+    def torch_vjp(q, k, v, *, causal):
+        leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+        o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+
+        def backprop(do):
+            o.backward(torch.from_numpy(do))
+            return [x.grad.numpy() for x in leaves]
+
+        return o.detach().numpy(), backprop
+
+    return torch_vjp
+
+
+# -------------------------------------------------------------------------------------------------------------- speed
+def speed(seqlens, rounds):
+    """Rows of the table: GFLOP/s of every peer."""
+    peers = {"numbattn": na.attention_vjp, "torch": make_torch_vjp(), "numpy": numpy_vjp}
+    peers = {name: vjp for name, vjp in peers.items() if vjp}
+    rows = []
+    for dtype, causal, seqlen in tqdm(list(product(TOLERANCE, (False, True), seqlens)), disable=None, leave=False):
+        q, k, v, do = inputs(seqlen, dtype)
+        check(peers, q, k, v, do, causal)  # warms up, too
+        timers = {name: partial(seconds, vjp, q, k, v, do, causal) for name, vjp in peers.items()}
+        medians = interleaved(timers, rounds)
+        for i, (name, work) in enumerate(PASSES.items()):
+            gflop = 4e-9 * HEADS * seqlen**2 * HEAD_DIM * work / (2 if causal else 1)
+            rate = {peer: gflop / times[i] for peer, times in medians.items()}
+            rows.append({
+                "dtype": dtype, "pass": name, "causal": causal, "seqlen": seqlen,
+                "numbattn": rate["numbattn"], "torch": rate.get("torch"), "numpy": rate["numpy"],
+                "numbattn/torch": rate["numbattn"] / rate["torch"] if "torch" in rate else None,
+                "numbattn/numpy": rate["numbattn"] / rate["numpy"],
+            })
+    return sorted(rows, key=lambda row: (row["dtype"], row["pass"] == "backward"))
+
+
+def seconds(vjp, q, k, v, do, causal):
+    """Of forward and of backward."""
+    start = perf_counter()
+    _, backprop = vjp(q, k, v, causal=causal)
+    middle = perf_counter()
+    _ = backprop(do)  # freed after the clock has stopped
+    return middle - start, perf_counter() - middle
+
+
+def check(peers, q, k, v, do, causal):
+    """That all peers compute the same: nothing wrong is timed."""
+    results = {}
+    for name, vjp in peers.items():
+        o, backprop = vjp(q, k, v, causal=causal)
+        results[name] = o, *backprop(do)
+    tolerance = TOLERANCE[q.dtype.name]
+    for name, result in results.items():
+        for what, x, expected in zip(("o", "dq", "dk", "dv"), result, results["numpy"]):
+            atol = tolerance * abs(expected).max()
+            np.testing.assert_allclose(x, expected, rtol=0, atol=atol, err_msg=f"{what} of {name}")
+
+
+def matmul_ceiling(rounds, size=2048):
+    """GFLOP/s of numpy.matmul for each dtype."""
+
+    def timer(dtype):
+        a = np.ones((size, size), dtype)
+        a @ a
+
+        def run():
+            start = perf_counter()
+            _ = a @ a
+            return perf_counter() - start
+
+        return run
+
+    medians = interleaved({dtype: timer(dtype) for dtype in TOLERANCE}, rounds)
+    return {dtype: 2e-9 * size**3 / median for dtype, median in medians.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+def memory(seqlens):
+    """Rows of the table: what forward + backward take beyond their inputs."""
+    rows = []
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:  # a new process for each
+        for seqlen in tqdm(sorted(seqlens), disable=None, leave=False):
+            extra = fresh.apply(peak_growth, [seqlen])
+            rows.append({
+                "seqlen": seqlen, "extra MB": extra, "MB per 1000 tokens": 1000 * extra / seqlen,
+                "the scores alone, MB": 4e-6 * HEADS * seqlen**2,
+            })
+    return rows
+
+
+def peak_growth(seqlen):
+    """By how many MB forward + backward raise this process's peak of resident memory, Numba's and BLAS's included."""
+    small, (q, k, v, do) = inputs(256, "float32"), inputs(seqlen, "float32")
+    seconds(na.attention_vjp, *small, causal=False)  # compiled code, threads, BLAS's buffers
+    Path("/proc/self/clear_refs").write_text("5")    # the peak starts again from what is resident now
+    before = peak_resident()
+    seconds(na.attention_vjp, q, k, v, do, causal=False)
+    return peak_resident() - before
+
+
+def peak_resident():
+    """In MB. Not getrusage's ru_maxrss, which a new process takes over from its parent."""
+    status = Path("/proc/self/status").read_text()
+    return float(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+
+
+def growth_exponent(rows):
+    """Slope of log(extra) over log(seqlen) between the two largest: 1 is linear, 2 quadratic."""
+    (n0, mb0), (n1, mb1) = ((row["seqlen"], row["extra MB"]) for row in rows[-2:])
+    return math.log(mb1 / mb0) / math.log(n1 / n0)
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+def main():
+    def names(text):
+        return text.split(",")
+
+    def numbers(text):
+        return [int(n) for n in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", type=names, default="speed,memory", help="speed, memory or both (the default)")
+    parser.add_argument("--seqlens", type=numbers, help=f"default: {SPEED_SEQLENS} and {MEMORY_SEQLENS}")
+    parser.add_argument("--rounds", type=int, default=7, help="speed is the median of so many (default: 7)")
+    parser.add_argument("--json", metavar="FILE", help="write the results there, too")
+    args = parser.parse_args()
+    if unknown := set(args.what) - {"speed", "memory"}:
+        parser.error(f"--what: got {', '.join(unknown)}, takes speed, memory")
+
+    results = {"machine": machine("numbattn", "numpy", "numba", "scipy", "torch")}
+    show_machine(results["machine"])
+    setting = f"batch 1, {HEADS} heads, head_dim {HEAD_DIM}"
+    if "speed" in args.what:
+        results["matmul"] = matmul_ceiling(args.rounds)
+        results["speed"] = speed(args.seqlens or SPEED_SEQLENS, args.rounds)
+        columns = ["", "", "", "", ".0f", ".0f", ".0f", ".2f", ".2f"]
+        show(f"Speed in GFLOP/s: {setting}, median of {args.rounds} rounds", results["speed"], columns)
+        print("A product of 2048 x 2048 matrices in NumPy:",
+              ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in results["matmul"].items()))
+        if not results["machine"]["versions"]["torch"]:
+            print("torch is not installed: no comparison with it")
+    if "memory" in args.what:
+        results["memory"] = memory(args.seqlens or MEMORY_SEQLENS)
+        show(f"Peak memory of forward + backward beyond the inputs: float32, {setting}",
+             results["memory"], ["", ".1f", ".2f", ".0f"])
+        if len(results["memory"]) > 1:
+            results["growth exponent"] = growth_exponent(results["memory"])
+            print(f"It grows as seqlen ** {results['growth exponent']:.2f} between the two longest")
+    if args.json:
+        save(args.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Train a transformer on Python's own documentation, byte by byte, with every gradient written out.
+
+    python examples/02_transformer.py --plot loss.png
+
+A layer is a function that returns its output and `backprop`, which takes the gradient of the loss with respect to that
+output and returns those with respect to the layer's array arguments; dx is the gradient with respect to x.
+"""
+
+import argparse
+import importlib
+import math
+from pydoc_data.topics import topics
+
+import numpy as np
+from tqdm import tqdm
+
+import numbattn as na
+
+xp = np  # the module that makes the arrays: numpy or cupy, see --xp
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+# Activations are (tokens, width) matrices, tokens = batch * seqlen; only attention looks at the sequences.
+def embed(tokens, table):
+    def backprop(dy):
+        one_hot = xp.eye(len(table), dtype=dy.dtype)[tokens]
+        return one_hot.T @ dy  # sums the rows of equal tokens, much faster than add.at
+
+    return table[tokens], backprop
+
+
+def linear(x, weight):
+    def backprop(dy):
+        return dy @ weight.T, x.T @ dy
+
+    return x @ weight, backprop
+
+
+def rmsnorm(x):
+    r = 1 / xp.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
+    y = r * x
+
+    def backprop(dy):
+        return r * (dy - y * (dy * y).mean(axis=-1, keepdims=True))
+
+    return y, backprop
+
+
+def squared_relu(x):
+    h = xp.maximum(x, 0)
+
+    def backprop(dy):
+        return 2 * h * dy
+
+    return h * h, backprop
+
+
+def cross_entropy(logits, targets):
+    """The mean over all tokens, in nats."""
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    p = xp.exp(logits)
+    total = p.sum(axis=-1, keepdims=True)
+    p /= total
+    at_targets = xp.arange(len(targets)), targets
+    loss = (xp.log(total[:, 0]) - logits[at_targets]).mean()
+
+    def backprop():
+        dlogits = p / len(p)
+        dlogits[at_targets] -= 1 / len(p)
+        return dlogits
+
+    return loss, backprop
+
+
+def rotations(seqlen, head_dim, dtype):
+    """Complex numbers (seqlen, 1, 1, head_dim / 2) of length 1, with angles position * frequency."""
+    frequencies = 10_000.0 ** -xp.linspace(0, 1, head_dim // 2)
+    angles = xp.arange(seqlen)[:, None, None, None] * frequencies
+    return xp.exp(1j * angles).astype(xp.result_type(dtype, xp.complex64))
+
+
+def rotate(qkv, by):
+    """Rotary positions, in place: pairs of features of q and k are complex numbers, turned by their position."""
+    qk = qkv.view(by.dtype)[:, :, :2]
+    qk *= by
+
+
+def attention(x, w_qkv, w_out, batch, heads, dropout):
+    tokens, width = x.shape
+    seqlen, head_dim = tokens // batch, width // heads
+    rotation = rotations(seqlen, head_dim, x.dtype)
+
+    x, norm_back = rmsnorm(x)
+    qkv, qkv_back = linear(x, w_qkv)
+    qkv = qkv.reshape(batch, seqlen, 3, heads, head_dim)
+    rotate(qkv, rotation)
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # each (batch, heads, seqlen, head_dim); views will do
+    o, attention_back = na.attention_vjp(q, k, v, causal=True, dropout=dropout)
+    y, out_back = linear(o.swapaxes(1, 2).reshape(tokens, width), w_out)
+
+    def backprop(dy):
+        do, dw_out = out_back(dy)
+        dq, dk, dv = attention_back(do.reshape(batch, seqlen, heads, head_dim).swapaxes(1, 2))
+        dqkv = xp.stack([d.swapaxes(1, 2) for d in (dq, dk, dv)], axis=2)
+        rotate(dqkv, rotation.conj())  # gradients turn back
+        dx, dw_qkv = qkv_back(dqkv.reshape(tokens, 3 * width))
+        return norm_back(dx), dw_qkv, dw_out
+
+    return y, backprop
+
+
+def mlp(x, w_up, w_down):
+    x, norm_back = rmsnorm(x)
+    h, up_back = linear(x, w_up)
+    h, relu_back = squared_relu(h)
+    y, down_back = linear(h, w_down)
+
+    def backprop(dy):
+        dh, dw_down = down_back(dy)
+        dx, dw_up = up_back(relu_back(dh))
+        return norm_back(dx), dw_up, dw_down
+
+    return y, backprop
+
+
+# -------------------------------------------------------------------------------------------------------------- model
+def init_weights(rng, width, layers, dtype=np.float32):
+    """Weight matrices by name; those of the blocks have an axis of layers in front."""
+
+    def normal(*shape, std):
+        return xp.asarray(std * rng.standard_normal(shape), dtype=dtype)
+
+    std = width**-0.5
+    small = std / (2 * layers) ** 0.5  # such that the sum over all blocks keeps its size
+    return {
+        "embed": normal(256, width, std=1),
+        "qkv": normal(layers, width, 3 * width, std=std),
+        "out": normal(layers, width, width, std=small),
+        "up": normal(layers, width, 4 * width, std=std),
+        "down": normal(layers, 4 * width, width, std=small / 2),
+        "head": normal(width, 256, std=0),  # at first all bytes are equally likely
+    }
+
+
+def transformer(tokens, weights, heads, dropouts=None):
+    """Logits (batch * seqlen, 256) of the byte after each of `tokens`, (batch, seqlen)."""
+    layers = range(len(weights["qkv"]))
+    dropouts = dropouts or [None for _ in layers]
+    backs = []
+    x, embed_back = embed(tokens.ravel(), weights["embed"])
+    for i in layers:
+        y, attention_back = attention(x, weights["qkv"][i], weights["out"][i], len(tokens), heads, dropouts[i])
+        x = x + y
+        y, mlp_back = mlp(x, weights["up"][i], weights["down"][i])
+        x = x + y
+        backs.append((attention_back, mlp_back))
+    x, norm_back = rmsnorm(x)
+    logits, head_back = linear(x, weights["head"])
+
+    def backprop(dlogits):
+        grads = {name: xp.empty_like(weight) for name, weight in weights.items()}
+        dx, grads["head"] = head_back(dlogits)
+        dx = norm_back(dx)
+        for i in reversed(layers):
+            attention_back, mlp_back = backs[i]
+            dy, grads["up"][i], grads["down"][i] = mlp_back(dx)
+            dx += dy
+            dy, grads["qkv"][i], grads["out"][i] = attention_back(dx)
+            dx += dy
+        grads["embed"] = embed_back(dx)
+        return grads
+
+    return logits, backprop
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+class Adam:
+    """Adam with decoupled weight decay (AdamW); updates the weights in place."""
+
+    def __init__(self, weights, decay=0.1, beta1=0.9, beta2=0.99):
+        self.decay, self.betas, self.steps = decay, (beta1, beta2), 0
+        self.moments = {name: (xp.zeros_like(weight), xp.zeros_like(weight)) for name, weight in weights.items()}
+
+    def step(self, weights, grads, lr):
+        self.steps += 1
+        beta1, beta2 = self.betas
+        for name, weight in weights.items():
+            grad, (mean, square) = grads[name], self.moments[name]
+            mean += (1 - beta1) * (grad - mean)
+            square += (1 - beta2) * (grad * grad - square)
+            size = xp.sqrt(square / (1 - beta2**self.steps)) + 1e-8
+            weight -= lr * (mean / (1 - beta1**self.steps) / size + self.decay * weight)
+
+
+def schedule(done):
+    """The factor of the learning rate: up in a line in the first tenth of the training, then down in a cosine."""
+    return min(1, 10 * done) * (1 + math.cos(math.pi * done)) / 2
+
+
+def read_text():
+    """The texts behind Python's help(), as bytes; the last tenth is held out."""
+    # some topics contain others: keep one of equal paragraphs, else much of the held-out text were known from training
+    paragraphs = dict.fromkeys("\n\n".join(topics.values()).split("\n\n"))
+    text = np.frombuffer("\n\n".join(paragraphs).encode(), dtype=np.uint8).astype(int)
+    return np.split(text, [len(text) * 9 // 10])
+
+
+def windows(text, starts, seqlen):
+    """Inputs and targets, (len(starts), seqlen) each."""
+    window = xp.asarray(text[starts[:, None] + np.arange(seqlen + 1)])
+    return window[:, :-1], window[:, 1:].ravel()
+
+
+def validate(weights, heads, text, seqlen):
+    """Bits per byte; `text` is cut into windows of `seqlen`, of which each starts without context."""
+    total, starts = 0.0, np.arange(0, len(text) - seqlen, seqlen)
+    for some in np.array_split(starts, math.ceil(len(starts) / 16)):
+        inputs, targets = windows(text, some, seqlen)
+        logits, _ = transformer(inputs, weights, heads)
+        loss, _ = cross_entropy(logits, targets)
+        total += float(loss) * len(some)
+    return total / len(starts) / math.log(2)
+
+
+def bigram(train, text):
+    """Bits per byte of `text` from a table of which byte follows which in `train`."""
+    counts = np.bincount(256 * train[:-1] + train[1:], minlength=256 * 256).reshape(256, 256) + 0.1
+    p = counts / counts.sum(axis=1, keepdims=True)
+    return -np.log2(p[text[:-1], text[1:]]).mean()
+
+
+def generate(weights, heads, prompt, count, seqlen, rng, temperature=0.8):
+    text = list(prompt.encode())
+    for _ in range(count):
+        logits, _ = transformer(xp.asarray(text[-seqlen:])[None], weights, heads)
+        noise = xp.asarray(rng.gumbel(size=256))  # argmax(logits + Gumbel noise) is a draw from softmax(logits)
+        text.append(int((logits[-1] / temperature + noise).argmax()))
+    return bytes(text).decode(errors="replace")
+
+
+def plot(file, losses, validation, baseline):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(losses, color="0.75", linewidth=0.8, label="training, each step")
+    axes.plot(*zip(*validation), "o-", label="validation")
+    axes.axhline(baseline, color="C3", linestyle="--", label="validation, table of byte pairs")
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(0, 8.2))
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description="Train a small transformer on Python's documentation.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--steps", type=int, default=1500, help="training steps")
+    parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
+    parser.add_argument("--seqlen", type=int, default=256, help="bytes in a sequence")
+    parser.add_argument("--width", type=int, default=128, help="features of a byte; width / heads is even")
+    parser.add_argument("--layers", type=int, default=4, help="blocks of attention and MLP")
+    parser.add_argument("--heads", type=int, default=4, help="heads of attention")
+    parser.add_argument("--lr", type=float, default=3e-3, help="largest learning rate")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout of attention")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, batches, dropout and the sample")
+    parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="where to compute: CPU or GPU")
+    parser.add_argument("--plot", metavar="FILE", help="save a plot of the losses, e.g. loss.png (needs matplotlib)")
+    return parser.parse_args()
+
+
+def main():
+    global xp
+    args = parse_args()
+    xp = importlib.import_module(args.xp)
+    rng = np.random.default_rng(args.seed)
+    train, held_out = read_text()
+    held_out = held_out[: (len(held_out) - 1) // args.seqlen * args.seqlen + 1]  # whole windows
+    weights = init_weights(rng, args.width, args.layers)
+    adam = Adam(weights)
+    size = sum(weight.size for weight in weights.values())
+    print(f"{size:,} weights, {len(train):,} bytes to train on, {len(held_out):,} held out")
+
+    losses, validation = [], []
+    with tqdm(total=args.steps * args.batch * args.seqlen, unit=" tokens", unit_scale=True) as bar:
+        for step in range(args.steps):
+            if step % max(1, args.steps // 10) == 0:
+                validation.append((step, validate(weights, args.heads, held_out, args.seqlen)))
+            starts = rng.integers(len(train) - args.seqlen, size=args.batch)
+            inputs, targets = windows(train, starts, args.seqlen)
+            dropouts = None
+            if args.dropout:  # another offset for each step and layer, or all would drop the same
+                offsets = range(step * args.layers, (step + 1) * args.layers)
+                dropouts = [na.Dropout(args.dropout, args.seed, offset) for offset in offsets]
+            logits, transformer_back = transformer(inputs, weights, args.heads, dropouts)
+            loss, loss_back = cross_entropy(logits, targets)
+            adam.step(weights, transformer_back(loss_back()), args.lr * schedule((step + 0.5) / args.steps))
+            losses.append(float(loss) / math.log(2))
+            bar.set_postfix_str(f"{np.mean(losses[-20:]):.2f} bits per byte")
+            bar.update(inputs.size)
+    validation.append((args.steps, validate(weights, args.heads, held_out, args.seqlen)))
+    baseline = bigram(train, held_out)
+
+    print(f"validation: {validation[-1][1]:.3f} bits per byte; a table of byte pairs: {baseline:.3f}")
+    print("-" * 80, generate(weights, args.heads, "The ", 400, args.seqlen, rng), sep="\n")
+    if args.plot:
+        plot(args.plot, losses, validation, baseline)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The examples, run as a user runs them, and the gradient of the transformer."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import numbattn as na
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(cwd, name, *args):
+    """What an example prints."""
+    command = [sys.executable, EXAMPLES / name, *args]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def example():
+    """02_transformer as a module."""
+    spec = importlib.util.spec_from_file_location("transformer", EXAMPLES / "02_transformer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_first_call(tmp_path):
+    out = run(tmp_path, "01_first_call.py")
+    assert re.findall(r"^(\w+) +\(2, 8, 500, 64\) float32", out, re.M) == ["o", "dq", "dk", "dv"]
+    assert all(float(error) < 1e-4 for error in re.findall(r"float64: (\S+)", out))
+
+
+def test_transformer_learns(tmp_path):
+    tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2 --dropout 0.1"
+    out = run(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
+    bits = float(re.search(r"validation: (\S+) bits per byte", out)[1])
+    assert bits < 5  # 8 before the first step
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("dropout", [0, 0.2])
+def test_transformer_gradient(example, rng, dropout):
+    layers, heads = 2, 2
+    weights = example.init_weights(rng, width=16, layers=layers, dtype=np.float64)
+    weights["head"] += rng.standard_normal(weights["head"].shape)  # with 0 all other gradients are 0
+    tokens, targets = rng.integers(256, size=(3, 20)), rng.integers(256, size=60)
+    dropouts = [na.Dropout(dropout, seed=1, offset=layer) for layer in range(layers)]
+
+    def forward(weights):
+        logits, logits_back = example.transformer(tokens, weights, heads, dropouts)
+        loss, loss_back = example.cross_entropy(logits, targets)
+        return loss, lambda: logits_back(loss_back())
+
+    _, backprop = forward(weights)
+    for name, grad in backprop().items():
+        direction = rng.standard_normal(grad.shape)
+        above, below = (forward(weights | {name: weights[name] + h * direction})[0] for h in (1e-5, -1e-5))
+        np.testing.assert_allclose((grad * direction).sum(), (above - below) / 2e-5, rtol=1e-5, err_msg=name)
