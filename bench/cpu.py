@@ -36,23 +36,20 @@ def inputs(seqlen, dtype):
 # -------------------------------------------------------------------------------------------------------------- peers
 # Each is like numbattn.attention_vjp: o, and a function from do to dq, dk, dv.
 def numpy_vjp(q, k, v, *, causal):
-    """The plain formula, in place where it can be. Backward uses the P of forward, as autograd would."""
+    """Standard attention, the paper's Algorithms 0 and 3, as one writes it in NumPy. Backward uses forward's P."""
     scale = 1 / math.sqrt(q.shape[-1])
-    P = (scale * q) @ k.mT
+    S = scale * q @ k.mT
     if causal:
-        P += causal_mask(q.shape[-2], q.dtype)
-    P -= P.max(axis=-1, keepdims=True)
-    np.exp(P, out=P)
-    P /= P.sum(axis=-1, keepdims=True)
-    o = P @ v
+        S = S + causal_mask(q.shape[-2], q.dtype)
+    P = np.exp(S - S.max(axis=-1, keepdims=True))
+    P = P / P.sum(axis=-1, keepdims=True)
 
     def backprop(do):
-        dS = do @ v.mT
-        dS -= (do * o).sum(axis=-1, keepdims=True)
-        dS *= P
-        return scale * (dS @ k), scale * (dS.mT @ q), P.mT @ do
+        dP = do @ v.mT
+        dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+        return scale * dS @ k, scale * dS.mT @ q, P.mT @ do
 
-    return o, backprop
+    return P @ v, backprop
 
 
 @cache

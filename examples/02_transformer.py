@@ -74,7 +74,7 @@ def cross_entropy(logits, targets):
 
 def rotations(seqlen, head_dim, dtype):
     """Complex numbers (seqlen, 1, 1, head_dim / 2) of length 1, with angles position * frequency."""
-    frequencies = 10_000.0 ** -xp.linspace(0, 1, head_dim // 2)
+    frequencies = 1000.0 ** -xp.linspace(0, 1, head_dim // 2)
     angles = xp.arange(seqlen)[:, None, None, None] * frequencies
     return xp.exp(1j * angles).astype(xp.result_type(dtype, xp.complex64))
 
@@ -177,7 +177,7 @@ def transformer(tokens, weights, heads, dropouts=None):
 class Adam:
     """Adam with decoupled weight decay (AdamW); updates the weights in place."""
 
-    def __init__(self, weights, decay=0.1, beta1=0.9, beta2=0.99):
+    def __init__(self, weights, decay=1.0, beta1=0.9, beta2=0.99):
         self.decay, self.betas, self.steps = decay, (beta1, beta2), 0
         self.moments = {name: (xp.zeros_like(weight), xp.zeros_like(weight)) for name, weight in weights.items()}
 
@@ -199,20 +199,20 @@ def schedule(done):
 
 def read_text():
     """The texts behind Python's help(), as bytes; the last tenth is held out."""
-    # some topics contain others: keep one of equal paragraphs, else much of the held-out text were known from training
+    # some topics contain others: keep one of equal paragraphs, or we would validate on what we train on
     paragraphs = dict.fromkeys("\n\n".join(topics.values()).split("\n\n"))
     text = np.frombuffer("\n\n".join(paragraphs).encode(), dtype=np.uint8).astype(int)
     return np.split(text, [len(text) * 9 // 10])
 
 
 def windows(text, starts, seqlen):
-    """Inputs and targets, (len(starts), seqlen) each."""
+    """Inputs, (len(starts), seqlen), and the byte after each of them, in one row."""
     window = xp.asarray(text[starts[:, None] + np.arange(seqlen + 1)])
     return window[:, :-1], window[:, 1:].ravel()
 
 
 def validate(weights, heads, text, seqlen):
-    """Bits per byte; `text` is cut into windows of `seqlen`, of which each starts without context."""
+    """Bits per byte of `text`, cut into windows that each start without context."""
     total, starts = 0.0, np.arange(0, len(text) - seqlen, seqlen)
     for some in np.array_split(starts, math.ceil(len(starts) / 16)):
         inputs, targets = windows(text, some, seqlen)
@@ -235,7 +235,7 @@ def generate(weights, heads, prompt, count, seqlen, rng, temperature=0.8):
         logits, _ = transformer(xp.asarray(text[-seqlen:])[None], weights, heads)
         noise = xp.asarray(rng.gumbel(size=256))  # argmax(logits + Gumbel noise) is a draw from softmax(logits)
         text.append(int((logits[-1] / temperature + noise).argmax()))
-    return bytes(text).decode(errors="replace")
+    return bytes(text).decode("ascii", "backslashreplace")
 
 
 def plot(file, losses, validation, baseline):
