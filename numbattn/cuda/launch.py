@@ -44,13 +44,8 @@ def current_device():
 
 @lru_cache
 def _device(index):
-    attributes = cupy.cuda.Device(index).attributes
-    return Device(
-        index,
-        (attributes["ComputeCapabilityMajor"], attributes["ComputeCapabilityMinor"]),
-        attributes["MultiProcessorCount"],
-        attributes["MaxSharedMemoryPerBlockOptin"],
-    )
+    about = cupy.cuda.runtime.getDeviceProperties(index)
+    return Device(index, (about["major"], about["minor"]), about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
 
 
 class View(NamedTuple):
