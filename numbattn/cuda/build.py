@@ -1,0 +1,351 @@
+"""A kernel's Key -> Python function -> PTX -> cubin, cached on disk. Needs no GPU, and for a cached one no compiler.
+
+PTX is assembled by ptxas. Never link it with nvJitLink: that compiles relocatable code, which ignores setmaxnreg,
+serialises wgmma and spills.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from threading import get_ident
+from types import SimpleNamespace
+from typing import Any
+
+import platformdirs
+
+CACHE_BYTES = 256 << 20  # what the cubins on disk may take; the ones unused for longest go first
+SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which kernel: equal keys are the same kernel, in every process. Make one with `Key.of`."""
+
+    factory: str  # "package.module:function", which returns the kernel's Source
+    cc: tuple  # compute capability: (8, 0), (9, 0, "a")
+    parameters: tuple = ()  # (name, value) pairs for the factory, sorted
+
+    @classmethod
+    def of(cls, factory, cc, **parameters):
+        """The key of factory(**parameters), values being None, bool, int, float, str or tuples of them."""
+        for name, value in parameters.items():
+            _check_plain(name, value)
+        return cls(factory, tuple(cc), tuple(sorted(parameters.items())))
+
+    @property
+    def name(self):
+        """The name of the kernel in PTX, cubin and profiles."""
+        return self.factory.partition(":")[2]
+
+    def source(self):
+        """Call the factory."""
+        module, _, function = self.factory.partition(":")
+        return getattr(import_module(module), function)(**dict(self.parameters))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel in Python: what a factory returns."""
+
+    function: Any
+    signature: Any  # numba.cuda.types.void(...) of arrays and SCALARS
+    threads: int  # in a block
+    blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
+    shared: int = 0  # bytes of dynamic shared memory
+    tensor_maps: tuple = ()  # which arguments, uint64 in the signature, are addresses of tensor maps passed by value
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``ptxas -v`` says about a kernel; sizes in bytes. A test of a kernel looks at spills, stack and losses."""
+
+    registers: int  # of a thread
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int  # static
+    messages: tuple = ()  # warnings, and notes with a code
+
+    @classmethod
+    def parse(cls, log):
+        def numbers(pattern):
+            return [int(number) for number in re.findall(pattern, log)]
+
+        notes = [line for line in log.splitlines() if re.search(r"warning\s*:|\(C\d+\)", line)]
+        return cls(
+            registers=max(numbers(r"Used (\d+) registers"), default=0),
+            stack=max(numbers(r"(\d+) bytes stack frame"), default=0),
+            spill_stores=sum(numbers(r"(\d+) bytes spill stores")),
+            spill_loads=sum(numbers(r"(\d+) bytes spill loads")),
+            shared=max(numbers(r"(\d+) bytes smem"), default=0),
+            messages=tuple(notes),
+        )
+
+    @property
+    def spills(self):
+        return self.spill_stores + self.spill_loads
+
+    @property
+    def losses(self):
+        """The messages that say that wgmma was serialised (C7509 to C7516) or setmaxnreg ignored (C7504 to C7508).
+
+        C7519, an injected warpgroup.arrive, is harmless.
+        """
+        return tuple(line for line in self.messages if "serialized" in line or "ignored" in line)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """An assembled kernel, and all that a launch needs to know of its Source."""
+
+    name: str
+    arguments: tuple  # of each: (scalar,), ("tensor_map",) or ("array", ndim, itemsize)
+    threads: int
+    shared: int
+    report: Report
+    cubin: bytes = field(repr=False)
+
+
+def build(key):
+    """The Binary of a Key: from the disk, else compiled and put there."""
+    path = cache_dir() / _digest(key)
+    binary = _read(path)
+    if binary is None:
+        source = key.source()
+        cubin, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
+        binary = Binary(key.name, _arguments(source), source.threads, source.shared, report, cubin)
+        _write(path, binary)
+    return binary
+
+
+# ------------------------------------------------------------------------------------------------------------ compile
+def compile_ptx(source, cc, name="kernel"):
+    """The PTX of a Source for a compute capability, its entry called `name`. Does not need ptxas."""
+    _packages()  # says what is missing before Numba does, in words that help
+    from cuda.pathfinder import DynamicLibNotFoundError
+    from numba import cuda
+    from numba.cuda.cudadrv.error import NvvmSupportError
+
+    try:
+        with _device_of(cc):
+            ptx, _ = cuda.compile(
+                source.function,
+                source.signature,
+                device=False,
+                abi="numba",
+                cc=cc,
+                launch_bounds=(source.threads, source.blocks),
+                output="ptx",
+            )
+    except (NvvmSupportError, DynamicLibNotFoundError) as error:
+        raise _missing("libnvvm or libnvrtc") from error
+    mangled = re.search(r"\.visible \.entry (\w+)\(", ptx)[1]
+    return _by_value(ptx.replace(mangled, name), name, _tensor_map_parameters(source))
+
+
+@contextmanager
+def _device_of(cc):
+    """Numba asks for the current device while it compiles nested functions: answer for it, in this thread only."""
+    from numba.cuda import dispatcher
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+
+    device, here = SimpleNamespace(compute_capability=cc[:2]), get_ident()
+    with global_compiler_lock:  # no other thread of ours may patch or restore meanwhile
+        ask = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: device if get_ident() == here else ask()
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = ask
+
+
+def _arguments(source):
+    """What a launch has to pack, argument by argument."""
+    from numba.cuda import types
+    from numba.cuda.np.numpy_support import as_dtype
+
+    def argument(i, kind):
+        if i in source.tensor_maps and kind == types.uint64:
+            return ("tensor_map",)
+        if isinstance(kind, types.Array):
+            return "array", kind.ndim, as_dtype(kind.dtype).itemsize
+        if i not in source.tensor_maps and str(kind) in SCALARS:
+            return (str(kind),)
+        raise TypeError(f"{source.function.__name__}: got {kind} as argument {i}, allowed an array, "
+                        f"{', '.join(SCALARS)}, or uint64 for a tensor map")
+
+    return tuple(argument(i, kind) for i, kind in enumerate(source.signature.args))
+
+
+def _tensor_map_parameters(source):
+    """The numbers of the PTX parameters that are tensor maps."""
+    # Numba passes an array as two owners, size, item size, address, shape and strides
+    counts = [5 + 2 * argument[1] if argument[0] == "array" else 1 for argument in _arguments(source)]
+    return [sum(counts[:i]) for i in source.tensor_maps]
+
+
+def _by_value(ptx, name, parameters):
+    """Make 128 bytes by value of pointer parameters: what nvcc does for a __grid_constant__ tensor map."""
+    for i in parameters:
+        parameter = f"{name}_param_{i}"
+        ptx, declared = re.subn(rf"\.param \.[ub]64 {parameter}\b", f".param .align 64 .b8 {parameter}[128]", ptx)
+        ptx = re.sub(
+            rf"ld\.param\.[ub]64\s+(%rd\d+), \[{parameter}\];",
+            rf"{{ .reg .b64 %a; mov.b64 %a, {parameter}; cvta.param.u64 \1, %a; }}",
+            ptx,
+        )
+        if declared != 1 or re.search(rf"\[{parameter}[\]+]", ptx):
+            raise RuntimeError(f"{parameter}: the PTX reads this tensor map in an unknown way")
+    return ptx
+
+
+# ----------------------------------------------------------------------------------------------------------- assemble
+def assemble(ptx, cc):
+    """The cubin and the Report of PTX."""
+    code, log = _run_ptxas(ptx, cc)
+    newest = re.search(r"Unsupported \.version .*current version is '(\d+\.\d+)'", log)
+    if newest:  # libnvvm is newer than ptxas. What Numba writes needs no new PTX
+        code, log = _run_ptxas(re.sub(r"\.version \d+\.\d+", f".version {newest[1]}", ptx, count=1), cc)
+    if code is None:
+        raise RuntimeError(f"ptxas cannot assemble for {arch(cc)}:\n{log[:2000]}")
+    return code, Report.parse(log)
+
+
+def arch(cc):
+    """The name of a compute capability: sm_80, sm_90a."""
+    return "sm_" + "".join(map(str, cc))
+
+
+def _run_ptxas(ptx, cc):
+    """The cubin, or None, and what ptxas says."""
+    with TemporaryDirectory(prefix="numbattn-") as folder:
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        command = [_ptxas(), f"-arch={arch(cc)}", "-v", source, "-o", target]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return None if done.returncode else target.read_bytes(), done.stdout + done.stderr
+
+
+@cache
+def _ptxas():
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ImportError as error:
+        raise _missing("cuda-pathfinder") from error
+    path = find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
+    if path is None:
+        raise _missing("ptxas")
+    return path
+
+
+def _missing(what):
+    return RuntimeError(f"{what} not found. CUDA kernels need pip install 'numbattn[cu13]', "
+                        "or 'numbattn[cu12]' for a driver of CUDA 12")
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+def cache_dir():
+    """Where cubins are kept."""
+    return Path(os.environ.get("NUMBATTN_CACHE_DIR") or platformdirs.user_cache_dir("numbattn"), "cuda")
+
+
+def _digest(key):
+    """What a Key stands for here: its kernel's sources and the versions of all that compiles them are in it."""
+    module = key.factory.partition(":")[0]
+    parts = repr(key), _versions(), _package_sources(), _module_source(module)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@cache
+def _packages():
+    """The versions of what makes PTX."""
+    try:
+        versions = [metadata.version(name) for name in ("numba", "numba-cuda", "llvmlite")]
+    except metadata.PackageNotFoundError as error:
+        raise _missing(error.name) from error
+    for nvvm in ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"):  # the wheels that bring libnvvm, if it comes from wheels
+        with suppress(metadata.PackageNotFoundError):
+            versions.append(metadata.version(nvvm))
+    return *versions, sys.version_info[:2]
+
+
+@cache
+def _versions():
+    """The versions of all that makes a cubin."""
+    return *_packages(), subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _package_sources():
+    """A digest of every file a kernel of ours may be made of, numbattn's version among them."""
+    package = Path(__file__).parent.parent
+    paths = sorted([*package.glob("*.py"), *package.glob("cuda/**/*.py")])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+def _module_source(module):
+    """A digest of a factory's file, for factories of other packages. Does not import it."""
+    if module.startswith(__package__ + "."):
+        return None
+    return hashlib.sha256(Path(find_spec(module).origin).read_bytes()).hexdigest()
+
+
+def _check_plain(name, value):
+    """repr tells such values apart, in every process alike."""
+    if type(value) is tuple:
+        for item in value:
+            _check_plain(name, item)
+    elif type(value) not in (type(None), bool, int, float, str):
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str and tuples of them")
+
+
+def _read(path):
+    """The Binary in a file; None where there is none, or none that is whole."""
+    try:
+        checksum, content = path.read_bytes().split(b"\n", 1)
+    except (OSError, ValueError):
+        return None
+    if hashlib.sha256(content).hexdigest().encode() != checksum:
+        return None
+    with suppress(OSError):
+        os.utime(path)  # used just now
+    header, cubin = content.split(b"\n", 1)
+    fields = json.loads(header)
+    fields["arguments"] = tuple(map(tuple, fields["arguments"]))
+    fields["report"]["messages"] = tuple(fields["report"]["messages"])
+    fields["report"] = Report(**fields["report"])
+    return Binary(**fields, cubin=cubin)
+
+
+def _write(path, binary):
+    """Keep a Binary. Who reads finds all of it or nothing; where nothing can be written, nothing is kept."""
+    fields = {name: value for name, value in asdict(binary).items() if name != "cubin"}
+    content = json.dumps(fields).encode() + b"\n" + binary.cubin
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        os.replace(file.name, path)
+        _prune(path.parent)
+
+
+def _prune(folder):
+    """Remove the files unused for longest until the rest fit."""
+    files = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
+    size = sum(size for _, size, _ in files)
+    for _, each, path in files:
+        if size <= CACHE_BYTES:
+            break
+        path.unlink(missing_ok=True)
+        size -= each

@@ -1,0 +1,190 @@
+"""Kernels on CuPy's current device and stream: the only file that talks to the driver.
+
+    kernel = get_kernel(Key.of("package.module:factory", cc, head_dim=64))
+    kernel.launch(blocks, view_of(q), scale)
+
+A launch neither synchronises nor allocates nor copies: it may be captured in a CUDA graph.
+"""
+
+import threading
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import cuda.core
+import cupy
+import numpy as np
+from cuda.bindings import driver
+from cuda.core._tensor_map import TensorMapL2Promotion, TensorMapSwizzle
+from cuda.core.utils import StridedMemoryView
+
+from .build import build
+
+LARGEST_GRID = 2**31 - 1  # along x, the only axis used: y and z end at 65535
+SWIZZLES = {
+    0: TensorMapSwizzle.NONE,
+    32: TensorMapSwizzle.SWIZZLE_32B,
+    64: TensorMapSwizzle.SWIZZLE_64B,
+    128: TensorMapSwizzle.SWIZZLE_128B,
+}
+
+
+class Device(NamedTuple):
+    """What a plan needs to know of a GPU."""
+
+    index: int
+    cc: tuple  # (major, minor)
+    multiprocessors: int
+    shared: int  # bytes of shared memory that a block may have
+
+
+def current_device():
+    """The Device that is CuPy's current one."""
+    return _device(cupy.cuda.runtime.getDevice())
+
+
+@lru_cache
+def _device(index):
+    about = cupy.cuda.runtime.getDeviceProperties(index)
+    return Device(index, (about["major"], about["minor"]), about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
+
+
+class View(NamedTuple):
+    """An array by numbers, for kernels and tensor maps. It does not keep the memory alive: hold the array."""
+
+    pointer: int
+    itemsize: int
+    shape: tuple
+    strides: tuple  # bytes
+
+
+def view_of(array):
+    """The View of a CuPy array."""
+    return View(array.data.ptr, array.itemsize, array.shape, array.strides)
+
+
+# ------------------------------------------------------------------------------------------------------------- launch
+_kernels, _lock = {}, threading.Lock()
+
+
+def get_kernel(key):
+    """The Kernel of a Key on the current device, built and loaded when first asked for."""
+    device = cupy.cuda.runtime.getDevice()
+    kernel = _kernels.get((key, device))
+    if kernel is None:
+        with _lock:
+            kernel = _kernels.get((key, device))
+            if kernel is None:
+                kernel = _kernels[key, device] = Kernel(build(key), device)
+    return kernel
+
+
+class Kernel:
+    """A kernel that is loaded on one device."""
+
+    def __init__(self, binary, device):
+        _make_current(device)
+        self.binary = binary
+        self._kernel = cuda.core.ObjectCode.from_cubin(binary.cubin).get_kernel(binary.name)
+        self._packers = [_packer(binary.name, i, *argument) for i, argument in enumerate(binary.arguments)]
+        self._config = lru_cache(partial(cuda.core.LaunchConfig, block=binary.threads, shmem_size=binary.shared))
+        if binary.shared:  # more than 48 KB has to be asked for
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            device = driver.CUdevice(device)
+            (result,) = driver.cuKernelSetAttribute(attribute, binary.shared, self._kernel.handle, device)
+            if result != driver.CUresult.CUDA_SUCCESS:
+                raise RuntimeError(f"{binary.name}: {binary.shared} bytes of shared memory in a block: {result.name}")
+
+    def launch(self, blocks, *arguments):
+        """Start `blocks` blocks on CuPy's current stream. No blocks are no launch.
+
+        Parameters
+        ----------
+        blocks : int
+            0 <= blocks < 2**31
+        *arguments
+            As in the kernel's signature: a `View` for an array, a number for a scalar, `tensor_map(...)`. An array that
+            the signature declares contiguous has to be; the caller sees to it that views belong to this device.
+        """
+        if len(arguments) != len(self._packers):
+            raise TypeError(f"{self.binary.name}: got {len(arguments)} arguments, expected {len(self._packers)}")
+        if not 0 <= blocks <= LARGEST_GRID:
+            raise ValueError(f"{self.binary.name}: got {blocks} blocks, allowed 0 to {LARGEST_GRID}")
+        parameters = []
+        for pack, argument in zip(self._packers, arguments):
+            parameters += pack(argument)
+        if blocks:
+            if not hasattr(_thread, "ready"):
+                _make_current(cupy.cuda.runtime.getDevice())
+            stream = _stream(cupy.cuda.get_current_stream().ptr)
+            cuda.core.launch(stream, self._config(blocks), self._kernel, *parameters)
+
+
+def _packer(name, i, kind, ndim=None, itemsize=None):
+    """A function from an argument to the parameters that it is."""
+    if kind == "tensor_map":
+        return lambda descriptor: (descriptor,)
+    if kind != "array":
+        number = getattr(np, kind)  # refuses integers that do not fit
+        return lambda value: (number(value),)
+
+    def array(view):
+        pointer, item, shape, strides = view
+        if len(shape) != ndim or item != itemsize:
+            raise TypeError(f"{name}: got {len(shape)} axes of {item} bytes as argument {i}, "
+                            f"expected {ndim} axes of {itemsize} bytes")
+        size = 1
+        for extent in shape:
+            size *= extent
+        return 0, 0, size, item, pointer, *shape, *strides
+
+    return array
+
+
+@lru_cache
+def _stream(pointer):
+    return cuda.core.Stream.from_handle(pointer)
+
+
+_thread = threading.local()
+
+
+def _make_current(device):
+    """A thread that has only used memory out of CuPy's pool has no context yet: give it the device's primary one."""
+    result, context = driver.cuCtxGetCurrent()
+    if result != driver.CUresult.CUDA_SUCCESS or not int(context):
+        cuda.core.Device(device).set_current()
+    _thread.ready = True
+
+
+# -------------------------------------------------------------------------------------------------------- tensor maps
+@lru_cache(maxsize=1024)
+def tensor_map(view, box, swizzle=128):
+    """A tensor map: boxes of a View for the tensor memory accelerator, to pass to a kernel by value.
+
+    Parameters
+    ----------
+    view : View
+        At most 5 axes, the last one contiguous; the pointer and all other strides multiples of 16 bytes.
+    box : tuple of int
+        The extent of a box along each axis, 1 to 256.
+    swizzle : int, optional
+        0, 32, 64 or 128 bytes; a row of the box has no more.
+    """
+    return StridedMemoryView.from_cuda_array_interface(_Memory(view), stream_ptr=-1).as_tensor_map(
+        box, swizzle=SWIZZLES[swizzle], l2_promotion=TensorMapL2Promotion.L2_256B
+    )
+
+
+class _Memory:
+    """A View as something cuda.core reads. A tensor map refers to what it was made of: from an array, it would keep the
+    array's memory for as long as it is cached."""
+
+    def __init__(self, view):
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": view.shape,
+            "typestr": f"<u{view.itemsize}",  # bits are bits: what lies outside becomes 0 either way
+            "data": (view.pointer, False),
+            "strides": view.strides,
+            "stream": None,
+        }

@@ -1,0 +1,136 @@
+"""LLVM for one thread: the few idioms that all lowerings are made of."""
+
+from llvmlite import ir
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F32, F64, VOID = ir.FloatType(), ir.DoubleType(), ir.VoidType()
+LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f", F64: "d"}
+GLOBAL, SHARED = 1, 3  # address spaces
+SHARED_MEMORY = "numbattn_shared"
+
+
+def asm(b, text, result, *operands, effect=False):
+    """One PTX instruction on registers: asm(b, "ex2.approx.ftz.f32 $0, $1;", F32, x). A list of types: many results.
+
+    `effect`: it touches memory or other threads, so that it stays where it is.
+    """
+    results = result if isinstance(result, list) else [] if result == VOID else [result]
+    constraints = ["=" + LETTERS[r] for r in results] + [LETTERS[o.type] for o in operands] + ["~{memory}"] * effect
+    returned = ir.LiteralStructType(results) if isinstance(result, list) else result
+    value = b.asm(
+        ir.FunctionType(returned, [o.type for o in operands]), text, ",".join(constraints), list(operands), effect
+    )
+    return [b.extract_value(value, i) for i in range(len(results))] if isinstance(result, list) else value
+
+
+def call(b, name, result, *operands):
+    """A function of LLVM or libdevice."""
+    function = b.module.globals.get(name)
+    if function is None:
+        function = ir.Function(b.module, ir.FunctionType(result, [o.type for o in operands]), name)
+    return b.call(function, operands)
+
+
+def thread_index(b):
+    return call(b, "llvm.nvvm.read.ptx.sreg.tid.x", I32)
+
+
+class Index:
+    """A 32-bit LLVM value with the operators that Axis.base uses."""
+
+    def __init__(self, b, value):
+        self.b, self.value = b, value
+
+    def __rshift__(self, n):
+        return Index(self.b, self.b.lshr(self.value, I32(n)))
+
+    def __and__(self, n):
+        return Index(self.b, self.b.and_(self.value, I32(n)))
+
+    def __mul__(self, n):
+        return Index(self.b, self.b.mul(self.value, I32(n)))
+
+    def __add__(self, other):
+        return Index(self.b, self.b.add(self.value, other.value if isinstance(other, Index) else I32(other)))
+
+    __radd__ = __add__
+
+
+def base(b, axis):
+    """This thread's base position on an axis."""
+    found = axis.base(Index(b, thread_index(b)))
+    return found.value if isinstance(found, Index) else I32(found)
+
+
+def is_first_holder(b, layout):
+    """Whether this thread is the first of those that hold the same elements; None if there are no others."""
+    idle = sum(1 << bit for bit in layout.idle_bits())
+    return b.icmp_unsigned("==", b.and_(thread_index(b), I32(idle)), I32(0)) if idle else None
+
+
+def shuffle_xor(b, x, mask):
+    """x of the lane whose number differs in the bits of `mask`."""
+    text = f"shfl.sync.bfly.b32 $0, $1, {mask}, 0x1f, 0xffffffff;"
+    if x.type != F64:
+        return asm(b, text, x.type, x, effect=True)
+    halves = b.bitcast(x, ir.VectorType(I32, 2))
+    for i in range(2):
+        halves = b.insert_element(halves, asm(b, text, I32, b.extract_element(halves, I32(i)), effect=True), I32(i))
+    return b.bitcast(halves, F64)
+
+
+def size_of(element):
+    return {F32: 4, F64: 8}.get(element) or max(1, element.width // 8)
+
+
+def word_of(element):
+    """What vectors are made of: 16-bit elements go in pairs, or eight of them would take two instructions."""
+    return (I32, 2) if element == I16 else (element, 1)
+
+
+def load_vector(b, place, width, inside=None):
+    """`width` consecutive elements by one load that is aligned to its size: list of values; 0 where not `inside`."""
+    element, space = place.type.pointee, place.type.addrspace
+    word, per_word = word_of(element) if width > 1 else (element, 1)
+    if width == 1:
+        words = [b.load(place, align=size_of(element))]
+    else:
+        vector = ir.VectorType(word, width // per_word)
+        loaded = b.load(b.bitcast(place, ir.PointerType(vector, space)), align=width * size_of(element))
+        words = [b.extract_element(loaded, I32(i)) for i in range(width // per_word)]
+    if inside is not None:
+        zero = ir.Constant(word, 0 if isinstance(word, ir.IntType) else 0.0)
+        words = [b.select(inside, x, zero) for x in words]
+    if per_word == 1:
+        return words
+    pairs = [b.bitcast(x, ir.VectorType(element, 2)) for x in words]
+    return [b.extract_element(pair, I32(i)) for pair in pairs for i in range(2)]
+
+
+def vector_of(b, values):
+    vector = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+    for i, value in enumerate(values):
+        vector = b.insert_element(vector, value, I32(i))
+    return vector
+
+
+def store_vector(b, values, place):
+    """Consecutive elements by one store that is aligned to its size."""
+    element, space = place.type.pointee, place.type.addrspace
+    if len(values) == 1:
+        b.store(values[0], place, align=size_of(element))
+        return
+    word, per_word = word_of(element)
+    if per_word == 2:
+        values = [b.bitcast(vector_of(b, values[i : i + 2]), word) for i in range(0, len(values), 2)]
+    vector = vector_of(b, values)
+    b.store(vector, b.bitcast(place, ir.PointerType(vector.type, space)), align=len(values) * size_of(word))
+
+
+def shared_memory(b, offset):
+    """Pointer to a byte of the block's dynamic shared memory."""
+    memory = b.module.globals.get(SHARED_MEMORY)
+    if memory is None:
+        memory = ir.GlobalVariable(b.module, ir.ArrayType(I8, 0), SHARED_MEMORY, SHARED)
+        memory.linkage, memory.align = "external", 1024
+    return b.gep(memory, [I32(0), I32(offset)])

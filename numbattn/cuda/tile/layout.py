@@ -1,0 +1,175 @@
+"""Where the elements of a tile live: in which thread, in which register. Pure Python, the same in both worlds."""
+
+from dataclasses import dataclass
+
+WARP_BITS = 5
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tile: slot s of thread t lies at position base(t) + offsets[s].
+
+    Attributes
+    ----------
+    size : int
+        Number of positions.
+    fields : tuple of (shift, bits, weight)
+        base(t) is the sum of ((t >> shift) & (2**bits - 1)) * weight.
+    offsets : tuple of int
+        One for each slot, relative to the base. No offset has a bit in common with a base.
+    """
+
+    size: int
+    fields: tuple = ()
+    offsets: tuple = (0,)
+
+    def base(self, thread):
+        """Operators only: it serves ints, NumPy arrays and LLVM values alike."""
+        total = 0
+        for shift, bits, weight in self.fields:
+            total = total + ((thread >> shift) & ((1 << bits) - 1)) * weight
+        return total
+
+    @property
+    def slots(self):
+        return len(self.offsets)
+
+    @property
+    def thread_bits(self):
+        """The bits of the thread number that this axis depends on."""
+        return frozenset(shift + i for shift, bits, _ in self.fields for i in range(bits))
+
+    def runs(self, width):
+        """The slots in groups that lie side by side, aligned to their length, a power of two up to `width`."""
+        groups, slot = [], 0
+        while slot < self.slots:
+            n = width
+            while n > 1 and not self._is_run(self.offsets[slot : slot + n], n):
+                n //= 2
+            groups.append(tuple(range(slot, slot + n)))
+            slot += n
+        return groups
+
+    def _is_run(self, offsets, n):
+        return (
+            offsets == tuple(range(offsets[0], offsets[0] + n))
+            and offsets[0] % n == 0
+            and all(weight % n == 0 for _, _, weight in self.fields)
+        )
+
+    def position_bits(self):
+        """The bits that occur in any position."""
+        found = 0
+        for part in [weight << i for _, bits, weight in self.fields for i in range(bits)] + list(self.offsets):
+            found |= part
+        return found
+
+    def without(self, mask):
+        """The axis of the positions p & ~mask: one slot for all the slots that fall together."""
+        fields = tuple(
+            (shift + i, 1, weight << i)
+            for shift, bits, weight in self.fields
+            for i in range(bits)
+            if not (weight << i) & mask
+        )
+        return Axis(self.size, fields, tuple(dict.fromkeys(offset & ~mask for offset in self.offsets)))
+
+
+ONE = Axis(1)  # an axis that broadcasts: row vectors have cols=ONE, column vectors rows=ONE
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tile is dealt to `threads` threads: each holds rows.slots x cols.slots elements.
+
+    `unit` says who multiplies into such a tile: "fma", the ordinary cores, or "mma", the tensor cores.
+    """
+
+    rows: Axis
+    cols: Axis
+    threads: int
+    unit: str = "fma"
+
+    def __str__(self):
+        return f"{self.unit} {self.rows.size}x{self.cols.size} in {self.rows.slots}x{self.cols.slots} registers"
+
+    @property
+    def shape(self):
+        return self.rows.size, self.cols.size
+
+    @property
+    def slots(self):
+        return self.rows.slots, self.cols.slots
+
+    def row_vector(self):
+        """The layout of one value a row, held by every thread that has a part of the row."""
+        return Layout(self.rows, ONE, self.threads)
+
+    def col_vector(self):
+        """The layout of one value a column."""
+        return Layout(ONE, self.cols, self.threads)
+
+    def row_parts(self):
+        """The layout of one value a row AND thread: what is left to add up once each thread has summed its own."""
+        bits = self.row_lane_bits()
+        parts = Axis(1 << len(bits), tuple((bit, 1, 1 << i) for i, bit in enumerate(bits)))
+        return Layout(self.rows, parts, self.threads)
+
+    def row_lane_bits(self):
+        """The bits of the thread number in which the threads that share a row differ."""
+        if self.rows.thread_bits & self.cols.thread_bits or max(self.cols.thread_bits, default=0) >= WARP_BITS:
+            raise TypeError(f"a row of {self} is not held by one warp")
+        return sorted(self.cols.thread_bits)
+
+    def idle_bits(self):
+        """The bits of the thread number on which nothing depends: threads that differ in them alone hold copies."""
+        return sorted(set(range(log2(self.threads))) - self.rows.thread_bits - self.cols.thread_bits)
+
+    def without(self, rows=0, cols=0):
+        """The layout of a coarser tile: the elements of this one at (i & ~rows, j & ~cols). See `spread`."""
+        return Layout(self.rows.without(rows), self.cols.without(cols), self.threads)
+
+
+def log2(n):
+    bits = n.bit_length() - 1
+    if n != 1 << bits:
+        raise ValueError(f"a power of two is needed, got {n}")
+    return bits
+
+
+def deal(size, shift, hands, run):
+    """An axis dealt in runs to `hands` hands in turn; bits `shift`... of the thread number say which hand it is."""
+    hands = min(hands, size // run)
+    bits = log2(hands)
+    if size % (hands * run):
+        raise ValueError(f"{size} is no multiple of {hands} runs of {run}")
+    starts = range(0, size, hands * run)
+    return Axis(size, ((shift, bits, run),), tuple(start + i for start in starts for i in range(run)))
+
+
+def simt(rows, cols, threads, lanes_per_row, vector, row_vector=1):
+    """Accumulators on the ordinary cores: each row in `lanes_per_row` neighbouring lanes, in runs of `vector` columns.
+
+    The rows are dealt to the groups of lanes in turn, `row_vector` at a time.
+    """
+    groups = threads // lanes_per_row
+    row_axis = deal(rows, log2(lanes_per_row), groups, row_vector)
+    return Layout(row_axis, deal(cols, 0, lanes_per_row, vector), threads)
+
+
+def copying(rows, cols, threads, vector):
+    """For moving a row-major tile: neighbouring threads hold neighbouring runs of `vector` elements."""
+    vectors = cols // vector
+    per_row = min(vectors & -vectors, threads)  # the largest power of two in it: 4 for a head_dim of 96 float16
+    return simt(rows, cols, threads, per_row, vector)
+
+
+def mma(rows, cols, threads):
+    """Accumulators on the tensor cores, as mma.sync m16n8 and wgmma hold them: 16 rows a warp, one below the other."""
+    warps = threads // 32
+    row_axis = Axis(
+        rows,
+        ((2, 3, 1), (WARP_BITS, log2(warps), 16)),
+        tuple(start + i for start in range(0, rows, 16 * warps) for i in (0, 8)),
+    )
+    return Layout(row_axis, deal(cols, 0, 4, 2), threads, "mma")

@@ -1,0 +1,502 @@
+"""Moving tiles between global memory, shared memory and registers.
+
+Global memory is NumPy-like arrays of two axes, or one, with any strides: `mQ[batch, head]`. float16, float32, float64,
+integers and booleans are themselves; uint16 is bfloat16, which the compiler has no arrays of. What leaves registers is
+rounded to what the memory holds. Rows and columns of a tile beyond the end of an array read as 0 and are not written,
+and nothing is read there: addresses are clamped. Arrays are not empty.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.datamodel import default_manager
+from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
+from numba.cuda.models import cuda_data_manager
+
+from . import simulator
+from .emit import (
+    GLOBAL,
+    I1,
+    I8,
+    I32,
+    I64,
+    SHARED,
+    base,
+    is_first_holder,
+    load_vector,
+    shared_memory,
+    size_of,
+    store_vector,
+)
+from .fragment import LLVM, Fragment, FragmentType, bfloat16, broadcast, constant, element_type
+from .fragment import fragment as pack
+from .fragment import registers as unpack
+from .math import emit_convert, round_to
+from .simulator import thread_index
+from .world import primitive
+
+data_models = cuda_data_manager.chain(default_manager)
+
+VECTOR_BYTES = 16  # the most that one thread moves at once
+
+
+# -------------------------------------------------------------------------------------------------------- alignment
+@constant
+@dataclass(frozen=True)
+class Alignment:
+    """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
+
+    Its last axis is contiguous; each row starts at a multiple of `nbytes` and is a multiple of `nbytes` long; rows are
+    less than 2**31 bytes apart. Alignment(0) promises nothing.
+    """
+
+    nbytes: int
+
+    @classmethod
+    def of(cls, shape, strides, itemsize, address):
+        """The widest alignment that holds for all the matrices (last two axes) of an array."""
+        *outer, rows, cols = strides
+        if (shape[-1] > 1 and cols != itemsize) or (shape[-2] > 1 and abs(rows) >= 2**31):
+            return cls(0)
+        steps = [abs(stride) for stride, n in zip((*outer, rows), shape) if n > 1]
+        common = math.gcd(VECTOR_BYTES, address, shape[-1] * itemsize, *steps)
+        return cls(common if common >= itemsize else 0)
+
+
+class MatrixType(types.Type):
+    """A matrix in global memory of which something is promised."""
+
+    def __init__(self, dtype, alignment):
+        self.dtype, self.alignment = dtype, alignment
+        super().__init__(f"Matrix({dtype}, {alignment.nbytes})")
+
+
+@register_model(MatrixType)
+class MatrixModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        pointer = ir.PointerType(memory_type(ty.dtype), GLOBAL)
+        super().__init__(manager, ty, ir.LiteralStructType([pointer, I32, I32, I64, I64]))
+
+
+def stored(dtype):
+    """Numba's dtype of an array -> that of the numbers in it."""
+    return types.bfloat16 if dtype == types.uint16 else dtype
+
+
+def memory_type(dtype):
+    return I8 if dtype == types.boolean else LLVM[stored(dtype)]
+
+
+@primitive
+def aligned(matrix, alignment):
+    """The matrix, with a promise from the host: vectors are moved instead of elements."""
+    n = alignment.nbytes
+    if n:
+        held = Alignment.of(matrix.shape, matrix.strides, matrix.itemsize, matrix.ctypes.data)
+        assert held.nbytes >= n, f"{n} bytes are promised, {held.nbytes} are held"
+    return matrix
+
+
+@aligned.lowering
+def aligned(matrix, alignment):
+    out = MatrixType(matrix.dtype, alignment.value)
+
+    def generate(b, value, _):
+        found = GlobalMatrix(b, matrix, value)
+        packed = ir.Constant(ir.LiteralStructType([found.data.type, I32, I32, I64, I64]), ir.Undefined)
+        for i, part in enumerate((found.data, found.rows, found.cols, found.row_stride, found.col_stride)):
+            packed = b.insert_value(packed, part, i)
+        return packed
+
+    return out(matrix, alignment), generate
+
+
+class GlobalMatrix:
+    """The registers that a matrix comes down to: its address, its shape, its strides in bytes.
+
+    A vector is a matrix of one column, or of one row where `layout` has a single row.
+    """
+
+    def __init__(self, b, ty, value, layout=None):
+        self.b = b
+        if isinstance(ty, MatrixType):
+            parts = [b.extract_value(value, i) for i in range(5)]
+            self.data, self.rows, self.cols, self.row_stride, self.col_stride = parts
+            self.alignment = ty.alignment.nbytes
+            return
+        get = data_models.lookup(ty).get
+        self.data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+        extents = [b.trunc(b.extract_value(get(b, value, "shape"), i), I32) for i in range(ty.ndim)]
+        strides = [b.extract_value(get(b, value, "strides"), i) for i in range(ty.ndim)]
+        if ty.ndim == 1:
+            at = 0 if layout.rows.size == 1 else 1
+            extents.insert(at, I32(1))
+            strides.insert(at, I64(0))
+        (self.rows, self.cols), (self.row_stride, self.col_stride) = extents, strides
+        self.alignment = 0
+
+    @property
+    def width(self):
+        """Elements that may be moved at once."""
+        return max(1, self.alignment // size_of(self.data.type.pointee))
+
+    def place(self, row, col):
+        """Pointer to an element."""
+        b = self.b
+        stride = b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride
+        at = b.gep(b.bitcast(self.data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(row, I64), stride)])
+        if self.alignment:
+            return b.gep(b.bitcast(at, self.data.type), [col])
+        return b.bitcast(b.gep(at, [b.mul(b.sext(col, I64), self.col_stride)]), self.data.type)
+
+
+def _as_matrix(array, layout):
+    """What the plain meanings index: two axes, bfloat16 as such."""
+    array = np.asarray(array)
+    if array.dtype == np.uint16:
+        array = array.view(bfloat16) if array.ndim else array
+    if array.ndim == 1:
+        array = array[None, :] if layout.rows.size == 1 else array[:, None]
+    return array
+
+
+def _first(layout, ndim, first):
+    """Where a tile starts: the number counts along the axis of a vector, down the rows of a matrix."""
+    return (0, first) if ndim == 1 and layout.rows.size == 1 else (first, 0)
+
+
+def places(layout, row=0, col=0):
+    """Rows and columns of this thread's registers, to index with."""
+    rows = int(row) + layout.rows.base(thread_index()) + np.array(layout.rows.offsets)
+    cols = int(col) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
+    return rows[:, None], cols[None, :]
+
+
+def _check_vector(matrix, layout):
+    if isinstance(matrix, types.Array) and matrix.ndim == 1 and 1 not in layout.shape:
+        raise TypingError(f"a vector is no tile of {layout}")
+
+
+# ---------------------------------------------------------------------------------------------------- global memory
+@primitive
+def load(matrix, layout, first):
+    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end."""
+    array = _as_matrix(matrix, layout)
+    rows, cols = places(layout, *_first(layout, np.ndim(matrix), first))
+    return _gather(array, rows, cols, layout)
+
+
+def _gather(array, rows, cols, layout):
+    inside = (rows >= 0) & (rows < array.shape[0]) & (cols >= 0) & (cols < array.shape[1])
+    values = array[np.clip(rows, 0, array.shape[0] - 1), np.clip(cols, 0, array.shape[1] - 1)]
+    return Fragment(layout, np.where(inside, values, array.dtype.type(0)))
+
+
+@load.lowering
+def load(matrix, layout, first):
+    layout_type, layout = layout, layout.value
+    _check_vector(matrix, layout)
+    out = FragmentType(layout, stored(matrix.dtype))
+
+    def generate(b, value, _, first):
+        source = GlobalMatrix(b, matrix, value, layout)
+        row0, col0 = _first(layout, getattr(matrix, "ndim", 2), first)
+        row0 = b.add(row0, base(b, layout.rows)) if row0 is first else base(b, layout.rows)
+        col0 = b.add(col0, base(b, layout.cols)) if col0 is first else base(b, layout.cols)
+        last_row = b.sub(source.rows, I32(1))
+        tile = []
+        for down in layout.rows.offsets:
+            row = b.add(row0, I32(down))
+            row_inside = b.icmp_signed("<", row, source.rows)
+            row = b.select(row_inside, row, last_row)
+            values = []
+            for run in layout.cols.runs(source.width):
+                col = b.add(col0, I32(layout.cols.offsets[run[0]]))
+                inside = b.icmp_signed("<", col, source.cols)
+                place = source.place(row, b.select(inside, col, I32(0)))
+                values += _loaded(b, matrix.dtype, load_vector(b, place, len(run), b.and_(inside, row_inside)))
+            tile.append(values)
+        return pack(b, out, tile)
+
+    return out(matrix, layout_type, types.int32), generate
+
+
+def _loaded(b, dtype, values):
+    """Memory holds booleans in bytes, registers in bits."""
+    return [b.icmp_unsigned("!=", value, I8(0)) for value in values] if dtype == types.boolean else values
+
+
+@primitive
+def gather(matrix, rows, cols):
+    """The elements matrix[rows, cols]; rows is a row vector of int32, cols a column vector; 0 outside of the matrix."""
+    return _gather(_as_matrix(matrix, None), rows.registers, cols.registers, broadcast(rows.layout, cols.layout))
+
+
+@gather.lowering
+def gather(matrix, rows, cols):
+    layout = broadcast(rows.layout, cols.layout)
+    out = FragmentType(layout, stored(matrix.dtype))
+
+    def generate(b, value, rows_value, cols_value):
+        source = GlobalMatrix(b, matrix, value)
+        places = (unpack(b, ty, v, layout.slots) for ty, v in ((rows, rows_value), (cols, cols_value)))
+        tile = []
+        for line in zip(*places):
+            tile.append([])
+            for row, col in zip(*line):
+                inside = b.and_(b.icmp_unsigned("<", row, source.rows), b.icmp_unsigned("<", col, source.cols))
+                place = source.place(b.select(inside, row, I32(0)), b.select(inside, col, I32(0)))
+                tile[-1] += _loaded(b, matrix.dtype, load_vector(b, place, 1, inside))
+        return pack(b, out, tile)
+
+    return out(matrix, rows, cols), generate
+
+
+@primitive
+def save(matrix, tile, first):
+    """A tile to rows first... of a matrix, or a row or column vector to elements first... of a vector."""
+    layout, array = tile.layout, _as_matrix(matrix, tile.layout)
+    if not _holds_first_copy(layout):
+        return
+    rows, cols = np.broadcast_arrays(*places(layout, *_first(layout, np.ndim(matrix), first)))
+    inside = (rows < array.shape[0]) & (cols < array.shape[1])
+    array[rows[inside], cols[inside]] = round_to(array.dtype, tile.registers)[inside]
+
+
+def _holds_first_copy(layout):
+    return not any(thread_index() >> bit & 1 for bit in layout.idle_bits())
+
+
+@save.lowering
+def save(matrix, tile, first):
+    layout = tile.layout
+    _check_vector(matrix, layout)
+
+    def generate(b, value, tile_value, first):
+        target = GlobalMatrix(b, matrix, value, layout)
+        row0, col0 = _first(layout, getattr(matrix, "ndim", 2), first)
+        row0 = b.add(row0, base(b, layout.rows)) if row0 is first else base(b, layout.rows)
+        col0 = b.add(col0, base(b, layout.cols)) if col0 is first else base(b, layout.cols)
+        mine = is_first_holder(b, layout) or I1(1)
+        for down, values in zip(layout.rows.offsets, unpack(b, tile, tile_value)):
+            row = b.add(row0, I32(down))
+            row_inside = b.and_(mine, b.icmp_signed("<", row, target.rows))
+            for run in layout.cols.runs(target.width):
+                col = b.add(col0, I32(layout.cols.offsets[run[0]]))
+                rounded = [_stored_value(b, tile.dtype, stored(matrix.dtype), values[slot]) for slot in run]
+                with b.if_then(b.and_(row_inside, b.icmp_signed("<", col, target.cols))):
+                    store_vector(b, rounded, target.place(row, col))
+
+    return types.void(matrix, tile, types.int32), generate
+
+
+def _stored_value(b, source, target, value):
+    value = emit_convert(b, source, target, value)
+    return b.zext(value, I8) if target == types.boolean else value
+
+
+# ---------------------------------------------------------------------------------------------------- shared memory
+@constant
+@dataclass(frozen=True)
+class SharedTile:
+    """A row-major tile at a fixed place in a block's shared memory.
+
+    Rows are 16 bytes longer than they look: a column of 16-byte vectors so touches every bank.
+    """
+
+    rows: int
+    cols: int
+    dtype: np.dtype
+    offset: int  # bytes
+    transposed: bool = False
+
+    def __str__(self):
+        return f"{self.dtype} {self.rows}x{self.cols}{'.T' * self.transposed} at {self.offset}"
+
+    @property
+    def shape(self):
+        return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
+
+    @property
+    def vector(self):
+        """Elements in 16 bytes."""
+        return VECTOR_BYTES // self.dtype.itemsize
+
+    @property
+    def pitch(self):
+        return self.cols + self.vector if self.rows > 1 else self.cols
+
+    @property
+    def nbytes(self):
+        return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+
+    def steps(self):
+        """Elements in memory from one row of the shape to the next, and from one column to the next."""
+        return (1, self.pitch) if self.transposed else (self.pitch, 1)
+
+
+class SharedMemory:
+    """Hands out places in the shared memory of a kernel, while the kernel is being made."""
+
+    def __init__(self):
+        self.nbytes = 0
+
+    def tile(self, rows, cols, dtype, at=None):
+        """A tile behind all others, or where the tile `at` lies."""
+        if np.dtype(dtype).itemsize < simulator.GRANULE:
+            raise TypeError(f"shared memory holds elements of {simulator.GRANULE} bytes or more, not {dtype}")
+        tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset)
+        self.nbytes = max(self.nbytes, tile.offset + tile.nbytes)
+        return tile
+
+
+class Tile:
+    """A tile in simulated shared memory: every access is noted."""
+
+    def __init__(self, plan, memory, values, granules):
+        self.plan, self.memory, self.values, self.granules = plan, memory, values, granules
+
+    @property
+    def T(self):
+        plan = replace(self.plan, transposed=not self.plan.transposed)
+        return Tile(plan, self.memory, self.values.T, self.granules.T)
+
+    def read(self, rows, cols):
+        self.memory.note_read(self.granules[rows, cols])
+        return self.values[rows, cols]
+
+    def write(self, rows, cols, values):
+        self.memory.note_write(self.granules[rows, cols])
+        self.values[rows, cols] = values
+
+
+class TileType(types.Type):
+    def __init__(self, plan):
+        self.plan, self.dtype = plan, element_type(plan.dtype)
+        super().__init__(f"Tile({plan})")
+
+
+@register_model(TileType)
+class TileModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        super().__init__(manager, ty, ir.PointerType(LLVM[ty.dtype], SHARED))
+
+
+@intrinsic
+def _transpose(typingctx, tile):
+    out = TileType(replace(tile.plan, transposed=not tile.plan.transposed))
+    return out(tile), lambda context, b, signature, values: values[0]
+
+
+@overload_attribute(TileType, "T")
+def _tile_transposed(tile):
+    return lambda tile: _transpose(tile)
+
+
+@primitive
+def allocate(plan):
+    """The tile of which `plan` is the place; tile.T is it transposed."""
+    memory, item = simulator.shared_memory(), plan.dtype.itemsize
+
+    def cut(flat, step):
+        return flat[plan.offset // step :][: plan.rows * plan.pitch * (item // step)]
+
+    values = cut(memory.bytes, 1).view(plan.dtype).reshape(plan.rows, plan.pitch)
+    granules = cut(memory.granules, simulator.GRANULE)[:: item // simulator.GRANULE].reshape(values.shape)
+    return Tile(plan, memory, values[:, : plan.cols], granules[:, : plan.cols])
+
+
+@allocate.lowering
+def allocate(plan):
+    out = TileType(plan.value)
+
+    def generate(b, _):
+        return b.bitcast(shared_memory(b, plan.value.offset), ir.PointerType(LLVM[out.dtype], SHARED))
+
+    return out(plan), generate
+
+
+def _check_shape(name, plan, layout):
+    if plan.shape != layout.shape:
+        raise TypingError(f"{name}: a tile of {plan} is not {layout}")
+
+
+def shared_runs(plan, layout):
+    """How a thread walks over its part of a tile in memory: (rows of slots, columns of slots, offset in elements)."""
+    down, across = plan.steps()
+    if down == 1:
+        return [
+            (run, (c,), layout.rows.offsets[run[0]] + offset * across)
+            for c, offset in enumerate(layout.cols.offsets)
+            for run in layout.rows.runs(plan.vector)
+        ]
+    return [
+        ((r,), run, offset * down + layout.cols.offsets[run[0]])
+        for r, offset in enumerate(layout.rows.offsets)
+        for run in layout.cols.runs(plan.vector)
+    ]
+
+
+def shared_base(b, plan, layout):
+    """Element at which this thread's part starts."""
+    down, across = plan.steps()
+    return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
+
+
+@primitive
+def put(shared, tile):
+    """A tile from registers into shared memory."""
+    _check_shape("put", shared.plan, tile.layout)
+    if _holds_first_copy(tile.layout):
+        shared.write(*places(tile.layout), round_to(shared.plan.dtype, tile.registers))
+
+
+@put.lowering
+def put(shared, tile):
+    layout, plan = tile.layout, shared.plan
+    _check_shape("put", plan, layout)
+
+    def write(b, pointer, value):
+        start, regs = shared_base(b, plan, layout), unpack(b, tile, value)
+        for rows, cols, offset in shared_runs(plan, layout):
+            values = [_stored_value(b, tile.dtype, shared.dtype, regs[r][c]) for r in rows for c in cols]
+            store_vector(b, values, b.gep(pointer, [b.add(start, I32(offset))]))
+
+    def generate(b, pointer, value):
+        mine = is_first_holder(b, layout)
+        if mine is None:
+            write(b, pointer, value)
+        else:
+            with b.if_then(mine):
+                write(b, pointer, value)
+
+    return types.void(shared, tile), generate
+
+
+@primitive
+def get(shared, layout):
+    """A tile from shared memory into registers."""
+    _check_shape("get", shared.plan, layout)
+    return Fragment(layout, shared.read(*places(layout)))
+
+
+@get.lowering
+def get(shared, layout):
+    layout_type, layout, plan = layout, layout.value, shared.plan
+    _check_shape("get", plan, layout)
+    out = FragmentType(layout, shared.dtype)
+
+    def generate(b, pointer, _):
+        start = shared_base(b, plan, layout)
+        tile = [[None] * layout.cols.slots for _ in range(layout.rows.slots)]
+        for rows, cols, offset in shared_runs(plan, layout):
+            values = load_vector(b, b.gep(pointer, [b.add(start, I32(offset))]), len(rows) * len(cols))
+            for (r, c), value in zip([(r, c) for r in rows for c in cols], values):
+                tile[r][c] = value
+        return pack(b, out, tile)
+
+    return out(shared, layout_type), generate

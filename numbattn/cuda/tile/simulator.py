@@ -1,0 +1,305 @@
+"""Run a kernel in Python, one simulated GPU thread at a time: in a debugger, or to find what a GPU would not tell.
+
+`simulate(kernel, grid, threads, shared_bytes, *arguments)` takes the same function as the compiler, NumPy arrays and
+scalars. It wants NUMBA_ENABLE_CUDASIM=1, so that the words of the tile language have their plain meaning. A thread runs
+until it must wait, then hands the baton on; so a run is deterministic, or shuffled by a seed.
+
+Shared memory knows who wrote and read each of its words, and what each thread can know of it: every thread carries a
+vector clock, which barriers merge. A read of what nobody wrote, and two accesses that no barrier orders, are errors
+that name the threads, whatever order the threads happened to run in. When no thread can go on, the error says who waits
+for what.
+"""
+
+import random
+import threading
+from collections import deque
+from contextlib import contextmanager
+
+import numpy as np
+from numba import cuda
+
+from .layout import WARP_BITS
+
+WARP = 1 << WARP_BITS
+GRANULE = 2  # bytes of shared memory that share one record
+
+
+class RaceError(RuntimeError):
+    """Two threads touch the same shared memory with no barrier between."""
+
+
+class DeadlockError(RuntimeError):
+    """No thread can go on."""
+
+
+class Stopped(BaseException):
+    """Ends a thread after another one has failed."""
+
+
+# ------------------------------------------------------------------------------------------- what primitives call
+def thread_index():
+    """threadIdx.x"""
+    return threading.current_thread().number
+
+
+def exchange(value, mask):
+    """`value` of the lane whose number differs in the bits of `mask`. All lanes of a warp have to come."""
+    return gather_lanes(value)[(thread_index() ^ mask) % WARP]
+
+
+def gather_lanes(value):
+    """The values of all lanes of the warp: {lane: value}."""
+    thread = threading.current_thread()
+    return {number % WARP: posted for number, posted in thread.block.warp_of(thread).meet(value).items()}
+
+
+def sync_lanes():
+    gather_lanes(None)
+
+
+def shared_memory():
+    """The block's shared memory."""
+    return threading.current_thread().block.shared
+
+
+# -------------------------------------------------------------------------------------------------- shared memory
+class SharedMemory:
+    """Bytes, and for each granule and thread the time of the last access.
+
+    Time is counted by each thread for itself: clocks[t][u] is the time of thread u up to which thread t is sure that
+    everything has happened.
+    """
+
+    def __init__(self, nbytes, threads):
+        granules = -(-nbytes // GRANULE)
+        self.bytes = np.full(granules * GRANULE, 0xFF, np.uint8)
+        self.granules = np.arange(granules)
+        self.writer = np.full(granules, -1, np.int32)
+        self.written = np.zeros(granules, np.int32)
+        self.read = np.zeros((threads, granules), np.int32)
+        self.clocks = np.zeros((threads, threads), np.int32)
+        np.fill_diagonal(self.clocks, 1)
+
+    def merge(self, threads):
+        """A barrier for these threads: each knows what all have done so far."""
+        self.clocks[threads] = self.clocks[threads].max(axis=0)
+        self.clocks[threads, threads] += 1
+
+    def note_read(self, granules):
+        me, writer = thread_index(), self.writer[granules]
+        if (writer < 0).any():
+            at = GRANULE * int(granules[writer < 0].flat[0])
+            raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
+        self._demand(self._known(me, writer, granules), granules, writer, "reads what thread {} wrote")
+        self.read[me, granules] = self.clocks[me, me]
+
+    def note_write(self, granules):
+        me, writer = thread_index(), self.writer[granules]
+        fresh = writer < 0
+        self._demand(fresh | self._known(me, writer, granules), granules, writer, "overwrites what thread {} wrote")
+        known = self.read[:, granules] <= self.clocks[me].reshape(-1, *[1] * granules.ndim)
+        self._demand(known.all(0), granules, known.argmin(0), "overwrites what thread {} reads")
+        self.writer[granules], self.written[granules] = me, self.clocks[me, me]
+
+    def _known(self, me, writer, granules):
+        return self.written[granules] <= self.clocks[me, writer]
+
+    def _demand(self, known, granules, other, what):
+        if not known.all():
+            at, other = GRANULE * int(granules[~known].flat[0]), int(other[~known].flat[0])
+            what = f"thread {thread_index()} {what.format(other)} at byte {at} of shared memory"
+            raise RaceError(f"{what}, with no barrier between")
+
+
+# ------------------------------------------------------------------------------------------------ threads, barriers
+class Meeting:
+    """A barrier for the threads in `members`: those of a block, the lanes of a warp. Each may bring a value for all."""
+
+    def __init__(self, what, members):
+        self.what, self.members, self.posts, self.waiting = what, set(members), {}, []
+
+    def meet(self, value=None):
+        thread = threading.current_thread()
+        self.posts[thread.number] = value
+        if len(self.posts) < len(self.members):
+            self.waiting.append(thread)
+            thread.block.wait(self)
+        else:
+            self.open(thread)
+        return thread.received
+
+    def open(self, last=None):
+        together = [*self.waiting, last] if last else self.waiting
+        block = together[0].block
+        block.shared.merge([thread.number for thread in together])
+        for thread in together:
+            thread.received = self.posts
+        self.posts = {}
+        block.ready.extend(self.waiting)
+        self.waiting = []
+
+    def leave(self, thread):
+        """An ended thread is not waited for."""
+        self.members.discard(thread.number)
+        if self.waiting and len(self.posts) == len(self.members):
+            self.open()
+
+
+class Index3:
+    def __init__(self, x, y, z):
+        self.x, self.y, self.z = x, y, z
+
+    def __repr__(self):
+        return f"({self.x}, {self.y}, {self.z})"
+
+
+class Thread(threading.Thread):
+    """One GPU thread; it runs while it holds its baton."""
+
+    def __init__(self, block, number):
+        super().__init__(daemon=True)
+        self.block, self.number, self.received, self.gate = block, number, None, None
+        self.threadIdx, self.blockIdx, self.blockDim, self.gridDim = Index3(number, 0, 0), *block.place
+        self.baton = threading.Semaphore(0)
+
+    def run(self):
+        self.baton.acquire()
+        try:
+            with np.errstate(all="ignore"):  # a GPU does not warn
+                if not self.block.failure:
+                    self.block.body()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.block.fail(error, f"in thread {self.number} of block {self.blockIdx}")
+        self.block.leave(self)
+
+
+class Block:
+    def __init__(self, body, place, threads, shared_bytes, order):
+        self.body, self.place, self.order = body, place, order
+        self.shared = SharedMemory(shared_bytes, threads)
+        self.threads = [Thread(self, number) for number in range(threads)]
+        self.ready, self.alive = deque(self.threads), threads
+        self.everyone = Meeting("cuda.syncthreads()", range(threads))
+        self.warps = [
+            Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
+            for first in range(0, threads, WARP)
+        ]
+        self.failure, self.finished = None, threading.Semaphore(0)
+
+    def warp_of(self, thread):
+        return self.warps[thread.number // WARP]
+
+    def run(self):
+        for thread in self.threads:
+            thread.start()
+        self.pass_on()
+        self.finished.acquire()
+        for thread in self.threads:
+            thread.join()
+        if self.failure:
+            raise self.failure
+
+    def pass_on(self):
+        """Hand the baton to a thread that is ready."""
+        if not self.alive:
+            self.finished.release()
+            return
+        if not self.ready:
+            self.fail(DeadlockError(self.who_waits()))
+        if self.order:
+            self.ready.rotate(self.order.randrange(len(self.ready)))
+        self.ready.popleft().baton.release()
+
+    def wait(self, gate):
+        """Called by a thread: wait until somebody has put it among the ready ones, and its turn has come."""
+        thread = threading.current_thread()
+        thread.gate = gate
+        self.pass_on()
+        thread.baton.acquire()
+        thread.gate = None
+        if self.failure:
+            raise Stopped
+
+    def fail(self, error, note=None):
+        if self.failure is None:
+            if note and hasattr(error, "add_note"):
+                error.add_note(note)
+            self.failure = error
+            self.ready.extend(t for t in self.threads if t.gate is not None and t not in self.ready)
+
+    def leave(self, thread):
+        self.alive -= 1
+        if not self.failure:
+            self.everyone.leave(thread)
+            self.warp_of(thread).leave(thread)
+        self.pass_on()
+
+    def who_waits(self):
+        waiting = {}
+        for thread in self.threads:
+            if thread.gate:
+                waiting.setdefault(thread.gate.what, []).append(thread.number)
+        ended = len(self.threads) - sum(map(len, waiting.values()))
+        waits = "; ".join(f"threads {spans(numbers)} wait for {what}" for what, numbers in waiting.items())
+        return f"deadlock in block {self.place[0]}: {waits}; {ended} threads have ended"
+
+
+def spans(numbers):
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    found = []
+    for n in numbers:
+        if found and found[-1][1] == n - 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    return ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found)
+
+
+# -------------------------------------------------------------------------------------------------------- kernels
+class OfThisThread:
+    """cuda.blockIdx and its kind."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, axis):
+        return getattr(getattr(threading.current_thread(), self._name), axis)
+
+
+@contextmanager
+def _thread_attributes():
+    """numba.cuda as it looks from inside a kernel."""
+    inside = {name: OfThisThread(name) for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
+    inside["syncthreads"] = lambda: threading.current_thread().block.everyone.meet() and None
+    outside = {name: vars(cuda)[name] for name in inside if name in vars(cuda)}
+    vars(cuda).update(inside)
+    try:
+        yield
+    finally:
+        for name in inside:
+            del vars(cuda)[name]
+        vars(cuda).update(outside)
+
+
+def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
+    """Run a kernel thread by thread.
+
+    Parameters
+    ----------
+    kernel : function
+    grid : tuple of three ints, in blocks
+    threads : int, in a block
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    arguments : NumPy arrays and scalars
+        bfloat16 arrays as they are, or seen as uint16.
+    seed : int, optional
+        Shuffles the order in which the threads run.
+    """
+    order = None if seed is None else random.Random(seed)
+    with _thread_attributes():
+        for z, y, x in np.ndindex(*grid[::-1]):
+            place = Index3(x, y, z), Index3(threads, 1, 1), Index3(*grid)
+            Block(lambda: kernel(*arguments), place, threads, shared_bytes, order).run()

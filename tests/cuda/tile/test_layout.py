@@ -1,0 +1,74 @@
+"""Layouts deal out every element exactly once, but for the copies that they own up to."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import ONE, Axis, copying, mma, simt
+
+LAYOUTS = [
+    simt(64, 64, 128, 8, 1),
+    simt(64, 128, 256, 16, 4),
+    simt(128, 64, 128, 8, 4, row_vector=4),
+    copying(64, 96, 128, 8),
+    copying(16, 80, 256, 4),
+    copying(4, 8, 128, 4),
+    mma(128, 48, 128),
+    mma(64, 256, 128),
+]
+
+
+def holders(layout):
+    """How many registers of how many threads hold each element."""
+    count = np.zeros(layout.shape, int)
+    for thread in range(layout.threads):
+        rows = layout.rows.base(thread) + np.array(layout.rows.offsets)
+        cols = layout.cols.base(thread) + np.array(layout.cols.offsets)
+        np.add.at(count, (rows[:, None], cols[None, :]), 1)
+    return count
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_element_has_one_holder_and_its_copies(layout):
+    assert (holders(layout) == 1 << len(layout.idle_bits())).all()
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6]], ids=str)
+def test_vectors_parts_and_coarser_layouts(layout):
+    lanes = 1 << len(layout.row_lane_bits())
+    assert (holders(layout.row_vector()) == lanes << len(layout.idle_bits())).all()
+    assert layout.row_vector().cols == layout.col_vector().rows == ONE
+    assert layout.row_parts().shape == (layout.rows.size, lanes)
+    assert (holders(layout.row_parts()) == 1 << len(layout.idle_bits())).all()
+    coarse = holders(layout.without(rows=8, cols=9))
+    i, j = np.indices(layout.shape)
+    np.testing.assert_array_equal(coarse > 0, (i & 8 == 0) & (j & 9 == 0))
+
+
+def test_mma_is_the_accumulator_of_mma_sync_and_wgmma():
+    layout = mma(64, 32, 128)
+    for thread in 0, 5, 37, 127:
+        for i in range(16):
+            r, c = i >> 1 & 1, 2 * (i >> 2) + (i & 1)  # register i of wgmma is this row and column slot
+            row = layout.rows.base(thread) + layout.rows.offsets[r]
+            col = layout.cols.base(thread) + layout.cols.offsets[c]
+            assert row == 16 * (thread // 32) + thread % 32 // 4 + 8 * (i >> 1 & 1)
+            assert col == 8 * (i >> 2) + 2 * (thread % 4) + (i & 1)
+
+
+def test_runs_are_as_wide_as_can_be():
+    assert [len(run) for run in Axis(32, ((0, 2, 4),), (0, 1, 2, 3, 16, 17, 18, 19)).runs(4)] == [4, 4]
+    assert [len(run) for run in Axis(32, ((0, 2, 4),), (0, 1, 2, 3, 16, 17, 18, 19)).runs(2)] == [2] * 4
+    assert [len(run) for run in Axis(32, ((0, 2, 2),), (0, 1, 8, 9)).runs(4)] == [2, 2]
+    assert [len(run) for run in Axis(32, ((0, 3, 1),), (0, 8)).runs(4)] == [1, 1]
+
+
+def test_rows_of_two_warps_have_no_reductions():
+    with pytest.raises(TypeError, match="not held by one warp"):
+        copying(8, 256, 64, 4).row_parts()
+
+
+def test_what_cannot_be_dealt():
+    with pytest.raises(ValueError, match="96 is no multiple of 16 runs of 4"):
+        simt(64, 96, 256, 16, 4)
+    with pytest.raises(ValueError, match="power of two"):
+        simt(64, 64, 96, 8, 4)

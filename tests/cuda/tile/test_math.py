@@ -1,0 +1,305 @@
+"""Operators, functions, reductions, masks, random numbers: on every layout."""
+
+import operator
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import (
+    SIMULATED,
+    bfloat16,
+    col_index,
+    convert,
+    copying,
+    device,
+    exp2,
+    full,
+    load,
+    log2,
+    maximum,
+    minimum,
+    mma,
+    part_sum,
+    quotient,
+    reciprocal,
+    row_index,
+    row_max,
+    row_sum,
+    save,
+    simt,
+    spread,
+    where,
+)
+from numbattn.dropout import Dropout, dropout_mask, philox4x32
+from tests.tools.launch import launch, poisoned, ptx_of
+
+THREADS = 64
+LAYOUTS = {
+    "simt": simt(32, 32, THREADS, 8, 1),
+    "simt in blocks": simt(32, 32, THREADS, 8, 2, row_vector=4),
+    "mma": mma(32, 32, THREADS),
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+compiled_only = pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+ONE_BLOCK = (1, 1, 1)
+
+
+def numbers(dtype=np.float32, seed=0):
+    if np.dtype(dtype).kind in "ui":
+        return np.random.default_rng(seed).integers(0, 2**32, (32, 32)).astype(dtype)
+    return np.random.default_rng(seed).standard_normal((32, 32)).astype(dtype)
+
+
+def run(kernel, *arrays, out=np.float32):
+    result = np.full((32, 32), 7).astype(out)
+    launch(kernel, ONE_BLOCK, THREADS, 0, *arrays, result)
+    return result
+
+
+ARITHMETIC = [operator.add, operator.sub, operator.mul]
+BITWISE = [operator.and_, operator.or_, operator.xor]
+COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("op", ARITHMETIC + BITWISE, ids=lambda op: op.__name__)
+def test_operators(op, dtype):
+    if op in BITWISE and np.dtype(dtype).kind == "f":
+        pytest.skip("no such operator")
+    layout, TWO = LAYOUTS["simt"], dtype(2)
+
+    def kernel(x, y, z):
+        X, Y = load(x, layout, 0), load(y, layout, 0)
+        save(z, op(op(X, Y), TWO), 0)
+
+    x, y = numbers(dtype), numbers(dtype, 1)
+    with np.errstate(over="ignore"):
+        want = op(op(x, y), TWO)
+    np.testing.assert_array_equal(run(kernel, x, y, out=dtype), want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
+@pytest.mark.parametrize("op", COMPARISONS, ids=lambda op: op.__name__)
+def test_comparisons(op, dtype):
+    layout = LAYOUTS["simt"]
+
+    def kernel(x, y, z):
+        save(z, op(load(x, layout, 0), load(y, layout, 0)), 0)
+
+    x, y = numbers(dtype), numbers(dtype, 1)
+    y[:8] = x[:8]
+    if dtype == np.float32:
+        y[0] = np.nan
+    np.testing.assert_array_equal(run(kernel, x, y, out=np.bool_), op(x, y))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint64])
+def test_shifts_and_signs(dtype):
+    layout, THREE, FIVE = LAYOUTS["simt"], dtype(3), dtype(5)
+
+    def kernel(x, z):
+        X = load(x, layout, 0)
+        save(z, (X << THREE) + (X >> FIVE) - (-X) + ~X, 0)
+
+    x = numbers(dtype)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(run(kernel, x, out=dtype), (x << THREE) + (x >> FIVE) - (0 - x) + ~x)
+
+
+def test_scalars_come_from_either_side_and_in_place():
+    layout, TWO = LAYOUTS["simt"], np.float32(2)
+
+    def kernel(x, z):
+        X = load(x, layout, 0)
+        Y = TWO - X
+        Y += X * TWO
+        Y *= 3
+        Y -= 1
+        save(z, -Y, 0)
+
+    x = numbers()
+    np.testing.assert_allclose(run(kernel, x), -(3 * (2 - x + 2 * x) - 1), rtol=1e-6, atol=1e-6)
+
+
+@each_layout
+def test_vectors_broadcast(layout):
+    def kernel(z):
+        i, j = row_index(layout, 100), col_index(layout, 7)
+        save(z, i * 1000 + j, 0)
+
+    want = (100 + np.arange(32))[:, None] * 1000 + 7 + np.arange(32)
+    np.testing.assert_array_equal(run(kernel, out=np.int32), want)
+
+
+def test_tiles_of_two_layouts_or_dtypes_do_not_mix():
+    A, B = LAYOUTS["simt"], LAYOUTS["mma"]
+
+    def layouts(x, z):
+        save(z, load(x, A, 0) + load(x, B, 0), 0)
+
+    def dtypes(x, z):
+        save(z, load(x, A, 0) + row_index(A, 0), 0)
+
+    for kernel in layouts, dtypes:
+        with pytest.raises(Exception, match=r"do not mix|different registers|No implementation|not mix"):
+            run(kernel, numbers())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions(dtype):
+    layout = LAYOUTS["mma"]
+
+    def kernel(x, a, b, c, d, e):
+        X = load(x, layout, 0)
+        save(a, exp2(X), 0)
+        save(b, log2(X * X), 0)
+        save(c, reciprocal(X), 0)
+        save(d, maximum(X, -X), 0)
+        save(e, minimum(X, 0.5), 0)
+
+    x = numbers(dtype)
+    x[0, :2], x[1, 0] = 0, np.nan
+    out = [poisoned((32, 32), dtype) for _ in range(5)]
+    launch(kernel, ONE_BLOCK, THREADS, 0, x, *out)
+    with np.errstate(divide="ignore"):
+        want = np.exp2(x), np.log2(x * x), np.where(x == 0, 0, 1 / x), np.fmax(x, -x), np.fmin(x, 0.5)
+    for got, expected in zip(out, want):
+        np.testing.assert_allclose(got, expected, rtol=4 * np.finfo(dtype).eps)
+
+
+@compiled_only
+def test_functions_are_single_instructions():
+    layout = LAYOUTS["simt"]
+
+    def kernel(x, z):
+        X = load(x, layout, 0)
+        save(z, maximum(exp2(X), reciprocal(log2(X))), 0)
+
+    found = ptx_of(kernel, THREADS, numbers(), numbers())
+    slots = 32 * 32 // THREADS
+    for instruction in "ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "max.f32":
+        assert found.count(rf"{instruction}\b") == slots
+    assert found.count(r"\bcall|\.local") == 0
+
+
+def test_scalars():
+    def kernel(z):
+        n = np.int32(z.shape[0])
+        z[0, 0] = maximum(n - 40, 0)
+        z[0, 1] = minimum(n, 100)
+        z[0, 2] = quotient(n, np.int32(5))
+
+    assert run(kernel, out=np.int32)[0, :3].tolist() == [0, 32, 6]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float64, np.int32, np.uint64])
+def test_convert(dtype):
+    layout = LAYOUTS["simt"]
+
+    def kernel(x, z):
+        save(z, convert(load(x, layout, 0), np.float32) * 2, 0)
+
+    x = numbers(dtype)
+    given = x.view(np.uint16) if dtype == bfloat16 else x
+    np.testing.assert_array_equal(run(kernel, given), x.astype(np.float32) * 2)
+
+
+@each_layout
+def test_where(layout):
+    def kernel(x, z):
+        X, i, j = load(x, layout, 0), row_index(layout, 0), col_index(layout, 0)
+        X = where((j <= i) & (j != 3), X, -np.inf)
+        save(z, where(j > 28, -X, X), 0)
+
+    x, (i, j) = numbers(), np.indices((32, 32))
+    want = np.where((j <= i) & (j != 3), x, -np.inf)
+    np.testing.assert_array_equal(run(kernel, x), np.where(j > 28, -want, want))
+
+
+@each_layout
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_along_the_rows(layout, dtype):
+    ROWS, PARTS, ZERO = layout.row_vector(), layout.row_parts(), dtype(0)
+
+    def kernel(x, seed, top, total, parts):
+        X, start = load(x, layout, 0), load(seed, ROWS, 0)
+        save(top, row_max(X, start), 0)
+        save(total, row_sum(X, start), 0)
+        twice = part_sum(X, part_sum(X, full(PARTS, ZERO)) * start)
+        save(parts, row_sum(twice, ZERO), 0)
+
+    x, seed = numbers(dtype), numbers(dtype, 1)[0]
+    x[3], x[4, 7] = -np.inf, np.nan
+    top, total, parts = (poisoned(32, dtype) for _ in range(3))
+    launch(kernel, ONE_BLOCK, THREADS, 0, x, seed, top, total, parts)
+    np.testing.assert_array_equal(top, np.fmax(np.fmax.reduce(x, 1), seed))
+    bound = {"atol": 64 * np.finfo(dtype).eps, "rtol": 0}
+    np.testing.assert_allclose(total, x.sum(1) + seed, **bound)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(parts, x.sum(1) * seed + x.sum(1), **bound)
+
+
+@compiled_only
+@each_layout
+def test_reductions_shuffle_once_a_row_and_step(layout):
+    ROWS = layout.row_vector()
+
+    def kernel(x, top):
+        save(top, row_max(load(x, layout, 0), load(top, ROWS, 0)), 0)
+
+    found = ptx_of(kernel, THREADS, numbers(), poisoned(32))
+    assert found.count("shfl.sync.bfly") == layout.rows.slots * len(layout.row_lane_bits())
+
+
+# ---------------------------------------------------------------------------------------------------------- dropout
+random_words = device(philox4x32)
+
+
+def dropping(layout):
+    """Dropout as kernels do it: one call of the generator for all the elements that it serves in a thread."""
+    COUNTERS = layout.without(rows=8, cols=9)
+    U64 = np.uint64
+
+    def kernel(z, matrix, offset, key_low, key_high, threshold, first_row, first_col):
+        i, j = row_index(COUNTERS, first_row), col_index(COUNTERS, first_col)
+        c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U64))
+        c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U64))
+        c2, c3 = full(COUNTERS, U64(matrix)), full(COUNTERS, U64(offset))
+        w0, w1, w2, w3 = random_words(c0, c1, c2, c3, U64(key_low), U64(key_high))
+        i, j = row_index(layout, 0), col_index(layout, 0)
+        below, right, odd = (i & 8) != 0, (j & 8) != 0, (j & 1) != 0
+        w0, w1, w2, w3 = spread(w0, layout), spread(w1, layout), spread(w2, layout), spread(w3, layout)
+        word = where(below, where(right, w3, w2), where(right, w1, w0))
+        number = where(odd, word >> 16, word & 0xFFFF)
+        save(z, number >= threshold, 0)
+
+    return kernel
+
+
+@each_layout
+def test_philox_is_the_one_of_numbattn(layout):
+    dropout = Dropout(0.3, seed=0x123456789ABCDEF, offset=77)
+    z = np.zeros((32, 32), np.bool_)
+    low, high = map(np.uint32, dropout.key)
+    scalars = np.uint32(2), np.uint32(dropout.offset), low, high, np.uint32(dropout.threshold)
+    launch(dropping(layout), ONE_BLOCK, THREADS, 0, z, *scalars, np.int32(32), np.int32(64))
+    np.testing.assert_array_equal(z, dropout_mask(dropout, (3, 64, 96))[2, 32:, 64:])
+
+
+@compiled_only
+def test_philox_is_called_once_for_eight_elements_on_tensor_cores():
+    scalars = np.uint32(2), np.uint32(0), *np.uint32([5, 6, 7]), np.int32(0), np.int32(0)
+    found = ptx_of(dropping(LAYOUTS["mma"]), THREADS, np.zeros((32, 32), np.bool_), *scalars)
+    elements = 32 * 32 // THREADS
+    assert found.count(r"mul.* (3528531795|3449720151);") <= 2 * 10 * elements // 8
+
+
+def test_copying_deals_small_tiles_to_part_of_the_threads():
+    layout = copying(4, 8, 64, 1)
+    x, z = numbers()[:4, :8].copy(), np.zeros((4, 8), np.float32)
+
+    def kernel(x, z):
+        save(z, load(x, layout, 0), 0)
+
+    launch(kernel, ONE_BLOCK, 64, 0, x, z)
+    np.testing.assert_array_equal(z, x)

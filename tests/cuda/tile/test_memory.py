@@ -1,0 +1,279 @@
+"""Moving tiles: any dtype, any strides, ragged ends, promised alignment, shared memory."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import (
+    SIMULATED,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    bfloat16,
+    col_index,
+    copying,
+    gather,
+    get,
+    load,
+    mma,
+    put,
+    row_index,
+    save,
+    simt,
+)
+from tests.tools.launch import launch, poisoned, ptx_of
+
+THREADS = 64
+DTYPES = [np.float16, bfloat16, np.float32, np.float64]
+compiled_only = pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+LAYOUTS = {
+    "simt": simt(32, 32, THREADS, 8, 1),
+    "simt in vectors": simt(32, 32, THREADS, 8, 4),
+    "simt in blocks": simt(32, 32, THREADS, 8, 2, row_vector=4),
+    "copying": copying(32, 32, THREADS, 8),
+    "mma": mma(32, 32, THREADS),
+}
+
+
+def numbers(shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def as_device(x):
+    """What a kernel is given: bfloat16 as uint16."""
+    return x.view(np.uint16) if x.dtype == bfloat16 else x
+
+
+def copier(layout, alignment=None):
+    ALIGNMENT = Alignment(alignment or 0)
+
+    def copy(source, target, first):
+        save(aligned(target, ALIGNMENT), load(aligned(source, ALIGNMENT), layout, first), first)
+
+    def copy_unpromised(source, target, first):
+        save(target, load(source, layout, first), first)
+
+    return copy_unpromised if alignment is None else copy
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("shape", [(64, 32), (50, 27), (33, 1), (64, 40)])
+def test_load_and_save_stop_at_the_end(layout, shape):
+    x, y = numbers(shape), poisoned(shape)
+    launch(copier(layout), (1, 1, 1), THREADS, 0, x, y, np.int32(32))
+    assert np.isnan(y[:32]).all()
+    np.testing.assert_array_equal(y[32:, :32], x[32:, :32])
+    assert np.isnan(y[:, 32:]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strides", ["contiguous", "pitched", "every other", "transposed", "backwards", "broadcast"])
+def test_any_strides(dtype, strides):
+    x = {
+        "contiguous": lambda: numbers((32, 32), dtype),
+        "pitched": lambda: numbers((32, 37), dtype)[:, :32],
+        "every other": lambda: numbers((64, 64), dtype)[::2, ::2],
+        "transposed": lambda: numbers((32, 32), dtype).T,
+        "backwards": lambda: numbers((32, 32), dtype)[::-1, ::-1],
+        "broadcast": lambda: np.broadcast_to(numbers((1, 32), dtype), (32, 32)),
+    }[strides]()
+    y = np.zeros((32, 32), dtype)
+    launch(copier(LAYOUTS["simt in vectors"]), (1, 1, 1), THREADS, 0, as_device(x), as_device(y), np.int32(0))
+    np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("cols", "nbytes"), [(32, 16), (24, 16), (28, 8), (26, 4)])
+def test_promised_alignment(dtype, cols, nbytes):
+    x, y = numbers((40, cols), dtype), np.zeros((40, cols), dtype)
+    nbytes = max(nbytes, x.itemsize)
+    launch(copier(LAYOUTS["copying"], nbytes), (1, 1, 1), THREADS, 0, as_device(x), as_device(y), np.int32(8))
+    np.testing.assert_array_equal(y[8:], x[8:])
+    assert not y[:8].any()
+
+
+@compiled_only
+@pytest.mark.parametrize(("dtype", "instruction"), [(np.float32, r"v4\.[bf]32"), (np.float64, r"v2\.[bf]64"),
+                                                    (np.float16, r"v4\.[bu]32")])  # fmt: skip
+def test_promised_alignment_moves_vectors(dtype, instruction):
+    x = numbers((32, 32), dtype)
+    vectors = ptx_of(copier(LAYOUTS["copying"], 16), THREADS, x, x, np.int32(0))
+    assert vectors.count(rf"ld\.global\.({instruction})") == 32 * 32 * x.itemsize // 16 // THREADS
+    assert vectors.count(rf"st\.global\.({instruction})") == 32 * 32 * x.itemsize // 16 // THREADS
+    single = ptx_of(copier(LAYOUTS["copying"]), THREADS, x, x, np.int32(0))
+    assert single.count(r"ld\.global\.v") == single.count(r"st\.global\.v") == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [(a, b) for a in DTYPES for b in DTYPES if a != b])
+def test_save_rounds_to_what_memory_holds(source, target):
+    x, y = numbers((32, 32), source), np.zeros((32, 32), target)
+    x[0, :4] = 0, np.inf, -np.inf, np.nan
+    launch(copier(LAYOUTS["simt"]), (1, 1, 1), THREADS, 0, as_device(x), as_device(y), np.int32(0))
+    between = np.float32 if {source, target} & {np.float16, bfloat16} else source
+    np.testing.assert_array_equal(y.astype(np.float64), x.astype(between).astype(target).astype(np.float64))
+
+
+@pytest.mark.parametrize("cc", [(7, 5), (9, 0, "a")])
+def test_bfloat16_rounds_to_even_everywhere(cc):
+    bits = np.arange(0, 2**32, 2**22 + 1, dtype=np.uint64)[:1024].astype(np.uint32)
+    bits[:4] = 0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF  # two ties, one above, one that overflows
+    x, y = bits.view(np.float32).reshape(32, 32), np.zeros((32, 32), bfloat16)
+    launch(copier(LAYOUTS["simt"]), (1, 1, 1), THREADS, 0, x, as_device(y), np.int32(0), cc=cc)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(y.astype(np.float32), x.astype(bfloat16).astype(np.float32))
+
+
+def test_four_axes():
+    x = numbers((2, 3, 40, 32)).swapaxes(0, 1)
+    y = poisoned(x.shape)
+    layout = LAYOUTS["simt"]
+
+    def copy(source, target):
+        batch, head, first = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x * np.int32(32)
+        save(target[batch, head], load(source[batch, head], layout, first), first)
+
+    launch(copy, (2, 2, 3), THREADS, 0, x, y)
+    np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_vectors(layout):
+    rows, cols, down, across = numbers(25), numbers(60, seed=1)[::2], poisoned(25), poisoned(30)
+    ROWS, COLS = layout.row_vector(), layout.col_vector()
+
+    def copy(rows, cols, down, across):
+        save(down, load(rows, ROWS, 0), 0)
+        save(across, load(cols, COLS, 5), 5)
+
+    launch(copy, (1, 1, 1), THREADS, 0, rows, cols, down, across)
+    np.testing.assert_array_equal(down, rows)
+    np.testing.assert_array_equal(across[5:], cols[5:])
+    assert np.isnan(across[:5]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint32, np.int32, np.uint8])
+def test_gather(dtype):
+    layout = LAYOUTS["mma"]
+    x = np.random.default_rng(0).integers(0, 2**32, (20, 3)).astype(dtype)
+    y = np.full((32, 32), 9, dtype)
+
+    def pick(source, target):
+        save(target, gather(source, row_index(layout, 0), (col_index(layout, 0) - 2) >> 3), 0)
+
+    launch(pick, (1, 1, 1), THREADS, 0, x, y)
+    i, j = np.arange(32)[:, None], (np.arange(32)[None, :] - 2) >> 3
+    inside = (i < 20) & (j >= 0) & (j < 3)
+    np.testing.assert_array_equal(y, np.where(inside, x[np.minimum(i, 19), np.clip(j, 0, 2)], 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("way_in", ["copying", "simt in blocks"])
+def test_through_shared_memory(dtype, transposed, way_in):
+    shared = SharedMemory()
+    shared.tile(3, 5, np.float16)  # something before it
+    TILE = shared.tile(32, 32, dtype)
+    IN, OUT = LAYOUTS[way_in], LAYOUTS["mma"]
+    x, y = numbers((32, 32)), poisoned((32, 32))
+
+    def straight(source, target):
+        tile = allocate(TILE)
+        put(tile, load(source, IN, 0))
+        cuda.syncthreads()
+        save(target, get(tile, OUT), 0)
+
+    def turned(source, target):
+        tile = allocate(TILE)
+        put(tile.T, load(source, IN, 0))
+        cuda.syncthreads()
+        save(target, get(tile, OUT), 0)
+
+    launch(turned if transposed else straight, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, (x.T if transposed else x).astype(dtype).astype(np.float32))
+
+
+def test_vectors_through_shared_memory():
+    shared = SharedMemory()
+    LINE = shared.tile(1, 32, np.float32)
+    layout = LAYOUTS["mma"]
+    ROWS, COLS = layout.row_vector(), layout.col_vector()
+    x, down, across = numbers(32), poisoned(32), poisoned(32)
+
+    def turn(source, down, across):
+        line = allocate(LINE)
+        put(line, load(source, COLS, 0))
+        cuda.syncthreads()
+        save(across, get(line, COLS), 0)
+        save(down, get(line.T, ROWS), 0)
+
+    launch(turn, (1, 1, 1), THREADS, shared.nbytes, x, down, across)
+    np.testing.assert_array_equal(down, x)
+    np.testing.assert_array_equal(across, x)
+
+
+@compiled_only
+def test_shared_tiles_move_in_vectors_without_conflicts():
+    shared = SharedMemory()
+    TILE = shared.tile(32, 32, np.float32)
+    layout = LAYOUTS["copying"]
+
+    def copy(source, target):
+        tile = allocate(TILE)
+        put(tile, load(source, layout, 0))
+        cuda.syncthreads()
+        save(target, get(tile, layout), 0)
+
+    x, y = numbers((32, 32)), poisoned((32, 32))
+    kernel = launch(copy, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    assert kernel.count(r"st\.shared\.v4") == kernel.count(r"ld\.shared\.v4") == 4
+    assert not +kernel.conflicts
+
+
+def test_alignment_of_arrays():
+    x = np.zeros((4, 6, 64), np.float32)
+    start = x.ctypes.data
+    assert start % 16 == 0
+
+    def alignment(view):
+        return Alignment.of(view.shape, view.strides, view.itemsize, view.ctypes.data).nbytes
+
+    assert alignment(x) == 16
+    assert alignment(x.swapaxes(0, 1)) == 16
+    assert alignment(x[..., :6]) == 8
+    assert alignment(x[..., 1:5]) == 4
+    assert alignment(x.swapaxes(1, 2)) == 0
+    assert alignment(x[..., ::2]) == 0
+    assert alignment(x[..., ::-1]) == 0
+    assert alignment(np.broadcast_to(x[:, :1], x.shape)) == 16
+    assert alignment(x.astype(np.float16)[..., :33]) == 2
+
+
+@compiled_only
+def test_offsets_have_64_bits():
+    """Rows 2**33 bytes apart: only addresses are looked at, by an interpreter whose arrays lie far apart."""
+    from tests.tools.assembler import compile_ptx
+    from tests.tools.ptx import GLOBAL_BASE, Kernel, Memory
+
+    layout = copying(4, 8, 32, 1)
+    step = 2**33
+
+    def copy(source, target):
+        save(target, load(source, layout, 0), 0)
+
+    x = numbers((4, 8))
+    ptx = compile_ptx(copy, (x, x), 32)
+
+    class Folded(Memory):
+        """All rows of the array 2**33 bytes apart in one small memory."""
+
+        def places(self, address, size, what, read):
+            row, within = np.divmod(address.astype(np.int64) - GLOBAL_BASE, step)
+            return super().places(GLOBAL_BASE + within + 32 * row, size, what, read)
+
+    memory = Folded(1 << 14, GLOBAL_BASE)
+    at, _ = memory.add(x)
+    out, read = memory.add(poisoned((4, 8)), written=False)
+    arrays = [[0, 0, 32, 4, at, 4, 8, step, 4], [0, 0, 32, 4, out, 4, 8, step, 4]]
+    Kernel(ptx).run((1, 1, 1), 32, 0, [np.int64(v) for array in arrays for v in array], memory)
+    np.testing.assert_array_equal(read(), x)

@@ -1,0 +1,174 @@
+"""dot: on ordinary and on tensor cores, operands either way round, chained through registers."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import (
+    SIMULATED,
+    SharedMemory,
+    allocate,
+    bfloat16,
+    copying,
+    dot,
+    full,
+    load,
+    mma,
+    put,
+    save,
+    simt,
+)
+from tests.tools.launch import launch, poisoned, ptx_of
+
+compiled_only = pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+M, N, K, THREADS = 32, 48, 64, 64
+FMA = {
+    "k in turn": simt(M, N, THREADS, 16, 1),
+    "vectors": simt(M, 64, THREADS, 8, 4),
+    "blocks": simt(M, 64, THREADS, 8, 4, row_vector=4),
+}
+FORMS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+def numbers(shape, dtype, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dtype):
+    """z += x y, with x or y held transposed in shared memory."""
+    m, n = acc_layout.shape
+    shared = SharedMemory()
+    X = shared.tile(*((K, m) if x_transposed else (m, K)), x_dtype)
+    Y = shared.tile(*((n, K) if y_transposed else (K, n)), y_dtype)
+    COPY_X, COPY_Y = (copying(t.rows, t.cols, THREADS, 4) for t in (X, Y))
+
+    def multiply(x, y, z):
+        sX, sY = allocate(X), allocate(Y)
+        put(sX, load(x, COPY_X, 0))
+        put(sY, load(y, COPY_Y, 0))
+        cuda.syncthreads()
+        acc = load(z, acc_layout, 0)
+        if x_transposed and y_transposed:
+            acc = dot(acc, sX.T, sY.T)
+        elif x_transposed:
+            acc = dot(acc, sX.T, sY)
+        elif y_transposed:
+            acc = dot(acc, sX, sY.T)
+        else:
+            acc = dot(acc, sX, sY)
+        save(z, acc, 0)
+
+    arrays = numbers((X.rows, X.cols), x_dtype), numbers((Y.rows, Y.cols), y_dtype, 1), numbers((m, n), acc_dtype, 2)
+    given = [a.view(np.uint16) if a.dtype == bfloat16 else a for a in arrays]
+    x, y, z = (a.astype(np.float64) for a in arrays)
+    want = z + (x.T if x_transposed else x) @ (y.T if y_transposed else y)
+    return multiply, shared.nbytes, given, want
+
+
+@pytest.mark.parametrize("layout", FMA.values(), ids=FMA)
+@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ordinary_cores(layout, x_transposed, y_transposed, dtype):
+    kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype)
+    launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=200 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("x_dtype", [np.float16, bfloat16, np.float32])
+@pytest.mark.parametrize("y_dtype", [np.float16, bfloat16])
+def test_ordinary_cores_convert_their_operands(x_dtype, y_dtype):
+    kernel, nbytes, (x, y, z), want = multiplier(FMA["vectors"], x_dtype, y_dtype, False, True, np.float32)
+    launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=2e-5)
+
+
+@compiled_only
+@pytest.mark.parametrize("layout", FMA.values(), ids=FMA)
+def test_ordinary_cores_read_vectors_and_fuse(layout):
+    kernel, _, arrays, _ = multiplier(layout, np.float32, np.float32, False, True, np.float32)
+    found = ptx_of(kernel, THREADS, *arrays)
+    rows, cols = layout.slots
+    assert found.count(r"ld\.shared\.v4\.[bf]32") == rows + cols  # four steps of k at once
+    assert found.count(r"fma\.rn\.f32") == 4 * rows * cols
+    assert found.count(r"ld\.shared\.[bf]32|\.local|mul\.f32|add\.f32") == 0
+
+
+@compiled_only
+def test_outer_products_read_vectors_along_rows_and_columns():
+    layout = FMA["blocks"]
+    kernel, _, arrays, _ = multiplier(layout, np.float32, np.float32, True, False, np.float32)
+    found = ptx_of(kernel, THREADS, *arrays)
+    rows, cols = layout.slots
+    assert found.count(r"ld\.shared\.v4\.[bf]32") == 4 * (rows + cols) // 4
+    assert found.count(r"ld\.shared\.[bf]32") == 0
+
+
+@compiled_only
+def test_a_tile_is_turned_on_its_way_without_conflicts():
+    """What outer products want: two lanes read 32 bytes of a row, 16 rows fill the banks."""
+    COPY = simt(M, K, THREADS, 2, 4)
+    shared = SharedMemory()
+    TILE = shared.tile(K, M, np.float32)
+
+    def turn(x):
+        put(allocate(TILE).T, load(x, COPY, 0))
+
+    found = launch(turn, (1, 1, 1), THREADS, shared.nbytes, numbers((M, K), np.float32))
+    assert found.count(r"st\.shared\.[bf]32") == M * K // THREADS
+    assert not +found.conflicts
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
+@pytest.mark.parametrize("m", [32, 64])
+def test_tensor_cores(dtype, x_transposed, y_transposed, m):
+    layout = mma(m, N, THREADS)
+    kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, np.float32)
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=2e-5)
+    if found:
+        name = "bf16" if dtype == bfloat16 else "f16"
+        assert found.count(rf"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{name}\.{name}\.f32") == m * N * K // (
+            16 * 8 * 16 * THREADS // 32
+        )
+        assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+def test_sums_are_the_next_left_operand(dtype):
+    """(x y) y^T, the product in the middle never leaving the registers but for being rounded."""
+    INNER, OUTER = mma(M, N, THREADS), mma(M, K, THREADS)
+    shared = SharedMemory()
+    X, Y = shared.tile(M, K, dtype), shared.tile(K, N, dtype)
+    COPY_X, COPY_Y = copying(M, K, THREADS, 8), copying(K, N, THREADS, 1)
+    ZERO = np.float32(0)
+
+    def multiply(x, y, z):
+        sX, sY = allocate(X), allocate(Y)
+        put(sX, load(x, COPY_X, 0))
+        put(sY, load(y, COPY_Y, 0))
+        cuda.syncthreads()
+        inner = dot(full(INNER, ZERO), sX, sY)
+        save(z, dot(full(OUTER, ZERO), inner, sY.T), 0)
+
+    x, y, z = numbers((M, K), dtype), numbers((K, N), dtype, 1), poisoned((M, K))
+    given = (a.view(np.uint16) if a.dtype == bfloat16 else a for a in (x, y))
+    launch(multiply, (1, 1, 1), THREADS, shared.nbytes, *given, z)
+    inner = (x.astype(np.float32) @ y.astype(np.float32)).astype(dtype).astype(np.float64)
+    want = inner @ y.astype(np.float64).T
+    np.testing.assert_allclose(z, want, atol=np.abs(want).max() * (2e-2 if dtype == bfloat16 else 2e-3))
+
+
+def test_shapes_have_to_fit():
+    shared = SharedMemory()
+    A = shared.tile(M, K, np.float32)
+
+    def square(x, z):
+        tile = allocate(A)
+        put(tile, load(x, copying_a, 0))
+        cuda.syncthreads()
+        save(z, dot(full(acc, np.float32(0)), tile, tile), 0)
+
+    copying_a, acc = copying(M, K, THREADS, 4), FMA["vectors"]
+    with pytest.raises(Exception, match="dot: 32x64 @ 32x64 is no fma 32x64"):
+        launch(square, (1, 1, 1), THREADS, shared.nbytes, numbers((M, K), np.float32), poisoned((M, K)))

@@ -1,0 +1,145 @@
+"""What the simulator says of wrong kernels: missing barriers, barriers that not everybody comes to."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import (
+    SIMULATED,
+    DeadlockError,
+    RaceError,
+    SharedMemory,
+    allocate,
+    copying,
+    get,
+    load,
+    put,
+    row_max,
+    save,
+    simt,
+    simulate,
+    sync_warp,
+)
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="for NUMBA_ENABLE_CUDASIM=1")
+THREADS = 64
+ROWS, COLS = copying(32, 32, THREADS, 4), simt(32, 32, THREADS, 2, 1)
+shared = SharedMemory()
+TILE, OTHER = shared.tile(32, 32, np.float32), shared.tile(32, 32, np.float32)
+x = np.arange(1024, dtype=np.float32).reshape(32, 32)
+
+
+def run(kernel, *arguments, **options):
+    y = np.full_like(x, np.nan)
+    simulate(kernel, (1, 1, 1), THREADS, shared.nbytes, x, y, *arguments, **options)
+    return y
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_right_kernel_in_any_order(seed):
+    def turn(x, y):
+        tile = allocate(TILE)
+        for _ in range(3):
+            put(tile, load(x, ROWS, 0))
+            cuda.syncthreads()
+            save(y, get(tile.T, COLS), 0)
+            cuda.syncthreads()
+
+    np.testing.assert_array_equal(run(turn, seed=seed), x.T)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_read_too_early(seed):
+    def turn(x, y):
+        tile = allocate(TILE)
+        put(tile, load(x, ROWS, 0))
+        save(y, get(tile.T, COLS), 0)
+
+    with pytest.raises(RaceError, match=r"thread \d+ reads (what thread \d+ wrote at )?byte \d+ of shared memory"):
+        run(turn, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_write_too_early(seed):
+    def turn(x, y):
+        tile = allocate(TILE)
+        put(tile, load(x, ROWS, 0))
+        cuda.syncthreads()
+        save(y, get(tile.T, COLS), 0)
+        put(tile, load(x, ROWS, 0))
+
+    with pytest.raises(RaceError, match=r"thread \d+ (overwrites|reads) what thread \d+ (reads|wrote) at byte \d+"):
+        run(turn, seed=seed)
+
+
+def test_a_read_of_what_nobody_wrote():
+    def read(x, y):
+        save(y, get(allocate(OTHER), ROWS), 0)
+
+    with pytest.raises(RaceError, match="which nobody has written"):
+        run(read)
+
+
+def test_a_warp_has_a_barrier_of_its_own():
+    WARPS = simt(32, 32, THREADS, 2, 4)  # rows 0 to 15 in warp 0
+
+    def turn(x, y):
+        tile = allocate(TILE)
+        put(tile, load(x, WARPS, 0))
+        sync_warp()
+        save(y, get(tile, COLS), 0)
+
+    np.testing.assert_array_equal(run(turn), x)
+
+    def across(x, y):
+        tile = allocate(TILE)
+        put(tile, load(x, WARPS, 0))
+        sync_warp()
+        save(y, get(tile.T, COLS), 0)
+
+    with pytest.raises(RaceError):
+        run(across)
+
+
+def test_a_barrier_that_some_threads_miss():
+    def wait(x, y):
+        if cuda.threadIdx.x < 33:
+            cuda.syncthreads()
+        else:
+            sync_warp()
+
+    with pytest.raises(DeadlockError, match=r"threads 32 wait for cuda.syncthreads\(\)|0-32 wait for cuda"):
+        run(wait)
+
+
+def test_a_warp_operation_that_some_lanes_miss():
+    def reduce(x, y):
+        tile = load(x, COLS, 0)
+        if cuda.threadIdx.x < 40:
+            tile = tile - row_max(tile, 0)
+        cuda.syncthreads()
+
+    with pytest.raises(DeadlockError, match="threads 32-39 wait for a warp operation of warp 1"):
+        run(reduce)
+
+
+def test_threads_that_end_are_not_waited_for():
+    def leave(x, y):
+        if cuda.threadIdx.x >= 32:
+            return
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            y[0, 0] = cuda.gridDim.x * cuda.blockDim.x
+
+    assert run(leave)[0, 0] == THREADS
+
+
+def test_errors_name_the_thread():
+    def fail(x, y):
+        if cuda.threadIdx.x == 5:
+            raise ZeroDivisionError("here")
+        cuda.syncthreads()
+
+    with pytest.raises(ZeroDivisionError, match="here") as caught:
+        run(fail)
+    assert getattr(caught.value, "__notes__", [""])[0] in ("", "in thread 5 of block (0, 0, 0)")

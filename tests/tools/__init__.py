@@ -1,0 +1,1 @@
+"""Tools of the tests: kernels compiled, assembled, interpreted and simulated without a GPU."""

@@ -1,0 +1,480 @@
+"""Run the PTX of a kernel in NumPy: all threads of a block at once, diverged ones by the lowest program counter first.
+
+It checks what no compiler does and no GPU tells: that each access is aligned and lies within an array, that nothing is
+read before it is written, registers and shared memory alike, and how many bank conflicts there are. It knows the
+instructions that the kernels use, and refuses others. It runs in lockstep, so it sees no races: `simulate` does.
+"""
+
+import math
+import re
+from collections import Counter
+
+import ml_dtypes
+import numpy as np
+
+TYPES = {
+    "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16,
+    "s16": np.int16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "b64": np.uint64, "u64": np.uint64,
+    "s64": np.int64, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
+}  # fmt: skip
+KINDS = {  # registers by the letters of their names, as ptx declares them
+    "pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "f32": np.float32, "f64": np.float64,
+    "u16": np.uint16, "s16": np.uint16, "u32": np.uint32, "s32": np.uint32, "u64": np.uint64, "s64": np.uint64,
+}  # fmt: skip
+WARP, BANKS = 32, 32
+SHARED_BASE, GLOBAL_BASE = 1 << 10, 1 << 33  # beyond 32 bits: a truncated address is found
+GAP = 256  # bytes that belong to nobody, between any two arrays
+
+
+class AccessError(RuntimeError):
+    """An access that is misaligned, lies outside of all arrays, or reads what nobody has written."""
+
+
+class Memory:
+    """Bytes with holes: those that belong to an array, and those of them that have been written."""
+
+    def __init__(self, nbytes, base):
+        self.bytes, self.base, self.end = np.zeros(nbytes, np.uint8), base, 0
+        self.owned, self.written = np.zeros(nbytes, bool), np.zeros(nbytes, bool)
+
+    def reserve(self, nbytes, align=256):
+        """The address of fresh bytes, owned by nobody yet."""
+        start = -(-(self.end + GAP) // align) * align
+        self.end = start + nbytes
+        if self.end + GAP > len(self.bytes):
+            self.bytes, self.owned, self.written = (
+                np.concatenate([x, np.zeros(self.end + GAP, x.dtype)]) for x in (self.bytes, self.owned, self.written)
+            )
+        return start + self.base
+
+    def add(self, array, written=True):
+        """An array of any strides, with holes where it has some: its address and how to read it back."""
+        strides = array.strides
+        low = sum(min(0, s * (n - 1)) for s, n in zip(strides, array.shape))
+        high = sum(max(0, s * (n - 1)) for s, n in zip(strides, array.shape)) + array.itemsize
+        at = self.reserve(high - low) - low
+        places = np.full(array.shape, at - self.base)
+        for axis, stride in enumerate(strides):
+            places += (np.arange(array.shape[axis]) * stride).reshape(-1, *[1] * (array.ndim - 1 - axis))
+        places = places[..., None] + np.arange(array.itemsize)
+        self.bytes[places] = np.ascontiguousarray(array)[..., None].view(np.uint8)
+        self.owned[places], self.written[places] = True, written
+        return at, lambda: self.bytes[places].view(array.dtype)[..., 0]
+
+    def places(self, address, size, what, read):
+        """Indices of the bytes [..., size] of accesses, after all checks."""
+        start = address.astype(np.int64) - self.base
+        if (start % size).any():
+            raise AccessError(f"{what}: misaligned by {int((start % size).max())} bytes of {size}")
+        if (start < 0).any() or (start + size > len(self.bytes)).any():
+            raise AccessError(f"{what} outside of all arrays")
+        found = start[:, None] + np.arange(size)
+        if not self.owned[found].all():
+            raise AccessError(f"{what} outside of all arrays")
+        if read and not self.written[found].all():
+            raise AccessError(f"{what} reads what nobody has written")
+        return found
+
+
+class Kernel:
+    """The one kernel of a PTX text."""
+
+    def __init__(self, ptx):
+        body = ptx[ptx.index(".visible .entry") :]
+        self.parameters = re.findall(r"\.param \.(\w+) (\S+?),?\n", body[: body.index("{")])
+        self.kinds = {name: KINDS[kind] for kind, name in re.findall(r"\.reg \.(\w+)\s+(%\w+)<", body)}
+        self.kinds |= {name: KINDS[kind] for kind, name in re.findall(r"\.reg \.(\w+)\s+(%?\w+);", body)}
+        self.blocks, self.labels = [[]], {}
+        for line in body[body.index("{") + 1 : body.rindex("}")].split("\n"):
+            self._add(line.split("//")[0].strip())
+        self.conflicts = Counter()  # wavefronts beyond the fewest possible, by instruction
+
+    def _add(self, line):
+        if not line or line in "{}" or line.startswith("."):
+            return
+        if label := re.fullmatch(r"(\$?\w+):", line):
+            self.blocks.append([])
+            self.labels[label[1]] = len(self.blocks) - 1
+            return
+        match = re.fullmatch(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*?);", line)
+        if not match:
+            raise NotImplementedError(line)
+        negated, guard, op, operands = match.groups()
+        self.blocks[-1].append((guard, bool(negated), op.split("."), split_operands(operands), line))
+        if op.split(".")[0] in ("bra", "ret", "bar"):
+            self.blocks.append([])
+
+    def count(self, pattern):
+        """How many instructions there are that match."""
+        return sum(bool(re.search(pattern, line)) for block in self.blocks for *_, line in block)
+
+    def run(self, grid, threads, shared_bytes, values, memory):
+        parameters = dict(zip((name for _, name in self.parameters), values, strict=True))
+        for z, y, x in np.ndindex(*grid[::-1]):
+            Block(self, (x, y, z), grid, threads, shared_bytes, parameters, memory).run()
+
+
+def split_operands(text):
+    return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)]
+
+
+def members(vector):
+    """The names in "{%r1, %r2}"."""
+    return [part.strip() for part in vector.strip("{}").split(",")]
+
+
+def interpret(ptx, grid, threads, shared_bytes, *arguments):
+    """Launch a kernel on NumPy arrays, in place, and scalars of NumPy's types. Returns the Kernel, which has counts."""
+    kernel, memory = Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
+    values, readers = [], []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            address, read = memory.add(argument)
+            readers.append((argument, read))
+            numbers = 0, 0, argument.size, argument.itemsize, address, *argument.shape, *argument.strides
+            values += map(np.int64, numbers)
+        else:
+            values.append(np.asarray(argument))
+    kernel.run(grid, threads, shared_bytes, values, memory)
+    for argument, read in readers:
+        if argument.flags.writeable:
+            argument[...] = read()
+    return kernel
+
+
+class Block:
+    """One block of threads; a register is an array with an element for each thread."""
+
+    def __init__(self, kernel, index, grid, threads, shared_bytes, parameters, memory):
+        self.kernel, self.n, self.parameters, self.memory = kernel, threads, parameters, memory
+        self.shared = Memory(shared_bytes + 4096, SHARED_BASE)
+        self.shared_at = self.shared.reserve(shared_bytes, 1024)
+        start = self.shared_at - SHARED_BASE
+        self.shared.owned[start : start + shared_bytes] = True
+        self.special = {"%tid.x": np.arange(threads), "%tid.y": 0, "%tid.z": 0, "%ntid.x": threads}
+        for axis, at, extent in zip("xyz", index, grid):
+            self.special[f"%ctaid.{axis}"], self.special[f"%nctaid.{axis}"] = at, extent
+        self.values, self.mask = {}, np.ones(threads, bool)
+        self.defined = {}
+
+    def run(self):
+        pcs, done, waiting = np.zeros(self.n, np.int64), np.zeros(self.n, bool), np.zeros(self.n, bool)
+        with np.errstate(all="ignore"):
+            while not done.all():
+                ready = ~(done | waiting)
+                if not ready.any():  # every live thread is at the barrier
+                    waiting[:] = False
+                    continue
+                pc = pcs[ready].min()
+                active = ready & (pcs == pc)
+                self.mask = active
+                pcs[active] = pc + 1
+                if pc >= len(self.kernel.blocks):
+                    done |= active
+                    continue
+                for guard, negated, op, operands, line in self.kernel.blocks[pc]:
+                    taken = active if guard is None else active & (self.get(guard, "pred") ^ negated)
+                    try:
+                        if op[0] == "bra":
+                            pcs[taken] = self.kernel.labels[operands[-1]]
+                        elif op[0] == "ret":
+                            done |= taken
+                        elif op[0] == "bar":
+                            if op[1] != "warp":
+                                waiting |= taken
+                        else:
+                            self.mask = taken
+                            getattr(self, f"op_{op[0]}")(op, operands)
+                    except Exception as error:
+                        if hasattr(error, "add_note"):
+                            error.add_note(f"in {line}")
+                        raise
+                    self.mask = active
+
+    # ------------------------------------------------------------------------------------------------- registers
+    def kind_of(self, name):
+        return self.kernel.kinds.get(name) or self.kernel.kinds[re.match(r"%[a-zA-Z_]+", name)[0]]
+
+    def get(self, token, kind):
+        dtype = np.dtype(TYPES[kind])
+        if token in self.special:
+            return np.broadcast_to(np.asarray(self.special[token], np.uint32), self.n).view(dtype)
+        if token in self.values:
+            if not self.defined[token][self.mask].all():
+                raise AccessError(f"{token} is read before it is written")
+            value = self.values[token]
+            if value.dtype == np.bool_ or dtype == np.bool_:
+                return value
+            if value.itemsize == dtype.itemsize:
+                return value.view(dtype)
+            return value.astype(f"u{value.itemsize}").astype(f"u{dtype.itemsize}").view(dtype)
+        if token.startswith(("0f", "0d")):
+            bits, of = (np.uint32, np.float32) if token[1] == "f" else (np.uint64, np.float64)
+            return np.full(self.n, int(token[2:], 16), bits).view(of)
+        if token == "numbattn_shared":
+            return np.full(self.n, self.shared_at, dtype)
+        if token.startswith("%"):
+            raise AccessError(f"{token} is read before it is written")
+        if dtype == np.bool_:
+            return np.full(self.n, bool(int(token, 0)))
+        bits = 8 * dtype.itemsize
+        return np.full(self.n, int(token, 0) % 2**bits, f"u{bits // 8}").view(dtype)
+
+    def put(self, token, value):
+        if token == "_":
+            return
+        home, value = np.dtype(self.kind_of(token)), np.broadcast_to(value, self.n)
+        if home != np.bool_:
+            if value.itemsize != home.itemsize:
+                wide = value.astype(np.int64) if value.dtype.kind == "i" else value.view(f"u{value.itemsize}")
+                value = wide.astype(f"u{home.itemsize}")
+            value = value.view(home)
+        old = self.values.get(token)
+        if old is None:
+            old, self.defined[token] = np.zeros(self.n, home), np.zeros(self.n, bool)
+        self.values[token] = np.where(self.mask, value, old)
+        self.defined[token] = self.defined[token] | self.mask
+
+    # ----------------------------------------------------------------------------------------------- arithmetic
+    def elementwise(function):
+        def op(self, op, args):
+            self.put(args[0], function(*(self.get(arg, op[-1]) for arg in args[1:])))
+
+        return op
+
+    op_sub = elementwise(lambda a, b: a - b)
+    op_and = elementwise(lambda a, b: a & b)
+    op_or = elementwise(lambda a, b: a | b)
+    op_xor = elementwise(lambda a, b: a ^ b)
+    op_not = elementwise(lambda a: ~a)
+    op_max = elementwise(np.fmax)
+    op_min = elementwise(np.fmin)
+    op_neg = elementwise(lambda a: -a)
+    op_abs = elementwise(np.abs)
+    op_ex2 = elementwise(np.exp2)
+    op_lg2 = elementwise(np.log2)
+    op_rcp = elementwise(lambda a: (1 / a).astype(a.dtype))
+    op_add = elementwise(lambda a, b: a + b)
+    op_fma = elementwise(lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(a.dtype))
+    op_popc = elementwise(np.bitwise_count)
+    del elementwise
+
+    def op_mul(self, op, args, plus=None):
+        kind = op[-1]
+        a, b = (self.get(arg, kind) for arg in args[1:3])
+        if op[1] == "wide":
+            wide = f"{kind[0]}{2 * int(kind[1:])}"
+            product, kind = a.astype(TYPES[wide]) * b.astype(TYPES[wide]), wide
+        elif op[1] == "hi":
+            bits = 8 * a.itemsize
+            whole = a.astype(object) * b.astype(object)
+            product = np.array([int(x) >> bits for x in whole], object).astype(TYPES[kind])
+        else:
+            product = a * b
+        self.put(args[0], product if plus is None else product + self.get(plus, kind))
+
+    def op_mad(self, op, args):
+        self.op_mul(op, args, args[3])
+
+    def op_div(self, op, args):
+        a, b = (self.get(arg, op[-1]) for arg in args[1:])
+        if op[-1] in ("f32", "f64"):
+            return self.put(args[0], a / b)
+        exact = [int(math.copysign(abs(x) // abs(y), x * y)) if y else 0 for x, y in zip(a.tolist(), b.tolist())]
+        self.put(args[0], np.array(exact, a.dtype))
+
+    def op_shl(self, op, args):
+        a, n = self.get(args[1], op[-1]), self.get(args[2], "u32")
+        self.put(args[0], np.where(n < 8 * a.itemsize, a << n.astype(a.dtype), 0).astype(a.dtype))
+
+    def op_shr(self, op, args):
+        a, n = self.get(args[1], op[-1]), self.get(args[2], "u32")
+        self.put(args[0], a >> np.minimum(n, 8 * a.itemsize - 1).astype(a.dtype) if op[-1][0] == "s" else
+                 np.where(n < 8 * a.itemsize, a >> n.astype(a.dtype), 0).astype(a.dtype))  # fmt: skip
+
+    def op_shf(self, op, args):
+        low, high, n = (self.get(arg, "u32").astype(np.uint64) for arg in args[1:])
+        both = high << np.uint64(32) | low
+        n = n & np.uint64(31) if op[2] == "wrap" else np.minimum(n, np.uint64(32))
+        self.put(args[0], (both << n >> np.uint64(32) if op[1] == "l" else both >> n).astype(np.uint32))
+
+    def op_prmt(self, op, args):
+        a, b, select = (self.get(arg, "u32").astype(np.uint64) for arg in args[1:])
+        both, out = b << np.uint64(32) | a, np.zeros(self.n, np.uint64)
+        for i in range(4):
+            nibble = select >> np.uint64(4 * i) & np.uint64(15)
+            if (nibble[self.mask] > 7).any():
+                raise NotImplementedError("prmt that spreads a sign")
+            out |= (both >> (nibble * np.uint64(8)) & np.uint64(255)) << np.uint64(8 * i)
+        self.put(args[0], out.astype(np.uint32))
+
+    def op_lop3(self, op, args):
+        a, b, c = (self.get(arg, "b32") for arg in args[1:4])
+        table, out = int(args[4], 0), np.zeros(self.n, np.uint32)
+        for i in range(8):
+            if table >> i & 1:
+                out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+        self.put(args[0], out)
+
+    def op_bfe(self, op, args):
+        a, at, size = self.get(args[1], op[-1]), int(args[2]), int(args[3])
+        bits = 8 * a.itemsize
+        self.put(args[0], (a << a.dtype.type(bits - at - size)) >> a.dtype.type(bits - size))
+
+    def op_bfi(self, op, args):
+        a, b = (self.get(arg, op[-1]) for arg in args[1:3])
+        at, size = int(args[3]), int(args[4])
+        field = a.dtype.type(((1 << size) - 1) << at)
+        self.put(args[0], (b & ~field) | (a << a.dtype.type(at) & field))
+
+    def op_mov(self, op, args):
+        if args[0][0] == "{":
+            parts = members(args[0])
+            whole = np.ascontiguousarray(self.get(args[1], op[-1]))
+            for name, value in zip(parts, whole.view(f"u{whole.itemsize // len(parts)}").reshape(self.n, -1).T):
+                self.put(name, value.copy())
+        elif args[1][0] == "{":
+            parts = members(args[1])
+            kind = f"b{8 * np.dtype(TYPES[op[-1]]).itemsize // len(parts)}"
+            whole = np.stack([self.get(name, kind) for name in parts], 1)
+            self.put(args[0], whole.view(TYPES[op[-1]])[:, 0])
+        else:
+            self.put(args[0], self.get(args[1], op[-1]))
+
+    def op_cvt(self, op, args):
+        to, source = op[-2], op[-1]
+        if to in ("f16x2", "bf16x2"):
+            halves = [self.get(arg, source).astype(TYPES[to[:-2]]).view(np.uint16) for arg in args[:0:-1]]
+            return self.put(args[0], np.stack(halves, 1).view(np.uint32)[:, 0])
+        value = self.get(args[1], source)
+        if source[0] in "bf" and to[0] in "us":
+            rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[op[1]]
+            value = rounding(value)
+        self.put(args[0], value.astype(TYPES[to]))
+
+    def op_cvta(self, op, args):
+        self.put(args[0], self.get(args[1], "u64"))
+
+    def op_setp(self, op, args):
+        a, b = (self.get(arg, op[-1]) for arg in args[1:3])
+        compare = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+                   "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
+                   "hs": np.greater_equal}  # fmt: skip
+        how = op[1]
+        if how in ("nan", "num"):
+            result = (np.isnan(a) | np.isnan(b)) == (how == "nan")
+        elif how in compare:
+            result = compare[how](a, b)
+            if op[-1][0] == "f" and how == "ne":
+                result &= ~(np.isnan(a) | np.isnan(b))
+        else:  # ltu, geu, ...: true where unordered
+            result = compare[how[:2]](a, b) | np.isnan(a) | np.isnan(b)
+        if op[2] in ("and", "or", "xor"):
+            other = self.get(args[3], "pred")
+            result = {"and": result & other, "or": result | other, "xor": result ^ other}[op[2]]
+        self.put(args[0], result)
+
+    def op_selp(self, op, args):
+        # the value that is not chosen may be undefined
+        chosen, mask = self.get(args[3], "pred"), self.mask
+        self.mask = mask & chosen
+        yes = self.get(args[1], op[-1]) if self.mask.any() else np.zeros(self.n, TYPES[op[-1]])
+        self.mask = mask & ~chosen
+        no = self.get(args[2], op[-1]) if self.mask.any() else np.zeros(self.n, TYPES[op[-1]])
+        self.mask = mask
+        self.put(args[0], np.where(chosen, yes, no))
+
+    # ------------------------------------------------------------------------------------------- warp operations
+    def _whole_warps(self, what):
+        if (self.mask.reshape(-1, WARP).any(1) != self.mask.reshape(-1, WARP).all(1)).any():
+            raise RuntimeError(f"{what} that not all lanes of a warp come to")
+
+    def op_shfl(self, op, args):
+        self._whole_warps("a shuffle")
+        if op[2] != "bfly":
+            raise NotImplementedError("shfl." + op[2])
+        self.put(args[0], self.get(args[1], "b32")[np.arange(self.n) ^ int(args[2])])
+
+    def op_ldmatrix(self, op, args):
+        self._whole_warps("ldmatrix")
+        address = self.address(args[1])
+        if not self.mask.all():
+            raise NotImplementedError("ldmatrix by some warps")
+        places = self.shared.places(address, 16, "ldmatrix", read=True)
+        rows = self.shared.bytes[places].view(np.uint16).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
+        for quarter in address.reshape(-1, 8):
+            self._count_conflicts(".".join(op), quarter, 16, 8)
+        lane = np.arange(WARP)
+        for i, name in enumerate(members(args[0])):
+            matrix = rows[:, i].swapaxes(1, 2) if "trans" in op else rows[:, i]
+            low, high = (matrix[:, lane // 4, 2 * (lane % 4) + half].astype(np.uint32) for half in range(2))
+            self.put(name, (low | high << 16).reshape(-1))
+
+    def op_mma(self, op, args):
+        self._whole_warps("mma")
+        dtype = TYPES[op[-3]]
+        d, a, b, c = map(members, args)
+        group, pair = np.arange(WARP) // 4, 2 * (np.arange(WARP) % 4)
+
+        def operand(names, places, shape):
+            out = np.zeros((self.n // WARP, *shape), np.float32)
+            for name, (row, col) in zip(names, places):
+                halves = np.ascontiguousarray(self.get(name, "b32")).view(dtype).reshape(-1, WARP, 2)
+                for half in range(2):
+                    at = (group + row, pair + col + half) if shape == (16, 16) else (pair + row + half, group + col)
+                    out[:, at[0], at[1]] = halves[..., half]
+            return out
+
+        A = operand(a, ((0, 0), (8, 0), (0, 8), (8, 8)), (16, 16))
+        B = operand(b, ((0, 0), (8, 0)), (16, 8))
+        C = A @ B
+        for out, add, (row, half) in zip(d, c, ((0, 0), (0, 1), (8, 0), (8, 1))):
+            self.put(out, self.get(add, "f32") + C[:, group + row, pair + half].reshape(-1))
+
+    # ------------------------------------------------------------------------------------------------- memory
+    def address(self, token):
+        name, offset = re.fullmatch(r"\[([^+\]]+)(?:\+(-?\d+))?\]", token).groups()
+        kind = "u64" if name[0] == "%" and np.dtype(self.kind_of(name)).itemsize == 8 else "u32"
+        return self.get(name, kind).astype(np.int64) + int(offset or 0)
+
+    def op_ld(self, op, args):
+        if "param" in op:
+            value = self.parameters[args[1].strip("[]")].tobytes().ljust(8, b"\0")
+            return self.put(args[0], np.full(self.n, np.frombuffer(value, TYPES[op[-1]])[0]))
+        self._access(op, members(args[0]), args[1], read=True)
+
+    def op_st(self, op, args):
+        self._access(op, members(args[1]), args[0], read=False)
+
+    def _access(self, op, names, place, read):
+        dtype, active = np.dtype(TYPES[op[-1]]), self.mask
+        if not active.any():
+            return
+        memory, size = self.shared if "shared" in op else self.memory, dtype.itemsize * len(names)
+        address = self.address(place)
+        places = memory.places(address[active], size, ".".join(op), read)
+        if memory is self.shared:
+            self._wavefronts(".".join(op), address, size)
+        for i, name in enumerate(names):
+            at = places[:, i * dtype.itemsize : (i + 1) * dtype.itemsize]
+            if read:
+                value = np.zeros(self.n, dtype)
+                value[active] = memory.bytes[at].view(dtype)[:, 0]
+                self.put(name, value)
+            else:
+                values = np.ascontiguousarray(self.get(name, op[-1])[active])
+                memory.bytes[at] = values[:, None].view(np.uint8)
+                memory.written[at] = True
+
+    def _wavefronts(self, name, address, size):
+        """A warp's access goes in groups of lanes that make 128 bytes; in each a bank serves one word at a time."""
+        lanes = max(1, min(WARP, 128 // size))
+        for warp, active in zip(address.reshape(-1, WARP), self.mask.reshape(-1, WARP)):
+            if active.all():
+                for group in warp.reshape(-1, lanes):
+                    self._count_conflicts(name, group, size, lanes)
+
+    def _count_conflicts(self, name, addresses, size, lanes):
+        words = {int(a) // 4 + i for a in addresses for i in range(max(1, size // 4))}
+        degree = max(Counter(word % BANKS for word in words).values())
+        self.kernel.conflicts[name] += degree - 1

@@ -1,0 +1,132 @@
+"""The interpreter of PTX on a few lines of it."""
+
+import numpy as np
+import pytest
+
+from .ptx import AccessError, interpret
+
+
+def kernel(body, scalars=()):
+    """A kernel of one vector, its address in %rd1 + 4 tid, and of scalars."""
+    names = ["p0", "p1", "p2", "p3", "data", "size", "stride"]
+    parameters = [f".param .u64 {name}" for name in names] + [f".param .{kind} {name}" for kind, name in scalars]
+    lines = ",\n".join(parameters)
+    return f"""
+.visible .entry kernel(
+{lines}
+)
+{{
+    .reg .pred %p<9>;
+    .reg .b16 %rs<9>;
+    .reg .b32 %r<40>;
+    .reg .f32 %f<40>;
+    .reg .b64 %rd<9>;
+    ld.param.u64 %rd1, [data];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+{body}
+    ret;
+}}
+"""
+
+
+def run(body, x, shared=0, threads=32, scalars=()):
+    return interpret(kernel(body, [s[:2] for s in scalars]), (1, 1, 1), threads, shared, x, *[s[2] for s in scalars])
+
+
+def test_arithmetic_and_predicates():
+    x = np.arange(32, dtype=np.float32)
+    run("""
+        ld.param.f32 %f9, [scale];
+        ld.global.f32 %f1, [%rd3];
+        fma.rn.f32 %f2, %f1, %f9, 0f3F800000;
+        setp.gt.u32 %p1, %r1, 7;
+        selp.f32 %f3, %f2, %f1, %p1;
+        @%p1 st.global.f32 [%rd3], %f3;
+        """, x, scalars=[("f32", "scale", np.float32(3))])  # fmt: skip
+    i = np.arange(32)
+    np.testing.assert_array_equal(x, np.where(i > 7, 3 * i + 1, i))
+
+
+def test_threads_part_and_meet_again():
+    x = np.zeros(32, np.uint32)
+    run("""
+        mov.u32 %r2, 0;
+        mov.u32 %r3, 0;
+    $loop:
+        setp.ge.u32 %p1, %r3, %r1;
+        @%p1 bra $done;
+        add.s32 %r2, %r2, %r3;
+        add.s32 %r3, %r3, 1;
+        bra.uni $loop;
+    $done:
+        shfl.sync.bfly.b32 %r4, %r2, 1, 0x1f, -1;
+        st.global.u32 [%rd3], %r4;
+        """, x)  # fmt: skip
+    i = np.arange(32) ^ 1
+    np.testing.assert_array_equal(x, i * (i - 1) // 2)
+
+
+def test_64_bit_products_and_byte_shuffles():
+    x = np.full(32, 0xDEADBEEF, np.uint32)
+    run("""
+        ld.global.u32 %r2, [%rd3];
+        mul.hi.u32 %r3, %r2, 0xCAFEBABE;
+        prmt.b32 %r4, %r2, %r3, 0x5410;
+        st.global.u32 [%rd3], %r4;
+        """, x)  # fmt: skip
+    high = 0xDEADBEEF * 0xCAFEBABE >> 32
+    assert (x == (0xBEEF | (high & 0xFFFF) << 16)).all()
+
+
+def test_an_address_outside():
+    with pytest.raises(AccessError, match="outside of all arrays"):
+        run("ld.global.f32 %f1, [%rd3+4];", np.zeros(32, np.float32))
+
+
+def test_the_holes_of_a_strided_array_are_outside():
+    with pytest.raises(AccessError, match="outside of all arrays"):
+        run("ld.global.f32 %f1, [%rd3];", np.zeros(64, np.float32)[::2])
+
+
+def test_a_misaligned_address():
+    with pytest.raises(AccessError, match="misaligned"):
+        run("ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd3];", np.zeros(64, np.float32))
+
+
+def test_shared_memory_that_nobody_wrote():
+    with pytest.raises(AccessError, match="nobody has written"):
+        run("mov.u32 %r2, numbattn_shared;\nld.shared.f32 %f1, [%r2];", np.zeros(32, np.float32), shared=64)
+
+
+def test_a_register_that_nobody_wrote():
+    with pytest.raises(AccessError, match="%f1 is read before it is written"):
+        run("st.global.f32 [%rd3], %f1;", np.zeros(32, np.float32))
+    with pytest.raises(AccessError, match="%f1 is read before it is written"):
+        run("""
+            setp.gt.u32 %p1, %r1, 7;
+            @%p1 mov.f32 %f1, 0f00000000;
+            st.global.f32 [%rd3], %f1;
+            """, np.zeros(32, np.float32))  # fmt: skip
+
+
+def test_a_shuffle_that_some_lanes_miss():
+    with pytest.raises(RuntimeError, match="not all lanes"):
+        run("setp.gt.u32 %p1, %r1, 7;\n@%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 0x1f, -1;", np.zeros(32, np.float32))
+
+
+@pytest.mark.parametrize(("words", "conflicts"), [(1, 0), (2, 1), (32, 31), (33, 0)])
+def test_bank_conflicts(words, conflicts):
+    body = f"""
+        mov.u32 %r2, numbattn_shared;
+        mad.lo.s32 %r3, %r1, {4 * words}, %r2;
+        st.shared.u32 [%r3], %r1;
+    """
+    found = run(body, np.zeros(32, np.float32), shared=32 * 4 * words)
+    assert found.conflicts["st.shared.u32"] == conflicts
+
+
+def test_unknown_instructions_are_refused():
+    with pytest.raises(AttributeError, match="op_sin"):
+        run("sin.approx.f32 %f1, 0f00000000;", np.zeros(32, np.float32))
