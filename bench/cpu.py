@@ -95,8 +95,8 @@ def speed(seqlens, rounds):
             rows.append({
                 "dtype": dtype, "pass": name, "causal": causal, "seqlen": seqlen,
                 "numbattn": rate["numbattn"], "torch": rate.get("torch"), "numpy": rate["numpy"],
-                "numbattn/torch": rate["numbattn"] / rate["torch"] if "torch" in rate else None,
-                "numbattn/numpy": rate["numbattn"] / rate["numpy"],
+                "/ torch": rate["numbattn"] / rate["torch"] if "torch" in rate else None,
+                "/ numpy": rate["numbattn"] / rate["numpy"],
             })
     return sorted(rows, key=lambda row: (row["dtype"], row["pass"] == "backward"))
 

@@ -23,7 +23,7 @@ from .tile import (
     tile,
 )
 
-TILE_M, TILE_N = 256, 256
+TILE_M, TILE_N = 128, 128
 BLOCKS = 16  # at least so many blocks, however few heads: a constant, so that gradients do not depend on the threads
 
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import platformdirs
 import scipy.linalg.cython_blas  # noqa: F401  loads the BLAS that Numba's products call
 from threadpoolctl import ThreadpoolController
+
+from ..cache import cache_dir
 
 
 class Heads(NamedTuple):
@@ -110,12 +111,11 @@ def kernel(function):
 
 
 def _cache_dir():
-    root = os.environ.get("NUMBATTN_CACHE_DIR") or platformdirs.user_cache_dir("numbattn")
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted([*package.glob("*.py"), *package.glob("cpu/*.py")]):
         digest.update(path.read_bytes())
-    place = Path(root, "cpu", digest.hexdigest()[:16])
+    place = cache_dir("cpu") / digest.hexdigest()[:16]
     try:
         place.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=place).close()

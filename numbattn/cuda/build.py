@@ -22,7 +22,7 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
-import platformdirs
+from ..cache import cache_dir
 
 CACHE_BYTES = 256 << 20  # what the cubins on disk may take; the ones unused for longest go first
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -119,7 +119,7 @@ class Binary:
 
 def build(key):
     """The Binary of a Key: from the disk, else compiled and put there."""
-    path = cache_dir() / _digest(key)
+    path = cache_dir("cuda") / _digest(key)
     binary = _read(path)
     if binary is None:
         source = key.source()
@@ -255,11 +255,6 @@ def _missing(what):
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
-def cache_dir():
-    """Where cubins are kept."""
-    return Path(os.environ.get("NUMBATTN_CACHE_DIR") or platformdirs.user_cache_dir("numbattn"), "cuda")
-
-
 def _digest(key):
     """What a Key stands for here: its kernel's sources and the versions of all that compiles them are in it."""
     module = key.factory.partition(":")[0]

@@ -45,7 +45,8 @@ def current_device():
 @lru_cache
 def _device(index):
     about = cupy.cuda.runtime.getDeviceProperties(index)
-    return Device(index, (about["major"], about["minor"]), about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
+    cc = about["major"], about["minor"]
+    return Device(index, cc, about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
 
 
 class View(NamedTuple):

@@ -259,12 +259,6 @@ def test_unwritable_place_means_no_cache(place, tmp_path, monkeypatch):
     assert build(key()).cubin.startswith(b"\x7fELF")
 
 
-def test_place(monkeypatch, tmp_path):
-    assert building.cache_dir() == tmp_path / "cuda"
-    monkeypatch.delenv("NUMBATTN_CACHE_DIR")
-    assert building.cache_dir().parts[-2:] == ("numbattn", "cuda")
-
-
 # ------------------------------------------------------------------------------------------------------ what is missing
 @pytest.mark.usefixtures("forget")
 def test_missing_ptxas(monkeypatch):

@@ -1,17 +1,12 @@
-"""A kernel function -> PTX -> what ptxas says of it, on a machine without a GPU."""
+"""A kernel function and NumPy arguments -> PTX -> what ptxas says of it, on a machine without a GPU."""
 
 import re
-import subprocess
-import tempfile
-from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
-from cuda.pathfinder import find_nvidia_binary_utility
-from numba import cuda
 from numba.cuda import types
 from numba.cuda.np import numpy_support
+
+from numbattn.cuda import build
 
 
 def type_of(argument):
@@ -22,32 +17,13 @@ def type_of(argument):
     return numpy_support.from_dtype(np.asarray(argument).dtype)
 
 
-def compile_ptx(kernel, arguments, threads, cc=(8, 0), blocks=1):
-    """PTX for NumPy arguments like these. Nested device functions ask for the current device: they get this one."""
-    device = SimpleNamespace(compute_capability=cc[:2])
-    signature = types.void(*map(type_of, arguments))
-    with mock.patch("numba.cuda.dispatcher.get_current_device", return_value=device):
-        ptx, _ = cuda.compile(
-            kernel, signature, device=False, abi="numba", cc=cc, launch_bounds=(threads, blocks), output="ptx"
-        )
-    return ptx.decode() if isinstance(ptx, bytes) else ptx
+def compile_ptx(kernel, arguments, threads, cc=(8, 0)):
+    """PTX for NumPy arguments like these."""
+    return build.compile_ptx(build.Source(kernel, types.void(*map(type_of, arguments)), threads), cc)
 
 
 def assemble(ptx):
-    """Registers, bytes of stack, spill stores and loads of the one kernel in a PTX text; the cubin too."""
-    arch = re.search(r"^\.target (\w+)", ptx, re.M)[1]
-    with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx)
-        command = [find_nvidia_binary_utility("ptxas"), f"-arch={arch}", "-v", source, "-o", cubin]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        stack, stores, loads = re.search(
-            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr
-        ).groups()
-        return SimpleNamespace(
-            registers=int(re.search(r"Used (\d+) registers", done.stderr)[1]),
-            stack=int(stack),
-            spills=int(stores) + int(loads),
-            cubin=cubin.read_bytes(),
-        )
+    """The Report of the one kernel in a PTX text."""
+    major, minor, letter = re.search(r"^\.target sm_(\d+)(\d)(a?)", ptx, re.M).groups()
+    _, report = build.assemble(ptx, (int(major), int(minor), *letter))
+    return report
