@@ -256,7 +256,7 @@ def parse_args():
         description="Train a small transformer on Python's documentation.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--steps", type=int, default=1500, help="training steps")
+    parser.add_argument("--steps", type=int, default=1000, help="training steps")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
     parser.add_argument("--seqlen", type=int, default=256, help="bytes in a sequence")
     parser.add_argument("--width", type=int, default=128, help="features of a byte; width / heads is even")
