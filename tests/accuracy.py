@@ -6,8 +6,6 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 
-DTYPES = [np.dtype(t) for t in ("float16", ml_dtypes.bfloat16, "float32", "float64")]
-
 
 def random(rng, shape, dtype):
     return rng.standard_normal(shape).astype(dtype)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn.problem import DTYPES
 
-from .accuracy import DTYPES, check, random
+from .accuracy import check, random
 
 B, H, M, N = 2, 4, 300, 530  # several tiles each way, with tails
 

@@ -1,6 +1,5 @@
 """From NumPy arrays to running kernels: tables of addresses, compiled code cached on disk, threads."""
 
-import hashlib
 import itertools
 import os
 import tempfile
@@ -8,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -16,7 +14,7 @@ import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401  loads the BLAS that Numba's products call
 from threadpoolctl import ThreadpoolController
 
-from ..cache import cache_dir
+from ..cache import cache_dir, sources_digest
 
 
 class Heads(NamedTuple):
@@ -111,11 +109,7 @@ def kernel(function):
 
 
 def _cache_dir():
-    package = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for path in sorted([*package.glob("*.py"), *package.glob("cpu/*.py")]):
-        digest.update(path.read_bytes())
-    place = cache_dir("cpu") / digest.hexdigest()[:16]
+    place = cache_dir("cpu") / sources_digest("*.py", "cpu/*.py")[:16]
     try:
         place.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=place).close()

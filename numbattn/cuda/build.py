@@ -22,7 +22,7 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
-from ..cache import cache_dir
+from ..cache import cache_dir, sources_digest
 
 CACHE_BYTES = 256 << 20  # what the cubins on disk may take; the ones unused for longest go first
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -284,9 +284,7 @@ def _versions():
 @cache
 def _package_sources():
     """A digest of every file a kernel of ours may be made of, numbattn's version among them."""
-    package = Path(__file__).parent.parent
-    paths = sorted([*package.glob("*.py"), *package.glob("cuda/**/*.py")])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return sources_digest("*.py", "cuda/**/*.py")
 
 
 def _module_source(module):
