@@ -59,7 +59,7 @@ class Source:
     """A kernel in Python: what a factory returns."""
 
     function: Any
-    signature: Any  # numba.cuda.types.void(...) of arrays and SCALARS
+    signature: Any  # numba.cuda.types.void(...) of arrays, SCALARS and tuples of them
     threads: int  # in a block
     blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
@@ -171,7 +171,7 @@ def _device_of(cc):
 
 
 def _arguments(source):
-    """What a launch has to pack, argument by argument."""
+    """What a launch has to pack, argument by argument; tuples are passed as what they hold."""
     from numba.cuda import types
     from numba.cuda.np.numpy_support import as_dtype
 
@@ -183,9 +183,16 @@ def _arguments(source):
         if i not in source.tensor_maps and str(kind) in SCALARS:
             return (str(kind),)
         raise TypeError(f"{source.function.__name__}: got {kind} as argument {i}, allowed an array, "
-                        f"{', '.join(SCALARS)}, or uint64 for a tensor map")
+                        f"{', '.join(SCALARS)}, uint64 for a tensor map, or tuples of them")
 
-    return tuple(argument(i, kind) for i, kind in enumerate(source.signature.args))
+    def flat(kinds):
+        for kind in kinds:
+            if isinstance(kind, types.BaseTuple):
+                yield from flat(kind)
+            else:
+                yield kind
+
+    return tuple(argument(i, kind) for i, kind in enumerate(flat(source.signature.args)))
 
 
 def _tensor_map_parameters(source):

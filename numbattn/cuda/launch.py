@@ -18,6 +18,7 @@ from cuda.core._tensor_map import TensorMapL2Promotion, TensorMapSwizzle
 from cuda.core.utils import StridedMemoryView
 
 from .build import build
+from .views import View
 
 LARGEST_GRID = 2**31 - 1  # along x, the only axis used: y and z end at 65535
 SWIZZLES = {
@@ -49,13 +50,14 @@ def _device(index):
     return Device(index, cc, about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
 
 
-class View(NamedTuple):
-    """An array by numbers, for kernels and tensor maps. It does not keep the memory alive: hold the array."""
+def device_of(array):
+    """The index of the device that a CuPy array lies on."""
+    return array.data.device_id
 
-    pointer: int
-    itemsize: int
-    shape: tuple
-    strides: tuple  # bytes
+
+def is_capturing():
+    """Whether CuPy's current stream records a CUDA graph."""
+    return cupy.cuda.get_current_stream().is_capturing()
 
 
 def view_of(array):

@@ -188,7 +188,7 @@ def emit_extremum(name, sign):
 emit_maximum, emit_minimum = emit_extremum("max", ">"), emit_extremum("min", "<")
 
 
-def _lower_extremum(emit):
+def _elementwise_or_scalar(emit):
     def lower(x, y):
         found = elementwise(emit)(x, y)
         if found is None:  # two scalars, of 32 bits if they are integers: they count rows and columns
@@ -205,7 +205,7 @@ def maximum(x, y):
     return apply(np.fmax, x, y)
 
 
-maximum = maximum.lowering(_lower_extremum(emit_maximum))
+maximum = maximum.lowering(_elementwise_or_scalar(emit_maximum))
 
 
 @primitive
@@ -214,18 +214,16 @@ def minimum(x, y):
     return apply(np.fmin, x, y)
 
 
-minimum = minimum.lowering(_lower_extremum(emit_minimum))
+minimum = minimum.lowering(_elementwise_or_scalar(emit_minimum))
 
 
 @primitive
 def quotient(x, y):
-    """x // y of two int32 scalars, x not negative, y positive."""
-    return np.int32(int(x) // int(y))
+    """x // y of int32, tiles or scalars, x not negative, y positive."""
+    return apply(np.floor_divide, x, y) if isinstance(x, Fragment) else np.int32(int(x) // int(y))
 
 
-@quotient.lowering
-def quotient(x, y):
-    return types.int32(types.int32, types.int32), lambda b, x, y: b.udiv(x, y)
+quotient = quotient.lowering(_elementwise_or_scalar(lambda b, dtype, x, y: b.udiv(x, y)))
 
 
 @primitive

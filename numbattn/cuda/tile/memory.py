@@ -6,7 +6,6 @@ rounded to what the memory holds. Rows and columns of a tile beyond the end of a
 and nothing is read there: addresses are clamped. Arrays are not empty.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from numba.cuda.datamodel import default_manager
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 from numba.cuda.models import cuda_data_manager
 
+from ..views import VECTOR_BYTES, alignment
 from . import simulator
 from .emit import (
     GLOBAL,
@@ -41,8 +41,6 @@ from .world import primitive
 
 data_models = cuda_data_manager.chain(default_manager)
 
-VECTOR_BYTES = 16  # the most that one thread moves at once
-
 
 # -------------------------------------------------------------------------------------------------------- alignment
 @constant
@@ -50,8 +48,7 @@ VECTOR_BYTES = 16  # the most that one thread moves at once
 class Alignment:
     """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
 
-    Its last axis is contiguous; each row starts at a multiple of `nbytes` and is a multiple of `nbytes` long; rows are
-    less than 2**31 bytes apart. Alignment(0) promises nothing.
+    See `views.alignment`. Alignment(0) promises nothing.
     """
 
     nbytes: int
@@ -59,12 +56,7 @@ class Alignment:
     @classmethod
     def of(cls, shape, strides, itemsize, address):
         """The widest alignment that holds for all the matrices (last two axes) of an array."""
-        *outer, rows, cols = strides
-        if (shape[-1] > 1 and cols != itemsize) or (shape[-2] > 1 and abs(rows) >= 2**31):
-            return cls(0)
-        steps = [abs(stride) for stride, n in zip((*outer, rows), shape) if n > 1]
-        common = math.gcd(VECTOR_BYTES, address, shape[-1] * itemsize, *steps)
-        return cls(common if common >= itemsize else 0)
+        return cls(alignment(shape, strides, itemsize, address))
 
 
 class MatrixType(types.Type):

@@ -1,0 +1,82 @@
+"""Dropout of one tile: the elements that `numbattn.dropout_mask` shows, a few for each call of the generator."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...dropout import philox4x32
+from ..tile import col_index, convert, device, full, row_index, spread, where
+
+U64 = np.uint64
+random_words = device(philox4x32)
+
+
+class Drops(NamedTuple):
+    """A Dropout as kernels get it."""
+
+    threshold: Any  # keep what draws at least this
+    offset: Any
+    key_low: Any
+    key_high: Any
+    first: Any  # number of the matrix (batch 0, head 0)
+
+
+DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4, Drops)
+
+
+def dropout_step(layout, transposed=False):
+    """kept(drops, matrix, i0, j0): where P is kept, of a tile whose first query is i0 and whose first key is j0.
+
+    The tile's rows are queries, or keys if it is transposed. One call serves rows i and i + 8, columns j, j + 1, j + 8
+    and j + 9: those of them that this thread holds.
+    """
+    COUNTERS = layout.without(rows=9, cols=8) if transposed else layout.without(rows=8, cols=9)
+    IN_BLOCK = np.int32(0 if layout.rows.size % 16 == layout.cols.size % 16 == 0 else 15)
+
+    if transposed:
+
+        @device
+        def places(tile, i0, j0):
+            return col_index(tile, i0), row_index(tile, j0)
+
+    else:
+
+        @device
+        def places(tile, i0, j0):
+            return row_index(tile, i0), col_index(tile, j0)
+
+    @device
+    def kept(drops, matrix, i0, j0):
+        i, j = places(COUNTERS, i0, j0)
+        c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U64))
+        c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U64))
+        c2, c3 = full(COUNTERS, U64(drops.first + U64(matrix))), full(COUNTERS, drops.offset)
+        w0, w1, w2, w3 = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
+        i, j = places(layout, i0 & IN_BLOCK, j0 & IN_BLOCK)
+        below, right, odd = (i & 8) != 0, (j & 8) != 0, (j & 1) != 0
+        upper = where(right, spread(w1, layout), spread(w0, layout))
+        lower = where(right, spread(w3, layout), spread(w2, layout))
+        word = where(below, lower, upper)
+        return convert(where(odd, word >> 16, word & 0xFFFF), np.uint32) >= drops.threshold
+
+    return kept
+
+
+def drop_step(layout, dropout, transposed=False):
+    """drop(P, drops, matrix, i0, j0): P with 0 where it is dropped; without dropout P itself."""
+    if not dropout:
+
+        @device
+        def keep(P, drops, matrix, i0, j0):
+            return P
+
+        return keep
+
+    kept = dropout_step(layout, transposed)
+
+    @device
+    def drop(P, drops, matrix, i0, j0):
+        return where(kept(drops, matrix, i0, j0), P, 0)
+
+    return drop

@@ -1,0 +1,110 @@
+"""Attention forward on any GPU: Algorithms 1 and 2, and 5 where the mask has blocks.
+
+One text for tensor cores (mma.sync) and for ordinary ones: the layouts of S and O say who multiplies. A block keeps
+TILE_M queries and walks over the keys in their sight. The next tile's keys and values travel from global memory to
+registers while the products are made, and from there to shared memory.
+"""
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from ..build import Source
+from ..tile import (
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    col_index,
+    copying,
+    dot,
+    full,
+    load,
+    maximum,
+    minimum,
+    put,
+    quotient,
+    reciprocal,
+    row_index,
+    row_sum,
+    save,
+    where,
+)
+from .dropout import DROPS, drop_step
+from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .schedule import place
+from .softmax import LN_2, logsumexp, no_max, softmax_step
+from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+
+
+def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, dropout, nbytes):
+    """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+
+    unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
+    O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
+    ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
+    COPY_Q = copying(tile_m, head_dim, threads, vector(dtype))
+    COPY_K = copying(tile_n, head_dim, threads, vector(dtype))
+    COPY_V = copying(tile_n, head_dim_v, threads, vector(dtype))
+    shared = SharedMemory()
+    SHARED_Q = shared.tile(tile_m, head_dim, dtype)
+    SHARED_K = shared.tile(tile_n, head_dim, dtype)
+    SHARED_V = shared.tile(tile_n, head_dim_v, dtype)
+    left = left_operand(S_TILE, shared, ACC)
+    TILE_M, TILE_N, ROWS_OF = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes)
+    ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
+    band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
+    drop = drop_step(S_TILE, dropout)
+
+    def kernel(mQ, mK, mV, mO, mLse, sight, drops, group_size, scale_log2, kept_scale):
+        batches, heads, seqlen_q = mLse.shape
+        m_blocks = np.int32((seqlen_q + TILE_M - 1) // TILE_M)
+        tile, batch, head = place(cuda.blockIdx.x, np.int32(batches * heads), np.int32(heads))
+        m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
+        m0 = np.int32(m_block * TILE_M)
+        band = band_at(sight, batch, head)
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, np.int32(seqlen_q)))
+        head_k = quotient(head, group_size)
+        # what lies beyond a sequence's length is cut off: it may be NaN
+        Q = aligned(mQ[batch, head][: maximum(band[2], 1)], ROWS_OF)
+        K = aligned(mK[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
+        V = aligned(mV[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
+        sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
+        O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
+        queries = row_index(S_TILE, m0)
+        n_block = quotient(first, TILE_N)
+        n_blocks = quotient(end + TILE_N - 1, TILE_N)
+        n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+        if n_block < n_blocks:
+            put(sQ, load(Q, COPY_Q, m0))
+            put(sK, load(K, COPY_K, n_block * TILE_N))
+        cuda.syncthreads()
+        while n_block < n_blocks:
+            n0 = np.int32(n_block * TILE_N)
+            V_next = load(V, COPY_V, n0)                        # in flight while S is made
+            S = dot(full(S_TILE, ZERO), sQ, sK.T)               # Alg. 1 line 9: S = Q K^T
+            if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                keys = col_index(S_TILE, n0)
+                S = where(sees(sight, band, batch, head, queries, keys), S, NO_SCORE)   # Alg. 2 line 11: MASK(S)
+            P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
+            P = drop(P, drops, batch * heads + head, m0, n0)    # line 14
+            put(sV, V_next)
+            cuda.syncthreads()                                  # V is there, K is done with
+            n_block += 1
+            n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+            K_next = load(K, COPY_K, n_block * TILE_N)          # in flight while O is made
+            O = dot(O * alpha, left(P), sV)                     # Alg. 1 line 12: O = alpha O + P V
+            put(sK, K_next)
+            cuda.syncthreads()                                  # K is there, V is done with
+        total = row_sum(l, ZERO)
+        save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 12: O = O / l
+        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)
+
+    matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
+    signature = types.void(
+        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask), DROPS, types.int32, number, number
+    )
+    return Source(kernel, signature, threads, shared=shared.nbytes)

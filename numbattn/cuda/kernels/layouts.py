@@ -1,0 +1,61 @@
+"""The layouts that a plan's unit asks for. Nothing else in a kernel depends on who multiplies."""
+
+import ml_dtypes
+import numpy as np
+from numba.cuda import types
+
+from ..tile import allocate, device, mma, put, simt, sync_warp
+
+DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+
+
+def sum_type(dtype):
+    """The type of all sums of a dtype."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def array_type(dtype, ndim):
+    """Numba's type of an array of any strides. It has no arrays of bfloat16: they come as uint16."""
+    name = "uint16" if dtype == DTYPES["bfloat16"] else np.dtype(dtype).name
+    return types.Array(getattr(types, name), ndim, "A")
+
+
+def vector(dtype):
+    """Elements in 16 bytes."""
+    return 16 // dtype.itemsize
+
+
+def sums(unit, lanes, rows, cols, threads, run=1):
+    """The layout of a tile of sums: by mma.sync on tensor cores, by fused multiply-adds on ordinary ones."""
+    return mma(rows, cols, threads) if unit == "mma" else simt(rows, cols, threads, lanes, run)
+
+
+def left_operand(layout, shared, dtype):
+    """How a tile of sums becomes the left operand of the next product.
+
+    Tensor cores take it from the registers that it lies in. Ordinary cores read it from shared memory, each row by the
+    warp that wrote it.
+    """
+    if layout.unit == "mma":
+
+        @device
+        def left(P):
+            return P
+
+        return left
+
+    PLACE = shared.tile(*layout.shape, dtype)
+
+    @device
+    def left(P):
+        sP = allocate(PLACE)
+        put(sP, P)
+        sync_warp()
+        return sP
+
+    return left

@@ -1,0 +1,250 @@
+"""Who sees whom: which tiles a block visits, which of them need a test of each element, and that test.
+
+A mask comes down to a band and some grids, see `numbattn.masks`. The band says at once where a block starts and stops.
+Grids of blocks are looked up tile by tile, in the states that the kernel `tile_states` has found before (Algorithm 5).
+Only the kinds of a mask are compiled in: "band" or "bands", then "dense", "bits" or "blocks" for each grid.
+"""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from ..build import Source
+from ..plan import STATES_TILES
+from ..tile import convert, device, gather, maximum, minimum, quotient, where
+from .schedule import place
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+NO_KEY = np.int32(-1)
+
+
+class Cells(NamedTuple):
+    """A grid: element (i, j) belongs to cell (i // rows, j // cols)."""
+
+    cells: Any  # uint8 (batch, heads, rows of cells, columns of cells)
+    rows: Any
+    cols: Any
+
+
+class Sight(NamedTuple):
+    """A mask as kernels get it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
+
+    lo: Any
+    hi: Any
+    queries: Any
+    keys: Any
+    bands: Any  # () or one array, int32 (batch, heads, 4): lo, hi, queries, keys where they are not the same for all
+    grids: Any  # a Cells for each grid
+    states: Any  # () or one array, uint8 (batch, heads, m_blocks, n_blocks), of EMPTY, PARTIAL and FULL
+
+
+INT32, BYTES = types.int32, types.Array(types.uint8, 4, "A")
+CELLS = types.NamedTuple([BYTES, INT32, INT32], Cells)
+
+
+def several(kind, count):
+    return types.UniTuple(kind, count) if count else types.Tuple(())
+
+
+def sight_type(mask):
+    """The type of a Sight for a mask of these kinds."""
+    bands, *grids = mask
+    return types.NamedTuple(
+        [
+            INT32, INT32, INT32, INT32,
+            several(types.Array(INT32, 3, "A"), bands == "bands"),
+            several(CELLS, len(grids)),
+            several(BYTES, "blocks" in grids),
+        ],
+        Sight,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- the band
+@device
+def one_band(sight, batch, head):
+    return sight.lo, sight.hi, sight.queries, sight.keys
+
+
+@device
+def own_band(sight, batch, head):
+    band = sight.bands[0][batch, head]
+    return band[0], band[1], band[2], band[3]
+
+
+def band_of(mask):
+    """The device function (sight, batch, head) -> (lo, hi, queries, keys)."""
+    return own_band if mask[0] == "bands" else one_band
+
+
+@device
+def keys_in_sight(band, m0, m_end):
+    """Keys [first, end): all that queries [m0, m_end) see of a band lies there."""
+    lo, hi, queries, keys = band
+    last = minimum(m_end, queries) - 1
+    return maximum(m0 + lo, 0), minimum(last + hi + 1, keys) if m0 <= last else np.int32(0)
+
+
+@device
+def queries_in_sight(band, n0, n_end):
+    """Queries [first, end): all that see keys [n0, n_end) of a band lie there."""
+    lo, hi, queries, keys = band
+    last = minimum(n_end, keys) - 1
+    return maximum(n0 - hi, 0), minimum(last - lo + 1, queries) if n0 <= last else np.int32(0)
+
+
+@device
+def in_band(band, m0, m_end, n0, n_end):
+    """Whether every query of [m0, m_end) sees every key of [n0, n_end)."""
+    lo, hi, queries, keys = band
+    return m_end - 1 + lo <= n0 and n_end - 1 <= m0 + hi and m_end <= queries and n_end <= keys
+
+
+@device
+def band_test(band, i, j):
+    """For queries i and keys j, one of them a row vector and the other a column vector."""
+    lo, hi, queries, keys = band
+    last = where(i < queries, minimum(i + hi, keys - 1), NO_KEY)
+    return (j >= i + lo) & (j <= last)
+
+
+# -------------------------------------------------------------------------------------------------------- the grids
+def cell_test(g, kind):
+    """The device function (sight, batch, head, i, j): whether grid number g shows keys j to queries i."""
+
+    @device
+    def dense(sight, batch, head, i, j):
+        return gather(sight.grids[g].cells[batch, head], i, j) != 0
+
+    @device
+    def bits(sight, batch, head, i, j):
+        cell = convert(gather(sight.grids[g].cells[batch, head], i, j >> 3), np.int32)
+        return ((cell >> (j & 7)) & 1) != 0
+
+    @device
+    def blocks(sight, batch, head, i, j):
+        cells, rows, cols = sight.grids[g]
+        return gather(cells[batch, head], quotient(i, rows), quotient(j, cols)) != 0
+
+    return {"dense": dense, "bits": bits, "blocks": blocks}[kind]
+
+
+def both(one, other):
+    @device
+    def test(sight, batch, head, i, j):
+        return one(sight, batch, head, i, j) & other(sight, batch, head, i, j)
+
+    return test
+
+
+def element_test(mask):
+    """The device function (sight, band, batch, head, i, j): which keys j each query i sees."""
+    bands, *grids = mask
+    if not grids:
+
+        @device
+        def band_only(sight, band, batch, head, i, j):
+            return band_test(band, i, j)
+
+        return band_only
+
+    in_cells = reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
+
+    @device
+    def test(sight, band, batch, head, i, j):
+        return band_test(band, i, j) & in_cells(sight, batch, head, i, j)
+
+    return test
+
+
+# -------------------------------------------------------------------------------------------------------- the tiles
+@device
+def every_tile(sight, batch, head, m_block, n_block, m_step, n_step, count):
+    return np.int32(0)
+
+
+@device
+def next_tile(sight, batch, head, m_block, n_block, m_step, n_step, count):
+    """How many steps to the next tile that is not empty; `count` if there is none."""
+    states = sight.states[0][batch, head]
+    steps = np.int32(0)
+    while steps < count and states[m_block + steps * m_step, n_block + steps * n_step] == EMPTY:
+        steps += np.int32(1)
+    return steps
+
+
+def steps_to_next(mask):
+    return next_tile if "blocks" in mask else every_tile
+
+
+def needs_test(mask):
+    """The device function that tells whether the elements of a tile in sight have to be tested."""
+    bands, *grids = mask
+    if "dense" in grids or "bits" in grids:
+
+        @device
+        def always(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
+            return True
+
+        return always
+    if grids:
+
+        @device
+        def partial(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
+            whole = sight.states[0][batch, head, m_block, n_block] == FULL
+            return not (whole and in_band(band, m0, m_end, n0, n_end))
+
+        return partial
+
+    @device
+    def at_the_edge(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
+        return not in_band(band, m0, m_end, n0, n_end)
+
+    return at_the_edge
+
+
+def tile_states(*, tile_m, tile_n, mask):
+    """EMPTY, PARTIAL or FULL for each tile, by the grids of blocks: one thread a tile."""
+    TILE_M, TILE_N, THREADS = np.int32(tile_m), np.int32(tile_n), np.int32(STATES_TILES)
+    bands, *grids = mask
+
+    def state_of(g):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            cells, rows, cols = sight.grids[g]
+            cells = cells[batch, head]
+            some, every = False, True
+            for r in range(quotient(m0, rows), quotient(minimum(m0 + TILE_M, seqlen_q) - 1, rows) + 1):
+                for c in range(quotient(n0, cols), quotient(minimum(n0 + TILE_N, seqlen_k) - 1, cols) + 1):
+                    shown = cells[r, c] != 0
+                    some, every = some or shown, every and shown
+            return FULL if every else PARTIAL if some else EMPTY
+
+        return state
+
+    def least(one, other):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            return minimum(one(sight, batch, head, m0, n0, seqlen_q, seqlen_k),
+                           other(sight, batch, head, m0, n0, seqlen_q, seqlen_k))
+
+        return state
+
+    state = reduce(least, [state_of(g) for g, kind in enumerate(grids) if kind == "blocks"])
+
+    def kernel(sight, seqlen_q, seqlen_k):
+        out = sight.states[0]
+        batches, heads, m_blocks, n_blocks = out.shape
+        block = cuda.blockIdx.x
+        chunk, batch, head = place(block, np.int32(batches * heads), np.int32(heads))
+        tile = np.int32(chunk * THREADS + cuda.threadIdx.x)
+        if tile < m_blocks * n_blocks:
+            m_block = quotient(tile, np.int32(n_blocks))
+            n_block = np.int32(tile - m_block * n_blocks)
+            found = state(sight, batch, head, m_block * TILE_M, n_block * TILE_N, seqlen_q, seqlen_k)
+            out[batch, head, m_block, n_block] = found
+
+    return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES)

@@ -1,0 +1,74 @@
+"""Arrays by numbers: what kernels and tensor maps get to know of them. No CUDA here."""
+
+import math
+from itertools import product
+from typing import NamedTuple
+
+VECTOR_BYTES = 16  # the most that one thread moves at once
+
+
+class View(NamedTuple):
+    """It does not keep the memory alive: hold the array."""
+
+    pointer: int
+    itemsize: int
+    shape: tuple
+    strides: tuple  # bytes
+
+
+class Piece(NamedTuple):
+    """Views with one batch axis, (batch, heads, ...), and which part of the batch it is."""
+
+    first: int
+    batch: int
+    views: list
+
+
+def alignment(shape, strides, itemsize, address):
+    """What holds for all the matrices (last two axes) of an array, in bytes, at most 16.
+
+    Their last axis is contiguous; each row starts at a multiple of it and is a multiple of it long; rows are less than
+    2**31 bytes apart. 0 promises nothing.
+    """
+    *outer, rows, cols = strides
+    if (shape[-1] > 1 and cols != itemsize) or (shape[-2] > 1 and abs(rows) >= 2**31):
+        return 0
+    steps = [abs(stride) for stride, n in zip((*outer, rows), shape) if n > 1]
+    common = math.gcd(VECTOR_BYTES, address, shape[-1] * itemsize, *steps)
+    return common if common >= itemsize else 0
+
+
+def broadcast(view, batch, own=2):
+    """The View with all batch axes, heads included, before its last `own` axes: stride 0 where it is broadcast."""
+    missing = len(batch) + own - len(view.shape)
+    lead = [0 if n == 1 else stride for n, stride in zip(view.shape[:-own], view.strides)]
+    shape, strides = (*batch, *view.shape[-own:]), (*[0] * missing, *lead, *view.strides[-own:])
+    return view._replace(shape=shape, strides=strides)
+
+
+def pieces(axes, views):
+    """Views that start with these batch axes, as Pieces: one if their strides allow, else several.
+
+    What is not a View is passed on as it is.
+    """
+    if len(axes) == 1:
+        return [Piece(0, axes[0], views)]
+    count, mine = len(axes), [i for i, view in enumerate(views) if isinstance(view, View)]
+    merged = [(axes[-1], [views[i].strides[count - 1] for i in mine])]
+    for axis in reversed(range(count - 1)):
+        size, steps = merged[0]
+        strides = [views[i].strides[axis] for i in mine]
+        if axes[axis] == 1 or size == 1 or strides == [size * step for step in steps]:
+            merged[0] = size * axes[axis], strides if size == 1 else steps
+        else:
+            merged.insert(0, (axes[axis], strides))
+    *outer, (batch, steps) = merged
+    found = []
+    for number, index in enumerate(product(*(range(size) for size, _ in outer))):
+        piece = list(views)
+        for place, i in enumerate(mine):
+            pointer, itemsize, shape, strides = views[i]
+            pointer += sum(n * strides_of[place] for n, (_, strides_of) in zip(index, outer))
+            piece[i] = View(pointer, itemsize, (batch, *shape[count:]), (steps[place], *strides[count:]))
+        found.append(Piece(number * batch, batch, piece))
+    return found
