@@ -23,6 +23,7 @@ KINDS = {  # registers by the letters of their names, as ptx declares them
 }  # fmt: skip
 WARP, BANKS = 32, 32
 SHARED_BASE, GLOBAL_BASE = 1 << 10, 1 << 33  # beyond 32 bits: a truncated address is found
+TF32 = np.uint32(0xFFFFE000)  # the bits of a float32 that tensor cores look at
 GAP = 256  # bytes that belong to nobody, between any two arrays
 
 
@@ -124,10 +125,13 @@ def members(vector):
 
 
 def interpret(ptx, grid, threads, shared_bytes, *arguments):
-    """Launch a kernel on NumPy arrays, in place, and scalars of NumPy's types. Returns the Kernel, which has counts."""
+    """Launch a kernel on NumPy arrays, in place, scalars of NumPy's types and tuples of them.
+
+    Returns the Kernel, which has counts.
+    """
     kernel, memory = Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
     values, readers = [], []
-    for argument in arguments:
+    for argument in flat(arguments):
         if isinstance(argument, np.ndarray):
             address, read = memory.add(argument)
             readers.append((argument, read))
@@ -140,6 +144,25 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments):
         if argument.flags.writeable:
             argument[...] = read()
     return kernel
+
+
+def flat(arguments):
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from flat(argument)
+        else:
+            yield argument
+
+
+def round_to_tf32(x):
+    """The bits of float32 rounded to 10 of mantissa, to the nearest, ties away from zero."""
+    return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), (x.view(np.uint32) + np.uint32(0x1000)) & TF32)
+
+
+def truncated(x):
+    """float64 to float32 as tensor cores round their sums, which is towards zero."""
+    nearest = x.astype(np.float32)
+    return np.where(np.abs(nearest) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
 
 
 class Block:
@@ -347,6 +370,8 @@ class Block:
             halves = [self.get(arg, source).astype(TYPES[to[:-2]]).view(np.uint16) for arg in args[:0:-1]]
             return self.put(args[0], np.stack(halves, 1).view(np.uint32)[:, 0])
         value = self.get(args[1], source)
+        if to == "tf32":
+            return self.put(args[0], round_to_tf32(value))
         if source[0] in "bf" and to[0] in "us":
             rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[op[1]]
             value = rounding(value)
@@ -412,24 +437,26 @@ class Block:
 
     def op_mma(self, op, args):
         self._whole_warps("mma")
-        dtype = TYPES[op[-3]]
-        d, a, b, c = map(members, args)
-        group, pair = np.arange(WARP) // 4, 2 * (np.arange(WARP) % 4)
+        kind, (d, a, b, c) = op[-3], map(members, args)
+        depth, per_register = {"f16": (16, 2), "bf16": (16, 2), "tf32": (8, 1)}[kind]
+        lane, half = np.arange(WARP)[:, None], np.arange(per_register)
+        line, k = lane // 4, per_register * (lane % 4) + half
+        middle = depth // 2
 
-        def operand(names, places, shape):
-            out = np.zeros((self.n // WARP, *shape), np.float32)
-            for name, (row, col) in zip(names, places):
-                halves = np.ascontiguousarray(self.get(name, "b32")).view(dtype).reshape(-1, WARP, 2)
-                for half in range(2):
-                    at = (group + row, pair + col + half) if shape == (16, 16) else (pair + row + half, group + col)
-                    out[:, at[0], at[1]] = halves[..., half]
+        def operand(shape, names, places):
+            out = np.zeros((self.n // WARP, *shape), np.float64)
+            for name, (rows, cols) in zip(names, places):
+                bits = np.ascontiguousarray(self.get(name, "b32"))
+                values = (bits & TF32).view(np.float32) if kind == "tf32" else bits.view(TYPES[kind])
+                out[:, rows, cols] = values.reshape(-1, WARP, per_register)
             return out
 
-        A = operand(a, ((0, 0), (8, 0), (0, 8), (8, 8)), (16, 16))
-        B = operand(b, ((0, 0), (8, 0)), (16, 8))
-        C = A @ B
+        A = operand((16, depth), a, ((line, k), (line + 8, k), (line, k + middle), (line + 8, k + middle)))
+        B = operand((depth, 8), b, ((k, line), (k + middle, line)))
+        products = A @ B
         for out, add, (row, half) in zip(d, c, ((0, 0), (0, 1), (8, 0), (8, 1))):
-            self.put(out, self.get(add, "f32") + C[:, group + row, pair + half].reshape(-1))
+            found = products[:, lane // 4 + row, 2 * (lane % 4) + half].reshape(-1)
+            self.put(out, truncated(found + self.get(add, "f32")))
 
     # ------------------------------------------------------------------------------------------------- memory
     def address(self, token):

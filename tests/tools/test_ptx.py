@@ -80,6 +80,54 @@ def test_64_bit_products_and_byte_shuffles():
     assert (x == (0xBEEF | (high & 0xFFFF) << 16)).all()
 
 
+def test_tf32_is_rounded_to_the_nearest_ties_away():
+    ulp = np.float32(2**-10)
+    given = [1, 1 + ulp / 2, 1 + 0.49 * ulp, -1 - ulp / 2, 1 + 1.5 * ulp, 0, np.inf, np.nan]
+    want = [1, 1 + ulp, 1, -1 - ulp, 1 + 2 * ulp, 0, np.inf, np.nan]
+    x = np.tile(np.float32(given), 4)
+    run("""
+        ld.global.f32 %f1, [%rd3];
+        cvt.rna.tf32.f32 %r2, %f1;
+        st.global.b32 [%rd3], %r2;
+        """, x)  # fmt: skip
+    np.testing.assert_array_equal(x, np.tile(np.float32(want), 4))
+
+
+def multiply_tf32(a, b, c):
+    """c + a b of 16x8, 8x8 and 16x8 elements by one instruction, registers dealt out as the manual says."""
+    g, t = np.divmod(np.arange(32), 4)
+    parts = a[g, t], a[g + 8, t], a[g, t + 4], a[g + 8, t + 4], b[t, g], b[t + 4, g]
+    parts += c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]
+    x = np.concatenate(parts).astype(np.float32)
+    loads = "".join(f"ld.global.f32 %f{i + 1}, [%rd3+{128 * i}];\nmov.b32 %r{i + 2}, %f{i + 1};\n" for i in range(10))
+    stores = "".join(f"st.global.f32 [%rd3+{128 * i}], %f{i + 11};\n" for i in range(4))
+    operands = "{%f11, %f12, %f13, %f14}, {%r2, %r3, %r4, %r5}, {%r6, %r7}, {%f7, %f8, %f9, %f10}"
+    run(f"""
+        {loads}
+        mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {operands};
+        {stores}
+        """, x)  # fmt: skip
+    d = np.empty((16, 8), np.float32)
+    for i, (row, col) in enumerate(((0, 0), (0, 1), (8, 0), (8, 1))):
+        d[g + row, 2 * t + col] = x[32 * i : 32 * i + 32]
+    return d
+
+
+def test_products_of_tf32():
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.integers(-9, 10, shape).astype(np.float32) for shape in ((16, 8), (8, 8), (16, 8)))
+    np.testing.assert_array_equal(multiply_tf32(a, b, c), a @ b + c)
+
+
+def test_products_of_tf32_see_10_bits_and_cut_off():
+    a, b = np.zeros((16, 8), np.float32), np.eye(8, dtype=np.float32)
+    a[:8], c = 1 + 2**-10 + 2**-11, np.zeros((16, 8), np.float32)
+    a[8:], c[8:] = 2**-24 + 2**-26, 1  # more than half of the last bit
+    want = np.repeat(np.float32([1 + 2**-10, 1]), 8)[:, None]
+    np.testing.assert_array_equal(multiply_tf32(a, b, c), np.broadcast_to(want, (16, 8)))
+    np.testing.assert_array_equal(multiply_tf32(-a, b, -c), np.broadcast_to(-want, (16, 8)))
+
+
 def test_an_address_outside():
     with pytest.raises(AccessError, match="outside of all arrays"):
         run("ld.global.f32 %f1, [%rd3+4];", np.zeros(32, np.float32))

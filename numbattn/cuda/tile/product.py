@@ -1,8 +1,9 @@
 """Products of tiles, added to a fragment: `dot`. The layout of the sum says who multiplies.
 
 On the ordinary cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
-tensor cores ("mma") they are float16 or bfloat16; the left one may also be a fragment, whose accumulator registers are
-what the unit wants as its left operand. Either operand may be transposed: `sK.T`.
+tensor cores ("mma") they are float16 or bfloat16, or float32 by way of three products of TF32; the left one may also be
+a fragment, whose accumulator registers are what the unit wants as its left operand. Either operand may be transposed:
+`sK.T`.
 """
 
 from itertools import chain, product
@@ -125,74 +126,218 @@ def emit_fma(acc, x, y):
 
 
 # --------------------------------------------------------------------------------------------------- tensor cores
-def ldmatrix(b, pointer, index, transposed):
-    """Four 8x8 matrices of 16-bit elements, lanes 8i... giving the rows of matrix i: four registers of two elements."""
-    address = b.ptrtoint(b.gep(pointer, [index]), I32)
-    form = ".trans" if transposed else ""
-    text = f"ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
-    return asm(b, text, [I32] * 4, address, effect=True)
+def emit_mma(acc, x, y):
+    in_registers, is_single = isinstance(x, FragmentType), y.dtype == types.float32
+    x_dtype = types.float32 if in_registers else y.dtype
+    if not (is_single or y.dtype in HALVES) or (x.dtype, acc.dtype) != (x_dtype, types.float32):
+        raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32")
+    if in_registers and (x.layout.rows != acc.layout.rows or x.layout.unit != "mma"):
+        raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
+    depth, cols = y.plan.shape
+    emit, step = (emit_singles, 8) if is_single else (emit_halves, 16)
+    if depth % step or cols % step:
+        raise TypingError(f"dot: tensor cores take right operands in multiples of {step}x{step}, not {depth}x{cols}")
+
+    def generate(b, value, x_value, y_pointer):
+        sums = Pieces(acc.layout, unpack(b, acc, value))
+        left = Pieces(x.layout, unpack(b, x, x_value)) if in_registers else x_value
+        emit(b, sums, x, left, y, y_pointer)
+        return pack(b, acc, sums.registers)
+
+    return generate
 
 
-def mma_16_8_16(b, kind, d, a, c):
-    """d + a @ c of 16x16 and 16x8 elements."""
-    text = (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
-        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-    )
+class Pieces:
+    """An accumulator in the pieces of 16x8 that one instruction adds to: four registers (0, 1), (8, 9) rows apart.
+
+    A piece is named by the slot of its first row and by its first column.
+    """
+
+    def __init__(self, layout, registers):
+        self.layout, self.registers = layout, registers
+        self.row_slots = range(0, layout.rows.slots, 2)
+
+    def get(self, r, col):
+        c = self.layout.cols.offsets.index(col)
+        return [*self.registers[r][c : c + 2], *self.registers[r + 1][c : c + 2]]
+
+    def put(self, r, col, values):
+        c = self.layout.cols.offsets.index(col)
+        self.registers[r][c : c + 2], self.registers[r + 1][c : c + 2] = values[:2], values[2:]
+
+
+def warp_row(b):
+    """The first row of this thread's warp."""
+    return b.mul(b.lshr(thread_index(b), I32(WARP_BITS)), I32(16))
+
+
+def bits_of_lane(b, shift, bits):
+    return b.and_(b.lshr(thread_index(b), I32(shift)), I32((1 << bits) - 1))
+
+
+def ldmatrix(b, pointer, offset, transposed=False):
+    """Four 8x8 matrices of 16-bit elements, lanes 8i... giving the rows of matrix i: four registers of two elements.
+
+    They lie `offset` elements after the pointers. Added here, or every sum would sit in a register across a loop.
+    """
+    form, nbytes = ".trans" if transposed else "", offset * size_of(pointer.type.pointee)
+    text = f"ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{$0, $1, $2, $3}}, [$4+{nbytes}];"
+    return asm(b, text, [I32] * 4, b.ptrtoint(pointer, I32), effect=True)
+
+
+def matrix_lane(b, line, first, second):
+    """Where a lane points to for ldmatrix: the lower three bits say which line of a matrix, the others which matrix.
+
+    `line` is the step in memory from line to line, `first` that from matrix 0 to 1, `second` that from 0 to 2.
+    """
+    steps = zip(((0, 3), (3, 1), (4, 1)), (line, first, second))
+    at = [b.mul(bits_of_lane(b, *bits), I32(step)) for bits, step in steps]
+    return b.add(b.add(at[0], at[1]), at[2])
+
+
+def mma_sync(b, shape, kind, d, a, c):
+    """d + a @ c: of 16x16 and 16x8 elements if `shape` is m16n8k16."""
+    names = iter(range(len(d) + len(a) + len(c) + len(d)))
+    vectors = ("{" + ", ".join(f"${next(names)}" for _ in part) + "}" for part in (d, a, c, d))
+    text = f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 {', '.join(vectors)};"
     return asm(b, text, [F32] * 4, *a, *c, *d)
 
 
-def emit_mma(acc, x, y):
-    kind, in_registers = HALVES.get(y.dtype), isinstance(x, FragmentType)
-    if kind is None or acc.dtype != types.float32 or not (in_registers or x.dtype == y.dtype):
-        raise TypingError("dot: tensor cores multiply float16 or bfloat16 and add in float32")
-    if in_registers and (x.layout.rows != acc.layout.rows or x.layout.unit != "mma"):
-        raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
-    rows, cols, depth = acc.layout.rows, acc.layout.cols, y.plan.shape[0]
-
-    def generate(b, value, x_value, y_pointer):
-        sums = unpack(b, acc, value)
-        left = unpack(b, x, x_value) if in_registers else None
-        thread = thread_index(b)
-        warp_row = b.mul(b.lshr(thread, I32(WARP_BITS)), I32(16))
-
-        def matrices(tile, pointer, first_row, as_rows):
-            """Reads the 2x2 matrices at (row, col) of a tile; a thread gets neighbours of a row, or else of a column.
-
-            Bits 3 and 4 of the lane say which matrix it points into, the lower ones which line of it.
-            """
-            down, across = tile.plan.steps()
-            line, below, right = I32(max(down, across)), I32(8 * down), I32(8 * across)
-            lane = b.mul(b.and_(thread, I32(7)), line)
-            lane = b.add(lane, b.mul(b.and_(b.lshr(thread, I32(3)), I32(1)), below))
-            lane = b.add(lane, b.mul(b.and_(b.lshr(thread, I32(4)), I32(1)), right))
-            start = b.gep(pointer, [b.add(lane, b.mul(first_row, I32(down)))])
-            transposed = as_rows != (across == 1)
-            return lambda row, col: ldmatrix(b, start, I32(row * down + col * across), transposed)
-
-        read_y = matrices(y, y_pointer, I32(0), as_rows=False)
-        read_x = None if in_registers else matrices(x, x_value, warp_row, as_rows=True)
+# ------------------------------------------------------------------------------- tensor cores: float16 and bfloat16
+def emit_halves(b, sums, x, left, y, y_pointer):
+    kind, depth = HALVES[y.dtype], y.plan.shape[0]
+    read_y = halves_reader(b, y, y_pointer, I32(0), as_rows=False)
+    if isinstance(left, Pieces):  # the sums of one product are the left operand of the next
+        def left_operand(r, k):
+            values = left.get(r, k) + left.get(r, k + 8)
+            return [emit_pair(b, y.dtype, values[i : i + 2]) for i in range(0, 8, 2)]
+    else:
+        read_x = halves_reader(b, x, left, warp_row(b), as_rows=True)
 
         def left_operand(r, k):
-            if not in_registers:
-                return read_x(rows.offsets[r], k)
-            c = x.layout.cols.offsets.index(k)  # the sums of one product are the left operand of the next
-            return [emit_pair(b, y.dtype, left[r + i][c + 2 * j : c + 2 * j + 2]) for j in range(2) for i in range(2)]
+            return read_x(sums.layout.rows.offsets[r], k)
 
-        for k in range(0, depth, 16):
-            lefts = [left_operand(r, k) for r in range(0, rows.slots, 2)]
-            for n in range(0, cols.size, 16):
-                rights = read_y(k, n)
-                for (r, a), half in product(zip(range(0, rows.slots, 2), lefts), range(2)):
-                    c = cols.offsets.index(n + 8 * half)
-                    d = [*sums[r][c : c + 2], *sums[r + 1][c : c + 2]]
-                    d = mma_16_8_16(b, kind, d, a, rights[2 * half : 2 * half + 2])
-                    sums[r][c : c + 2], sums[r + 1][c : c + 2] = d[:2], d[2:]
-        return pack(b, acc, sums)
+    for k in range(0, depth, 16):
+        lefts = [(r, left_operand(r, k)) for r in sums.row_slots]
+        for n in range(0, sums.layout.cols.size, 16):
+            rights = read_y(k, n)
+            for (r, a), half in product(lefts, range(2)):
+                d = sums.get(r, n + 8 * half)
+                sums.put(r, n + 8 * half, mma_sync(b, "m16n8k16", kind, d, a, rights[2 * half : 2 * half + 2]))
 
-    return generate
+
+def halves_reader(b, tile, pointer, first_row, as_rows):
+    """Reads the 2x2 matrices at (row, col) of a tile; a thread gets neighbours of a row, or else of a column."""
+    down, across = tile.plan.steps()
+    lane = matrix_lane(b, max(down, across), 8 * down, 8 * across)
+    start = b.gep(pointer, [b.add(lane, b.mul(first_row, I32(down)))])
+    transposed = as_rows != (across == 1)
+    return lambda row, col: ldmatrix(b, start, row * down + col * across, transposed)
 
 
 def emit_pair(b, dtype, values):
     """Two float32 registers, rounded, in one: the first in the low half."""
     return asm(b, f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
+
+
+# ------------------------------------------------------------------------------------------- tensor cores: float32
+CHUNK = 64  # of the depth, summed by the tensor cores before an ordinary addition
+
+
+def emit_singles(b, sums, x, left, y, y_pointer):
+    """3xTF32: x = hi + lo in TF32 each, x y = hi hi + (hi lo + lo hi), good to a float32's last bit.
+
+    Tensor cores cut off what does not fit into a sum, so that long sums come out too small. What they add up is
+    therefore short, starts from zero and has the small terms in a sum of their own.
+    """
+    in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
+    pairs = in_registers or y.plan.steps()[0] != 1  # see SinglesReader
+    ys = SinglesReader(b, y, y_pointer, 1, I32(0), pairs, (0, 8))
+    xs = None if in_registers else SinglesReader(b, x, left, 0, warp_row(b), pairs, (8, 0))
+
+    def left_operand(r, k):
+        if in_registers:  # the sums of one product are the left operand of the next
+            x0, x1, x8, x9 = left.get(r, k)
+        else:
+            (x0, x1), (x8, x9) = xs.blocks(sums.layout.rows.offsets[r], k, 2)
+        return split(b, [x0, x8, x1, x9])
+
+    for start in range(0, depth, CHUNK):
+        ks = range(start, min(start + CHUNK, depth), 8)
+        lefts = [[left_operand(r, k) for k in ks] for r in sums.row_slots]
+        for n in range(0, sums.layout.cols.size, 8):
+            rights = (split(b, words) for words in ys.blocks(n, start, len(ks)))
+            for r, terms in zip(sums.row_slots, products(b, lefts, rights)):
+                sums.put(r, n, [b.fadd(d, b.fadd(*two)) for d, *two in zip(sums.get(r, n), *terms)])
+
+
+def products(b, lefts, rights):
+    """The sums over k of the large and of the small terms of lefts[row of pieces][k] times rights[k]."""
+    found = [([F32(0.0)] * 4, [F32(0.0)] * 4) for _ in lefts]
+    for (y_high, y_low), *xs in zip(rights, *lefts):
+        for i, (x_high, x_low) in enumerate(xs):
+            large, small = found[i]
+            small = mma_tf32(b, small, x_high, y_low)
+            small = mma_tf32(b, small, x_low, y_high)
+            found[i] = mma_tf32(b, large, x_high, y_high), small
+    return found
+
+
+def mma_tf32(b, d, a, c):
+    return mma_sync(b, "m16n8k8", "tf32", d, a, c)
+
+
+def split(b, values):
+    """float32 registers as sums of two of TF32: the nearest ones, of 10 bits of mantissa, and what they leave.
+
+    Of the rest, whose sign is as good as random, the unit drops a 12th bit. Two cvt.rna.tf32, six instructions in all,
+    are no better.
+    """
+    bits = [b.bitcast(x, I32) for x in values]
+    highs = [b.and_(b.add(x, I32(0x1000)), I32(0xFFFFE000)) for x in bits]
+    rests = [b.fsub(x, b.bitcast(high, F32)) for x, high in zip(values, highs)]
+    return highs, [b.bitcast(rest, I32) for rest in rests]
+
+
+class SinglesReader:
+    """Reads a float32 operand in blocks of 8 lines, rows of the left one or columns of the right one, by 8 of k.
+
+    Lane 4g + t gets two words of line g. Which two is free, if both operands agree: k = t and t + 4 is what ldmatrix
+    gives where k is contiguous; in `pairs`, k = 2t and 2t + 1 is what lanes hold of a sum, and where lines are
+    contiguous all lanes so read from different banks.
+    """
+
+    def __init__(self, b, tile, pointer, along, first_line, pairs, apart):
+        """`along` is the tile's axis of the lines, `apart` the step from a block's (line, k) to the next one's."""
+        steps = tile.plan.steps()
+        self.b, self.line_step, self.k_step = b, steps[along], steps[1 - along]
+        self.pairs, self.apart = pairs, apart
+        first = b.mul(first_line, I32(self.line_step))
+        group, lane = bits_of_lane(b, 2, 3), bits_of_lane(b, 0, 2)
+        word = b.add(b.mul(group, I32(self.line_step)), b.mul(lane, I32(self.k_step * (2 if pairs else 1))))
+        self.words = b.gep(pointer, [b.add(first, word)])
+        self.matrices = b.gep(pointer, [b.add(first, matrix_lane(b, self.line_step, 4, self.offset(*apart)))])
+
+    def offset(self, line, k):
+        return line * self.line_step + k * self.k_step
+
+    def blocks(self, line, k, count):
+        """The words of `count` blocks, one after the other, loaded as they are asked for."""
+        places = [(line + i * self.apart[0], k + i * self.apart[1]) for i in range(count)]
+        if self.k_step == 1 and not self.pairs:
+            for place, _ in zip(places[::2], places[1::2]):
+                words = ldmatrix(self.b, self.matrices, self.offset(*place))
+                words = [self.b.bitcast(word, F32) for word in words]
+                yield words[:2]
+                yield words[2:]
+            places = places[count // 2 * 2 :]
+        for place in places:
+            yield self.block(self.offset(*place))
+
+    def block(self, offset):
+        def load(i, width):
+            return load_vector(self.b, self.b.gep(self.words, [I32(offset + i * self.k_step)]), width)
+
+        if self.pairs and self.k_step == 1:
+            return load(0, 2)
+        return [*load(0, 1), *load(1 if self.pairs else 4, 1)]

@@ -34,12 +34,12 @@ def numbers(shape, dtype, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dtype):
+def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dtype, depth=K):
     """z += x y, with x or y held transposed in shared memory."""
     m, n = acc_layout.shape
     shared = SharedMemory()
-    X = shared.tile(*((K, m) if x_transposed else (m, K)), x_dtype)
-    Y = shared.tile(*((n, K) if y_transposed else (K, n)), y_dtype)
+    X = shared.tile(*((depth, m) if x_transposed else (m, depth)), x_dtype)
+    Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), y_dtype)
     COPY_X, COPY_Y = (copying(t.rows, t.cols, THREADS, 4) for t in (X, Y))
 
     def multiply(x, y, z):
@@ -132,6 +132,98 @@ def test_tensor_cores(dtype, x_transposed, y_transposed, m):
             16 * 8 * 16 * THREADS // 32
         )
         assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
+
+
+def count_tf32(found):
+    return found.count(r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32")
+
+
+@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
+@pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 48, 64), (64, 32, 72), (64, 64, 128)])
+def test_tensor_cores_multiply_float32(x_transposed, y_transposed, m, n, depth):
+    """m = 64: two rows of pieces in a warp."""
+    layout, f32 = mma(m, n, THREADS), np.float32
+    kernel, nbytes, (x, y, z), want = multiplier(layout, f32, f32, x_transposed, y_transposed, f32, depth)
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=2e-5)
+    if found:
+        assert count_tf32(found) == 3 * m * n * depth // (16 * 8 * 8 * THREADS // 32)
+
+
+@pytest.mark.parametrize("y_transposed", [False, True])
+@pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 32, 64), (64, 32, 72), (32, 64, 128)])
+def test_tensor_cores_multiply_a_float32_fragment(y_transposed, m, n, depth):
+    kernel, nbytes, (x, y, z), want = fragment_multiplier(m, n, depth, y_transposed)
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=2e-5)
+    if found:
+        assert found.count("shfl|ldmatrix") == 0
+        assert count_tf32(found) == 3 * m * n * depth // (16 * 8 * 8 * THREADS // 32)
+
+
+def fragment_multiplier(m, n, depth, y_transposed):
+    """z += x y of float32, x in registers."""
+    LEFT, SUM = mma(m, depth, THREADS), mma(m, n, THREADS)
+    shared = SharedMemory()
+    Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), np.float32)
+    COPY = copying(Y.rows, Y.cols, THREADS, 4)
+
+    def multiply(x, y, z):
+        sY = allocate(Y)
+        put(sY, load(y, COPY, 0))
+        cuda.syncthreads()
+        acc, left = load(z, SUM, 0), load(x, LEFT, 0)
+        save(z, dot(acc, left, sY.T) if y_transposed else dot(acc, left, sY), 0)
+
+    arrays = numbers((m, depth), np.float32), numbers(Y.shape, np.float32, 1), numbers((m, n), np.float32, 2)
+    x, y, z = (a.astype(np.float64) for a in arrays)
+    return multiply, shared.nbytes, arrays, z + x @ (y.T if y_transposed else y)
+
+
+@compiled_only
+@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
+def test_float32_operands_are_read_once(x_transposed, y_transposed):
+    """Two rows of pieces in a warp. Only left operands, of which there is less to read, may wait for banks."""
+    layout, f32 = mma(64, 32, THREADS), np.float32
+    kernel, nbytes, arrays, _ = multiplier(layout, f32, f32, x_transposed, y_transposed, f32)
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, *arrays)
+    left, right = 64 * K // THREADS, 32 * K // 32  # a lane's words
+    matrices, pairs, words = (found.count(op) for op in ("ldmatrix", r"ld\.shared\.v2", r"ld\.shared\.[bf]32"))
+    assert 4 * matrices + 2 * pairs + words == left + right
+    assert 4 * matrices == right * y_transposed + left * (y_transposed and not x_transposed)
+    slow = {op.split(".", 2)[2] for op, n in found.conflicts.items() if n and op.startswith("ld")}
+    assert len(slow) == (x_transposed == y_transposed)
+    assert not slow or (words == left if x_transposed else pairs == left // 2)
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+def test_float32_products_are_as_good_as_those_of_ordinary_cores(kind):
+    """64x64x128. The interpreter's tensor cores cut their sums off, as the real ones do."""
+    layout = mma(64, 64, THREADS)
+    kernel, nbytes, (x, y, z), _ = multiplier(layout, np.float32, np.float32, False, True, np.float32, 128)
+    if kind == "positive":
+        x, y = (np.random.default_rng(i).uniform(size=a.shape).astype(np.float32) for i, a in enumerate((x, y)))
+    z[:] = 0
+    launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
+    want = x.astype(np.float64) @ y.T.astype(np.float64)
+    error, plain = (np.sqrt(np.mean((found - want) ** 2)) for found in (z, x @ y.T))
+    assert error <= 2 * plain
+
+
+@compiled_only
+def test_tensor_cores_take_whole_steps():
+    for dtype, depth, cols in ((np.float32, 4, 32), (np.float16, 24, 32), (np.float16, 16, 8)):
+        kernel, _, arrays, _ = multiplier(mma(32, cols, THREADS), dtype, dtype, False, False, np.float32, depth)
+        with pytest.raises(Exception, match=f"multiples of .* not {depth}x{cols}"):
+            ptx_of(kernel, THREADS, *arrays)
+
+
+@compiled_only
+def test_tensor_cores_refuse_other_dtypes():
+    for x_dtype, y_dtype in ((np.float64, np.float64), (np.float16, np.float32), (np.float32, np.float16)):
+        kernel, _, arrays, _ = multiplier(mma(32, 32, THREADS), x_dtype, y_dtype, False, False, np.float32)
+        with pytest.raises(Exception, match="tensor cores multiply float16, bfloat16 or float32"):
+            ptx_of(kernel, THREADS, *arrays)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
