@@ -1,8 +1,9 @@
-"""What the benchmarks share: fair timing, the machine they ran on, tables and JSON."""
+"""What the benchmarks share: the formula to beat, fair timing, the machine they ran on, tables and JSON."""
 
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import time
@@ -15,17 +16,43 @@ from tabulate import tabulate
 PAUSE = 0.05  # seconds; the last peer's threads spin for a while before they sleep
 
 
-def interleaved(peers, rounds):
-    """The median of each peer over the rounds; peers[name]() returns seconds, one number or several.
+def standard_vjp(q, k, v, *, bias=None, Z=None):
+    """Standard attention, the paper's Algorithms 0 and 3, as one writes it in NumPy or CuPy: o, and a function from do
+    to dq, dk, dv, which uses forward's P. `bias` is added to S, the dropout mask Z multiplies P."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    S = scale * q @ k.mT
+    if bias is not None:
+        S = S + bias
+    P = np.exp(S - S.max(axis=-1, keepdims=True))  # of CuPy arrays it is cupy.exp
+    P = P / P.sum(axis=-1, keepdims=True)
+    P_dropped = P if Z is None else P * Z
+
+    def backprop(do):
+        dP = do @ v.mT
+        if Z is not None:
+            dP = dP * Z
+        dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+        return scale * dS @ k, scale * dS.mT @ q, P_dropped.mT @ do
+
+    return P_dropped @ v, backprop
+
+
+def sampled(peers, rounds, pause=0):
+    """All samples of each peer; peers[name]() returns seconds, one number or several.
 
     Every round runs every peer once, so that a slow moment of the machine hits them all. Warm the peers up before.
     """
     seconds = {name: [] for name in peers}
     for _ in range(rounds):
         for name, run in peers.items():
-            time.sleep(PAUSE)
+            time.sleep(pause)
             seconds[name].append(run())
-    return {name: np.median(times, axis=0) for name, times in seconds.items()}
+    return seconds
+
+
+def interleaved(peers, rounds):
+    """The median of each peer over the rounds of `sampled`."""
+    return {name: np.median(times, axis=0) for name, times in sampled(peers, rounds, PAUSE).items()}
 
 
 def machine(*packages):
@@ -47,6 +74,8 @@ def show(title, rows, floatfmt):
 def show_machine(described):
     versions = ", ".join(f"{name} {version or '-'}" for name, version in described["versions"].items())
     print("{cpu}, {cores} cores, {date}".format(**described), versions, sep="\n")
+    if "gpu" in described:
+        print(", ".join(f"{name} {value or '-'}" for name, value in described["gpu"].items()).removeprefix("name "))
 
 
 def save(path, results):

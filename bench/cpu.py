@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from common import interleaved, machine, save, show, show_machine
+from common import interleaved, machine, save, show, show_machine, standard_vjp
 from tqdm import tqdm
 
 import numbattn as na
@@ -36,20 +36,7 @@ def inputs(seqlen, dtype):
 # -------------------------------------------------------------------------------------------------------------- peers
 # Each is like numbattn.attention_vjp: o, and a function from do to dq, dk, dv.
 def numpy_vjp(q, k, v, *, causal):
-    """Standard attention, the paper's Algorithms 0 and 3, as one writes it in NumPy. Backward uses forward's P."""
-    scale = 1 / math.sqrt(q.shape[-1])
-    S = scale * q @ k.mT
-    if causal:
-        S = S + causal_mask(q.shape[-2], q.dtype)
-    P = np.exp(S - S.max(axis=-1, keepdims=True))
-    P = P / P.sum(axis=-1, keepdims=True)
-
-    def backprop(do):
-        dP = do @ v.mT
-        dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
-        return scale * dS @ k, scale * dS.mT @ q, P.mT @ do
-
-    return P @ v, backprop
+    return standard_vjp(q, k, v, bias=causal_mask(q.shape[-2], q.dtype) if causal else None)
 
 
 @cache

@@ -7,11 +7,15 @@ Every mask is a band and some grids, and `&` joins them:
   follows from these four numbers;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1), Bits
   (1 x 8, one bit an element) and BlockSparse (any size).
+
+The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's arrays on to CuPy); `Mask.like` brings them to
+one library, which band and grids expect. Device memory is never read, but for `Bits.tree` and offsets or lengths that
+have no axes.
 """
 
 import math
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -80,6 +84,12 @@ class Mask:
     def parts(self):
         return (self,)
 
+    def like(self, array):
+        """The mask with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
+        copies = {name: _like(x, array) for name, x in self._arrays().items()}
+        copy = replace(self, **copies) if copies else self
+        return self if copy == self else copy
+
     def dense(self, seqlen_q, seqlen_k):
         """The boolean array that the mask stands for.
 
@@ -90,7 +100,8 @@ class Mask:
         Returns
         -------
         array of bool, (..., seqlen_q, seqlen_k)
-            True = visible. The leading axes are those of the arrays in the mask; without arrays there are none.
+            True = visible. The leading axes are those of the arrays in the mask; without arrays there are none. It is
+            a CuPy array if the mask holds one.
 
         Examples
         --------
@@ -99,10 +110,13 @@ class Mask:
         array([[1, 1, 0],
                [1, 1, 1]])
         """
-        i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)
-        lo, hi, queries, keys = (np.asarray(x)[..., None, None] for x in self.band(seqlen_q, seqlen_k))
+        held = [x for part in self.parts for x in part._arrays().values()]
+        array = next((x for x in held if not isinstance(x, np.ndarray)), np.empty(0))
+        mask = self.like(array)
+        i, j = np.arange(seqlen_q, like=array)[:, None], np.arange(seqlen_k, like=array)
+        lo, hi, queries, keys = (np.asarray(x, like=array)[..., None, None] for x in mask.band(seqlen_q, seqlen_k))
         visible = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
-        for cells, rows, cols, packed in self.grids():
+        for cells, rows, cols, packed in mask.grids():
             cell = cells[..., i // rows, j // cols]
             visible = visible & ((cell >> (j % cols).astype(np.uint8) if packed else cell) & 1).astype(bool)
         return visible
@@ -112,6 +126,10 @@ class Mask:
 
     def __rand__(self, other):
         return All(as_mask(other, "&").parts + self.parts)
+
+    def _arrays(self):
+        """Its own arrays by the names of their fields, without those of its parts."""
+        return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}
 
     def _key(self):
         values = (getattr(self, field.name) for field in fields(self))
@@ -149,6 +167,10 @@ class All(Mask):
 
     def grids(self):
         return tuple(grid for part in self.parts for grid in part.grids())
+
+    def like(self, array):
+        parts = tuple(part.like(array) for part in self.parts)
+        return self if parts == self.parts else All(parts)
 
     def held(self, seqlen_q, seqlen_k):
         return tuple(held for part in self.parts for held in part.held(seqlen_q, seqlen_k))
@@ -248,7 +270,7 @@ class Lengths(Mask):
     ----------
     keys, queries : int or integer array over the batch axes, optional
         0 <= keys <= seqlen_k, 0 <= queries <= seqlen_q. Default: all of them. For inputs with the batch axes (B, H),
-        lengths by batch have the shape (B, 1).
+        lengths by batch have the shape (B, 1). CuPy's arrays are not looked into: what is out of range is clamped.
 
     Examples
     --------
@@ -341,9 +363,10 @@ class Bits(Mask):
         """
         _require("Bits.pack visible", visible, "bool", lambda dtype: dtype == np.bool_)
         *batch, n = visible.shape
-        padded = np.zeros((*batch, -(-n // 32) * 32), bool)
+        padded = np.zeros((*batch, -(-n // 32) * 32), bool, like=visible)
         padded[..., :n] = visible
-        return cls(np.packbits(padded, axis=-1, bitorder="little").view("<u4").astype(np.uint32, copy=False))
+        bits = (padded[..., bit::8].view(np.uint8) << np.uint8(bit) for bit in range(8))
+        return cls(reduce(operator.or_, bits).view("<u4").astype(np.uint32, copy=False))
 
     @classmethod
     def tree(cls, parents):
@@ -352,11 +375,11 @@ class Bits(Mask):
         Parameters
         ----------
         parents : integer array, (..., nodes)
-            The index of each node's parent, -1 at a root.
+            The index of each node's parent, -1 at a root. A CuPy array is copied to the host and read there.
 
         Returns
         -------
-        Bits, (..., nodes, nodes)
+        Bits, (..., nodes, nodes), of the library of `parents`
 
         Examples
         --------
@@ -367,9 +390,10 @@ class Bits(Mask):
                [1, 0, 1, 0],
                [1, 1, 0, 1]])
         """
-        parents = np.asarray(_integers("Bits.tree parents", parents))
-        if parents.ndim == 0:
+        given = _integers("Bits.tree parents", parents)
+        if isinstance(given, int):
             raise ValueError("Bits.tree parents: got a number, expected an array (..., nodes)")
+        parents = _like(given, np.empty(0))
         nodes = parents.shape[-1]
         if parents.size and not -1 <= parents.min() <= parents.max() < nodes:
             raise ValueError(f"Bits.tree parents: got values from {parents.min()} to {parents.max()}, "
@@ -385,10 +409,10 @@ class Bits(Mask):
             node = np.where(node >= 0, np.take_along_axis(flat, np.maximum(node, 0), axis=1), -1)
         if (node >= 0).any():
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
-        return cls.pack(visible.reshape(*parents.shape, nodes))
+        return cls.pack(visible.reshape(*parents.shape, nodes)).like(given)
 
     def grids(self):
-        words = np.ascontiguousarray(self.words) if isinstance(self.words, np.ndarray) else self.words
+        words = np.ascontiguousarray(self.words, like=self.words)
         return (Grid(words.astype("<u4", copy=False).view(np.uint8), 1, 8, True),)
 
     def held(self, seqlen_q, seqlen_k):
@@ -550,6 +574,13 @@ def _larger(x, y):
 
 def _smaller(x, y):
     return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
+
+
+def _like(x, array):
+    """An array in the library of another one: itself if it is already."""
+    if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):
+        return x
+    return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
 
 
 def _show(x):

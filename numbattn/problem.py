@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -53,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one call was given: the arrays as they are, and the numbers."""
+    """What one call was given: the arrays as they are, the mask with arrays of the library of q, and the numbers."""
 
     q: Any
     k: Any
@@ -118,7 +119,7 @@ def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=Non
         dropout=dropout is not None,
     )
     _check_mask(problem, mask)
-    inputs = Inputs(q, k, v, mask, _scale(scale, problem.head_dim), dropout)
+    inputs = Inputs(q, k, v, mask.like(q), _scale(scale, problem.head_dim), dropout)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
@@ -240,5 +241,14 @@ def _check_out(problem, inputs, out):
     if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
         raise ValueError("out: got a broadcast view, whose elements share memory")
     for name in "qkv":
-        if np.may_share_memory(out, getattr(inputs, name)) and np.shares_memory(out, getattr(inputs, name)):
+        if np.shares_memory(_memory(out), _memory(getattr(inputs, name))):
             raise ValueError(f"out: overlaps {name}")
+
+
+def _memory(x):
+    """x, or for a CuPy array a NumPy array at the same addresses, for comparing them: NumPy compares them without
+    reading any, CuPy would ask the device."""
+    if isinstance(x, np.ndarray):
+        return x
+    about = {"version": 3, "typestr": f"|V{x.itemsize}", "shape": x.shape, "strides": x.strides}
+    return np.asarray(SimpleNamespace(__array_interface__={**about, "data": (x.data.ptr, True)}))

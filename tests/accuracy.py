@@ -5,10 +5,20 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
+from numbattn.masks import as_mask
 
 
 def random(rng, shape, dtype):
     return rng.standard_normal(shape).astype(dtype)
+
+
+def to_numpy(x):
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def assert_equal(got, want):
+    """Bit for bit; for arrays of NumPy and of CuPy."""
+    np.testing.assert_array_equal(to_numpy(got), to_numpy(want))
 
 
 def plain(do, q, k, v, dlse=None, work=None, **options):
@@ -73,16 +83,25 @@ def assert_accurate(name, got, want, other, dtype, bits=4):
         assert ours <= 2 * theirs + rounding, f"{name}: {what} error {ours:.3g}, plain formula {theirs:.3g}"
 
 
-def check(q, k, v, rng, bits=4, **options):
-    """Forward and gradients of one call, with a gradient of lse; returns o, saved and the gradients."""
+def check(q, k, v, rng, xp=np, bits=4, **options):
+    """Forward and gradients of one call on arrays of xp, with a gradient of lse, against NumPy's float64.
+
+    Returns o, lse and the gradients as NumPy arrays.
+    """
+    q, k, v = map(xp.asarray, (q, k, v))
     o, saved = na.attention_forward(q, k, v, **options)
     assert o.dtype == q.dtype
     assert saved.lse.dtype == saved.problem.sum_dtype
     do, dlse = random(rng, o.shape, q.dtype), random(rng, saved.lse.shape, saved.lse.dtype)
-    grads = na.attention_backward(do, saved, dlse=dlse)
+    grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse))
     for grad, x in zip(grads, (q, k, v)):
         assert grad.dtype == x.dtype
-    wanted, others = exact(do, q, k, v, dlse, **options), plain(do, q, k, v, dlse, **options)
-    for name, got, want, other in zip(("o", "lse", "dq", "dk", "dv"), (o, saved.lse, *grads), wanted, others):
-        assert_accurate(name, got, want, other, saved.lse.dtype if name == "lse" else q.dtype, bits)
-    return o, saved, grads
+    results = o, saved.lse, *grads
+    assert all(isinstance(x, xp.ndarray) for x in results)
+    o, lse, *grads = map(to_numpy, results)
+    call = do, *map(to_numpy, (q, k, v)), dlse
+    options["mask"] = as_mask(options.get("mask")).like(do)
+    wanted, others = exact(*call, **options), plain(*call, **options)
+    for name, got, want, other in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *grads), wanted, others):
+        assert_accurate(name, got, want, other, lse.dtype if name == "lse" else o.dtype, bits)
+    return o, lse, grads

@@ -1,4 +1,7 @@
-"""All that a call can be asked for, against the reference."""
+"""All that a call can be asked for, on NumPy and on CuPy arrays, against the reference.
+
+Arrays in masks are NumPy's, beside CuPy inputs too, where a test does not say otherwise.
+"""
 
 import itertools
 
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn.problem import DTYPES
 
-from .accuracy import check, random
+from .accuracy import assert_equal, check, random, to_numpy
 
 B, H, M, N = 2, 4, 300, 530  # several tiles each way, with tails
 
@@ -39,43 +42,43 @@ def qkv(rng, dtype=np.float32, batch=(B,), heads=H, heads_k=H, m=M, n=N, d=24, e
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout", [None, na.Dropout(0.2, seed=5)], ids=["", "dropout"])
-def test_dtypes(rng, dtype, causal, dropout):
+def test_dtypes(rng, xp, dtype, causal, dropout):
     d, e = (16, 8) if dtype == np.float64 else (64, 40)  # float64 is checked in long doubles, which are slow
-    check(*qkv(rng, dtype, heads_k=2, d=d, e=e), rng, causal=causal, dropout=dropout)
+    check(*qkv(rng, dtype, heads_k=2, d=d, e=e), rng, xp, causal=causal, dropout=dropout)
 
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("dropout", [None, na.Dropout(0.5, seed=2**63, offset=9)], ids=["", "dropout"])
-def test_masks(rng, kind, dropout):
-    check(*qkv(rng), rng, mask=MASKS[kind](rng), dropout=dropout)
+def test_masks(rng, xp, kind, dropout):
+    check(*qkv(rng), rng, xp, mask=MASKS[kind](rng), dropout=dropout)
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(MASKS, 2)))
-def test_pairs_of_masks(rng, one, other):
-    check(*qkv(rng, heads_k=2), rng, mask=MASKS[one](rng) & MASKS[other](rng))
+def test_pairs_of_masks(rng, xp, one, other):
+    check(*qkv(rng, heads_k=2), rng, xp, mask=MASKS[one](rng) & MASKS[other](rng))
 
 
 @pytest.mark.parametrize("kind", ["butterfly", "local_global", "strided"])
-def test_block_builders(rng, kind):
+def test_block_builders(rng, xp, kind):
     mask = getattr(na.BlockSparse, kind)((1, 1, M, N), block_size=(32, 32))
-    check(*qkv(rng), rng, mask=mask, causal=True)
+    check(*qkv(rng), rng, xp, mask=mask, causal=True)
 
 
-def test_tree(rng):
+def test_tree(rng, xp):
     parents = np.array([rng.integers(-1, max(i, 1)) if i else -1 for i in range(40)])[None, None]
-    check(*qkv(rng, m=40, n=40), rng, mask=na.Bits.tree(parents))
+    check(*qkv(rng, m=40, n=40), rng, xp, mask=na.Bits.tree(parents))
 
 
-def test_boolean_array_is_a_mask(rng):
-    q, k, v = qkv(rng)
+def test_boolean_array_is_a_mask(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng))
     visible = rng.random((B, H, M, N)) < 0.1
-    np.testing.assert_array_equal(na.attention(q, k, v, mask=visible), na.attention(q, k, v, mask=na.Dense(visible)))
+    assert_equal(na.attention(q, k, v, mask=visible), na.attention(q, k, v, mask=na.Dense(visible)))
 
 
-def test_causal_and_mask_both_hold(rng):
-    q, k, v = qkv(rng)
+def test_causal_and_mask_both_hold(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng))
     both = na.attention(q, k, v, mask=na.Causal() & na.Window(50, 50))
-    np.testing.assert_array_equal(na.attention(q, k, v, causal=True, mask=na.Window(50, 50)), both)
+    assert_equal(na.attention(q, k, v, causal=True, mask=na.Window(50, 50)), both)
 
 
 LENGTH = st.sampled_from([0, 1, 2, 15, 16, 17, 31, 40, 257])
@@ -102,11 +105,11 @@ def calls(draw):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(call=calls(), dtype=st.sampled_from(DTYPES))
-def test_broadcasting(call, dtype):
+def test_broadcasting(xp, call, dtype):
     shapes, mask, dropout = call
     rng = np.random.default_rng(1)
     q, k, v = (random(rng, shape, dtype) for shape in shapes)
-    o, _, _ = check(q, k, v, rng, mask=mask, dropout=dropout)
+    o, _, _ = check(q, k, v, rng, xp, mask=mask, dropout=dropout)
     lead = np.broadcast_shapes(*(shape[:-3] for shape in shapes))
     assert o.shape == (*lead, shapes[0][-3], q.shape[-2], v.shape[-1])
 
@@ -120,18 +123,19 @@ def test_broadcasting(call, dtype):
     ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3), (0, 4, 5, 3)),   # no batch at all
     ((2, 0, 5, 8), (2, 0, 7, 8), (2, 0, 7, 3), (2, 0, 5, 3)),   # no heads
 ])  # fmt: skip
-def test_shapes(rng, q_shape, k_shape, v_shape, o_shape):
-    o, saved, _ = check(*(random(rng, s, np.float64) for s in (q_shape, k_shape, v_shape)), rng, causal=True)
+def test_shapes(rng, xp, q_shape, k_shape, v_shape, o_shape):
+    o, lse, _ = check(*(random(rng, s, np.float64) for s in (q_shape, k_shape, v_shape)), rng, xp, causal=True)
     assert o.shape == o_shape
-    assert saved.lse.shape == o_shape[:-1]
+    assert lse.shape == o_shape[:-1]
 
 
-def test_other_heads_than_groups(rng):
+def test_other_heads_than_groups(rng, xp):
     """Query head h uses key head h // group_size."""
-    q, k, v = qkv(rng, heads=6, heads_k=2)
-    o = na.attention(q, k, v)
+    q, k, v = map(xp.asarray, qkv(rng, heads=6, heads_k=2))
+    o = to_numpy(na.attention(q, k, v))
     for h in range(6):
-        np.testing.assert_allclose(o[:, h], na.attention(q[:, h], k[:, h // 3], v[:, h // 3]), atol=1e-6)
+        alone = na.attention(q[:, h], k[:, h // 3], v[:, h // 3])
+        np.testing.assert_allclose(o[:, h], to_numpy(alone), atol=1e-6)
 
 
 VIEWS = {
@@ -143,82 +147,93 @@ VIEWS = {
     "every other row": lambda x: np.repeat(x, 2, axis=-2)[..., ::2, :],
     "every other feature": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
     "columns of a wider array": lambda x: np.concatenate([x, x], axis=-1)[..., : x.shape[-1]],
+    "columns from the second": lambda x: np.concatenate([x[..., :1], x], axis=-1)[..., 1:],
+}
+NUMPY_VIEWS = {
     "unaligned": lambda x: np.frombuffer(b"." + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape),
     "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
 }
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("view", VIEWS)
-def test_strides(rng, view, dtype):
-    q, k, v = qkv(rng, dtype, m=40, n=50)
+@pytest.mark.parametrize("name", VIEWS)
+def test_strides(rng, xp, name, dtype):
+    _assert_same_results(VIEWS[name], *map(xp.asarray, qkv(rng, dtype, m=40, n=50)))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("name", NUMPY_VIEWS)
+def test_numpy_views(rng, name, dtype):
+    _assert_same_results(NUMPY_VIEWS[name], *qkv(rng, dtype, m=40, n=50))
+
+
+def _assert_same_results(view, q, k, v):
     o, saved = na.attention_forward(q, k, v, causal=True)
     grads = na.attention_backward(o, saved)
-    views = [VIEWS[view](x) for x in (q, k, v)]
-    o_view, saved_view = na.attention_forward(*views, causal=True)
-    np.testing.assert_array_equal(o_view, o)
-    for got, want in zip(na.attention_backward(VIEWS[view](o), saved_view), grads):
-        np.testing.assert_array_equal(got, want)
+    o_view, saved_view = na.attention_forward(*map(view, (q, k, v)), causal=True)
+    assert_equal(o_view, o)
+    for got, want in zip(na.attention_backward(view(o), saved_view), grads):
+        assert_equal(got, want)
 
 
-def test_broadcast_views(rng):
+def test_broadcast_views(rng, xp):
     """Views with stride 0 get the gradient of each of their elements, as any array of their shape."""
-    k, v = random(rng, (2, 1, 1, 20, 8), np.float64)
-    q = np.broadcast_to(random(rng, (1, 1, 20, 8), np.float64), (3, 2, 20, 8))
-    check(q, np.broadcast_to(k, (3, 2, 20, 8)), np.broadcast_to(v, (3, 2, 20, 8)), rng)
+    kv, q = random(rng, (2, 1, 1, 20, 8), np.float64), random(rng, (1, 1, 20, 8), np.float64)
+    check(*(np.broadcast_to(xp.asarray(x), (3, 2, 20, 8)) for x in (q, *kv)), rng, xp)
 
 
-def test_masks_of_any_strides(rng):
+def test_masks_of_any_strides(rng, xp):
     q, k, v = qkv(rng, m=40, n=64)
-    visible = rng.random((64, 40, H, B)) < 0.5
-    check(q, k, v, rng, mask=na.Dense(visible.T.swapaxes(-2, -1).swapaxes(-2, -1)))
+    visible = xp.asarray(rng.random((64, 40, H, B)) < 0.5)
+    check(q, k, v, rng, xp, mask=na.Dense(visible.T))
     words = na.Bits.pack(visible.T).words
-    check(q, k, v, rng, mask=na.Bits(np.repeat(words, 2, axis=-1)[..., ::2]))
+    check(q, k, v, rng, xp, mask=na.Bits(np.repeat(words, 2, axis=-1)[..., ::2]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_that_see_nothing(rng, dtype):
+def test_rows_that_see_nothing(rng, xp, dtype):
     visible = rng.random((B, H, M, N)) < 0.05
     visible[:, :, 10:200] = False
     visible[1, 2] = False
-    o, saved, (dq, dk, dv) = check(*qkv(rng, dtype), rng, mask=na.Dense(visible))
+    o, lse, (dq, dk, dv) = check(*qkv(rng, dtype), rng, xp, mask=na.Dense(visible))
     assert not o[:, :, 10:200].any()
-    assert np.isneginf(saved.lse[:, :, 10:200]).all()
+    assert np.isneginf(lse[:, :, 10:200]).all()
     for gradient in (dq[:, :, 10:200], dk[1, 2], dv[1, 2]):
         assert not gradient.any()
 
 
-def test_gradient_of_lse_is_ignored_where_nothing_is_seen(rng):
-    q, k, v = qkv(rng)
+def test_gradient_of_lse_is_ignored_where_nothing_is_seen(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng))
     o, saved = na.attention_forward(q, k, v, mask=na.Lengths(keys=np.array([[0], [N]])))
-    dlse = np.where(np.isneginf(saved.lse), np.nan, 1).astype(np.float32)
-    assert np.isnan(dlse).any()
-    for gradient in na.attention_backward(np.zeros_like(o), saved, dlse=dlse):
-        assert np.isfinite(gradient).all()
+    dlse = xp.where(xp.isneginf(saved.lse), np.nan, 1).astype(np.float32)
+    assert xp.isnan(dlse).any()
+    for gradient in na.attention_backward(xp.zeros_like(o), saved, dlse=dlse):
+        assert xp.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("extra", [na.Causal(), na.Window(40, 9), na.BlockSparse.butterfly((1, 1, M, N))], ids=repr)
-def test_beyond_lengths_nothing_leaks(rng, poison, extra):
+def test_beyond_lengths_nothing_leaks(rng, xp, poison, extra):
     q, k, v = qkv(rng)
     keys, queries = np.array([[17], [400]]), np.array([[301 - 1], [33]])
     for b in range(B):
         k[b, :, keys[b, 0] :] = v[b, :, keys[b, 0] :] = poison
         q[b, :, queries[b, 0] :] = poison
-    check(q, k, v, rng, mask=na.Lengths(keys, queries) & extra)
+    check(q, k, v, rng, xp, mask=na.Lengths(keys, queries) & extra)
 
 
-def test_a_nan_in_sight_is_not_hidden(rng):
-    q, k, v = qkv(rng)
+def test_a_nan_in_sight_is_not_hidden(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng))
     q[0, 0, 5] = np.nan
     o, saved = na.attention_forward(q, k, v)
+    o, lse = to_numpy(o), to_numpy(saved.lse)
     assert np.isnan(o[0, 0, 5]).all()
-    assert np.isnan(saved.lse[0, 0, 5])
+    assert np.isnan(lse[0, 0, 5])
     assert np.isfinite(np.delete(o[0, 0], 5, axis=0)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_extreme_scores(rng, dtype):
+def test_extreme_scores(rng, xp, dtype):
     """Scores of +-1e4 and rows whose maximum comes last.
 
     P is made again from lse, which has one rounding of its own: with scores of 1e4 that is 1e4 last bits of P where
@@ -227,44 +242,45 @@ def test_extreme_scores(rng, dtype):
     q, k, v = qkv(rng, dtype, d=16)
     q[..., 0], k[..., 0] = 100, np.linspace(-100, 100, N)
     bits = 4 if dtype.itemsize == 2 else 1e4
-    check(q, k, v, rng, bits, scale=1.0)
-    check(-q, k, v, rng, bits, scale=1.0, causal=True)
+    check(q, k, v, rng, xp, bits, scale=1.0)
+    check(-q, k, v, rng, xp, bits, scale=1.0, causal=True)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 0.3, np.float32(2), 10])
-def test_scale(rng, scale):
-    check(*qkv(rng), rng, bits=max(4, 20 * scale), scale=scale)  # see test_extreme_scores
+def test_scale(rng, xp, scale):
+    check(*qkv(rng), rng, xp, bits=max(4, 20 * scale), scale=scale)  # see test_extreme_scores
 
 
 # ------------------------------------------------------------------------------------------------------------ dropout
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dropout_drops_what_dropout_mask_shows(rng, dtype):
-    """With v the unit matrix o is P, dropped; with do the unit matrix dv is P^T, dropped in the same places."""
+def test_dropout_drops_what_dropout_mask_shows(xp, dtype):
+    """With v columns of the unit matrix o is those of P, dropped; with do in its place dv is those of P^T, dropped."""
     n = 290
     dropout = na.Dropout(0.4, seed=123456789, offset=3)
-    q, k = np.zeros((2, 2, 3, n, 8), dtype)
-    eye = np.broadcast_to(np.eye(n, dtype=dtype), (2, 3, n, n))
-    o, saved = na.attention_forward(q, k, eye, dropout=dropout)
+    q, k = xp.zeros((2, 2, 3, n, 8), dtype)
     kept = na.dropout_mask(dropout, (2, 3, n, n))
-    np.testing.assert_array_equal(o != 0, kept)
-    _, _, dv = na.attention_backward(eye, saved)
-    np.testing.assert_array_equal(dv.swapaxes(-2, -1) != 0, kept)
+    for columns in (slice(0, 145), slice(145, n)):
+        eye = np.broadcast_to(xp.asarray(np.eye(n, dtype=dtype)[:, columns]), (2, 3, n, 145))
+        o, saved = na.attention_forward(q, k, eye, dropout=dropout)
+        assert_equal(to_numpy(o) != 0, kept[..., columns])
+        _, _, dv = na.attention_backward(eye, saved)
+        assert_equal(to_numpy(dv) != 0, kept.swapaxes(-2, -1)[..., columns])
 
 
-def test_dropout_keeps_the_mean(rng):
-    q, k, v = qkv(rng, np.float64, batch=(1,), heads=1, heads_k=1, m=8, n=64)
-    o = na.attention(q, k, v)
-    draws = [na.attention(q, k, v, dropout=na.Dropout(0.5, 1, offset)) for offset in range(4000)]
+def test_dropout_keeps_the_mean(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng, np.float64, batch=(1,), heads=1, heads_k=1, m=8, n=64))
+    o = to_numpy(na.attention(q, k, v))
+    draws = [to_numpy(na.attention(q, k, v, dropout=na.Dropout(0.5, 1, offset))) for offset in range(4000)]
     error = (np.mean(draws, axis=0) - o) / (np.std(draws, axis=0) / np.sqrt(len(draws)))
     assert np.abs(error).max() < 5
     assert np.sqrt(np.mean(error**2)) == pytest.approx(1, abs=0.3)
 
 
-def test_dropout_leaves_lse(rng):
-    q, k, v = qkv(rng)
+def test_dropout_leaves_lse(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng))
     _, saved = na.attention_forward(q, k, v)
     _, dropped = na.attention_forward(q, k, v, dropout=na.Dropout(0.9, 1))
-    np.testing.assert_array_equal(saved.lse, dropped.lse)
+    assert_equal(saved.lse, dropped.lse)
 
 
 # ---------------------------------------------------------------------------------------------------------- gradients
@@ -276,68 +292,69 @@ def test_dropout_leaves_lse(rng):
     {"dropout": na.Dropout(0.3, 11)},
     {"mask": na.BlockSparse.butterfly((1, 1, 280, 270), (32, 32)) & na.Causal(), "dropout": na.Dropout(0.1, 2)},
 ], ids=str)  # fmt: skip
-def test_gradients_by_finite_differences(rng, options):
+def test_gradients_by_finite_differences(rng, xp, options):
     x = qkv(rng, np.float64, batch=(1,), heads=2, heads_k=1, m=280, n=270, d=7, e=5)
 
-    def loss(q, k, v):
-        o, saved = na.attention_forward(q, k, v, **options)
-        return np.vdot(o, do) + np.vdot(np.where(np.isfinite(saved.lse), saved.lse, 0), dlse)
+    def loss(*x):
+        o, saved = na.attention_forward(*map(xp.asarray, x), **options)
+        o, lse = to_numpy(o), to_numpy(saved.lse)
+        return np.vdot(o, do) + np.vdot(np.where(np.isfinite(lse), lse, 0), dlse)
 
-    o, saved = na.attention_forward(*x, **options)
+    o, saved = na.attention_forward(*map(xp.asarray, x), **options)
     do, dlse = random(rng, o.shape, np.float64), random(rng, saved.lse.shape, np.float64)
-    grads = na.attention_backward(do, saved, dlse=dlse)
-    for i in range(3):
+    grads = map(to_numpy, na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse)))
+    for i, grad in enumerate(grads):
         step = [np.zeros_like(y) for y in x]
         step[i] = random(rng, x[i].shape, np.float64)
         h = 1e-5
         ahead, behind = (loss(*(y + sign * h * s for y, s in zip(x, step))) for sign in (1, -1))
-        np.testing.assert_allclose(np.vdot(grads[i], step[i]), (ahead - behind) / (2 * h), rtol=1e-6)
+        np.testing.assert_allclose(np.vdot(grad, step[i]), (ahead - behind) / (2 * h), rtol=1e-6)
 
 
-def test_vjp(rng):
-    q, k, v = qkv(rng)
+def test_vjp(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng))
     options = {"causal": True, "dropout": na.Dropout(0.1, 3)}
     o, backprop = na.attention_vjp(q, k, v, **options)
     want, saved = na.attention_forward(q, k, v, **options)
-    np.testing.assert_array_equal(o, want)
-    dlse = random(rng, saved.lse.shape, np.float32)
+    assert_equal(o, want)
+    dlse = xp.asarray(random(rng, saved.lse.shape, np.float32))
     for got, want in zip(backprop(o, dlse), na.attention_backward(o, saved, dlse=dlse)):
-        np.testing.assert_array_equal(got, want)
+        assert_equal(got, want)
 
 
-def test_backward_twice(rng):
+def test_backward_twice(rng, xp):
     """backprop may be called again, and leaves what it was given."""
-    q, k, v = qkv(rng)
+    q, k, v = map(xp.asarray, qkv(rng))
     copies = [x.copy() for x in (q, k, v)]
     o, saved = na.attention_forward(q, k, v, causal=True)
     first = na.attention_backward(o, saved)
     for a, b in zip(first, na.attention_backward(o, saved, deterministic=True)):
-        np.testing.assert_array_equal(a, b)
+        assert_equal(a, b)
     for a, b in zip(copies, (q, k, v)):
-        np.testing.assert_array_equal(a, b)
+        assert_equal(a, b)
 
 
 # ---------------------------------------------------------------------------------------------------------------- out
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_out(rng, dtype):
-    q, k, v = qkv(rng, dtype)
-    out = np.full((B, M, H, 24), np.nan, dtype).swapaxes(1, 2)
+def test_out(rng, xp, dtype):
+    q, k, v = map(xp.asarray, qkv(rng, dtype))
+    out = xp.asarray(np.full((B, M, H, 24), np.nan, dtype)).swapaxes(1, 2)
     o, saved = na.attention_forward(q, k, v, out=out)
     assert o is out
     assert saved.o is out
-    np.testing.assert_array_equal(out, na.attention(q, k, v))
+    assert_equal(out, na.attention(q, k, v))
 
 
-def test_results_are_new_arrays(rng):
-    q, k, v = qkv(rng, np.float64)
+def test_results_are_new_arrays(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng, np.float64))
     o, saved = na.attention_forward(q, k, v)
     grads = na.attention_backward(o, saved)
     for result in (o, saved.lse, *grads):
-        assert result.flags.writeable
+        assert xp is not np or result.flags.writeable
         assert result.flags.c_contiguous
         assert not any(np.shares_memory(result, x) for x in (q, k, v))
 
 
-def test_long_sequences_do_not_lose_digits(rng):
+def test_long_sequences_do_not_lose_digits(rng, xp):
     """Sums over 20000 keys are as good as the plain formula's."""
-    check(*qkv(rng, batch=(1,), heads=1, heads_k=1, m=3, n=20000), rng)
+    check(*qkv(rng, batch=(1,), heads=1, heads_k=1, m=3, n=20000), rng, xp)

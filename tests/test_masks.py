@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn.masks import All, as_mask
 
+from .accuracy import assert_equal
+
 LENGTHS = st.tuples(st.integers(0, 20), st.integers(0, 20))
 SHIFT = st.integers(-25, 25)
 
@@ -137,11 +139,50 @@ def test_and(one, other):
     np.testing.assert_array_equal((one & other & one).dense(5, 6), want)
 
 
-def test_and_with_a_boolean_array_on_either_side():
-    visible = np.random.default_rng(0).random((1, 1, 4, 4)) < 0.5
+def test_and_with_a_boolean_array_on_either_side(rng, xp):
+    visible = rng.random((1, 1, 4, 4)) < 0.5
     want = na.Causal().dense(4, 4) & visible
-    np.testing.assert_array_equal((na.Causal() & visible).dense(4, 4), want)
-    np.testing.assert_array_equal((visible & na.Causal()).dense(4, 4), want)
+    visible = xp.asarray(visible)
+    assert_equal((na.Causal() & visible).dense(4, 4), want)
+    assert_equal((visible & na.Causal()).dense(4, 4), want)
+
+
+# --------------------------------------------------------------------------------------------------- arrays of CuPy
+@pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All()], ids=repr)
+def test_like(xp, mask):
+    there, here = xp.empty(0), np.empty(0)
+    copy = mask.like(there)
+    assert copy.like(there) is copy
+    assert (copy is mask) == (xp is np or not any(part._arrays() for part in mask.parts))
+    assert_equal(copy.dense(5, 6), mask.dense(5, 6))
+    np.testing.assert_array_equal(copy.like(here).dense(5, 6), mask.dense(5, 6))
+    for number in copy.band(5, 6):
+        assert isinstance(number, int | xp.ndarray)
+    for grid in copy.grids():
+        assert isinstance(grid.cells, xp.ndarray)
+
+
+@pytest.mark.parametrize("one", KINDS, ids=repr)
+@pytest.mark.parametrize("other", KINDS, ids=repr)
+def test_arrays_of_both_libraries(xp, one, other):
+    want = one.dense(5, 6) & other.dense(5, 6)
+    assert_equal((one & other.like(xp.empty(0))).dense(5, 6), want)
+    assert_equal((one.like(xp.empty(0)) & other).dense(5, 6), want)
+
+
+def test_lengths_out_of_range_are_clamped(xp):
+    mask = na.Lengths(xp.asarray([-3, 4, 99]), xp.asarray([99, 2, -1]))
+    assert_equal(mask.dense(5, 6), na.Lengths(np.array([0, 4, 6]), np.array([5, 2, 0])).dense(5, 6))
+
+
+def test_bits_of_cupy_arrays(rng, xp):
+    visible = rng.random((2, 1, 5, 70)) < 0.5
+    bits = na.Bits.pack(xp.asarray(visible))
+    assert_equal(bits.dense(5, 70), visible)
+    assert_equal(na.Bits(np.repeat(bits.words, 2, axis=-1)[..., ::2]).dense(5, 70), visible)
+    tree = na.Bits.tree(xp.asarray([-1, 0, 0, 1]))
+    assert isinstance(tree.words, xp.ndarray)
+    assert_equal(tree.words, na.Bits.tree([-1, 0, 0, 1]).words)
 
 
 def test_no_mask_shows_everything():

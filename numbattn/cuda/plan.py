@@ -16,13 +16,17 @@ STATES_TILES = 64  # of a block that looks up which tiles are empty
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile; "mma", tensor cores, or "fma", ordinary ones with so many lanes in a row."""
+    """Queries and keys of a tile; "mma", tensor cores, or "fma", ordinary ones with so many lanes in a row.
+
+    stages: tiles in shared memory at once of what is walked over.
+    """
 
     unit: str
     tile_m: int
     tile_n: int
     threads: int
     lanes: int = 0
+    stages: int = 1
 
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}
@@ -122,14 +126,14 @@ def forward_shared(tiles, item, sums, d, e):
 
 
 def backward_kv_shared(tiles, item, sums, d, e):
-    inputs = _tile(tiles.tile_m + tiles.tile_n, d, item) + _tile(tiles.tile_m + tiles.tile_n, e, item)
-    p = _tile(tiles.tile_n, tiles.tile_m, sums)
-    return inputs + 2 * tiles.tile_m * sums + (2 * p if tiles.unit == "fma" else 0)
+    rows = tiles.tile_n + tiles.stages * tiles.tile_m
+    lines, p = 2 * tiles.stages * tiles.tile_m * sums, _tile(tiles.tile_n, tiles.tile_m, sums)
+    return _tile(rows, d, item) + _tile(rows, e, item) + lines + (2 * p if tiles.unit == "fma" else 0)
 
 
 def backward_q_shared(tiles, item, sums, d, e):
-    inputs = _tile(tiles.tile_m + tiles.tile_n, d, item) + _tile(tiles.tile_m + tiles.tile_n, e, item)
-    return inputs + (_tile(tiles.tile_m, tiles.tile_n, sums) if tiles.unit == "fma" else 0)
+    rows, p = tiles.tile_m + tiles.stages * tiles.tile_n, _tile(tiles.tile_m, tiles.tile_n, sums)
+    return _tile(rows, d, item) + _tile(rows, e, item) + (p if tiles.unit == "fma" else 0)
 
 
 PASSES = {  # factory: tables and shared memory

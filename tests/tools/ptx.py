@@ -179,6 +179,7 @@ class Block:
             self.special[f"%ctaid.{axis}"], self.special[f"%nctaid.{axis}"] = at, extent
         self.values, self.mask = {}, np.ones(threads, bool)
         self.defined = {}
+        self.on_the_way = []
 
     def run(self):
         pcs, done, waiting = np.zeros(self.n, np.int64), np.zeros(self.n, bool), np.zeros(self.n, bool)
@@ -472,6 +473,27 @@ class Block:
 
     def op_st(self, op, args):
         self._access(op, members(args[1]), args[0], read=False)
+
+    def op_cp(self, op, args):
+        """cp.async: what is copied arrives when it is waited for, at the latest moment that there may be."""
+        if op[2] == "wait_all":
+            for places, values in self.on_the_way:
+                self.shared.bytes[places], self.shared.written[places] = values, True
+            self.on_the_way = []
+            return
+        active = self.mask
+        if not active.any():
+            return
+        size, used = int(args[2]), self.get(args[3], "u32")[active]
+        target, source = self.address(args[0])[active], self.address(args[1])[active]
+        places = self.shared.places(target, size, ".".join(op), read=False)
+        values = np.zeros(places.shape, np.uint8)
+        whole = used == size
+        if not (whole | (used == 0)).all():
+            raise NotImplementedError("cp.async of a part")
+        values[whole] = self.memory.bytes[self.memory.places(source[whole], size, ".".join(op), read=True)]
+        self.shared.written[places] = False  # until it has arrived
+        self.on_the_way.append((places, values))
 
     def _access(self, op, names, place, read):
         dtype, active = np.dtype(TYPES[op[-1]]), self.mask

@@ -2,7 +2,8 @@
 
 `backward_kv` keeps a tile of keys and walks over the queries that see it: dK and dV. `backward_q` keeps a tile of
 queries and walks over the keys in their sight: dQ. Both make P again from lse. No atomics: gradients are equal bit for
-bit from run to run. One text for tensor cores and for ordinary ones, as in the forward pass.
+bit from run to run. One text for tensor cores and for ordinary ones, as in the forward pass. With two stages the next
+tile is fetched while this one is worked on.
 """
 
 import numpy as np
@@ -17,14 +18,16 @@ from ..tile import (
     allocate,
     col_index,
     copying,
+    device,
     dot,
     exp2,
+    fetch,
+    fetched,
     full,
     get,
     load,
     maximum,
     minimum,
-    put,
     quotient,
     row_index,
     save,
@@ -45,34 +48,44 @@ from .visibility import (
 )
 
 
-def backward_kv(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, dropout, nbytes):
+def backward_kv(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes
+):
     """dK and dV. S, P, dP and dS are transposed: a row is a key, a column a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
     COLS = S_TILE.col_vector()
-    COPY_K, COPY_V = copying(tile_n, head_dim, threads, vector(dtype)), copying(tile_n, head_dim_v, threads, vector(dtype))
-    COPY_Q, COPY_DO = copying(tile_m, head_dim, threads, vector(dtype)), copying(tile_m, head_dim_v, threads, vector(dtype))
     shared = SharedMemory()
-    SHARED_K, SHARED_V = shared.tile(tile_n, head_dim, dtype), shared.tile(tile_n, head_dim_v, dtype)
-    SHARED_Q, SHARED_DO = shared.tile(tile_m, head_dim, dtype), shared.tile(tile_m, head_dim_v, dtype)
-    SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC), shared.tile(1, tile_m, ACC)
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V), (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = (
+        (shared.tile(*shape, dtype, count), copying(*shape, threads, vector(dtype)))
+        for count, *shape in (
+            (1, tile_n, head_dim), (1, tile_n, head_dim_v), (stages, tile_m, head_dim), (stages, tile_m, head_dim_v)
+        )
+    )  # fmt: skip
+    SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes)
+    TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
+
+    @device
+    def fetch_tile(stage, Q, dO, lse, delta, m0):
+        fetch(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
+        fetch(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
+        fetch(allocate(SHARED_LSE, stage), lse, COLS, m0)
+        fetch(allocate(SHARED_DELTA, stage), delta, COLS, m0)
 
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = mLse.shape
         heads_k, seqlen_k = mDK.shape[1], np.int32(mDK.shape[2])
         n_block, batch, head_k = place(cuda.blockIdx.x, np.int32(batches * heads_k), np.int32(heads_k))
         n0 = np.int32(n_block * TILE_N)
-        sK, sV, sQ, sdO = allocate(SHARED_K), allocate(SHARED_V), allocate(SHARED_Q), allocate(SHARED_DO)
-        slse, sdelta = allocate(SHARED_LSE), allocate(SHARED_DELTA)
-        put(sK, load(aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0))
-        put(sV, load(aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0))
+        sK, sV = allocate(SHARED_K), allocate(SHARED_V)
+        fetch(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
+        fetch(sV, aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         keys = row_index(S_TILE, n0)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
@@ -85,26 +98,34 @@ def backward_kv(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, thre
             lse, delta = mLse[batch, head][:length], mDelta[batch, head][:length]
             m_block, m_blocks = quotient(first, TILE_M), quotient(end + TILE_M - 1, TILE_M)
             m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
+            stage = np.int32(0)
+            cuda.syncthreads()                                      # the last head is done with
+            fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
             while m_block < m_blocks:                               # Alg. 4 line 9
-                m0 = np.int32(m_block * TILE_M)
-                cuda.syncthreads()                                  # the last tile is done with
-                put(sQ, load(Q, COPY_Q, m0))
-                put(sdO, load(dO, COPY_DO, m0))
-                put(slse, load(lse, COLS, m0) * LOG2E)
-                put(sdelta, load(delta, COLS, m0))
-                cuda.syncthreads()
+                m0, this = np.int32(m_block * TILE_M), m_block
+                m_block += 1
+                m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
+                fetched()
+                cuda.syncthreads()                                  # this tile is there, the last one is done with
+                if STAGES == 2:
+                    fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
+                sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
                 S = dot(full(S_TILE, ZERO), sK, sQ.T)               # line 11: S = scale Q K^T, transposed
-                P = exp2(S * (scale * LOG2E) - get(slse, COLS))     # line 13: P = exp(S - lse)
+                lse2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
+                P = exp2(S * (scale * LOG2E) - lse2)                # line 13: P = exp(S - lse)
                 dP = dot(full(S_TILE, ZERO), sV, sdO.T)             # line 17: dP = dO V^T
-                if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                if tested(sight, band, batch, head, this, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, col_index(S_TILE, m0), keys)
                     P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
-                dS = P * (dP * Z - get(sdelta, COLS))               # lines 18 and 20: dS = P (dP Z - delta)
+                dS = P * (dP * Z - get(allocate(SHARED_DELTA, stage), COLS))    # lines 18, 20: dS = P (dP Z - delta)
                 dV = dot(dV, left_P(P * Z), sdO)                    # line 16: dV += (P Z)^T dO
                 dK = dot(dK, left_dS(dS), sQ)                       # line 22: dK += dS^T Q
-                m_block += 1
-                m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
+                if STAGES == 1:
+                    cuda.syncthreads()
+                    fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
+                else:
+                    stage = np.int32(1 - stage)
         save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)
         save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
@@ -116,22 +137,31 @@ def backward_kv(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, thre
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
 
-def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, dropout, nbytes):
+def backward_q(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes
+):
     """dQ."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
     ROWS = S_TILE.row_vector()
-    COPY_K, COPY_V = copying(tile_n, head_dim, threads, vector(dtype)), copying(tile_n, head_dim_v, threads, vector(dtype))
-    COPY_Q, COPY_DO = copying(tile_m, head_dim, threads, vector(dtype)), copying(tile_m, head_dim_v, threads, vector(dtype))
     shared = SharedMemory()
-    SHARED_Q, SHARED_DO = shared.tile(tile_m, head_dim, dtype), shared.tile(tile_m, head_dim_v, dtype)
-    SHARED_K, SHARED_V = shared.tile(tile_n, head_dim, dtype), shared.tile(tile_n, head_dim_v, dtype)
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
+        (shared.tile(*shape, dtype, count), copying(*shape, threads, vector(dtype)))
+        for count, *shape in (
+            (1, tile_m, head_dim), (1, tile_m, head_dim_v), (stages, tile_n, head_dim), (stages, tile_n, head_dim_v)
+        )
+    )  # fmt: skip
     left = left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes)
+    TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
+
+    @device
+    def fetch_tile(stage, K, V, n0):
+        fetch(allocate(SHARED_K, stage), K, COPY_K, n0)
+        fetch(allocate(SHARED_V, stage), V, COPY_V, n0)
 
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = mLse.shape
@@ -145,32 +175,39 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threa
         # what lies beyond a sequence's length is cut off: it may be NaN
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
         K, V = aligned(mK[batch, head_k][:length_k], ROWS_OF), aligned(mV[batch, head_k][:length_k], ROWS_OF)
-        sQ, sdO, sK, sV = allocate(SHARED_Q), allocate(SHARED_DO), allocate(SHARED_K), allocate(SHARED_V)
-        put(sQ, load(aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0))
-        put(sdO, load(aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0))
+        n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
+        n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+        sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), np.int32(0)
+        fetch(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
+        fetch(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
+        fetch_tile(stage, K, V, n_block * TILE_N)
         lse = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
         delta = load(mDelta[batch, head][:length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
         queries = row_index(S_TILE, m0)
-        n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
-        n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
         while n_block < n_blocks:                                   # Alg. 4 line 6
-            n0 = np.int32(n_block * TILE_N)
-            cuda.syncthreads()                                      # the last tile is done with
-            put(sK, load(K, COPY_K, n0))
-            put(sV, load(V, COPY_V, n0))
-            cuda.syncthreads()
+            n0, this = np.int32(n_block * TILE_N), n_block
+            n_block += 1
+            n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+            fetched()
+            cuda.syncthreads()                                      # this tile is there, the last one is done with
+            if STAGES == 2:
+                fetch_tile(1 - stage, K, V, n_block * TILE_N)
+            sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(full(S_TILE, ZERO), sQ, sK.T)                   # line 11: S = scale Q K^T
             P = exp2(S * (scale * LOG2E) - lse)                     # line 13: P = exp(S - lse)
             dP = dot(full(S_TILE, ZERO), sdO, sV.T)                 # line 17: dP = dO V^T
-            if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+            if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, queries, col_index(S_TILE, n0))
                 P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)       # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)         # line 14
             dS = P * (dP * Z - delta)                               # lines 18 and 20: dS = P (dP Z - delta)
             dQ = dot(dQ, left(dS), sK)                              # line 21: dQ += scale dS K
-            n_block += 1
-            n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+            if STAGES == 1:
+                cuda.syncthreads()
+                fetch_tile(stage, K, V, n_block * TILE_N)
+            else:
+                stage = np.int32(1 - stage)
         save(aligned(mDQ[batch, head], ROWS_OF), dQ * scale, m0)
 
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)

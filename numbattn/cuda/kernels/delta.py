@@ -5,8 +5,8 @@ from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
-from ..tile import Alignment, aligned, convert, full, load, row_sum, save, simt, where
 from ..plan import DELTA_ROWS
+from ..tile import Alignment, aligned, convert, full, load, row_sum, save, simt, where
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
 

@@ -1,8 +1,8 @@
 """Attention forward on any GPU: Algorithms 1 and 2, and 5 where the mask has blocks.
 
 One text for tensor cores (mma.sync) and for ordinary ones: the layouts of S and O say who multiplies. A block keeps
-TILE_M queries and walks over the keys in their sight. The next tile's keys and values travel from global memory to
-registers while the products are made, and from there to shared memory.
+TILE_M queries and walks over the keys in their sight. The values of a tile are fetched while S is made, the keys of the
+next one while O is made.
 """
 
 import numpy as np
@@ -18,11 +18,11 @@ from ..tile import (
     col_index,
     copying,
     dot,
+    fetch,
+    fetched,
     full,
-    load,
     maximum,
     minimum,
-    put,
     quotient,
     reciprocal,
     row_index,
@@ -37,7 +37,7 @@ from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, dropout, nbytes):
+def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes):
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes.
@@ -46,13 +46,11 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
-    COPY_Q = copying(tile_m, head_dim, threads, vector(dtype))
-    COPY_K = copying(tile_n, head_dim, threads, vector(dtype))
-    COPY_V = copying(tile_n, head_dim_v, threads, vector(dtype))
     shared = SharedMemory()
-    SHARED_Q = shared.tile(tile_m, head_dim, dtype)
-    SHARED_K = shared.tile(tile_n, head_dim, dtype)
-    SHARED_V = shared.tile(tile_n, head_dim_v, dtype)
+    (SHARED_Q, COPY_Q), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
+        (shared.tile(*shape, dtype), copying(*shape, threads, vector(dtype)))
+        for shape in ((tile_m, head_dim), (tile_n, head_dim), (tile_n, head_dim_v))
+    )
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
@@ -78,26 +76,26 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         n_block = quotient(first, TILE_N)
         n_blocks = quotient(end + TILE_N - 1, TILE_N)
         n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
-        if n_block < n_blocks:
-            put(sQ, load(Q, COPY_Q, m0))
-            put(sK, load(K, COPY_K, n_block * TILE_N))
+        fetch(sQ, Q, COPY_Q, m0)
+        fetch(sK, K, COPY_K, n_block * TILE_N)
+        fetched()
         cuda.syncthreads()
         while n_block < n_blocks:
             n0 = np.int32(n_block * TILE_N)
-            V_next = load(V, COPY_V, n0)                        # in flight while S is made
+            fetch(sV, V, COPY_V, n0)                            # in flight while S is made
             S = dot(full(S_TILE, ZERO), sQ, sK.T)               # Alg. 1 line 9: S = Q K^T
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 keys = col_index(S_TILE, n0)
                 S = where(sees(sight, band, batch, head, queries, keys), S, NO_SCORE)   # Alg. 2 line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
             P = drop(P, drops, batch * heads + head, m0, n0)    # line 14
-            put(sV, V_next)
+            fetched()
             cuda.syncthreads()                                  # V is there, K is done with
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
-            K_next = load(K, COPY_K, n_block * TILE_N)          # in flight while O is made
+            fetch(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is made
             O = dot(O * alpha, left(P), sV)                     # Alg. 1 line 12: O = alpha O + P V
-            put(sK, K_next)
+            fetched()
             cuda.syncthreads()                                  # K is there, V is done with
         total = row_sum(l, ZERO)
         save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 12: O = O / l

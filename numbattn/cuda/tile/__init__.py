@@ -26,14 +26,14 @@ from .math import (
     spread,
     where,
 )
-from .memory import Alignment, SharedMemory, aligned, allocate, gather, get, load, put, save
+from .memory import Alignment, SharedMemory, aligned, allocate, fetch, fetched, gather, get, load, put, save
 from .product import dot
 from .simulator import DeadlockError, RaceError, simulate
 from .world import SIMULATED, device, primitive
 
 __all__ = [
     "ONE", "SIMULATED", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "SharedMemory", "aligned",
-    "allocate", "bfloat16", "col_index", "convert", "copying", "device", "dot", "exp2", "full", "gather", "get", "load",
-    "log2", "maximum", "minimum", "mma", "part_sum", "primitive", "put", "quotient", "reciprocal", "row_index",
-    "row_max", "row_sum", "save", "simt", "simulate", "spread", "sync_warp", "where",
+    "allocate", "bfloat16", "col_index", "convert", "copying", "device", "dot", "exp2", "fetch", "fetched", "full",
+    "gather", "get", "load", "log2", "maximum", "minimum", "mma", "part_sum", "primitive", "put", "quotient",
+    "reciprocal", "row_index", "row_max", "row_sum", "save", "simt", "simulate", "spread", "sync_warp", "where",
 ]  # fmt: skip

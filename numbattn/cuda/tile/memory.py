@@ -12,6 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
+from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.datamodel import default_manager
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 from numba.cuda.models import cuda_data_manager
@@ -25,6 +26,8 @@ from .emit import (
     I32,
     I64,
     SHARED,
+    VOID,
+    asm,
     base,
     is_first_holder,
     load_vector,
@@ -114,7 +117,7 @@ class GlobalMatrix:
     """
 
     def __init__(self, b, ty, value, layout=None):
-        self.b = b
+        self.b, self.ndim = b, getattr(ty, "ndim", 2)
         if isinstance(ty, MatrixType):
             parts = [b.extract_value(value, i) for i in range(5)]
             self.data, self.rows, self.cols, self.row_stride, self.col_stride = parts
@@ -135,6 +138,20 @@ class GlobalMatrix:
     def width(self):
         """Elements that may be moved at once."""
         return max(1, self.alignment // size_of(self.data.type.pointee))
+
+    def clamped(self, layout, first, down, across):
+        """Pointer to a register's element, or to another one where it lies outside, and whether it lies inside.
+
+        The tile starts at `first`, see `_first`; the register is that of the offsets `down` and `across`.
+        """
+        b = self.b
+        row0, col0 = _first(layout, self.ndim, first)
+        row0 = base(b, layout.rows) if row0 is not first else b.add(row0, base(b, layout.rows))
+        col0 = base(b, layout.cols) if col0 is not first else b.add(col0, base(b, layout.cols))
+        row, col = b.add(row0, I32(down)), b.add(col0, I32(across))
+        row_inside, col_inside = b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols)
+        row, col = b.select(row_inside, row, b.sub(self.rows, I32(1))), b.select(col_inside, col, I32(0))
+        return self.place(row, col), b.and_(row_inside, col_inside)
 
     def place(self, row, col):
         """Pointer to an element."""
@@ -196,21 +213,12 @@ def load(matrix, layout, first):
 
     def generate(b, value, _, first):
         source = GlobalMatrix(b, matrix, value, layout)
-        row0, col0 = _first(layout, getattr(matrix, "ndim", 2), first)
-        row0 = b.add(row0, base(b, layout.rows)) if row0 is first else base(b, layout.rows)
-        col0 = b.add(col0, base(b, layout.cols)) if col0 is first else base(b, layout.cols)
-        last_row = b.sub(source.rows, I32(1))
         tile = []
         for down in layout.rows.offsets:
-            row = b.add(row0, I32(down))
-            row_inside = b.icmp_signed("<", row, source.rows)
-            row = b.select(row_inside, row, last_row)
             values = []
             for run in layout.cols.runs(source.width):
-                col = b.add(col0, I32(layout.cols.offsets[run[0]]))
-                inside = b.icmp_signed("<", col, source.cols)
-                place = source.place(row, b.select(inside, col, I32(0)))
-                values += _loaded(b, matrix.dtype, load_vector(b, place, len(run), b.and_(inside, row_inside)))
+                place, inside = source.clamped(layout, first, down, layout.cols.offsets[run[0]])
+                values += _loaded(b, matrix.dtype, load_vector(b, place, len(run), inside))
             tile.append(values)
         return pack(b, out, tile)
 
@@ -295,7 +303,7 @@ def _stored_value(b, source, target, value):
 @constant
 @dataclass(frozen=True)
 class SharedTile:
-    """A row-major tile at a fixed place in a block's shared memory.
+    """A row-major tile at a fixed place in a block's shared memory, or several of them, one behind the other: stages.
 
     Rows are 16 bytes longer than they look: a column of 16-byte vectors so touches every bank.
     """
@@ -304,6 +312,7 @@ class SharedTile:
     cols: int
     dtype: np.dtype
     offset: int  # bytes
+    stages: int = 1
     transposed: bool = False
 
     def __str__(self):
@@ -324,6 +333,7 @@ class SharedTile:
 
     @property
     def nbytes(self):
+        """Of one stage."""
         return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
 
     def steps(self):
@@ -337,12 +347,12 @@ class SharedMemory:
     def __init__(self):
         self.nbytes = 0
 
-    def tile(self, rows, cols, dtype, at=None):
-        """A tile behind all others, or where the tile `at` lies."""
+    def tile(self, rows, cols, dtype, stages=1, at=None):
+        """A tile, or several, behind all others, or where the tile `at` lies."""
         if np.dtype(dtype).itemsize < simulator.GRANULE:
             raise TypeError(f"shared memory holds elements of {simulator.GRANULE} bytes or more, not {dtype}")
-        tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset)
-        self.nbytes = max(self.nbytes, tile.offset + tile.nbytes)
+        tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset, stages)
+        self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
         return tile
 
 
@@ -390,12 +400,12 @@ def _tile_transposed(tile):
 
 
 @primitive
-def allocate(plan):
+def allocate(plan, stage=0):
     """The tile of which `plan` is the place; tile.T is it transposed."""
-    memory, item = simulator.shared_memory(), plan.dtype.itemsize
+    memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.nbytes
 
     def cut(flat, step):
-        return flat[plan.offset // step :][: plan.rows * plan.pitch * (item // step)]
+        return flat[start // step :][: plan.rows * plan.pitch * (item // step)]
 
     values = cut(memory.bytes, 1).view(plan.dtype).reshape(plan.rows, plan.pitch)
     granules = cut(memory.granules, simulator.GRANULE)[:: item // simulator.GRANULE].reshape(values.shape)
@@ -403,13 +413,14 @@ def allocate(plan):
 
 
 @allocate.lowering
-def allocate(plan):
+def allocate(plan, stage=0):
     out = TileType(plan.value)
 
-    def generate(b, _):
-        return b.bitcast(shared_memory(b, plan.value.offset), ir.PointerType(LLVM[out.dtype], SHARED))
+    def generate(b, _, stage):
+        at = b.gep(shared_memory(b, plan.value.offset), [b.mul(stage, I32(plan.value.nbytes))])
+        return b.bitcast(at, ir.PointerType(LLVM[out.dtype], SHARED))
 
-    return out(plan), generate
+    return out(plan, types.int32), generate
 
 
 def _check_shape(name, plan, layout):
@@ -492,3 +503,74 @@ def get(shared, layout):
         return pack(b, out, tile)
 
     return out(shared, layout_type), generate
+
+
+# ------------------------------------------------------------------------------------- from global to shared memory
+@primitive
+def fetch(shared, matrix, layout, first):
+    """put(shared, load(matrix, layout, first)), past the registers and in the background: see `fetched`.
+
+    The tile and the matrix are of one dtype. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
+    the way through the registers.
+    """
+    put(shared, load(matrix, layout, first))
+
+
+@fetch.lowering
+def fetch(shared, matrix, layout, first):
+    layout_type, layout, plan = layout, layout.value, shared.plan
+    _check_shape("fetch", plan, layout)
+    _check_vector(matrix, layout)
+    if stored(matrix.dtype) != shared.dtype or plan.transposed:
+        raise TypingError(f"fetch: a matrix of {stored(matrix.dtype)} does not go as it is to {plan}")
+
+    def generate(b, pointer, value, _, first):
+        source = GlobalMatrix(b, matrix, value, layout)
+        start, item = shared_base(b, plan, layout), plan.dtype.itemsize
+        in_background = ConfigStack().top().compute_capability >= (8, 0)
+
+        def copy(width, place, inside, at):
+            target = b.gep(pointer, [b.add(start, I32(at))])
+            nbytes = width * item
+            if in_background and nbytes >= 4:
+                emit_copy(b, target, place, nbytes, inside)
+            else:
+                store_vector(b, load_vector(b, place, width, inside), target)
+
+        def write():
+            for down in layout.rows.offsets:
+                for run in layout.cols.runs(min(source.width, plan.vector)):
+                    across = layout.cols.offsets[run[0]]
+                    place, inside = source.clamped(layout, first, down, across)
+                    copy(len(run), place, inside, down * plan.pitch + across)
+
+        mine = is_first_holder(b, layout)
+        if mine is None:
+            write()
+        else:
+            with b.if_then(mine):
+                write()
+
+    return types.void(shared, matrix, layout_type, types.int32), generate
+
+
+def emit_copy(b, target, place, nbytes, inside):
+    """`nbytes` from global to shared memory; zeros where not `inside`."""
+    how = "cg" if nbytes == VECTOR_BYTES else "ca"  # past the first cache, which only takes vectors
+    text = f"cp.async.{how}.shared.global [$0], [$1], {nbytes}, $2;"
+    size = b.select(inside, I32(nbytes), I32(0))
+    asm(b, text, VOID, b.ptrtoint(target, I32), b.ptrtoint(place, I64), size, effect=True)
+
+
+@primitive
+def fetched():
+    """What this thread has fetched has arrived. The others know after the next barrier."""
+
+
+@fetched.lowering
+def fetched():
+    def generate(b):
+        if ConfigStack().top().compute_capability >= (8, 0):
+            asm(b, "cp.async.wait_all;", VOID, effect=True)
+
+    return types.void(), generate

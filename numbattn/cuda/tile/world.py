@@ -42,10 +42,8 @@ class primitive:
 
         functools.update_wrapper(definition, self.meaning)
         del definition.__wrapped__
-        names = ["typingctx", *inspect.signature(lower).parameters]
-        definition.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        )
+        context = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        definition.__signature__ = inspect.Signature([context, *inspect.signature(lower).parameters.values()])
         return intrinsic(definition)
 
 

@@ -1,0 +1,482 @@
+"""numbattn on a GPU: speed beside torch's kernels and standard attention in CuPy, memory, masks that skip, first calls.
+
+    python bench/gpu.py
+    python bench/gpu.py --speed --dtype bfloat16 --head-dim 64 128 256 --causal --seqlen 512 2048 16384 --plot speed.png
+    python bench/gpu.py --memory --sparse --first-call --json gpu.json
+
+Speeds are medians of interleaved rounds on one stream, by CUDA events: a call whose kernels take less than the host
+needs to start them is timed at the host's speed; --graph shows the kernels alone. Compare within one run only.
+Needs tabulate and tqdm, for --plot matplotlib; compares with torch where it is installed.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from common import machine, sampled, save, show, show_machine
+from peers import (
+    DTYPE,
+    HALF,
+    PACKAGES,
+    PEERS,
+    Replay,
+    array_of,
+    available,
+    context_of,
+    cupy,
+    event_seconds,
+    gpu,
+    inputs,
+    make_forward,
+    one_stream,
+    release,
+    require_gpu,
+    torch,
+)
+from tqdm import tqdm
+
+import numbattn as na
+
+PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
+TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
+SAMPLE_SECONDS = 0.01  # a sample repeats a run for about so long
+TOKENS, WIDTH = 16384, 2048  # setting "field", in which kernels are published: batch * seqlen, heads * head_dim
+SINGLE = 1, 16  # setting "single": batch, heads
+GRAPH = "numbattn graph"
+DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal, seqlens
+    "speed": (["float16", "float32"], [64, 128], [False, True], None),
+    "memory": (["float32"], [64], [False], [1024, 2048, 4096, 8192, 16384, 32768]),
+    "sparse": (["float16"], [64], [False], [4096, 16384]),
+    "first call": (["float16", "float32"], [64], [False], [256]),
+}
+SPEED_SEQLENS = {"field": [1024, 4096, 16384], "single": [4096]}
+
+
+class Case(NamedTuple):
+    dtype: str
+    head_dim: int
+    causal: bool
+    seqlen: int
+    batch: int
+    heads: int
+
+    @property
+    def shape(self):
+        return self.batch, self.heads, self.seqlen, self.head_dim
+
+    def tflop(self, of):
+        """Of a pass, as the field counts: the causal half of the products."""
+        return 4e-12 * self.batch * self.heads * self.seqlen**2 * self.head_dim * PASSES[of] / (2 if self.causal else 1)
+
+
+def make_case(dtype, head_dim, causal, seqlen, setting):
+    batch_heads = (max(1, TOKENS // seqlen), max(1, WIDTH // head_dim)) if setting == "field" else SINGLE
+    return Case(dtype, head_dim, causal, seqlen, *batch_heads)
+
+
+def cases_of(part, args):
+    """What the command line asks of a part, and its defaults for the rest."""
+    dtypes, head_dims, causals, seqlens = DEFAULTS[part]
+    if args.causal and part != "sparse":
+        causals = args.causal
+    cases = []
+    for dtype in args.dtype or dtypes:
+        setting = args.setting or ("field" if dtype in HALF and part != "memory" else "single")
+        for head_dim, causal in product(args.head_dim or head_dims, causals):
+            for seqlen in args.seqlen or seqlens or SPEED_SEQLENS[setting]:
+                cases.append(make_case(dtype, head_dim, causal, seqlen, setting))
+    return cases
+
+
+# -------------------------------------------------------------------------------------------------------------- timing
+def measure(makers, rounds, same):
+    """Samples in seconds by name, largest errors relative to the first that runs, and why others do not run.
+
+    makers[name]() prepares a run, a function without arguments that returns a tuple of arrays; `same`: all are to
+    return the same, so that nothing wrong is timed.
+    """
+    timers, errors, failed, expected = {}, {}, {}, None
+    for name, make in makers.items():
+        try:
+            with context_of(name), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says at length why a backend does not run
+                run = make()
+                result = run()  # warms up, too
+                if same:
+                    expected = expected or result
+                    errors[name] = float(np.max([*map(difference, result, expected)]))  # NaN stays
+                repetitions = max(3, math.ceil(SAMPLE_SECONDS / event_seconds(run)))
+            timers[name] = partial(sample, name, run, repetitions)
+        except Exception as error:  # out of memory, not supported: not to run is a result, too
+            failed[name] = why(error)
+        run = result = None
+        if name in failed:
+            release()
+    del expected
+    return sampled(timers, rounds), errors, failed
+
+
+def sample(name, run, repetitions):
+    with context_of(name):
+        return event_seconds(run, repetitions)
+
+
+def prepare(name, of, arrays, graph=False, **options):
+    """One pass of a peer as a run."""
+    forward = make_forward(name, arrays, **options)
+    if of == "forward":
+        def run():
+            return (forward()[0],)
+    else:
+        _, run = forward()
+    return Replay(run) if graph else run
+
+
+def difference(got, expected):
+    """The largest, relative to the largest expected."""
+    got, expected = (x.astype(np.promote_types(x.dtype, np.float32)) for x in map(array_of, (got, expected)))
+    return float(abs(got - expected).max() / abs(expected).max())
+
+
+def medians(samples):
+    return {name: float(np.median(seconds)) for name, seconds in samples.items()}
+
+
+def why(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def progress(items):
+    return tqdm(list(items), disable=None, leave=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+def speed(cases, passes, peers, rounds, graph, dropout):
+    """One record for each case and pass: medians, samples, TFLOP/s by peer."""
+    records = []
+    for case, of in progress(product(cases, passes)):
+        release()
+        arrays = inputs(case.shape, case.dtype)
+        options = {"arrays": arrays, "causal": case.causal, "dropout": dropout}
+        makers = {name: partial(prepare, name, of, **options) for name in available(case.dtype, peers)}
+        if graph:
+            makers[GRAPH] = partial(prepare, "numbattn", of, graph=True, **options)
+        samples, errors, failed = measure(makers, rounds, same=not dropout)
+        seconds = medians(samples)
+        records.append({
+            **case._asdict(), "pass": of, "dropout": dropout, "seconds": seconds, "samples": samples,
+            "tflops": {name: case.tflop(of) / s for name, s in seconds.items()}, "errors": errors, "failed": failed,
+        })
+    return records
+
+
+def speed_row(record, names):
+    """A row of the table of one dtype and pass."""
+    rates = record["tflops"]
+    others = [rate for name, rate in rates.items() if name not in ("numbattn", GRAPH)]
+    compared = "numbattn" in rates and others
+    return {
+        **{key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads")},
+        **{name: rates.get(name) for name in names},
+        "/ best": rates["numbattn"] / max(others) if compared else None,
+    }
+
+
+def show_speed(records):
+    for dtype, of in dict.fromkeys((record["dtype"], record["pass"]) for record in records):
+        chosen = [record for record in records if (record["dtype"], record["pass"]) == (dtype, of)]
+        names = ran(chosen)
+        dropout = f", dropout {chosen[0]['dropout']}" if chosen[0]["dropout"] else ""
+        show(f"{dtype}, {of}{dropout}: TFLOP/s", [speed_row(record, names) for record in chosen],
+             [""] * 5 + [".1f"] * len(names) + [".2f"])
+    show_notes(records)
+
+
+def ran(records):
+    """The peers of these records in their order, those that never run included."""
+    found = {name for record in records for name in (*record["tflops"], *record["failed"])}
+    return [name for name in ("numbattn", GRAPH, *PEERS[1:]) if name in found]
+
+
+def show_notes(records):
+    """Why there is a "-", and results that differ."""
+    for record in records:
+        case = "{dtype} {pass}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}".format(**record)
+        for name, reason in record["failed"].items():
+            print(f"{case}: {name} did not run: {reason}")
+        for name, error in record["errors"].items():
+            if not error <= TOLERANCE[record["dtype"]]:  # NaN, too
+                print(f"{case}: {name} DIFFERS by {error:.1e} of the largest element")
+
+
+def plot_speed(path, records):
+    """Bars by seqlen, one colour a peer; a row of panels for each dtype and pass."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = ran(records)
+    rows = list(dict.fromkeys((record["dtype"], record["pass"]) for record in records))
+    columns = sorted({(record["head_dim"], record["causal"]) for record in records})
+    figure, axes = plt.subplots(len(rows), len(columns), squeeze=False, sharey="row", layout="constrained",
+                                figsize=(1 + 3.2 * len(columns), 0.8 + 2.6 * len(rows)))
+    for (dtype, of), row in zip(rows, axes):
+        for (head_dim, causal), axis in zip(columns, row):
+            chosen = [record for record in records if (dtype, of, head_dim, causal) == tuple(
+                record[key] for key in ("dtype", "pass", "head_dim", "causal"))]
+            width = 0.85 / len(names)
+            for i, name in enumerate(names):
+                at = np.arange(len(chosen)) + (i - (len(names) - 1) / 2) * width
+                heights = [record["tflops"].get(name, math.nan) for record in chosen]
+                axis.bar(at, heights, width, label=name, color=f"C{i}")
+            axis.set_title(f"{dtype} {of}, head_dim {head_dim}{', causal' if causal else ''}", fontsize=9)
+            axis.set_xticks(range(len(chosen)), [record["seqlen"] for record in chosen], fontsize=8)
+            axis.grid(axis="y", alpha=0.3)
+            axis.set_axisbelow(True)
+        row[0].set_ylabel("TFLOP/s")
+    for axis in axes[-1]:
+        axis.set_xlabel("seqlen")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names), frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+def memory(cases, peers, dropout):
+    """One record for each case: bytes that forward + backward take beyond their inputs, by peer."""
+    records = []
+    for case in progress(cases):
+        extra, failed = {}, {}
+        for name in available(case.dtype, peers):
+            release()
+            try:
+                forward = make_forward(name, inputs(case.shape, case.dtype), causal=case.causal, dropout=dropout)
+                with context_of(name):
+                    extra[name] = extra_bytes(forward)
+            except Exception as error:
+                failed[name] = why(error)
+        records.append({**case._asdict(), "bytes": extra, "failed": failed})
+    return records
+
+
+def extra_bytes(forward):
+    """What a fresh pool of CuPy has taken from the GPU in the end, and by how much torch's peak has grown."""
+    pool = cupy.cuda.MemoryPool()
+    torch_runs = bool(available("float32", ["efficient"]))
+    if torch_runs:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with cupy.cuda.using_allocator(pool.malloc):
+        _, backward = forward()
+        backward()
+        cupy.cuda.get_current_stream().synchronize()
+    return pool.total_bytes() + (torch.cuda.max_memory_allocated() - before if torch_runs else 0)
+
+
+def show_memory(records):
+    for dtype, head_dim, causal in dict.fromkeys((r["dtype"], r["head_dim"], r["causal"]) for r in records):
+        chosen = [r for r in records if (r["dtype"], r["head_dim"], r["causal"]) == (dtype, head_dim, causal)]
+        found = {name for record in chosen for name in (*record["bytes"], *record["failed"])}
+        names = [name for name in PEERS if name in found]
+        title = (f"Memory of forward + backward beyond the inputs, MB: {dtype}, head_dim {head_dim}, "
+                 f"batch {chosen[0]['batch']}, {chosen[0]['heads']} heads{', causal' if causal else ''}")
+        rows = [{"seqlen": record["seqlen"], **{name: scaled(record["bytes"].get(name), 1e-6) for name in names}}
+                for record in chosen]
+        show(title, rows, [""] + [".1f"] * len(names))
+        for name in names:
+            if exponent := growth_exponent(chosen, name):
+                print(f"{name}: grows as seqlen ** {exponent:.2f} between the two longest")
+        for record in chosen:
+            for name, reason in record["failed"].items():
+                print(f"{name} did not run at seqlen {record['seqlen']}: {reason}")
+
+
+def growth_exponent(records, name):
+    """Slope of log(bytes) over log(seqlen) between the two longest: 1 is linear, 2 quadratic."""
+    points = sorted((record["seqlen"], record["bytes"][name]) for record in records if record["bytes"].get(name))
+    if len(points) < 2:
+        return None
+    (n0, bytes0), (n1, bytes1) = points[-2:]
+    return math.log(bytes1 / bytes0) / math.log(n1 / n0)
+
+
+def scaled(x, factor):
+    return None if x is None else factor * x
+
+
+# -------------------------------------------------------------------------------------------------------------- sparse
+def sparse(cases, passes, rounds, block_size, dropout):
+    """One record for each case and pass: numbattn's time by mask, beside the share of the scores that it shows."""
+    records = []
+    for case, of in progress(product(cases, passes)):
+        release()
+        masks, arrays = make_masks(case.seqlen, block_size), inputs(case.shape, case.dtype)
+        makers = {name: partial(prepare, "numbattn", of, arrays, mask=mask, dropout=dropout)
+                  for name, (mask, _) in masks.items()}
+        samples, _, failed = measure(makers, rounds, same=False)
+        records.append({
+            **case._asdict(), "pass": of, "block_size": block_size, "dropout": dropout, "seconds": medians(samples),
+            "samples": samples, "shares": {name: share for name, (_, share) in masks.items()}, "failed": failed,
+        })
+    return records
+
+
+def make_masks(seqlen, block_size):
+    """Masks by name, each with the share of the scores that is visible."""
+    shape, size = (1, 1, seqlen, seqlen), (block_size, block_size)
+    blocks = -(-seqlen // block_size)
+    order = np.random.default_rng(0).permutation(blocks**2).reshape(1, 1, blocks, blocks)
+    found = {f"random {share:.0%}": na.BlockSparse(order < share * blocks**2, size) for share in (0.1, 0.2, 0.5, 1)}
+    found["butterfly"] = na.BlockSparse.butterfly(shape, size)
+    found["local_global"] = na.BlockSparse.local_global(shape, size)
+    on_device = {name: (na.BlockSparse(cupy.asarray(mask.blocks), size), float(mask.blocks.mean()))
+                 for name, mask in found.items()}
+    window = np.minimum(np.arange(seqlen) + 1, 1024).sum() / seqlen**2
+    return {"none": (None, 1.0), **on_device, "Window(1023, 0)": (na.Window(1023, 0), float(window))}
+
+
+def sparse_rows(record):
+    """TFLOP/s are of the visible part."""
+    seconds, dense = record["seconds"], record["seconds"].get("none")
+    tflop = Case(*(record[field] for field in Case._fields)).tflop(record["pass"])
+    rows = []
+    for name, share in record["shares"].items():
+        took = seconds.get(name)
+        rate = took and share * tflop / took
+        rows.append({
+            "seqlen": record["seqlen"], "mask": name, "visible": share, "ms": scaled(took, 1e3),
+            "time / dense": took / dense if took and dense else None, "TFLOP/s": rate,
+            "TFLOP/s / dense": rate * dense / tflop if rate and dense else None,
+        })
+    return rows
+
+
+def show_sparse(records):
+    for dtype, head_dim, of in dict.fromkeys((r["dtype"], r["head_dim"], r["pass"]) for r in records):
+        chosen = [r for r in records if (r["dtype"], r["head_dim"], r["pass"]) == (dtype, head_dim, of)]
+        show(f"Masks that skip: {dtype}, {of}, head_dim {head_dim}, blocks of {chosen[0]['block_size']}; "
+             "TFLOP/s of the visible part", [row for record in chosen for row in sparse_rows(record)],
+             ["", "", ".3f", ".3f", ".3f", ".1f", ".2f"])
+        for record in chosen:
+            for name, reason in record["failed"].items():
+                print(f"mask {name}, seqlen {record['seqlen']}: did not run: {reason}")
+
+
+# ---------------------------------------------------------------------------------------------------------- first call
+FIRST_CALL = """
+import json, sys, time
+import cupy, numpy as np
+import numbattn as na
+from numbattn.problem import DTYPES
+
+name, head_dim, seqlen = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dtype = next(dtype for dtype in DTYPES if dtype.name == name)
+numbers = np.random.default_rng(0).standard_normal((4, 1, 2, seqlen, head_dim)).astype(dtype)
+q, k, v, do = map(cupy.asarray, numbers)
+cupy.cuda.Device().synchronize()
+times = [time.perf_counter()]
+o, saved = na.attention_forward(q, k, v, causal=bool(sys.argv[4]))
+cupy.cuda.Device().synchronize()
+times.append(time.perf_counter())
+na.attention_backward(do, saved)
+cupy.cuda.Device().synchronize()
+times.append(time.perf_counter())
+print(json.dumps([times[1] - times[0], times[2] - times[1]]))
+"""
+
+
+def first_call(cases):
+    """One record for each: seconds of a process's first forward and backward, with an empty cache, then a warm one."""
+    records = []
+    for case in progress(cases):
+        record = {key: getattr(case, key) for key in ("dtype", "head_dim", "causal", "seqlen")}
+        with tempfile.TemporaryDirectory() as folder:
+            for cache in ("empty", "warm"):
+                forward, backward = in_fresh_process(case, folder)
+                record |= {f"forward, {cache} cache": forward, f"backward, {cache} cache": backward}
+        records.append(record)
+    return records
+
+
+def in_fresh_process(case, cache_folder):
+    """Its seconds of the first forward and of the first backward."""
+    arguments = [case.dtype, str(case.head_dim), str(case.seqlen), "causal" if case.causal else ""]
+    environment = os.environ | {"NUMBATTN_CACHE_DIR": cache_folder}
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL, *arguments], env=environment, stdout=subprocess.PIPE,
+                          text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def show_first_call(records):
+    show("A process's first calls, seconds to completion", records, [""] * 4 + [".2f"] * 4)
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_argument_group("parts (default: --speed)")
+    parts.add_argument("--speed", action="store_true", help="forward and backward beside the peers")
+    parts.add_argument("--memory", action="store_true", help="what forward + backward take beyond the inputs")
+    parts.add_argument("--sparse", action="store_true", help="time by share of visited blocks, and of a window")
+    parts.add_argument("--first-call", action="store_true", help="a fresh process, with an empty and a warm cache")
+    cases = parser.add_argument_group("what is run (the defaults differ by part)")
+    cases.add_argument("--dtype", nargs="+", choices=list(DTYPE))
+    cases.add_argument("--head-dim", nargs="+", type=int, metavar="N")
+    cases.add_argument("--seqlen", nargs="+", type=int, metavar="N")
+    cases.add_argument("--setting", choices=["field", "single"],
+                       help=f"field: batch = {TOKENS} / seqlen, heads = {WIDTH} / head_dim, the default for half "
+                            f"precision; single: batch {SINGLE[0]}, {SINGLE[1]} heads, for the others and --memory")
+    causal = cases.add_mutually_exclusive_group()
+    causal.add_argument("--causal", action="store_const", const=[True], help="causal only (but for --sparse)")
+    causal.add_argument("--full", action="store_const", dest="causal", const=[False], help="not causal only")
+    cases.add_argument("--pass", nargs="+", choices=list(PASSES), default=list(PASSES), dest="passes")
+    cases.add_argument("--dropout", type=float, default=0.0, metavar="P")
+    cases.add_argument("--block-size", type=int, default=128, metavar="N", help="of --sparse (default: 128)")
+    cases.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
+    parser.add_argument("--rounds", type=int, default=5, help="medians are of so many samples (default: 5)")
+    parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
+    parser.add_argument("--plot", metavar="FILE", help="draw the speeds: a PNG")
+    args = parser.parse_args()
+    if not (args.memory or args.sparse or args.first_call):
+        args.speed = True
+    if args.plot and not args.speed:
+        parser.error("--plot: draws the results of --speed")
+    return args
+
+
+def main():
+    args = parse()
+    require_gpu()
+    results = {"machine": machine(*PACKAGES) | {"gpu": gpu()}, "arguments": vars(args)}
+    show_machine(results["machine"])
+    parts = {
+        "speed": (args.speed, partial(speed, passes=args.passes, peers=args.peers, rounds=args.rounds,
+                                      graph=args.graph, dropout=args.dropout), show_speed),
+        "memory": (args.memory, partial(memory, peers=args.peers, dropout=args.dropout), show_memory),
+        "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
+                                        dropout=args.dropout), show_sparse),
+        "first call": (args.first_call, first_call, show_first_call),
+    }
+    with one_stream():
+        for part, (wanted, measured, shown) in parts.items():
+            if wanted:
+                results[part] = measured(cases_of(part, args))
+                shown(results[part])
+                if args.json:
+                    save(args.json, results)  # after each part: what is measured is not lost
+    if args.plot:
+        plot_speed(args.plot, results["speed"])
+
+
+if __name__ == "__main__":
+    main()

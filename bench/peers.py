@@ -1,0 +1,193 @@
+"""What the GPU benchmarks run: numbattn, standard attention in CuPy and torch's kernels, all on one stream."""
+
+import math
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import lru_cache, partial
+
+import numpy as np
+from common import standard_vjp
+
+import numbattn as na
+from numbattn.problem import DTYPES
+
+try:
+    import cupy
+except ImportError:
+    cupy = None
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError:
+    torch = None
+
+DTYPE = {dtype.name: dtype for dtype in DTYPES}
+HALF = ("float16", "bfloat16")
+TORCH = {  # backends of scaled_dot_product_attention, and for which dtypes they are run
+    "flash": ("FLASH_ATTENTION", HALF),
+    "cudnn": ("CUDNN_ATTENTION", HALF),
+    "efficient": ("EFFICIENT_ATTENTION", (*HALF, "float32")),
+    "math": ("MATH", ("float64",)),
+}
+PEERS = ["numbattn", *TORCH, "cupy"]
+PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x", "torch"]
+
+
+def require_gpu():
+    """Leave with one sentence where there is nothing to measure."""
+    reason = "CuPy is not installed" if cupy is None else None
+    if cupy is not None:
+        try:
+            cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            reason = str(error)
+    if reason:
+        sys.exit(f"This benchmark needs a CUDA device that CuPy can use: {reason}")
+
+
+def available(dtype, peers=PEERS):
+    """Those of the peers that this machine has and that take the dtype."""
+    have_torch = torch is not None and torch.cuda.is_available()
+    return [name for name in peers if name not in TORCH or (have_torch and dtype in TORCH[name][1])]
+
+
+def gpu():
+    """The GPU and its software, for the JSON and for show_machine."""
+    device, runtime = cupy.cuda.Device(), cupy.cuda.runtime
+    about = runtime.getDeviceProperties(device.id)
+    facts = {
+        "name": about["name"].decode(),
+        "compute capability": f"{about['major']}.{about['minor']}",
+        "multiprocessors": about["multiProcessorCount"],
+        "CUDA of the driver": runtime.driverGetVersion(),
+        "CUDA of CuPy": runtime.runtimeGetVersion(),
+        "cuDNN of torch": torch.backends.cudnn.version() if torch else None,
+    }
+    if shutil.which("nvidia-smi"):
+        asked = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,power.limit,temperature.gpu"
+        command = ["nvidia-smi", f"--id={device.pci_bus_id}", f"--query-gpu={asked}", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        facts |= zip(asked.split(","), answer.split(", "))
+    return facts
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+def inputs(shape, dtype):
+    """q, k, v, do of one shape."""
+    return list(_normal(math.prod(shape)).reshape(4, *shape).astype(DTYPE[dtype]))
+
+
+@lru_cache(maxsize=1)
+def _normal(count):
+    return cupy.asarray(np.random.default_rng(0).standard_normal((4, count), dtype=np.float32))
+
+
+def tensor_of(x):
+    """The torch tensor in the memory of a CuPy array."""
+    if x.dtype == DTYPE["bfloat16"]:
+        return torch.from_dlpack(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_dlpack(x)
+
+
+def array_of(x):
+    """The CuPy array in the memory of a torch tensor."""
+    if isinstance(x, cupy.ndarray):
+        return x
+    if x.dtype == torch.bfloat16:
+        return cupy.from_dlpack(x.detach().view(torch.uint16)).view(DTYPE["bfloat16"])
+    return cupy.from_dlpack(x.detach())
+
+
+def release():
+    """Give cached memory back, so that one peer's does not stand in another's way."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    if available("float32", ["efficient"]):
+        torch.cuda.empty_cache()
+
+
+# --------------------------------------------------------------------------------------------------------------- peers
+# forward() returns o and backward, a function without arguments that returns dq, dk, dv.
+def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0):
+    """The forward of a peer on the arrays q, k, v, do. A mask is for numbattn alone."""
+    if name == "numbattn":
+        return partial(_numbattn, *arrays, causal=causal, mask=mask, dropout=dropout_of(dropout))
+    if name == "cupy":
+        bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype) if causal else None
+        return partial(_cupy, *arrays, bias, dropout)
+    *leaves, do = map(tensor_of, arrays)
+    return partial(_torch, *(x.requires_grad_() for x in leaves), do, is_causal=causal, dropout_p=dropout)
+
+
+def dropout_of(p):
+    return na.Dropout(p, seed=0) if p else None
+
+
+def context_of(name):
+    """What a peer's forward has to run in. It takes host time, and is entered outside of the clock."""
+    return sdpa_kernel(getattr(SDPBackend, TORCH[name][0])) if name in TORCH else nullcontext()
+
+
+def _numbattn(q, k, v, do, **options):
+    o, saved = na.attention_forward(q, k, v, **options)
+    return o, partial(na.attention_backward, do, saved)
+
+
+def _cupy(q, k, v, do, bias, dropout):
+    Z = None
+    if dropout:
+        kept = cupy.random.random((*q.shape[:-1], k.shape[-2]), dtype=np.float32) >= dropout
+        Z = kept.astype(q.dtype) / (1 - dropout)
+    o, backprop = standard_vjp(q, k, v, bias=bias, Z=Z)
+    return o, partial(backprop, do)
+
+
+def _torch(q, k, v, do, **options):
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+    return o, partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
+
+
+@lru_cache(maxsize=1)
+def causal_bias(seqlen, dtype):
+    return cupy.where(cupy.tri(seqlen, dtype=bool), np.float32(0), np.float32(-np.inf)).astype(dtype)
+
+
+# -------------------------------------------------------------------------------------------------------------- stream
+@contextmanager
+def one_stream():
+    """A stream that is current in CuPy and in torch: their kernels queue up in it, and it can be captured."""
+    with ExitStack() as stack:
+        stream = stack.enter_context(cupy.cuda.Stream(non_blocking=True))
+        if available("float32", ["efficient"]):
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)))
+        yield stream
+
+
+def event_seconds(run, repetitions=1):
+    """Of one run, by CUDA events around some."""
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(repetitions):
+        run()
+    end.record()
+    end.synchronize()
+    return 1e-3 * cupy.cuda.get_elapsed_time(start, end) / repetitions
+
+
+class Replay:
+    """A run as a CUDA graph: calling it replays the graph into the same result. Its memory is a pool of its own."""
+
+    def __init__(self, run):
+        stream, self.pool = cupy.cuda.get_current_stream(), cupy.cuda.MemoryPool()
+        with cupy.cuda.using_allocator(self.pool.malloc):
+            run()  # compiles, and fills the pool
+            stream.begin_capture()
+            try:
+                self.result = run()
+            finally:
+                self.graph = stream.end_capture()
+
+    def __call__(self):
+        self.graph.launch()
+        return self.result

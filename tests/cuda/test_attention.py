@@ -1,0 +1,233 @@
+"""What CuPy arrays bring with them: streams, graphs, memory pools, devices, sizes. Results as such: see test_api.py."""
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+import cupy
+
+import numbattn as na
+from numbattn.problem import DTYPES
+
+from ..accuracy import assert_equal, check, random, to_numpy
+
+pytestmark = pytest.mark.gpu
+
+B, H, HEADS_K, M, N, D = 2, 4, 2, 150, 270, 40
+OPTIONS = {
+    "plain": lambda rng: {},
+    "dropout": lambda rng: {"causal": True, "dropout": na.Dropout(0.3, seed=5)},
+    "bands": lambda rng: {"mask": na.Lengths(rng.integers(1, N + 1, (B, 1))) & na.Window(100, 9, offset=30)},
+    "dense": lambda rng: {"mask": na.Dense(rng.random((B, 1, M, N)) < 0.5)},
+    "bits": lambda rng: {"mask": na.Bits.pack(rng.random((1, H, M, N)) < 0.5) & na.Causal()},
+    "blocks": lambda rng: {"mask": na.BlockSparse(rng.random((1, H, 5, 6)) < 0.5, (32, 48)), "causal": True},
+}
+
+
+@pytest.fixture(params=OPTIONS)
+def options(request, rng):
+    """Options of a call; the arrays in masks are CuPy's."""
+    found = OPTIONS[request.param](rng)
+    return {name: x.like(cupy.empty(0)) if name == "mask" else x for name, x in found.items()}
+
+
+def inputs(rng, dtype=np.float32):
+    """q, k, v and do: grouped heads, v the same for all of the batch."""
+    shapes = (B, H, M, D), (B, HEADS_K, N, D), (1, HEADS_K, N, D), (B, H, M, D)
+    return [cupy.asarray(random(rng, shape, dtype)) for shape in shapes]
+
+
+def run(q, k, v, do, **options):
+    """o, lse, dq, dk, dv"""
+    o, saved = na.attention_forward(q, k, v, **options)
+    return o, saved.lse, *na.attention_backward(do, saved)
+
+
+def assert_all_equal(got, want):
+    for one, other in zip(got, want):
+        assert_equal(one, other)
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("d", "e"), [(8, 8), (40, 24), (64, 64), (80, 96), (128, 128), (192, 128), (256, 256)])
+def test_head_dims(rng, d, e, dtype):
+    q, k, v = (random(rng, shape, dtype) for shape in ((2, 150, d), (1, 200, d), (1, 200, e)))
+    check(q, k, v, rng, cupy, causal=True, dropout=na.Dropout(0.2, seed=5))
+
+
+@pytest.mark.parametrize(("d", "e", "name"), [(300, 8, "head_dim"), (8, 300, "head_dim_v")])
+def test_head_dims_end_at_256(d, e, name):
+    with pytest.raises(ValueError, match=f"{name}: got 300, at most 256"):
+        na.attention(cupy.zeros((5, d)), cupy.zeros((7, d)), cupy.zeros((7, e)))
+
+
+def test_cpu_and_gpu_agree(rng, options):
+    arrays = inputs(rng)
+    on_cpu = {name: x.like(np.empty(0)) if name == "mask" else x for name, x in options.items()}
+    for got, want in zip(run(*arrays, **options), run(*map(to_numpy, arrays), **on_cpu)):
+        np.testing.assert_allclose(to_numpy(got), want, rtol=1e-5, atol=1e-5 * np.abs(want[np.isfinite(want)]).max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_are_equal_bit_for_bit(rng, dtype):
+    arrays = inputs(rng, dtype)
+    first = run(*arrays, causal=True)
+    for _ in range(20):
+        assert_all_equal(run(*arrays, causal=True), first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_element_is_written(rng, dtype, options):
+    """Memory that is not cleared, out included, is full of NaN."""
+    *qkv, do = inputs(rng, dtype)
+    want = run(*qkv, do, **options)
+    poison = [cupy.asarray(np.full(x.shape, np.nan, x.dtype)) for _ in range(3) for x in want]
+    out = cupy.asarray(np.full((B, M, H, D), np.nan, dtype)).swapaxes(1, 2)
+    del poison
+    got = run(*qkv, do, out=out, **options)
+    assert got[0] is out
+    assert_all_equal(got, want)
+
+
+def test_numpy_arrays_in_masks(rng, options):
+    arrays = inputs(rng)
+    want = run(*arrays, **options)
+    if "mask" in options:
+        options["mask"] = options["mask"].like(np.empty(0))
+    assert_all_equal(run(*arrays, **options), want)
+
+
+def test_lengths_out_of_range_are_clamped(rng):
+    arrays = inputs(rng)
+    keys, queries = rng.integers(-N, 2 * N, (B, 1)), rng.integers(-M, 2 * M, (B, H))
+    want = run(*arrays, mask=na.Lengths(keys.clip(0, N), queries.clip(0, M)))
+    assert_all_equal(run(*arrays, mask=na.Lengths(cupy.asarray(keys), cupy.asarray(queries))), want)
+
+
+def test_out_must_not_overlap_an_input(rng):
+    qo = cupy.asarray(random(rng, (M, 2, D), np.float32))
+    k = cupy.asarray(random(rng, (N, D), np.float32))
+    with pytest.raises(ValueError, match="out: overlaps q"):
+        na.attention(qo[:-1, 0], k, k, out=qo[1:, 0])
+    want = na.attention(qo[:, 0], k, k)     # side by side in one array is no overlap
+    assert_equal(na.attention(qo[:, 0], k, k, out=qo[:, 1]), want)
+
+
+def test_libraries_do_not_mix(rng):
+    q, k, v, _ = inputs(rng)
+    with pytest.raises(TypeError, match=r"q is a numpy.ndarray, k is a cupy.ndarray, v is a cupy.ndarray"):
+        na.attention(q.get(), k, v)
+    with pytest.raises(TypeError, match=r"q is a cupy.ndarray, out is a numpy.ndarray"):
+        na.attention(q, k, v, out=q.get())
+    with pytest.raises(TypeError, match=r"Lengths keys: got a cupy.ndarray beside inputs of numpy"):
+        na.attention(q.get(), k.get(), v.get(), mask=na.Lengths(cupy.ones((B, 1), int)))
+
+
+# -------------------------------------------------------------------------------------------------- streams and graphs
+def test_work_is_queued_on_the_current_stream(rng, options):
+    q, *others = inputs(rng)
+    values = q.copy()
+    want = run(q, *others, **options)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        for _ in range(2):  # what takes its time when first used has been used when it matters
+            q.fill(np.nan)
+            zeros = cupy.zeros(1 << 26, np.float32)
+            for _ in range(200):
+                cupy.sin(zeros, out=zeros)
+            cupy.add(values, zeros[0], out=q)
+            got = run(q, *others, **options)
+            q.fill(np.nan)
+        assert_all_equal(got, want)
+
+
+def test_graphs(rng, options):
+    """A captured call is repeated with what its inputs are then, whatever is allocated in between.
+
+    Whatever waits for the device, or copies from it, cannot be captured.
+    """
+    stream = cupy.cuda.Stream(non_blocking=True)
+    arrays = inputs(rng)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        run(*arrays, **options)     # compiles
+        stream.synchronize()
+        stream.begin_capture()
+        results = run(*arrays, **options)
+        graph = stream.end_capture()
+        for _ in range(3):
+            for x, new in zip(arrays, inputs(rng)):
+                x[...] = new
+            want = run(*arrays, **options)
+            for _ in range(3):      # who took memory that is the graph's would see NaN, or leave it there
+                others = [cupy.full_like(x, np.nan) for x in (*arrays, *results) for _ in range(3)]
+            graph.launch()
+            assert_all_equal(results, want)
+            assert all(np.isnan(to_numpy(x)).all() for x in others)
+            del others, want
+
+
+# ------------------------------------------------------------------------------------------------- memory and devices
+def test_memory_comes_from_the_pool_and_goes_back(rng, options):
+    arrays, pool = inputs(rng), cupy.get_default_memory_pool()
+    for _ in range(3):
+        run(*arrays, **options)
+    taken = []
+    for calls in (1, 1000):
+        for _ in range(calls):
+            run(*arrays, **options)
+        cupy.cuda.Device().synchronize()
+        gc.collect()
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        taken.append((pool.used_bytes(), pool.total_bytes(), free if alone() else None))
+    assert taken[0] == taken[1]
+
+
+def alone():
+    """Whether no other process of these tests uses the device."""
+    return os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "do", "dlse"])
+def test_arrays_of_another_device(name):
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one device")
+    arrays = {other: cupy.zeros((5, 8)) for other in ("q", "k", "v", "out", "do")} | {"dlse": cupy.zeros(5)}
+    with cupy.cuda.Device(1):
+        arrays[name] = cupy.zeros(arrays[name].shape)
+
+    def both(do, dlse, **arrays):
+        _, saved = na.attention_forward(**arrays)
+        na.attention_backward(do, saved, dlse=dlse)
+
+    with pytest.raises(ValueError, match=f"{name}: got an array of device 1, expected device 0"):
+        both(**arrays)
+
+
+# -------------------------------------------------------------------------------------------------------------- sizes
+@pytest.mark.parametrize("lead", [(70000, 1), (70000,), (300, 1, 250)])
+def test_many_small_matrices(rng, lead):
+    """More than the 65535 blocks that fit the other axes of a CUDA grid."""
+    shapes = (*lead, 2, 8), (*lead, 3, 8), (*lead, 3, 8)
+    check(*(random(rng, shape, np.float32) for shape in shapes), rng, cupy, causal=True)
+
+
+def test_more_than_2_31_elements(rng):
+    rows = 17_000_000
+    if cupy.cuda.runtime.memGetInfo()[0] < 40 << 30:
+        pytest.skip("takes 40 GB of memory")
+    few, k, v = (cupy.asarray(random(rng, shape, np.float16)) for shape in ((2, 1000, 128), (16, 128), (16, 128)))
+    q = cupy.empty((rows, 128), np.float16)
+    q.reshape(-1, 1000, 128)[...] = few[0]
+    q[-1000:] = few[1]
+    assert q.size > 2**31
+    o, _, dq, _, _ = run(q, k, v, q)
+    for part, x in ((slice(1000), few[0]), (slice(-2000, -1000), few[0]), (slice(-1000, None), few[1])):
+        o_alone, _, dq_alone, _, _ = run(x, k, v, x)
+        np.testing.assert_allclose(to_numpy(o[part]), to_numpy(o_alone), atol=2e-3)
+        np.testing.assert_allclose(to_numpy(dq[part]), to_numpy(dq_alone), rtol=1e-2, atol=1e-2)
