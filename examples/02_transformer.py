@@ -9,6 +9,7 @@ output and returns those with respect to the layer's array arguments; dx is the 
 import argparse
 import importlib
 import math
+import time
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -17,6 +18,7 @@ from tqdm import tqdm
 import numbattn as na
 
 xp = np  # the module that makes the arrays: numpy or cupy, see --xp
+attention_vjp = na.attention_vjp  # or standard_vjp, see --attention
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -85,6 +87,21 @@ def rotate(qkv, by):
     qk *= by
 
 
+def standard_vjp(q, k, v, causal=True, dropout=None):
+    """What numbattn computes, by the plain formula: Algorithms 0 and 3 of the paper, which keep S and P."""
+    scale, future = q.shape[-1] ** -0.5, xp.triu(xp.full((q.shape[-2], k.shape[-2]), -xp.inf, q.dtype), 1)
+    S = scale * (q @ k.swapaxes(-1, -2)) + future
+    P = xp.exp(S - S.max(axis=-1, keepdims=True))
+    P /= P.sum(axis=-1, keepdims=True)
+
+    def backprop(do):
+        dP = do @ v.swapaxes(-1, -2)
+        dS = scale * P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+        return dS @ k, dS.swapaxes(-1, -2) @ q, P.swapaxes(-1, -2) @ do
+
+    return P @ v, backprop
+
+
 def attention(x, w_qkv, w_out, batch, heads, dropout):
     tokens, width = x.shape
     seqlen, head_dim = tokens // batch, width // heads
@@ -95,7 +112,7 @@ def attention(x, w_qkv, w_out, batch, heads, dropout):
     qkv = qkv.reshape(batch, seqlen, 3, heads, head_dim)
     rotate(qkv, rotation)
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # each (batch, heads, seqlen, head_dim); views will do
-    o, attention_back = na.attention_vjp(q, k, v, causal=True, dropout=dropout)
+    o, attention_back = attention_vjp(q, k, v, causal=True, dropout=dropout)
     y, out_back = linear(o.swapaxes(1, 2).reshape(tokens, width), w_out)
 
     def backprop(dy):
@@ -266,14 +283,21 @@ def parse_args():
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout of attention")
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches, dropout and the sample")
     parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="where to compute: CPU or GPU")
+    parser.add_argument("--attention", choices=["numbattn", "standard"], default="numbattn",
+                        help="standard: the plain formula, to compare with; without dropout")
     parser.add_argument("--plot", metavar="FILE", help="save a plot of the losses, e.g. loss.png (needs matplotlib)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.dropout and args.attention == "standard":
+        parser.error("--dropout needs --attention numbattn")
+    return args
 
 
 def main():
-    global xp
+    global xp, attention_vjp
     args = parse_args()
     xp = importlib.import_module(args.xp)
+    if args.attention == "standard":
+        attention_vjp = standard_vjp
     rng = np.random.default_rng(args.seed)
     train, held_out = read_text()
     held_out = held_out[: (len(held_out) - 1) // args.seqlen * args.seqlen + 1]  # whole windows
@@ -282,30 +306,36 @@ def main():
     size = sum(weight.size for weight in weights.values())
     print(f"{size:,} weights, {len(train):,} bytes to train on, {len(held_out):,} held out")
 
-    losses, validation = [], []
-    with tqdm(total=args.steps * args.batch * args.seqlen, unit=" tokens", unit_scale=True) as bar:
-        for step in range(args.steps):
-            if step % max(1, args.steps // 10) == 0:
-                validation.append((step, validate(weights, args.heads, held_out, args.seqlen)))
-            starts = rng.integers(len(train) - args.seqlen, size=args.batch)
-            inputs, targets = windows(train, starts, args.seqlen)
-            dropouts = None
-            if args.dropout:  # another offset for each step and layer, or all would drop the same
-                offsets = range(step * args.layers, (step + 1) * args.layers)
-                dropouts = [na.Dropout(args.dropout, args.seed, offset) for offset in offsets]
-            logits, transformer_back = transformer(inputs, weights, args.heads, dropouts)
-            loss, loss_back = cross_entropy(logits, targets)
-            adam.step(weights, transformer_back(loss_back()), args.lr * schedule((step + 0.5) / args.steps))
-            losses.append(float(loss) / math.log(2))
-            bar.set_postfix_str(f"{np.mean(losses[-20:]):.2f} bits per byte")
-            bar.update(inputs.size)
+    # nothing in a step waits for the GPU; now and then a loss is read
+    losses, validation, speeds = xp.zeros(args.steps), [], []
+    step_tokens, every = args.batch * args.seqlen, max(1, args.steps // 10)
+    with tqdm(total=args.steps * step_tokens, unit=" tokens", unit_scale=True) as bar:
+        for first in range(0, args.steps, every):
+            validation.append((first, validate(weights, args.heads, held_out, args.seqlen)))
+            steps, start = range(first, min(first + every, args.steps)), time.perf_counter()
+            for step in steps:
+                starts = rng.integers(len(train) - args.seqlen, size=args.batch)
+                inputs, targets = windows(train, starts, args.seqlen)
+                dropouts = None
+                if args.dropout:  # another offset for each step and layer, or all would drop the same
+                    offsets = range(step * args.layers, (step + 1) * args.layers)
+                    dropouts = [na.Dropout(args.dropout, args.seed, offset) for offset in offsets]
+                logits, transformer_back = transformer(inputs, weights, args.heads, dropouts)
+                loss, loss_back = cross_entropy(logits, targets)
+                adam.step(weights, transformer_back(loss_back()), args.lr * schedule((step + 0.5) / args.steps))
+                losses[step] = loss / math.log(2)
+                if step % 10 == 9 or step == steps[-1]:
+                    bar.set_postfix_str(f"{float(losses[max(0, step - 19) : step + 1].mean()):.2f} bits per byte")
+                bar.update(step_tokens)
+            speeds.append(len(steps) * step_tokens / (time.perf_counter() - start))
     validation.append((args.steps, validate(weights, args.heads, held_out, args.seqlen)))
     baseline = bigram(train, held_out)
 
     print(f"validation: {validation[-1][1]:.3f} bits per byte; a table of byte pairs: {baseline:.3f}")
+    print(f"training: {np.median(speeds):,.0f} tokens/s")
     print("-" * 80, generate(weights, args.heads, "The ", 400, args.seqlen, rng), sep="\n")
     if args.plot:
-        plot(args.plot, losses, validation, baseline)
+        plot(args.plot, losses.tolist(), validation, baseline)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
 """python -m numbattn: what this machine can run, checked against the reference."""
 
-import importlib
 import os
 import platform
 import sys
 import textwrap
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import numpy as np
 
 import numbattn as na
 from numbattn import reference
+from numbattn.cache import cache_dir
 from numbattn.problem import DTYPES
 
 PACKAGES = "numpy", "numba", "scipy", "ml_dtypes", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x"
+NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda", "cuda": "cuda-core"}  # for a GPU: modules, packages
+HEAD_DIMS = 40, 24  # of the problem that is checked
+CORES = {"mma": "tensor cores", "fma": "ordinary cores"}
 TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
 
@@ -22,16 +27,22 @@ def main():
     for name in PACKAGES:
         _say(f"  {name:13}{_version(name)}")
     _say(f"CPU: {_cpu()}, {os.cpu_count()} cores")
-    for line in _gpus():
+    why_not = _why_no_gpu()
+    for line in [f"none: {why_not}"] if why_not else _gpus():
         _say(f"GPU: {line}")
     print("\ntier   dtype     pass      error    allowed")
-    wrong = 0
-    for dtype, allowed in TOLERANCES.items():
-        for name, error in _errors(dtype).items():
-            right = error <= allowed  # False for NaN
-            wrong += not right
-            print(f"cpu    {dtype.name:9} {name:8} {error:7.0e} {allowed:10.0e}{'' if right else '  WRONG'}")
-    print("cuda   not in this version: CuPy arrays are refused")
+    tiers, wrong = {"cpu": np} if why_not else {"cpu": np, "cuda": import_module("cupy")}, 0
+    for tier, xp in tiers.items():
+        for dtype, allowed in TOLERANCES.items():
+            for name, error in _errors(xp, dtype).items():
+                right = error <= allowed  # False for NaN
+                wrong += not right
+                by = f"  {_unit(name, dtype)}" if tier == "cuda" else ""
+                print(f"{tier:6} {dtype.name:9} {name:8} {error:7.0e} {allowed:10.0e}{by}{'' if right else '  WRONG'}")
+    if why_not:
+        print("cuda   not checked: there is no GPU to check")
+    print()
+    _say(f"cache: {_cached()}")
     print(f"\n{wrong} results are wrong" if wrong else "\nall results agree with the reference in float64")
     return 1 if wrong else 0
 
@@ -40,23 +51,24 @@ def _say(text):
     print(textwrap.fill(text, 80, subsequent_indent="    "))
 
 
-def _errors(dtype):
+def _errors(xp, dtype):
     """The largest error of each pass, relative to the largest value, on a small problem with all a kernel can do."""
-    rng = np.random.default_rng(0)
+    (d, e), rng = HEAD_DIMS, np.random.default_rng(0)
     q, k, v, do = (rng.standard_normal(shape).astype(dtype)
-                   for shape in ((2, 4, 300, 40), (2, 2, 270, 40), (2, 2, 270, 24), (2, 4, 300, 24)))
+                   for shape in ((2, 4, 300, d), (2, 2, 270, d), (2, 2, 270, e), (2, 4, 300, e)))
     options = {
         "mask": na.Window(200, 60) & na.Lengths(keys=np.array([[270], [150]])) & (rng.random((1, 4, 300, 270)) < 0.9),
         "dropout": na.Dropout(0.1, seed=1),
     }
-    o, saved = na.attention_forward(q, k, v, **options)
-    grads = na.attention_backward(do, saved)
+    o, saved = na.attention_forward(*map(xp.asarray, (q, k, v)), **options)
+    grads = na.attention_backward(xp.asarray(do), saved)
     o_exact, _ = reference.attention_forward(q, k, v, **options)
     exact = reference.attention_backward(do, q, k, v, **options)
     return {"forward": _error(o, o_exact), "backward": max(map(_error, grads, exact))}
 
 
 def _error(got, exact):
+    got = got if isinstance(got, np.ndarray) else got.get()
     return np.abs(got.astype(np.float64) - exact).max() / np.abs(exact).max()
 
 
@@ -75,20 +87,44 @@ def _cpu():
         return platform.processor() or platform.machine()
 
 
-def _gpus():
+def _why_no_gpu():
+    """Why CuPy arrays cannot be computed with here; None where they can."""
+    missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
+    if missing:
+        return (f"{' and '.join(missing)} not installed; pip install 'numbattn[cu13]', "
+                "or 'numbattn[cu12]' for a driver of CUDA 12")
+    cuda = import_module("cupy").cuda.runtime
     try:
-        cuda = importlib.import_module("cupy").cuda.runtime
         count = cuda.getDeviceCount()
-    except ImportError:
-        return ["none that CuPy could use: CuPy is not installed"]
-    except Exception as error:  # CuPy's own error class, from a driver that is missing or too old
-        return [f"none: {error}"]
-    found = []
-    for i in range(count):
+    except cuda.CUDARuntimeError as error:  # no driver, or one that is too old, or no device
+        return str(error)
+    return None if count else "CuPy finds no device"
+
+
+def _gpus():
+    cuda = import_module("cupy").cuda.runtime
+    for i in range(cuda.getDeviceCount()):
         about = cuda.getDeviceProperties(i)
-        found.append(f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}, "
-                     f"{about['totalGlobalMem'] / 2**30:.0f} GiB")
-    return found
+        yield (f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}, "
+               f"{about['totalGlobalMem'] / 2**30:.0f} GiB, "
+               f"{about['sharedMemPerBlockOptin'] >> 10} KB of shared memory for a block")
+
+
+def _unit(name, dtype):
+    """Which cores compute a pass of `_errors` on the current GPU."""
+    from numbattn.cuda.launch import current_device
+    from numbattn.cuda.plan import PASSES, rounded, tiles_of
+
+    device, head_dims = current_device(), [rounded("head_dim", d) for d in HEAD_DIMS]
+    factories = [factory for factory in PASSES if factory.startswith(name)]
+    units = {tiles_of(factory, device, dtype.name, *head_dims, crowded=True).unit for factory in factories}
+    return " and ".join(CORES[unit] for unit in sorted(units, reverse=True))
+
+
+def _cached():
+    """Where compiled code is kept, and how many kernels for GPUs."""
+    cubins = [path.stat().st_size for path in cache_dir("cuda").glob("*")]
+    return f"{cache_dir('')}, in it {len(cubins)} GPU kernels, {sum(cubins) / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":

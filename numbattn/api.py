@@ -69,7 +69,8 @@ def attention(
     >>> na.attention(q, k, v, causal=True).shape
     (2, 8, 100, 64)
     """
-    o, _ = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, out=out)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, out)
+    o, _ = _backend(problem).forward(problem, inputs, out, save=False)
     return o
 
 
@@ -129,7 +130,7 @@ def attention_backward(
     dlse : array, (..., seqlen_q), optional
         The gradient of ``saved.lse``, of its shape and dtype; ignored where lse is -inf.
     deterministic : bool, optional
-        Ask for gradients that are equal bit for bit from call to call. On NumPy arrays they always are.
+        Ask for gradients that are equal bit for bit from call to call. In this version they always are.
 
     Returns
     -------

@@ -1,7 +1,8 @@
 """What is to be computed: arrays and options -> one frozen Problem. Every error a user can make is found here."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import ml_dtypes
 import numpy as np
 
 from .dropout import Dropout
-from .masks import Causal, Mask, as_mask
+from .masks import All, Causal, Mask, as_mask
 
+CAUSAL = All((Causal(),))
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 
 
@@ -33,15 +35,22 @@ class Problem:
     mask_kinds: tuple
     dropout: bool
 
-    @property
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):  # asked for many times, of the same Problem
+        return hash(astuple(self))
+
+    @cached_property
     def out_shape(self):
         return (*self.batch, self.seqlen_q, self.head_dim_v)
 
-    @property
+    @cached_property
     def lse_shape(self):
         return (*self.batch, self.seqlen_q)
 
-    @property
+    @cached_property
     def sum_dtype(self):
         """The dtype of all sums, of lse and of dlse."""
         return np.dtype("float64" if self.dtype == np.float64 else "float32")
@@ -86,43 +95,59 @@ class Saved:
 def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=None):
     """Check a call; return its Problem and its Inputs."""
     xp = _same_library(q=q, k=k, v=v)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim < 2:
-            raise ValueError(f"{name}: got the shape {x.shape}, expected (..., sequence, features)")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, DTYPES))}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: got {x.dtype}, expected {q.dtype}, the dtype of q")
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k: got head_dim {k.shape[-1]}, expected {q.shape[-1]}, the head_dim of q")
-    if v.shape[-2] != k.shape[-2]:
-        raise ValueError(f"v: got {v.shape[-2]} rows, expected {k.shape[-2]}, one for each row of k")
-    batch, heads, heads_k = _broadcast(q, k, v)
     mask = as_mask(mask)
     if _flag("causal", causal):
-        mask = Causal() & mask
+        mask = Causal() & mask if mask.parts else CAUSAL
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {dropout!r}, expected a numbattn.Dropout(p, seed)")
-    problem = Problem(
-        xp=xp,
-        dtype=q.dtype,
-        batch=batch,
-        heads=heads,
-        heads_k=heads_k,
-        seqlen_q=q.shape[-2],
-        seqlen_k=k.shape[-2],
-        head_dim=q.shape[-1],
-        head_dim_v=v.shape[-1],
-        shapes=(q.shape, k.shape, v.shape),
-        strides=(q.strides, k.strides, v.strides),
-        mask_kinds=tuple(type(part) for part in mask.parts),
-        dropout=dropout is not None,
+    problem = _problem(
+        xp,
+        (q.dtype, k.dtype, v.dtype),
+        (q.shape, k.shape, v.shape),
+        (q.strides, k.strides, v.strides),
+        tuple(map(type, mask.parts)),
+        dropout is not None,
     )
-    _check_mask(problem, mask)
-    inputs = Inputs(q, k, v, mask.like(q), _scale(scale, problem.head_dim), dropout)
+    if mask.parts:
+        _check_mask(problem, mask)
+        mask = mask.like(q)
+    inputs = Inputs(q, k, v, mask, _scale(scale, problem.head_dim), dropout)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
+
+
+@lru_cache(maxsize=1024)
+def _problem(xp, dtypes, shapes, strides, mask_kinds, dropout):
+    """The Problem of q, k and v. Small models ask for the same one again and again."""
+    for name, shape, dtype in zip("qkv", shapes, dtypes):
+        if len(shape) < 2:
+            raise ValueError(f"{name}: got the shape {shape}, expected (..., sequence, features)")
+        if dtype not in DTYPES:
+            raise TypeError(f"{name}: got {dtype}, allowed {', '.join(map(str, DTYPES))}")
+        if dtype != dtypes[0]:
+            raise TypeError(f"{name}: got {dtype}, expected {dtypes[0]}, the dtype of q")
+    q, k, v = shapes
+    if k[-1] != q[-1]:
+        raise ValueError(f"k: got head_dim {k[-1]}, expected {q[-1]}, the head_dim of q")
+    if v[-2] != k[-2]:
+        raise ValueError(f"v: got {v[-2]} rows, expected {k[-2]}, one for each row of k")
+    batch, heads, heads_k = _broadcast(q, k, v)
+    return Problem(
+        xp=xp,
+        dtype=dtypes[0],
+        batch=batch,
+        heads=heads,
+        heads_k=heads_k,
+        seqlen_q=q[-2],
+        seqlen_k=k[-2],
+        head_dim=q[-1],
+        head_dim_v=v[-1],
+        shapes=shapes,
+        strides=strides,
+        mask_kinds=mask_kinds,
+        dropout=dropout,
+    )
 
 
 def check_gradients(saved, do, dlse=None):
@@ -160,32 +185,32 @@ def library(x):
 
 
 def _same_library(**arrays):
-    found = {name: library(x) for name, x in arrays.items()}
-    for name, x in arrays.items():
-        if found[name] is None:
-            got = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-            raise TypeError(f"{name}: got {got}, expected a numpy.ndarray or a cupy.ndarray")
-    if len(set(found.values())) > 1:
+    found = list(map(library, arrays.values()))
+    if None in found:
+        name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)
+        got = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"{name}: got {got}, expected a numpy.ndarray or a cupy.ndarray")
+    if len(set(found)) > 1:
         raise TypeError("arrays of NumPy and CuPy do not mix: "
-                        + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in found.items()))
-    return next(iter(found.values()))
+                        + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))
+    return found[0]
 
 
 def _broadcast(q, k, v):
-    """Batch axes of o (heads included), query heads, key heads."""
+    """Batch axes of o (heads included), query heads, key heads, from the shapes of q, k and v."""
     try:
-        batch = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        batch = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
     except ValueError:
-        raise ValueError(f"batch axes of q {q.shape[:-3]}, k {k.shape[:-3]} and v {v.shape[:-3]} "
+        raise ValueError(f"batch axes of q {q[:-3]}, k {k[:-3]} and v {v[:-3]} "
                          "do not broadcast") from None
-    heads_q, heads_of_k, heads_of_v = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    heads_q, heads_of_k, heads_of_v = (shape[-3] if len(shape) > 2 else 1 for shape in (q, k, v))
     if heads_of_k != heads_of_v and 1 not in (heads_of_k, heads_of_v):
         raise ValueError(f"v: got {heads_of_v} heads, expected {heads_of_k}, as many as k")
     heads_k = heads_of_v if heads_of_k == 1 else heads_of_k
     heads = heads_k if heads_q == 1 else heads_q
     if heads != heads_k and (heads_k == 0 or heads % heads_k):
         raise ValueError(f"q: got {heads} heads, expected a multiple of {heads_k}, the heads of k and v")
-    if max(q.ndim, k.ndim, v.ndim) == 2:
+    if max(map(len, (q, k, v))) == 2:
         return (), 1, 1
     return (*batch, heads), heads, heads_k
 

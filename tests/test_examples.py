@@ -1,6 +1,7 @@
 """The examples, run as a user runs them, and the gradient of the transformer."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -14,10 +15,10 @@ import numbattn as na
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(cwd, name, *args):
+def run(cwd, name, *args, **environment):
     """What an example prints."""
-    command = [sys.executable, EXAMPLES / name, *args]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, encoding="utf-8", timeout=300)
+    command, environment = [sys.executable, EXAMPLES / name, *args], os.environ | environment
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,11 +38,13 @@ def test_first_call(tmp_path):
     assert all(float(error) < 1e-4 for error in re.findall(r"float64: (\S+)", out))
 
 
-def test_transformer_learns(tmp_path):
-    tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2 --dropout 0.1"
-    out = run(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
+@pytest.mark.parametrize("attention", [("--dropout", "0.1"), ("--attention", "standard")], ids="=".join)
+def test_transformer_learns(tmp_path, attention):
+    tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2"
+    out = run(tmp_path, "02_transformer.py", *tiny.split(), *attention, "--plot", "loss.png")
     bits = float(re.search(r"validation: (\S+) bits per byte", out)[1])
     assert bits < 5  # 8 before the first step
+    assert float(re.search(r"training: (\S+) tokens/s", out)[1].replace(",", "")) > 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -63,3 +66,32 @@ def test_transformer_gradient(example, rng, dropout):
         direction = rng.standard_normal(grad.shape)
         above, below = (forward(weights | {name: weights[name] + h * direction})[0] for h in (1e-5, -1e-5))
         np.testing.assert_allclose((grad * direction).sum(), (above - below) / 2e-5, rtol=1e-5, err_msg=name)
+
+
+def test_standard_attention_of_the_transformer(example, rng):
+    q, k, v, do = rng.standard_normal((4, 2, 3, 20, 8))
+    o, backprop = example.standard_vjp(q, k, v)
+    expected, expected_backprop = na.attention_vjp(q, k, v, causal=True)
+    for got, want in zip((o, *backprop(do)), (expected, *expected_backprop(do))):
+        np.testing.assert_allclose(got, want, atol=1e-13)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
+def test_own_attention_simulated(tmp_path):
+    out = run(tmp_path, "03_own_attention.py", CUDA_VISIBLE_DEVICES="")
+    assert "simulated" in out
+    assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-5
+
+
+@pytest.mark.gpu
+def test_own_attention_on_a_gpu(tmp_path):
+    out = run(tmp_path, "03_own_attention.py", NUMBA_ENABLE_CUDASIM="0")
+    assert "on the GPU" in out
+    assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-4
+
+
+@pytest.mark.gpu
+def test_transformer_on_a_gpu(tmp_path):
+    tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2 --dropout 0.1 --xp cupy"
+    out = run(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
+    assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5

@@ -1,20 +1,56 @@
+import re
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from numbattn import __main__ as main
 from numbattn import cpu
 
+from .conftest import no_gpu
 
-def test_it_checks_this_machine():
+TIERS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """What python -m numbattn prints."""
     done = subprocess.run([sys.executable, "-m", "numbattn"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "all results agree" in done.stdout
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_dtype_and_pass_is_checked(lines, tier):
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         for name in ("forward", "backward"):
-            assert any(line.split()[:3] == ["cpu", dtype, name] for line in done.stdout.splitlines())
-    assert max(map(len, done.stdout.splitlines())) <= 80
+            assert any(line.split()[:3] == [tier, dtype, name] for line in lines)
+    assert any("all results agree" in line for line in lines)
+
+
+def test_lines_are_short(lines):
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_described(lines):
+    text = "\n".join(lines)
+    assert "compute capability" in text
+    assert "ordinary cores" in text     # float64
+    assert re.search(r"in it [1-9]\d* GPU\s+kernels", text)
+
+
+@pytest.mark.skipif(not no_gpu(), reason="there is a GPU")
+def test_why_there_is_no_gpu(lines):
+    assert any(line.startswith("GPU: none: ") and len(line) > 20 for line in lines)
+    assert any(line.startswith("cuda   not checked") for line in lines)
+
+
+def test_missing_packages_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(main, "find_spec", lambda module: None)
+    assert main.main() == 0
+    assert "GPU: none: CuPy and numba-cuda and cuda-core not installed" in capsys.readouterr().out
 
 
 def test_a_wrong_result_is_reported(monkeypatch, capsys):
@@ -28,3 +64,11 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(cpu, "forward", wrong)
     assert main.main() == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("cc", "shared", "cores"), [((7, 5), 64, "ordinary cores"), ((8, 6), 99, "tensor cores")])
+def test_which_cores_compute(monkeypatch, cc, shared, cores):
+    launch = pytest.importorskip("numbattn.cuda.launch", exc_type=ImportError)
+    monkeypatch.setattr(launch, "current_device", lambda: launch.Device(0, cc, 100, shared << 10))
+    for name in ("forward", "backward"):
+        assert main._unit(name, np.dtype(np.float32)) == cores

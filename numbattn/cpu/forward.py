@@ -26,8 +26,8 @@ TILE_M, TILE_N = 128, 128  # queries, keys: of 64 to 256 the fastest, forward an
 SUMMED = 32  # so many keys are summed before they are added to l: a long row loses fewer digits
 
 
-def forward(problem, inputs, out=None):
-    """o, in `out` if given, and what the backward pass needs."""
+def forward(problem, inputs, out=None, save=True):
+    """o, in `out` if given, and what the backward pass needs, whether it is to be saved or not."""
     q, k, v = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v))
     o = np.empty((*problem.matrices, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
     lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)

@@ -6,8 +6,9 @@
 A launch neither synchronises nor allocates nor copies: it may be captured in a CUDA graph.
 """
 
+import math
 import threading
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import cuda.core
@@ -60,6 +61,11 @@ def is_capturing():
     return cupy.cuda.get_current_stream().is_capturing()
 
 
+def pointer_of(array):
+    """The address of a CuPy array."""
+    return array.data.ptr
+
+
 def view_of(array):
     """The View of a CuPy array."""
     return View(array.data.ptr, array.itemsize, array.shape, array.strides)
@@ -88,8 +94,6 @@ class Kernel:
         _make_current(device)
         self.binary = binary
         self._kernel = cuda.core.ObjectCode.from_cubin(binary.cubin).get_kernel(binary.name)
-        self._packers = [_packer(binary.name, i, *argument) for i, argument in enumerate(binary.arguments)]
-        self._config = lru_cache(partial(cuda.core.LaunchConfig, block=binary.threads, shmem_size=binary.shared))
         if binary.shared:  # more than 48 KB has to be asked for
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device = driver.CUdevice(device)
@@ -108,39 +112,57 @@ class Kernel:
             As in the kernel's signature: a `View` for an array, a number for a scalar, `tensor_map(...)`. An array that
             the signature declares contiguous has to be; the caller sees to it that views belong to this device.
         """
-        if len(arguments) != len(self._packers):
-            raise TypeError(f"{self.binary.name}: got {len(arguments)} arguments, expected {len(self._packers)}")
+        wanted = len(self.binary.arguments)
+        if len(arguments) != wanted:
+            raise TypeError(f"{self.binary.name}: got {len(arguments)} arguments, expected {wanted}")
+        views = [x for x in arguments if isinstance(x, View)]
+        self.prepare(blocks, views)([0] * len(views), [x for x in arguments if not isinstance(x, View)])
+
+    def prepare(self, blocks, views):
+        """A launch with all but its addresses and numbers: launch(addresses, numbers).
+
+        addresses : of the arrays, to which the pointers of their Views are added
+        numbers : the other arguments
+        """
         if not 0 <= blocks <= LARGEST_GRID:
             raise ValueError(f"{self.binary.name}: got {blocks} blocks, allowed 0 to {LARGEST_GRID}")
-        parameters = []
-        for pack, argument in zip(self._packers, arguments):
-            parameters += pack(argument)
-        if blocks:
-            if not hasattr(_thread, "ready"):
-                _make_current(cupy.cuda.runtime.getDevice())
-            stream = _stream(cupy.cuda.get_current_stream().ptr)
-            cuda.core.launch(stream, self._config(blocks), self._kernel, *parameters)
+        name, views = self.binary.name, iter(views)
+        template, pointers, scalars = [], [], []
+        for i, (kind, *about) in enumerate(self.binary.arguments):
+            if kind == "array":
+                pointers.append((len(template) + 4, view := next(views)))
+                template += _array_parameters(name, i, view, *about)
+            else:
+                # NumPy refuses integers that do not fit
+                scalars.append((len(template), _itself if kind == "tensor_map" else getattr(np, kind)))
+                template.append(None)
+        pointers = [(at, view.pointer) for at, view in pointers]
+        config = cuda.core.LaunchConfig(grid=blocks, block=self.binary.threads, shmem_size=self.binary.shared)
+
+        def launch(addresses, numbers):
+            parameters = template.copy()
+            for (at, offset), address in zip(pointers, addresses, strict=True):
+                parameters[at] = address + offset
+            for (at, convert), number in zip(scalars, numbers, strict=True):
+                parameters[at] = convert(number)
+            if blocks:
+                if not hasattr(_thread, "ready"):
+                    _make_current(cupy.cuda.runtime.getDevice())
+                cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
+
+        return launch
 
 
-def _packer(name, i, kind, ndim=None, itemsize=None):
-    """A function from an argument to the parameters that it is."""
-    if kind == "tensor_map":
-        return lambda descriptor: (descriptor,)
-    if kind != "array":
-        number = getattr(np, kind)  # refuses integers that do not fit
-        return lambda value: (number(value),)
+def _array_parameters(name, i, view, ndim, itemsize):
+    """What an array is to a kernel of Numba's: two owners, size, size of an item, address, shape, strides."""
+    if len(view.shape) != ndim or view.itemsize != itemsize:
+        raise TypeError(f"{name}: got {len(view.shape)} axes of {view.itemsize} bytes as argument {i}, "
+                        f"expected {ndim} axes of {itemsize} bytes")
+    return 0, 0, math.prod(view.shape), itemsize, None, *view.shape, *view.strides
 
-    def array(view):
-        pointer, item, shape, strides = view
-        if len(shape) != ndim or item != itemsize:
-            raise TypeError(f"{name}: got {len(shape)} axes of {item} bytes as argument {i}, "
-                            f"expected {ndim} axes of {itemsize} bytes")
-        size = 1
-        for extent in shape:
-            size *= extent
-        return 0, 0, size, item, pointer, *shape, *strides
 
-    return array
+def _itself(x):
+    return x
 
 
 @lru_cache

@@ -1,11 +1,13 @@
 """Attention on CuPy arrays: a Problem's arrays -> kernels -> o, lse and gradients.
 
 Everything happens on CuPy's current device and stream, in CuPy's memory, and nothing waits for the device: a call may
-be captured in a CUDA graph.
+be captured in a CUDA graph. What follows from shapes, strides and kinds is worked out once, see `_launches`.
 """
 
 import math
 from contextlib import nullcontext
+from functools import lru_cache
+from typing import NamedTuple
 
 import cupy
 import numpy as np
@@ -13,157 +15,108 @@ import numpy as np
 from ..masks import Bits, BlockSparse, Dense
 from ..problem import Saved, sum_to
 from .build import Key
-from .launch import current_device, device_of, get_kernel, is_capturing, view_of
+from .launch import current_device, device_of, get_kernel, is_capturing, pointer_of
 from .plan import DELTA_ROWS, KERNELS, STATES_TILES, plan, rounded
-from .views import VECTOR_BYTES, alignment, broadcast, pieces
+from .views import VECTOR_BYTES, View, alignment, broadcast, pieces
 
 LOG2_E = math.log2(math.e)
-OVER_KEYS = ("backward_simt:backward_kv",)  # the others have a block for each tile of queries
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
-NO_BAND = 0, 0, 0, 0
 
 
-def forward(problem, inputs, out=None):
-    """o, in `out` if given, and what the backward pass needs."""
-    call = Call(problem, inputs, out=out)
+def forward(problem, inputs, out=None, save=True):
+    """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
     o = cupy.empty(problem.out_shape, problem.dtype) if out is None else out
-    lse = cupy.empty(problem.lse_shape, problem.sum_dtype)
-    if call.is_empty:
-        o.fill(0)
-        lse.fill(-math.inf)
-        return o, Saved(problem, inputs, o, lse)
+    lse = cupy.empty(problem.lse_shape, problem.sum_dtype) if save else None
     with _scratch_memory():
-        matrices = *call.qkv(), call.queries(_with_features(o))
-        call.run("forward_simt:forward", matrices, [call.line(lse)], inputs.scale * LOG2_E)
+        call = Call(problem, inputs, out=out)
+        lines = [cupy.empty(problem.lse_shape, problem.sum_dtype) if lse is None else lse]
+        if call.is_empty:
+            o.fill(0)
+            lines[0].fill(-math.inf)
+        else:
+            call.run("forward_simt:forward", [*call.qkv, _with_features(o)], lines, inputs.scale * LOG2_E)
     return o, Saved(problem, inputs, o, lse)
 
 
 def backward(saved, do, dlse=None, deterministic=True):
     """dq, dk, dv. They are equal bit for bit from call to call, whatever `deterministic`."""
     problem, inputs = saved.problem, saved.inputs
-    call = Call(problem, inputs, do=do, dlse=dlse)
     grads = [cupy.empty(x.shape, x.dtype) for x in (inputs.q, inputs.k, inputs.v)]
-    if call.is_empty:
-        for grad in grads:
-            grad.fill(0)
-        return tuple(grads)
     with _scratch_memory():
-        do, o = call.queries(_with_features(do)), call.queries(_with_features(saved.o))
+        call = Call(problem, inputs, do=do, dlse=dlse)
+        if call.is_empty:
+            for grad in grads:
+                grad.fill(0)
+            return tuple(grads)
+        do, o, lse = _with_features(do), _with_features(saved.o), saved.lse
         delta = cupy.empty(problem.lse_shape, problem.sum_dtype)
-        lines = call.line(saved.lse), call.line(delta)
-        call.run_delta(do, o, *lines, dlse)
-        whole = [call.whole(*x) for x in zip(grads, (problem.heads, problem.heads_k, problem.heads_k))]
-        dq, dk, dv = whole
-        read = *call.qkv(), do
-        call.run("backward_simt:backward_kv", (*read, call.keys(dk), call.keys(dv)), lines, inputs.scale,
-                 out_dtypes=(dk.dtype.name, dv.dtype.name))
-        call.run("backward_simt:backward_q", (*read, call.queries(dq)), lines, inputs.scale, out_dtypes=(dq.dtype.name,))
-        for grad, dx in zip(grads, whole):
-            if dx is not grad:
-                grad[...] = sum_to(dx[..., : grad.shape[-1]], grad.shape)
+        call.run_delta(do, o, lse, delta, dlse)
+        sums = [call.whole(grad, heads) for grad, heads in zip(grads, (problem.heads, *[problem.heads_k] * 2))]
+        dq, dk, dv = sums
+        call.run("backward_simt:backward_kv", [*call.qkv, do, dk, dv], [lse, delta], inputs.scale)
+        call.run("backward_simt:backward_q", [*call.qkv, do, dq], [lse, delta], inputs.scale)
+        for grad, whole in zip(grads, sums):
+            if whole is not grad:
+                grad[...] = sum_to(whole[..., : grad.shape[-1]], grad.shape)
     return tuple(grads)
 
 
 class Call:
-    """One call: its arrays as Views with all batch axes, and how its kernels are run."""
+    """One call: what its kernels have in common."""
 
     def __init__(self, problem, inputs, **others):
         self.problem, self.inputs, self.device = problem, inputs, current_device()
-        for name, x in {"q": inputs.q, "k": inputs.k, "v": inputs.v, **others}.items():
-            if x is not None and device_of(x) != self.device.index:
-                raise ValueError(f"{name}: got an array of device {device_of(x)}, expected device {self.device.index}, "
-                                 "CuPy's current one")
-        self.head_dim = rounded("head_dim", problem.head_dim)
-        self.head_dim_v = rounded("head_dim_v", problem.head_dim_v)
-        self.is_empty = not (math.prod(problem.batch) and problem.seqlen_q and problem.seqlen_k)
-        self.axes = problem.batch[:-1] or (1,)
-        self.alive = [_with_features(x) for x in (inputs.q, inputs.k, inputs.v)]
+        for name, x in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), *others.items()):
+            self.check_device(name, x)
+        self.is_empty = not (problem.seqlen_q and problem.seqlen_k and math.prod(problem.batch))
+        self.qkv = [_with_features(x) for x in (inputs.q, inputs.k, inputs.v)]
+        self.band = inputs.mask.band(problem.seqlen_q, problem.seqlen_k)
+        self.in_mask, self.cell_sizes = [], []  # arrays of the mask; rows and columns of a cell
+        if not all(isinstance(number, int) for number in self.band):
+            numbers = [cupy.broadcast_to(cupy.asarray(x, np.int32), problem.batch) for x in self.band]
+            self.band, self.in_mask = (0, 0, 0, 0), [cupy.stack(numbers, axis=-1)]
+        kinds = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
+        self.mask = "bands" if self.in_mask else "band", *kinds
+        for cells, rows, cols, _ in inputs.mask.grids():
+            self.check_device("mask", cells)
+            self.in_mask.append(cells)
+            self.cell_sizes += rows, cols
 
-    # ------------------------------------------------------------------------------------------------------- views
-    def qkv(self):
-        q, k, v = self.alive
-        return self.queries(q), self.keys(k), self.keys(v)
-
-    def queries(self, x):
-        """(..., seqlen_q, features) -> (batch axes, heads, ...)"""
-        return broadcast(view_of(x), (*self.axes, self.problem.heads))
-
-    def keys(self, x):
-        """(..., seqlen_k, features) -> (batch axes, heads_k, ...)"""
-        return broadcast(view_of(x), (*self.axes, self.problem.heads_k))
-
-    def line(self, x):
-        """(..., seqlen_q) -> (batch axes, heads, seqlen_q)"""
-        return broadcast(view_of(x), (*self.axes, self.problem.heads), own=1)
+    def check_device(self, name, x):
+        if x is not None and device_of(x) != self.device.index:
+            raise ValueError(f"{name}: got an array of device {device_of(x)}, expected device {self.device.index}, "
+                             "CuPy's current one")
 
     def whole(self, grad, heads):
         """Where the kernels put a gradient: where it belongs, or, if it is to be summed over axes, an array of sums."""
-        shape = (*self.problem.batch[:-1], *([heads] if self.problem.batch else []), *grad.shape[-2:])
-        if grad.shape == shape and grad.shape[-1]:
-            return grad
-        return cupy.empty((*shape[:-1], max(shape[-1], 1)), self.problem.sum_dtype)
+        batch = (*self.problem.batch[:-1], heads) if self.problem.batch else ()
+        shape = (*batch, grad.shape[-2], max(grad.shape[-1], 1))
+        return grad if grad.shape == shape else cupy.empty(shape, self.problem.sum_dtype)
 
-    # ----------------------------------------------------------------------------------------------------- kernels
-    def run(self, factory, matrices, lines, scale, **compiled_in):
-        """Run a kernel over tiles of all matrices."""
+    def run(self, factory, matrices, lines, scale):
+        """Run a kernel over all tiles."""
         problem, dropout = self.problem, self.inputs.dropout
-        mask = self.inputs.mask
-        band = mask.band(problem.seqlen_q, problem.seqlen_k)
-        one_band = all(isinstance(number, int) for number in band)
-        kinds = ("band" if one_band else "bands", *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
-        aligned = all(_alignment(view) == VECTOR_BYTES for view in matrices)
-        tiles, key = plan(
-            factory, self.device, problem.dtype.name, self.head_dim, self.head_dim_v, mask=kinds,
-            dropout=problem.dropout, nbytes=VECTOR_BYTES if aligned else 0, **compiled_in,
-        )  # fmt: skip
-        if factory in OVER_KEYS:
-            blocks = problem.heads_k * -(-problem.seqlen_k // tiles.tile_n)
-        else:
-            blocks = problem.heads * -(-problem.seqlen_q // tiles.tile_m)
-        sight, alive = self.sight(mask, band, kinds, tiles)
-        kernel = get_kernel(key)
-        for first, batch, views in pieces(self.axes, [*matrices, *lines, *sight]):
-            kernel.launch(
-                blocks * batch, *views, *_drops(dropout), first * problem.heads,
-                problem.heads // problem.heads_k, scale, 1 if dropout is None else dropout.scale,
-            )  # fmt: skip
-
-    def sight(self, mask, band, kinds, tiles):
-        """What kernels.visibility.Sight holds, one after the other, and the arrays to keep alive."""
-        problem, alive = self.problem, []
-
-        def view(array, own=2):
-            alive.append(array)
-            return broadcast(view_of(array), (*self.axes, problem.heads), own)
-
-        if kinds[0] == "band":
-            found = list(band)
-        else:
-            numbers = [cupy.broadcast_to(cupy.asarray(x, np.int32), problem.batch) for x in band]
-            found = [*NO_BAND, view(cupy.stack(numbers, axis=-1), own=1)]
-        for cells, rows, cols, _ in mask.grids():
-            found += [view(cells), rows, cols]
-        if "blocks" in kinds:
-            m_blocks, n_blocks = -(-problem.seqlen_q // tiles.tile_m), -(-problem.seqlen_k // tiles.tile_n)
-            found.append(view(cupy.empty((*problem.batch, m_blocks, n_blocks), np.uint8)))
-            key = Key.of(KERNELS + "visibility:tile_states", self.device.cc, mask=kinds,
-                         tile_m=tiles.tile_m, tile_n=tiles.tile_n)  # fmt: skip
-            blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)
-            for _, batch, views in pieces(self.axes, found):
-                get_kernel(key).launch(blocks * batch, *views, problem.seqlen_q, problem.seqlen_k)
-        return found, alive
+        arrays = [*matrices, *lines, *self.in_mask]
+        written = tuple(x.dtype.name for x in matrices[4:])
+        found = _launches(factory, problem, self.device, self.mask, tuple(map(_layout, arrays)), written)
+        addresses = list(map(pointer_of, arrays))
+        sight = *self.band, *self.cell_sizes
+        if found.states:
+            states = cupy.empty(found.states, np.uint8)
+            addresses.append(pointer_of(states))
+            for _, launch in found.find_states:
+                launch(addresses[len(matrices) + len(lines) :], (*sight, problem.seqlen_q, problem.seqlen_k))
+        drops = (0, 0, 0, 0) if dropout is None else (dropout.threshold, dropout.offset, *dropout.key)
+        rest = found.group_size, scale, 1 if dropout is None else dropout.scale
+        for first, launch in found.launches:
+            launch(addresses, (*sight, *drops, first, *rest))
 
     def run_delta(self, do, o, lse, delta, dlse):
         """delta = rowsum(dO * O) - dlse."""
-        problem = self.problem
-        aligned = _alignment(do) == _alignment(o) == VECTOR_BYTES
-        key = Key.of(
-            KERNELS + "delta:delta", self.device.cc, dtype=problem.dtype.name, head_dim_v=self.head_dim_v,
-            dlse=dlse is not None, nbytes=VECTOR_BYTES if aligned else 0,
-        )  # fmt: skip
-        blocks = problem.heads * -(-problem.seqlen_q // DELTA_ROWS)
-        for _, batch, views in pieces(self.axes, [do, o, lse, lse if dlse is None else self.line(dlse), delta]):
-            get_kernel(key).launch(blocks * batch, *views)
+        arrays = do, o, lse, lse if dlse is None else dlse, delta
+        layouts = tuple(map(_layout, arrays))
+        for _, launch in _delta_launches(self.problem, self.device, layouts, dlse is not None):
+            launch(list(map(pointer_of, arrays)), ())
 
 
 def _with_features(x):
@@ -171,17 +124,92 @@ def _with_features(x):
     return x if x.shape[-1] else cupy.zeros((*x.shape[:-1], 1), x.dtype)
 
 
-def _alignment(view):
-    return alignment(view.shape, view.strides, view.itemsize, view.pointer)
-
-
-def _drops(dropout):
-    """What kernels.dropout.Drops holds, but for the number of the first matrix."""
-    return (0, 0, 0, 0) if dropout is None else (dropout.threshold, dropout.offset, *dropout.key)
-
-
 def _scratch_memory():
-    """Where a call's own arrays come from: CuPy's pool. In a capture they belong to the graph, for as long as it lives."""
-    if is_capturing():
-        return cupy.cuda.using_allocator(cupy.cuda.malloc_async)
-    return nullcontext()
+    """Where a call's own arrays come from: CuPy's pool, but in a capture the graph, which keeps them while it lives."""
+    return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if is_capturing() else nullcontext()
+
+
+# -------------------------------------------------------------------------------------- worked out once for a Problem
+class Launches(NamedTuple):
+    launches: list  # see _prepared
+    group_size: int
+    states: tuple  # shape of the states of tiles; () without blocks in the mask
+    find_states: list  # see _prepared
+
+
+OVER = {  # whose heads, of queries or keys, the matrices of a kernel have, and whose tiles its blocks keep
+    "forward_simt:forward": ("qkkq", "q"),
+    "backward_simt:backward_kv": ("qkkqkk", "k"),
+    "backward_simt:backward_q": ("qkkqq", "q"),
+}
+
+
+def _layout(x):
+    """What of an array its launch depends on."""
+    return x.shape, x.strides, x.itemsize, pointer_of(x) % VECTOR_BYTES
+
+
+@lru_cache(maxsize=4096)
+def _launches(factory, problem, device, mask, layouts, written):
+    """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask.
+
+    written: the dtypes of the gradients that it writes.
+    """
+    matrix_heads, kept = OVER[factory]
+    lines = len(layouts) - len(matrix_heads) - (mask[0] == "bands") - len(mask[1:])
+    aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[: len(matrix_heads)])
+    tiles, key = plan(
+        factory, device, problem.dtype.name, rounded("head_dim", problem.head_dim),
+        rounded("head_dim_v", problem.head_dim_v), mask=mask, dropout=problem.dropout,
+        nbytes=VECTOR_BYTES if aligned else 0, **({"out_dtypes": written} if written else {}),
+    )  # fmt: skip
+    views = [_view(problem, layout, of) for layout, of in zip(layouts, matrix_heads)]
+    views += [_view(problem, layout, "q", own=1) for layout in layouts[len(views) : len(views) + lines]]
+    in_mask = layouts[len(views) :]
+    if mask[0] == "bands":
+        views.append(_view(problem, in_mask[0], "q", own=1))
+    views += [_view(problem, layout, "q") for layout in in_mask[mask[0] == "bands" :]]
+    m_blocks, n_blocks = -(-problem.seqlen_q // tiles.tile_m), -(-problem.seqlen_k // tiles.tile_n)
+    states, find_states = (), []
+    if "blocks" in mask:
+        states = *problem.batch, m_blocks, n_blocks
+        strides = tuple(math.prod(states[axis + 1 :]) for axis in range(len(states)))
+        views.append(_view(problem, (states, strides, 1, 0), "q"))
+        states_key = Key.of(KERNELS + "visibility:tile_states", device.cc, tile_m=tiles.tile_m, tile_n=tiles.tile_n,
+                            mask=mask)  # fmt: skip
+        blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)
+        find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
+    blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
+    return Launches(_prepared(problem, key, blocks, views), problem.heads // problem.heads_k, states, find_states)
+
+
+@lru_cache(maxsize=4096)
+def _delta_launches(problem, device, layouts, dlse):
+    """As `_launches`, for delta's kernel."""
+    aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[:2])
+    key = Key.of(
+        KERNELS + "delta:delta", device.cc, dtype=problem.dtype.name, dlse=dlse,
+        head_dim_v=rounded("head_dim_v", problem.head_dim_v), nbytes=VECTOR_BYTES if aligned else 0,
+    )  # fmt: skip
+    views = [_view(problem, layout, "q", own) for layout, own in zip(layouts, (2, 2, 1, 1, 1))]
+    return _prepared(problem, key, problem.heads * -(-problem.seqlen_q // DELTA_ROWS), views)
+
+
+def _view(problem, layout, heads_of, own=2):
+    """A View with all batch axes, its pointer counted from the array's address."""
+    shape, strides, itemsize, _ = layout
+    heads = problem.heads if heads_of == "q" else problem.heads_k
+    return broadcast(View(0, itemsize, shape, strides), (*_axes(problem), heads), own)
+
+
+def _prepared(problem, key, blocks, views):
+    """(number of the first matrix, launch) for each piece of the batch; blocks of one element of it."""
+    kernel = get_kernel(key)
+    return [
+        (piece.first * problem.heads, kernel.prepare(blocks * piece.batch, piece.views))
+        for piece in pieces(_axes(problem), views)
+    ]
+
+
+def _axes(problem):
+    return problem.batch[:-1] or (1,)

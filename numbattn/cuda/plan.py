@@ -1,7 +1,7 @@
 """Problem and device -> which kernels, in which tiles. Tables, no CUDA: any machine can read a plan.
 
-A row of a table is taken if its shared memory fits: the first that does. The fastest come first, as measured with
-bench/gpu.py on an H200; the others serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
+The first row of a table whose shared memory fits is taken. The fastest come first, of those that spill no registers,
+as measured on an H200; the others serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
 """
 
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from .build import Key
 KERNELS = __package__ + ".kernels."
 HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
 LARGEST = HEAD_DIMS[-1]
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 DELTA_ROWS = 32  # of a block that computes delta
 STATES_TILES = 64  # of a block that looks up which tiles are empty
 
@@ -29,17 +30,22 @@ class Tiles(NamedTuple):
     stages: int = 1
 
 
-# (with tensor cores, bytes of an element): {largest head_dim: rows}
+# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
 FORWARD = {
     (True, 2): {
-        64: (Tiles("mma", 128, 64, 128),),
-        128: (Tiles("mma", 128, 64, 256),),
+        64: (Tiles("mma", 128, 64, 128),),                          # 299; 128 x 128 in 256 threads 238
+        128: (Tiles("mma", 128, 128, 256), Tiles("mma", 128, 64, 256)),     # 290, 277
         256: (Tiles("mma", 128, 32, 256),),
     },
     (True, 4): {
-        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 64, 128)),
-        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),
-        256: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128)),
+        64: (Tiles("mma", 128, 64, 256),),                          # 52
+        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),      # 55, 52
+        256: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),       # 49; 128 x 16 45
+    },
+    (True, 8): {
+        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),        # 35, 34
+        128: (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),       # 36, 36; 64 x 32 spills: 26
+        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # sums of 16 x 256 do not fit a warp
     },
     (False, 2): {
         64: (Tiles("fma", 64, 32, 128, 8),),
@@ -52,48 +58,58 @@ FORWARD = {
         256: (Tiles("fma", 16, 16, 64, 8),),
     },
     (False, 8): {
-        64: (Tiles("fma", 64, 64, 256, 16), Tiles("fma", 64, 32, 256, 16), Tiles("fma", 32, 16, 128, 8)),
-        128: (Tiles("fma", 64, 32, 256, 16), Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),
-        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8), Tiles("fma", 16, 4, 64, 4)),
+        64: (Tiles("fma", 32, 16, 128, 8),),
+        128: (Tiles("fma", 16, 16, 64, 8),),
+        256: (Tiles("fma", 16, 4, 64, 4),),
     },
 }
-BACKWARD_KV = {  # two sums of the size of keys x head_dim are kept: beyond 128 they do not fit a warp of tensor cores
+BACKWARD_KV = {  # keeps two sums, keys x head_dim: beyond 128 they do not fit a warp of tensor cores
     (True, 2): {
-        64: (Tiles("mma", 64, 128, 256),),
-        128: (Tiles("mma", 32, 128, 256),),
-        256: (Tiles("fma", 32, 32, 128, 8),),
+        64: (Tiles("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
+        128: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
+        256: (Tiles("fma", 32, 32, 256, 16),),
     },
-    (True, 4): {
-        64: (Tiles("mma", 64, 128, 256), Tiles("mma", 32, 128, 256)),
-        128: (Tiles("mma", 32, 128, 256), Tiles("mma", 16, 64, 128)),
-        256: (Tiles("fma", 32, 32, 128, 8), Tiles("fma", 16, 16, 64, 8)),
+    (True, 4): {  # 64 x 128 is as fast, and spills with dropout
+        64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),    # 54, 52
+        128: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 16, 64, 128, stages=2), Tiles("mma", 16, 64, 128)),  # 48
+        256: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),
+    },
+    (True, 8): {
+        64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),       # 40; on ordinary cores 14
+        128: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),         # 11
+        256: (Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 16)),
     },
     (False, 2): {
-        64: (Tiles("fma", 32, 32, 128, 8),),
+        64: (Tiles("fma", 32, 32, 256, 16),),
         128: (Tiles("fma", 32, 32, 128, 8),),
         256: (Tiles("fma", 16, 32, 128, 8),),
     },
     (False, 4): {
-        64: (Tiles("fma", 32, 32, 128, 8),),
+        64: (Tiles("fma", 16, 32, 128, 8),),
         128: (Tiles("fma", 16, 32, 128, 8),),
         256: (Tiles("fma", 8, 16, 64, 8),),
     },
     (False, 8): {
-        64: (Tiles("fma", 32, 64, 256, 16), Tiles("fma", 32, 32, 128, 8), Tiles("fma", 16, 16, 64, 8)),
-        128: (Tiles("fma", 32, 32, 128, 8), Tiles("fma", 16, 16, 64, 8), Tiles("fma", 8, 16, 64, 8)),
-        256: (Tiles("fma", 16, 16, 64, 8), Tiles("fma", 4, 16, 64, 8), Tiles("fma", 4, 8, 64, 8)),
+        64: (Tiles("fma", 16, 16, 256, 16),),
+        128: (Tiles("fma", 8, 16, 64, 8),),
+        256: (Tiles("fma", 4, 8, 256, 32),),
     },
 }
 BACKWARD_Q = {
     (True, 2): {
-        64: (Tiles("mma", 128, 64, 256),),
-        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),
+        64: (Tiles("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
+        128: (Tiles("mma", 128, 64, 256, stages=2), Tiles("mma", 128, 32, 256)),    # 299; one stage 234
         256: (Tiles("mma", 64, 32, 128),),
     },
     (True, 4): {
-        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),
-        128: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 32, 128)),
-        256: (Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 64, 8)),
+        64: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
+        128: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128)),     # 58, 53
+        256: (Tiles("mma", 64, 8, 128), Tiles("fma", 16, 16, 128, 8)),
+    },
+    (True, 8): {
+        64: (Tiles("mma", 128, 16, 256, stages=2), Tiles("mma", 64, 16, 128, stages=2)),    # 37
+        128: (Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 128, 8)),             # 25
+        256: (Tiles("fma", 16, 16, 128, 8), Tiles("fma", 16, 8, 128, 8)),
     },
     (False, 2): {
         64: (Tiles("fma", 32, 32, 128, 8),),
@@ -106,10 +122,26 @@ BACKWARD_Q = {
         256: (Tiles("fma", 16, 8, 64, 8),),
     },
     (False, 8): {
-        64: (Tiles("fma", 64, 32, 256, 16), Tiles("fma", 32, 32, 128, 8), Tiles("fma", 16, 16, 64, 8)),
-        128: (Tiles("fma", 32, 32, 128, 8), Tiles("fma", 16, 16, 64, 8), Tiles("fma", 16, 8, 64, 8)),
-        256: (Tiles("fma", 16, 16, 64, 8), Tiles("fma", 16, 8, 64, 8), Tiles("fma", 8, 4, 64, 8)),
+        64: (Tiles("fma", 16, 16, 64, 8),),
+        128: (Tiles("fma", 16, 8, 64, 8),),
+        256: (Tiles("fma", 8, 4, 64, 8),),
     },
+}
+
+
+# with dropout or cells in the mask, which take registers, too: these rows come before those above
+CROWDED_FORWARD = {
+    (True, 2): {64: (Tiles("mma", 64, 64, 128),), 128: (Tiles("mma", 128, 64, 256),)},
+    (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
+    (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
+}
+CROWDED_BACKWARD_KV = {
+    (True, 2): {64: (Tiles("mma", 32, 128, 256, stages=2),), 128: (Tiles("mma", 16, 128, 256, stages=2),)},
+    (True, 8): {64: (Tiles("mma", 8, 128, 256, stages=2),)},
+}
+CROWDED_BACKWARD_Q = {
+    (True, 2): {64: (Tiles("mma", 128, 32, 256, stages=2),)},
+    (True, 8): {128: (Tiles("mma", 64, 8, 128),)},
 }
 
 
@@ -137,9 +169,9 @@ def backward_q_shared(tiles, item, sums, d, e):
 
 
 PASSES = {  # factory: tables and shared memory
-    "forward_simt:forward": (FORWARD, forward_shared),
-    "backward_simt:backward_kv": (BACKWARD_KV, backward_kv_shared),
-    "backward_simt:backward_q": (BACKWARD_Q, backward_q_shared),
+    "forward_simt:forward": (FORWARD, CROWDED_FORWARD, forward_shared),
+    "backward_simt:backward_kv": (BACKWARD_KV, CROWDED_BACKWARD_KV, backward_kv_shared),
+    "backward_simt:backward_q": (BACKWARD_Q, CROWDED_BACKWARD_Q, backward_q_shared),
 }
 
 
@@ -152,23 +184,27 @@ def rounded(name, head_dim):
     raise ValueError(f"{name}: got {head_dim}, at most {LARGEST} on a GPU")
 
 
-def tiles_of(factory, dtype, d, e, cc, shared):
-    """The Tiles of a pass for head_dims as `rounded` gives them."""
-    tables, shared_of = PASSES[factory]
-    tensor_cores = cc >= (8, 0) and dtype != "float64"
-    item = {"float64": 8, "float32": 4}.get(dtype, 2)
-    rows = next(rows for size, rows in tables[tensor_cores, item].items() if size >= max(d, e))
-    for tiles in rows:
-        if shared_of(tiles, item, max(item, 4), d, e) <= shared:
-            return tiles
-    raise NotImplementedError(f"no tiles of {dtype} with head_dim {d}, {e} in {shared} bytes of shared memory")
+def tiles_of(factory, device, dtype, d, e, crowded=False):
+    """The Tiles of a pass for head_dims as `rounded` gives them.
 
-
-def plan(factory, device, dtype, head_dim, head_dim_v, **compiled_in):
-    """The Tiles and the Key of a pass for head_dims as `rounded` gives them.
-
-    device has cc and shared, the bytes of shared memory that a block may have.
+    device has cc and shared, the bytes of shared memory that a block may have. crowded: with dropout or cells in the
+    mask.
     """
-    tiles = tiles_of(factory, dtype, head_dim, head_dim_v, device.cc, device.shared)
-    sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v}
-    return tiles, Key.of(KERNELS + factory, device.cc, **sizes, **tiles._asdict(), **compiled_in)
+    table, crowded_table, shared_of = PASSES[factory]
+    item = ITEM_BYTES[dtype]
+    unit, size = (device.cc >= (8, 0), item), next(size for size in (64, 128, 256) if size >= max(d, e))
+    rows = table[unit][size]
+    if crowded:
+        rows = crowded_table.get(unit, {}).get(size, ()) + rows
+    for tiles in rows:
+        if shared_of(tiles, item, max(item, 4), d, e) <= device.shared:
+            return tiles
+    raise NotImplementedError(f"no tiles of {dtype} with head_dim {d}, {e} in {device.shared} bytes of shared memory")
+
+
+def plan(factory, device, dtype, head_dim, head_dim_v, mask, dropout, **compiled_in):
+    """The Tiles and the Key of a pass; head_dims are as `rounded` gives them, mask is kinds, see kernels.visibility."""
+    crowded = dropout or len(mask) > 1
+    tiles = tiles_of(factory, device, dtype, head_dim, head_dim_v, crowded)
+    sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
+    return tiles, Key.of(KERNELS + factory, device.cc, **sizes, mask=mask, dropout=dropout, **compiled_in)

@@ -34,26 +34,15 @@ def scale(x, stream=None, a=3.0):
 
 
 # ------------------------------------------------------------------------------------------------------- without a GPU
-def test_packing():
-    pack = launching._packer("kernel", 0, "array", 2, 4)
-    assert pack(View(4096, 4, (3, 5), (20, 4))) == (0, 0, 15, 4, 4096, 3, 5, 20, 4)
-    for dtype in (np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64):
-        (number,) = launching._packer("kernel", 0, dtype.__name__)(7)
-        assert type(number) is dtype
-        assert number == 7
-
-
-def test_numbers_that_do_not_fit():
-    with pytest.raises(OverflowError):
-        launching._packer("kernel", 0, "int32")(2**31)
-    with pytest.raises(OverflowError):
-        launching._packer("kernel", 0, "uint32")(-1)
+def test_arrays_are_what_numba_makes_of_them():
+    found = launching._array_parameters("kernel", 0, View(4096, 4, (3, 5), (20, 4)), 2, 4)
+    assert found == (0, 0, 15, 4, None, 3, 5, 20, 4)  # the address is filled in with each launch
 
 
 @pytest.mark.parametrize("view", [View(0, 4, (3,), (4,)), View(0, 2, (3, 5), (10, 2))])
 def test_arrays_of_another_kind(view):
     with pytest.raises(TypeError, match="as argument 1, expected 2 axes of 4 bytes"):
-        launching._packer("kernel", 1, "array", 2, 4)(view)
+        launching._array_parameters("kernel", 1, view, 2, 4)
 
 
 # ---------------------------------------------------------------------------------------------------------- with a GPU
@@ -61,6 +50,14 @@ def test_arrays_of_another_kind(view):
 def test_launch():
     y, expected = scale(cupy.arange(1000, dtype="f"))
     cupy.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
+def test_numbers_that_do_not_fit(number):
+    x = cupy.zeros((3, 5), "f")
+    with pytest.raises(OverflowError):
+        kernel_of("box", rows=3, columns=5).launch(1, view_of(x), None, number, 0)
 
 
 @pytest.mark.gpu

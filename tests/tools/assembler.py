@@ -12,8 +12,8 @@ from numbattn.cuda import build
 def type_of(argument):
     """The type of a kernel's argument: arrays of any strides, bfloat16 as uint16, tuples."""
     if isinstance(argument, tuple):
-        parts = [type_of(part) for part in argument]
-        return types.NamedTuple(parts, type(argument)) if hasattr(argument, "_fields") else types.Tuple.from_types(parts)
+        parts, named = [type_of(part) for part in argument], hasattr(argument, "_fields")
+        return types.NamedTuple(parts, type(argument)) if named else types.Tuple.from_types(parts)
     if isinstance(argument, np.ndarray):
         dtype = np.dtype(np.uint16) if argument.dtype.name == "bfloat16" else argument.dtype
         return types.Array(numpy_support.from_dtype(dtype), argument.ndim, "A")

@@ -8,9 +8,9 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
+from numbattn import api
 from numbattn.cuda import passes
 from numbattn.cuda.launch import Device
-from numbattn.cuda.views import View
 
 from .launch import launch
 
@@ -20,15 +20,19 @@ TURING = Device(0, (7, 5), 40, 64 << 10)
 
 @contextmanager
 def on(device):
-    """Inside, numbattn.cuda.passes takes NumPy arrays and runs its kernels here."""
+    """Inside, numbattn takes NumPy arrays for CuPy's and runs the CUDA kernels here."""
     cupy = SimpleNamespace(
         empty=poisoned, zeros=np.zeros, asarray=np.asarray, stack=np.stack, broadcast_to=np.broadcast_to
     )  # fmt: skip
-    with patch.multiple(
+    with patch.object(api, "_backend", lambda problem: passes), patch.multiple(
         passes, cupy=cupy, current_device=lambda: device, device_of=lambda array: device.index,
-        is_capturing=lambda: False, view_of=view_of, get_kernel=Kernel,
+        is_capturing=lambda: False, pointer_of=lambda array: array.ctypes.data, get_kernel=Kernel,
     ):  # fmt: skip
-        yield
+        forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 def poisoned(shape, dtype):
@@ -36,29 +40,38 @@ def poisoned(shape, dtype):
     return np.full(shape, np.nan if np.dtype(dtype).kind not in "iu" else 0xAA, dtype)
 
 
-def view_of(array):
-    return View(array.ctypes.data, array.itemsize, array.shape, array.strides)
+def forget():
+    """Launches are prepared for a device by its numbers: none of ours is to be used on a real one."""
+    passes._launches.cache_clear()
+    passes._delta_launches.cache_clear()
 
 
 class Kernel:
     def __init__(self, key):
         self.cc, self.source = key.cc, key.source()
 
-    def launch(self, blocks, *arguments):
+    def prepare(self, blocks, views):
         """Arguments are put together again as the signature has them."""
-        rest, source = iter(arguments), self.source
-        arguments = [together(kind, rest) for kind in source.signature.args]
-        assert next(rest, None) is None, "there are more arguments than the signature has"
-        if blocks:
-            launch(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments, cc=self.cc)
+        source = self.source
+
+        def start(addresses, numbers):
+            moved = (view._replace(pointer=view.pointer + at) for view, at in zip(views, addresses, strict=True))
+            numbers = iter(numbers)
+            arguments = [together(kind, moved, numbers) for kind in source.signature.args]
+            assert next(numbers, None) is None, "there are more numbers than the signature has"
+            if blocks:
+                launch(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments, cc=self.cc)
+
+        return start
 
 
-def together(kind, rest):
+def together(kind, views, numbers):
     if isinstance(kind, types.BaseTuple):
-        values = [together(part, rest) for part in kind]
+        values = [together(part, views, numbers) for part in kind]
         return kind.instance_class(*values) if isinstance(kind, types.BaseNamedTuple) else tuple(values)
-    value = next(rest)
-    return np.asarray(Memory(value, as_dtype(kind.dtype))) if isinstance(kind, types.Array) else as_dtype(kind).type(value)
+    if isinstance(kind, types.Array):
+        return np.asarray(Memory(next(views), as_dtype(kind.dtype)))
+    return as_dtype(kind).type(next(numbers))
 
 
 class Memory:

@@ -89,6 +89,7 @@ class Kernel:
         for line in body[body.index("{") + 1 : body.rindex("}")].split("\n"):
             self._add(line.split("//")[0].strip())
         self.conflicts = Counter()  # wavefronts beyond the fewest possible, by instruction
+        self.executed = Counter()  # how often all threads that were at an instruction went through it
 
     def _add(self, line):
         if not line or line in "{}" or line.startswith("."):
@@ -175,6 +176,7 @@ class Block:
         start = self.shared_at - SHARED_BASE
         self.shared.owned[start : start + shared_bytes] = True
         self.special = {"%tid.x": np.arange(threads), "%tid.y": 0, "%tid.z": 0, "%ntid.x": threads}
+        self.special["%dynamic_smem_size"] = shared_bytes
         for axis, at, extent in zip("xyz", index, grid):
             self.special[f"%ctaid.{axis}"], self.special[f"%nctaid.{axis}"] = at, extent
         self.values, self.mask = {}, np.ones(threads, bool)
@@ -208,6 +210,7 @@ class Block:
                                 waiting |= taken
                         else:
                             self.mask = taken
+                            self.kernel.executed[".".join(op)] += 1
                             getattr(self, f"op_{op[0]}")(op, operands)
                     except Exception as error:
                         if hasattr(error, "add_note"):
@@ -439,7 +442,8 @@ class Block:
     def op_mma(self, op, args):
         self._whole_warps("mma")
         kind, (d, a, b, c) = op[-3], map(members, args)
-        depth, per_register = {"f16": (16, 2), "bf16": (16, 2), "tf32": (8, 1)}[kind]
+        height, depth = map(int, re.fullmatch(r"m(\d+)n8k(\d+)", op[3]).groups())
+        per_register = 2 if kind in ("f16", "bf16") else 1
         lane, half = np.arange(WARP)[:, None], np.arange(per_register)
         line, k = lane // 4, per_register * (lane % 4) + half
         middle = depth // 2
@@ -447,17 +451,18 @@ class Block:
         def operand(shape, names, places):
             out = np.zeros((self.n // WARP, *shape), np.float64)
             for name, (rows, cols) in zip(names, places):
-                bits = np.ascontiguousarray(self.get(name, "b32"))
+                bits = np.ascontiguousarray(self.get(name, "b64" if kind == "f64" else "b32"))
                 values = (bits & TF32).view(np.float32) if kind == "tf32" else bits.view(TYPES[kind])
                 out[:, rows, cols] = values.reshape(-1, WARP, per_register)
             return out
 
-        A = operand((16, depth), a, ((line, k), (line + 8, k), (line, k + middle), (line + 8, k + middle)))
+        # the smallest form, m8n8k4, has only the first register of each operand and the first row of the sums
+        A = operand((height, depth), a, ((line, k), (line + 8, k), (line, k + middle), (line + 8, k + middle)))
         B = operand((depth, 8), b, ((k, line), (k + middle, line)))
         products = A @ B
         for out, add, (row, half) in zip(d, c, ((0, 0), (0, 1), (8, 0), (8, 1))):
-            found = products[:, lane // 4 + row, 2 * (lane % 4) + half].reshape(-1)
-            self.put(out, truncated(found + self.get(add, "f32")))
+            found = products[:, lane // 4 + row, 2 * (lane % 4) + half].reshape(-1) + self.get(add, op[-1])
+            self.put(out, found if kind == "f64" else truncated(found))
 
     # ------------------------------------------------------------------------------------------------- memory
     def address(self, token):

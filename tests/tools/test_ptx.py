@@ -1,5 +1,7 @@
 """The interpreter of PTX on a few lines of it."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ def kernel(body, scalars=()):
     .reg .b16 %rs<9>;
     .reg .b32 %r<40>;
     .reg .f32 %f<40>;
+    .reg .f64 %fd<40>;
     .reg .b64 %rd<9>;
     ld.param.u64 %rd1, [data];
     mov.u32 %r1, %tid.x;
@@ -126,6 +129,44 @@ def test_products_of_tf32_see_10_bits_and_cut_off():
     want = np.repeat(np.float32([1 + 2**-10, 1]), 8)[:, None]
     np.testing.assert_array_equal(multiply_tf32(a, b, c), np.broadcast_to(want, (16, 8)))
     np.testing.assert_array_equal(multiply_tf32(-a, b, -c), np.broadcast_to(-want, (16, 8)))
+
+
+def multiply_f64(a, b, c):
+    """c + a b of 16x8, 8x8 and 16x8 elements, or of 8x4, 4x8 and 8x8, dealt out as the manual says."""
+    g, t = np.divmod(np.arange(32), 4)
+    height, depth = a.shape
+    ks = range(0, depth, 4)
+    places = [(g + row, 2 * t + col) for row in range(0, height, 8) for col in range(2)]
+    parts = [[a[g + row, t + k] for k in ks for row in range(0, height, 8)], [b[t + k, g] for k in ks]]
+    parts.append([c[place] for place in places])
+    x = np.concatenate([*chain(*parts)]).astype(np.float64)
+    n = len(x) // 32
+    names = iter(f"%fd{i}" for i in range(n + len(places)))
+    vectors = ["{" + ", ".join(next(names) for _ in part) + "}" for part in (*parts, places)]
+    loads = "".join(f"ld.global.f64 %fd{i}, [%rd3+{256 * i}];\n" for i in range(n))
+    stores = "".join(f"st.global.f64 [%rd3+{256 * i}], %fd{n + i};\n" for i in range(len(places)))
+    run(f"""
+        add.s64 %rd3, %rd3, %rd2;
+        {loads}
+        mma.sync.aligned.m{height}n8k{depth}.row.col.f64.f64.f64.f64 {", ".join(vectors[-1:] + vectors[:-1])};
+        {stores}
+        """, x)  # fmt: skip
+    d = np.empty((height, 8))
+    for i, place in enumerate(places):
+        d[place] = x[32 * i : 32 * i + 32]
+    return d
+
+
+@pytest.mark.parametrize(("height", "depth"), [(16, 8), (8, 4)])
+def test_products_of_f64(height, depth):
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.integers(-(2**20), 2**20, shape) for shape in ((height, depth), (depth, 8), (height, 8)))
+    np.testing.assert_array_equal(multiply_f64(a, b, c), a @ b + c)
+
+
+def test_sums_of_f64_are_rounded_to_the_nearest():
+    tail = np.full((16, 8), 2**-53 + 2**-55)  # more than half of the last bit of 1
+    np.testing.assert_array_equal(multiply_f64(tail, np.eye(8), np.ones((16, 8))), 1 + 2**-52)
 
 
 def test_an_address_outside():

@@ -134,3 +134,24 @@ def shared_memory(b, offset):
         memory = ir.GlobalVariable(b.module, ir.ArrayType(I8, 0), SHARED_MEMORY, SHARED)
         memory.linkage, memory.align = "external", 1024
     return b.gep(memory, [I32(0), I32(offset)])
+
+
+def in_own_block(b, values, compute):
+    """compute(), values like `values`, in a basic block of its own.
+
+    Within a block ptxas moves loads up as far as it can, and runs out of registers. So this one is entered by a branch
+    that is always taken, which ptxas cannot know; on the other way the values would be `values`.
+    """
+    size = asm(b, "mov.u32 $0, %dynamic_smem_size;", I32)
+    before, body, after = b.block, b.append_basic_block("own"), b.append_basic_block("own_end")
+    b.cbranch(b.icmp_unsigned("!=", size, ir.Constant(I32, -1)), body, after)
+    b.position_at_end(body)
+    computed, body = compute(), b.block
+    b.branch(after)
+    b.position_at_end(after)
+    merged = []
+    for value, other in zip(computed, values):
+        merged.append(b.phi(value.type))
+        merged[-1].add_incoming(other, before)
+        merged[-1].add_incoming(value, body)
+    return merged

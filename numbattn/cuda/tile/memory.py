@@ -7,6 +7,7 @@ and nothing is read there: addresses are clamped. Arrays are not empty.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from llvmlite import ir
@@ -29,6 +30,7 @@ from .emit import (
     VOID,
     asm,
     base,
+    in_own_block,
     is_first_holder,
     load_vector,
     shared_memory,
@@ -244,13 +246,17 @@ def gather(matrix, rows, cols):
     def generate(b, value, rows_value, cols_value):
         source = GlobalMatrix(b, matrix, value)
         places = (unpack(b, ty, v, layout.slots) for ty, v in ((rows, rows_value), (cols, cols_value)))
-        tile = []
-        for line in zip(*places):
-            tile.append([])
+        zero = ir.Constant(LLVM[out.dtype], None)  # of any type
+
+        def elements(line):
+            found = []
             for row, col in zip(*line):
                 inside = b.and_(b.icmp_unsigned("<", row, source.rows), b.icmp_unsigned("<", col, source.cols))
                 place = source.place(b.select(inside, row, I32(0)), b.select(inside, col, I32(0)))
-                tile[-1] += _loaded(b, matrix.dtype, load_vector(b, place, 1, inside))
+                found += _loaded(b, matrix.dtype, load_vector(b, place, 1, inside))
+            return found
+
+        tile = [in_own_block(b, [zero] * layout.cols.slots, partial(elements, line)) for line in zip(*places)]
         return pack(b, out, tile)
 
     return out(matrix, rows, cols), generate
@@ -529,20 +535,20 @@ def fetch(shared, matrix, layout, first):
         start, item = shared_base(b, plan, layout), plan.dtype.itemsize
         in_background = ConfigStack().top().compute_capability >= (8, 0)
 
-        def copy(width, place, inside, at):
-            target = b.gep(pointer, [b.add(start, I32(at))])
-            nbytes = width * item
-            if in_background and nbytes >= 4:
-                emit_copy(b, target, place, nbytes, inside)
-            else:
-                store_vector(b, load_vector(b, place, width, inside), target)
+        def copy_row(down):
+            for run in layout.cols.runs(min(source.width, plan.vector)):
+                across = layout.cols.offsets[run[0]]
+                place, inside = source.clamped(layout, first, down, across)
+                target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
+                if in_background and len(run) * item >= 4:
+                    emit_copy(b, target, place, len(run) * item, inside)
+                else:
+                    store_vector(b, load_vector(b, place, len(run), inside), target)
+            return []
 
         def write():
             for down in layout.rows.offsets:
-                for run in layout.cols.runs(min(source.width, plan.vector)):
-                    across = layout.cols.offsets[run[0]]
-                    place, inside = source.clamped(layout, first, down, across)
-                    copy(len(run), place, inside, down * plan.pitch + across)
+                in_own_block(b, [], partial(copy_row, down))
 
         mine = is_first_holder(b, layout)
         if mine is None:

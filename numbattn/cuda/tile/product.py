@@ -1,18 +1,20 @@
 """Products of tiles, added to a fragment: `dot`. The layout of the sum says who multiplies.
 
 On the ordinary cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
-tensor cores ("mma") they are float16 or bfloat16, or float32 by way of three products of TF32; the left one may also be
-a fragment, whose accumulator registers are what the unit wants as its left operand. Either operand may be transposed:
-`sK.T`.
+tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
+may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Either operand may be
+transposed: `sK.T`.
 """
 
+from copy import copy
 from itertools import chain, product
 
 import numpy as np
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
+from numba.cuda.core.targetconfig import ConfigStack
 
-from .emit import F32, I32, asm, base, load_vector, size_of, thread_index
+from .emit import F32, F64, I32, asm, base, in_own_block, load_vector, size_of, thread_index
 from .fragment import LLVM, Fragment, FragmentType
 from .fragment import fragment as pack
 from .fragment import registers as unpack
@@ -62,6 +64,25 @@ def _check_shapes(layout, x, y):
         raise TypingError(f"dot: {x[0]}x{x[1]} @ {y[0]}x{y[1]} is no {layout}")
 
 
+def loop(b, ks, registers, turn):
+    """for k in ks: registers = turn(k, registers), rows of them. Not unrolled."""
+    before, body, after = b.block, b.append_basic_block("dot"), b.append_basic_block("dot_end")
+    b.branch(body)
+    b.position_at_end(body)
+    k = b.phi(I32)
+    k.add_incoming(I32(ks.start), before)
+    phis = [[b.phi(register.type) for register in row] for row in registers]
+    ends = turn(k, [list(row) for row in phis])
+    following = b.add(k, I32(ks.step))
+    k.add_incoming(following, b.block)
+    for phi, start, end in zip(*map(chain.from_iterable, (phis, registers, ends))):
+        phi.add_incoming(start, before)
+        phi.add_incoming(end, b.block)
+    b.cbranch(b.icmp_signed("<", following, I32(ks.stop)), body, after)
+    b.position_at_end(after)
+    return ends
+
+
 # ------------------------------------------------------------------------------------------------- ordinary cores
 def reader(b, tile, pointer, axis, along, dtype):
     """How a thread reads its part of an operand: read(k, count) -> [slot][k, k + 1, ...], registers of `dtype`.
@@ -94,47 +115,36 @@ def reader(b, tile, pointer, axis, along, dtype):
 def emit_fma(acc, x, y):
     if isinstance(x, FragmentType):
         raise TypingError("dot: on the ordinary cores both operands are tiles in shared memory")
-    depth, element = y.plan.shape[0], LLVM[acc.dtype]
-    step = VECTOR_BYTES // size_of(element)  # of k, in one turn of the loop
+    depth = y.plan.shape[0]
+    step = VECTOR_BYTES // size_of(LLVM[acc.dtype])  # of k, in one turn of the loop
     if depth % step:
         raise TypingError(f"dot: a depth of {depth} is no multiple of {step}")
 
     def generate(b, value, x_pointer, y_pointer):
         read_x = reader(b, x, x_pointer, acc.layout.rows, 0, acc.dtype)
         read_y = reader(b, y, y_pointer, acc.layout.cols, 1, acc.dtype)
-        starts = unpack(b, acc, value)
-        before, loop, after = b.block, b.append_basic_block("dot"), b.append_basic_block("dot_end")
-        b.branch(loop)
-        b.position_at_end(loop)
-        k = b.phi(I32)
-        k.add_incoming(I32(0), before)
-        sums = [[b.phi(element) for _ in row] for row in starts]
-        xs, ys = read_x(k, step), read_y(k, step)
-        ends = [list(row) for row in sums]
-        for i, r, c in product(range(step), range(acc.layout.rows.slots), range(acc.layout.cols.slots)):
-            ends[r][c] = b.fma(xs[r][i], ys[c][i], ends[r][c])
-        following = b.add(k, I32(step))
-        k.add_incoming(following, loop)
-        for phi, start, end in zip(*map(chain.from_iterable, (sums, starts, ends))):
-            phi.add_incoming(start, before)
-            phi.add_incoming(end, loop)
-        b.cbranch(b.icmp_signed("<", following, I32(depth)), loop, after)
-        b.position_at_end(after)
-        return pack(b, acc, ends)
+
+        def turn(k, sums):
+            xs, ys = read_x(k, step), read_y(k, step)
+            for i, r, c in product(range(step), range(acc.layout.rows.slots), range(acc.layout.cols.slots)):
+                sums[r][c] = b.fma(xs[r][i], ys[c][i], sums[r][c])
+            return sums
+
+        return pack(b, acc, loop(b, range(0, depth, step), unpack(b, acc, value), turn))
 
     return generate
 
 
 # --------------------------------------------------------------------------------------------------- tensor cores
 def emit_mma(acc, x, y):
-    in_registers, is_single = isinstance(x, FragmentType), y.dtype == types.float32
-    x_dtype = types.float32 if in_registers else y.dtype
-    if not (is_single or y.dtype in HALVES) or (x.dtype, acc.dtype) != (x_dtype, types.float32):
-        raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32")
+    in_registers, total = isinstance(x, FragmentType), types.float64 if y.dtype == types.float64 else types.float32
+    known = y.dtype in HALVES or y.dtype in WORDS
+    if not known or (x.dtype, acc.dtype) != (total if in_registers else y.dtype, total):
+        raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
     if in_registers and (x.layout.rows != acc.layout.rows or x.layout.unit != "mma"):
         raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
     depth, cols = y.plan.shape
-    emit, step = (emit_singles, 8) if is_single else (emit_halves, 16)
+    emit, step = (emit_halves, 16) if y.dtype in HALVES else (emit_words, 8)
     if depth % step or cols % step:
         raise TypingError(f"dot: tensor cores take right operands in multiples of {step}x{step}, not {depth}x{cols}")
 
@@ -197,10 +207,11 @@ def matrix_lane(b, line, first, second):
 
 def mma_sync(b, shape, kind, d, a, c):
     """d + a @ c: of 16x16 and 16x8 elements if `shape` is m16n8k16."""
+    total = {F32: "f32", F64: "f64"}[d[0].type]
     names = iter(range(len(d) + len(a) + len(c) + len(d)))
     vectors = ("{" + ", ".join(f"${next(names)}" for _ in part) + "}" for part in (d, a, c, d))
-    text = f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 {', '.join(vectors)};"
-    return asm(b, text, [F32] * 4, *a, *c, *d)
+    text = f"mma.sync.aligned.{shape}.row.col.{total}.{kind}.{kind}.{total} {', '.join(vectors)};"
+    return asm(b, text, [x.type for x in d], *a, *c, *d)
 
 
 # ------------------------------------------------------------------------------- tensor cores: float16 and bfloat16
@@ -240,35 +251,73 @@ def emit_pair(b, dtype, values):
     return asm(b, f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
 
 
-# ------------------------------------------------------------------------------------------- tensor cores: float32
-CHUNK = 64  # of the depth, summed by the tensor cores before an ordinary addition
-
-
-def emit_singles(b, sums, x, left, y, y_pointer):
-    """3xTF32: x = hi + lo in TF32 each, x y = hi hi + (hi lo + lo hi), good to a float32's last bit.
-
-    Tensor cores cut off what does not fit into a sum, so that long sums come out too small. What they add up is
-    therefore short, starts from zero and has the small terms in a sum of their own.
-    """
+# -------------------------------------------------------------------------------- tensor cores: float32 and float64
+def emit_words(b, sums, x, left, y, y_pointer):
+    """Elements that fill registers, 8 of k to an instruction: the product is added chunk by chunk of k, see WORDS."""
     in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
-    pairs = in_registers or y.plan.steps()[0] != 1  # see SinglesReader
-    ys = SinglesReader(b, y, y_pointer, 1, I32(0), pairs, (0, 8))
-    xs = None if in_registers else SinglesReader(b, x, left, 0, warp_row(b), pairs, (8, 0))
+    add, chunk = WORDS[y.dtype]
+    order = order_of_k(y, in_registers)
+    ys = WordReader(b, y, y_pointer, 1, I32(0), order, (0, 8))
+    if in_registers:  # the sums of one product are the left operand of the next
+        for k in range(0, depth, chunk):
+            ks = range(k, min(k + chunk, depth), 8)
+            add(b, sums, [[left_words(left.get(r, i)) for i in ks] for r in sums.row_slots], ys.at(I32(k)))
+        return
+    xs = WordReader(b, x, left, 0, warp_row(b), order, (8, 0))
 
-    def left_operand(r, k):
-        if in_registers:  # the sums of one product are the left operand of the next
-            x0, x1, x8, x9 = left.get(r, k)
-        else:
-            (x0, x1), (x8, x9) = xs.blocks(sums.layout.rows.offsets[r], k, 2)
-        return split(b, [x0, x8, x1, x9])
+    def turn(k, registers, length=chunk):
+        part, x_here = Pieces(sums.layout, registers), xs.at(k)
+        rows = [sums.layout.rows.offsets[r] for r in sums.row_slots]
+        lefts = [[left_words([*chain(*x_here.blocks(row, i, 2))]) for i in range(0, length, 8)] for row in rows]
+        add(b, part, lefts, ys.at(k))
+        return part.registers
 
-    for start in range(0, depth, CHUNK):
-        ks = range(start, min(start + CHUNK, depth), 8)
-        lefts = [[left_operand(r, k) for k in ks] for r in sums.row_slots]
-        for n in range(0, sums.layout.cols.size, 8):
-            rights = (split(b, words) for words in ys.blocks(n, start, len(ks)))
-            for r, terms in zip(sums.row_slots, products(b, lefts, rights)):
-                sums.put(r, n, [b.fadd(d, b.fadd(*two)) for d, *two in zip(sums.get(r, n), *terms)])
+    rest = depth % chunk
+    if depth > rest:  # ptxas moves loads up as far as it can, and runs out of registers: not beyond a turn
+        sums.registers = loop(b, range(0, depth - rest, chunk), sums.registers, turn)
+    if rest:
+        sums.registers = turn(I32(depth - rest), sums.registers, rest)
+
+
+def by_columns(b, sums, add):
+    """add(n) for every 8 columns, 16 of them in a basic block."""
+    for start in range(0, sums.layout.cols.size, 16):
+        columns = range(start, min(start + 16, sums.layout.cols.size), 8)
+        pieces = [(r, n) for n in columns for r in sums.row_slots]
+
+        def registers(pieces=pieces):
+            return [register for piece in pieces for register in sums.get(*piece)]
+
+        def compute(columns=columns, registers=registers):
+            for n in columns:
+                add(n)
+            return registers()
+
+        found = in_own_block(b, registers(), compute)
+        for i, piece in enumerate(pieces):
+            sums.put(*piece, found[4 * i : 4 * i + 4])
+
+
+def left_words(words):
+    """Two words of a line and two of the one 8 below, in the order of the instruction."""
+    return [*words[::2], *words[1::2]]
+
+
+def add_singles(b, sums, lefts, ys):
+    """Add a chunk's product, lefts[row of pieces][step of k], by 3xTF32.
+
+    x = hi + lo in TF32 each, x y = hi hi + (hi lo + lo hi), good to a float32's last bit. Tensor cores cut off what
+    does not fit into a sum, so that long sums come out too small. What they add up is therefore short, starts from zero
+    and has the small terms in a sum of their own.
+    """
+    lefts = [[split(b, words) for words in row] for row in lefts]
+
+    def add(n):
+        rights = (split(b, words) for words in ys.blocks(n, 0, len(lefts[0])))
+        for r, terms in zip(sums.row_slots, products(b, lefts, rights)):
+            sums.put(r, n, [b.fadd(d, b.fadd(*two)) for d, *two in zip(sums.get(r, n), *terms)])
+
+    by_columns(b, sums, add)
 
 
 def products(b, lefts, rights):
@@ -299,32 +348,76 @@ def split(b, values):
     return highs, [b.bitcast(rest, I32) for rest in rests]
 
 
-class SinglesReader:
-    """Reads a float32 operand in blocks of 8 lines, rows of the left one or columns of the right one, by 8 of k.
+def add_doubles(b, sums, lefts, ys):
+    """Add a chunk's product, lefts[row of pieces][step of k]. Sums are rounded to the nearest, as on ordinary cores."""
 
-    Lane 4g + t gets two words of line g. Which two is free, if both operands agree: k = t and t + 4 is what ldmatrix
-    gives where k is contiguous; in `pairs`, k = 2t and 2t + 1 is what lanes hold of a sum, and where lines are
-    contiguous all lanes so read from different banks.
+    def add(n):
+        for i, right in enumerate(ys.blocks(n, 0, len(lefts[0]))):
+            for r, row in zip(sums.row_slots, lefts):
+                sums.put(r, n, mma_f64(b, sums.get(r, n), row[i], right))
+
+    by_columns(b, sums, add)
+
+
+def mma_f64(b, d, a, c):
+    """d + a @ c, of 16x8 and 8x8 elements. What there is on 8.x does a quarter of it: half of the rows, half of k."""
+    if ConfigStack().top().compute_capability >= (9, 0):
+        return mma_sync(b, "m16n8k8", "f64", d, a, c)
+    halves = [d[:2], d[2:]]
+    for k, row in product(range(2), range(2)):
+        halves[row] = mma_sync(b, "m8n8k4", "f64", halves[row], [a[2 * k + row]], [c[k]])
+    return halves[0] + halves[1]
+
+
+WORDS = {types.float32: (add_singles, 64), types.float64: (add_doubles, 32)}  # how a chunk of k is added, its length
+
+
+def order_of_k(y, in_registers):
+    """The order that suits the right operand, of which there is more to read, unless x lies in registers already."""
+    if in_registers or y.plan.steps()[0] != 1:
+        return 2
+    if y.dtype == types.float32:
+        return 1
+    return 4 if y.plan.shape[0] % 16 == 0 else 2
+
+
+class WordReader:
+    """Reads float32 or float64 in blocks of 8 lines, rows of the left operand or columns of the right one, by 8 of k.
+
+    Lane 4g + t gets two elements of line g. Which two is free, if both operands agree. By `order`:
+
+    1: k = t and t + 4, what ldmatrix gives of float32 where k is contiguous.
+    2: k = 2t and 2t + 1, what lanes hold of a sum; and where lines are contiguous all lanes read from different banks.
+    4: k = 4t and 4t + 1, in the next block 4t + 2 and 4t + 3: where k is contiguous, lanes so read 16 bytes of float64
+       from different banks.
     """
 
-    def __init__(self, b, tile, pointer, along, first_line, pairs, apart):
+    def __init__(self, b, tile, pointer, along, first_line, order, apart):
         """`along` is the tile's axis of the lines, `apart` the step from a block's (line, k) to the next one's."""
         steps = tile.plan.steps()
         self.b, self.line_step, self.k_step = b, steps[along], steps[1 - along]
-        self.pairs, self.apart = pairs, apart
+        self.order, self.apart = order, apart
         first = b.mul(first_line, I32(self.line_step))
         group, lane = bits_of_lane(b, 2, 3), bits_of_lane(b, 0, 2)
-        word = b.add(b.mul(group, I32(self.line_step)), b.mul(lane, I32(self.k_step * (2 if pairs else 1))))
+        word = b.add(b.mul(group, I32(self.line_step)), b.mul(lane, I32(self.k_step * order)))
         self.words = b.gep(pointer, [b.add(first, word)])
         self.matrices = b.gep(pointer, [b.add(first, matrix_lane(b, self.line_step, 4, self.offset(*apart)))])
 
+    def at(self, k):
+        """The reader of what starts at k."""
+        moved, step = copy(self), self.b.mul(k, I32(self.k_step))
+        moved.words, moved.matrices = (self.b.gep(start, [step]) for start in (self.words, self.matrices))
+        return moved
+
     def offset(self, line, k):
+        if self.order == 4 and k % 16:
+            k += 2 - 8  # the second half of 16 lies between the first one's
         return line * self.line_step + k * self.k_step
 
     def blocks(self, line, k, count):
-        """The words of `count` blocks, one after the other, loaded as they are asked for."""
+        """The elements of `count` blocks, one after the other, loaded as they are asked for."""
         places = [(line + i * self.apart[0], k + i * self.apart[1]) for i in range(count)]
-        if self.k_step == 1 and not self.pairs:
+        if self.k_step == 1 and self.order == 1:
             for place, _ in zip(places[::2], places[1::2]):
                 words = ldmatrix(self.b, self.matrices, self.offset(*place))
                 words = [self.b.bitcast(word, F32) for word in words]
@@ -338,6 +431,6 @@ class SinglesReader:
         def load(i, width):
             return load_vector(self.b, self.b.gep(self.words, [I32(offset + i * self.k_step)]), width)
 
-        if self.pairs and self.k_step == 1:
+        if self.order > 1 and self.k_step == 1:
             return load(0, 2)
-        return [*load(0, 1), *load(1 if self.pairs else 4, 1)]
+        return [*load(0, 1), *load(4 if self.order == 1 else 1, 1)]

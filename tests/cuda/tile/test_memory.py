@@ -13,6 +13,8 @@ from numbattn.cuda.tile import (
     bfloat16,
     col_index,
     copying,
+    fetch,
+    fetched,
     gather,
     get,
     load,
@@ -23,6 +25,7 @@ from numbattn.cuda.tile import (
     simt,
 )
 from tests.tools.launch import launch, poisoned, ptx_of
+from tests.tools.ptx import AccessError
 
 THREADS = 64
 DTYPES = [np.float16, bfloat16, np.float32, np.float64]
@@ -277,3 +280,70 @@ def test_offsets_have_64_bits():
     arrays = [[0, 0, 32, 4, at, 4, 8, step, 4], [0, 0, 32, 4, out, 4, 8, step, 4]]
     Kernel(ptx).run((1, 1, 1), 32, 0, [np.int64(v) for array in arrays for v in array], memory)
     np.testing.assert_array_equal(read(), x)
+
+
+# ------------------------------------------------------------------------------------- from global to shared memory
+def fetcher(layout, dtype, alignment, stages=1):
+    """Fetch a tile into the last stage, and save what has arrived."""
+    PLACE, ALIGNMENT = SharedMemory().tile(*layout.shape, dtype, stages), Alignment(alignment)
+
+    def kernel(source, target, first):
+        tile = allocate(PLACE, stages - 1)
+        fetch(tile, aligned(source, ALIGNMENT), layout, first)
+        fetched()
+        cuda.syncthreads()
+        save(target, get(tile, layout), 0)
+
+    return kernel, stages * PLACE.nbytes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("alignment", [0, 16])
+@pytest.mark.parametrize("cc", [(7, 5), (8, 0)])
+def test_fetch_brings_a_tile_and_zeros_beyond_the_end(dtype, alignment, cc):
+    source, target = numbers((50, 24), dtype), poisoned((32, 32), dtype)
+    kernel, nbytes = fetcher(copying(32, 32, THREADS, 16 // np.dtype(dtype).itemsize), dtype, alignment, stages=2)
+    launch(kernel, (1, 1, 1), THREADS, nbytes, as_device(source), as_device(target), np.int32(30), cc=cc)
+    wanted = np.zeros((32, 32), dtype)
+    wanted[:20, :24] = source[30:]
+    np.testing.assert_array_equal(target, wanted)
+
+
+def test_fetch_of_a_vector():
+    layout = simt(32, 32, THREADS, 8, 1).col_vector()
+    source, target = numbers(50), poisoned(32)
+    PLACE = SharedMemory().tile(1, 32, np.float32)
+
+    def lines(source, target, first):
+        tile = allocate(PLACE)
+        fetch(tile, source, layout, first)
+        fetched()
+        cuda.syncthreads()
+        save(target, get(tile, layout), 0)
+
+    launch(lines, (1, 1, 1), THREADS, PLACE.nbytes, source, target, np.int32(30))
+    np.testing.assert_array_equal(target, np.concatenate([source[30:], np.zeros(12, np.float32)]))
+
+
+@compiled_only
+def test_fetch_goes_past_the_registers():
+    kernel, _ = fetcher(copying(32, 32, THREADS, 8), np.float16, 16)
+    source = np.zeros((50, 32), np.float16)
+    for cc, copies in (((7, 5), 0), ((8, 0), 32 * 32 // 8 // THREADS)):
+        found = ptx_of(kernel, THREADS, source, source, np.int32(0), cc=cc)
+        assert found.count(r"cp\.async\.cg\.shared\.global .*, 16, ") == copies
+        assert found.count("cp.async.wait_all") == (copies > 0)
+
+
+@compiled_only
+def test_what_is_not_waited_for_has_not_arrived():
+    PLACE, layout = SharedMemory().tile(32, 32, np.float32), copying(32, 32, THREADS, 4)
+
+    def kernel(source, target):
+        tile = allocate(PLACE)
+        fetch(tile, source, layout, 0)
+        cuda.syncthreads()
+        save(target, get(tile, layout), 0)
+
+    with pytest.raises(AccessError, match="reads what nobody has written"):
+        launch(kernel, (1, 1, 1), THREADS, PLACE.nbytes, numbers((32, 32)), poisoned((32, 32)))

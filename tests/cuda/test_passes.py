@@ -1,0 +1,120 @@
+"""The whole CUDA backend without a GPU: kernels simulated, or compiled and interpreted. See tests/tools/device.py."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import numbattn as na
+from numbattn.problem import DTYPES
+from tests.tools.device import HOPPER, TURING, on
+
+from ..accuracy import check, random
+
+DEVICES = {"ordinary cores": TURING, "tensor cores": HOPPER}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    with on(DEVICES[request.param]):
+        yield
+
+
+def qkv(rng, dtype=np.float32, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24, e=40):
+    return (random(rng, (*batch, heads, m, d), dtype), random(rng, (*batch, heads_k, n, d), dtype),
+            random(rng, (*batch, heads_k, n, e), dtype))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(rng, device, dtype):
+    check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
+
+
+M, N = 70, 90
+MASKS = {
+    "causal offsets": lambda rng: na.Causal(offset=rng.integers(-M, N, (2, 1))),
+    "window": lambda rng: na.Window(30, 9),
+    "lengths": lambda rng: na.Lengths(np.array([[33], [N]]), np.array([[M, 0], [64, 65]])),
+    "dense": lambda rng: na.Dense(rng.random((2, 1, M, N)) < 0.3),
+    "bits": lambda rng: na.Bits.pack(rng.random((1, 2, M, N)) < 0.5),
+    "blocks": lambda rng: na.BlockSparse(rng.random((1, 2, 5, 6)) < 0.5, block_size=(16, 17)),
+    "two grids of blocks": lambda rng: na.BlockSparse(rng.random((2, 1, 2, 2)) < 0.7, (64, 64))
+    & na.BlockSparse(rng.random((1, 1, 70, 30)) < 0.9, (1, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks(rng, device, kind):
+    check(*qkv(rng, batch=(2,), m=M, n=N, d=32, e=8), rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
+
+
+def test_masks_together(rng, device):
+    mask = MASKS["lengths"](rng) & MASKS["dense"](rng) & MASKS["bits"](rng) & MASKS["blocks"](rng)
+    check(*qkv(rng, np.float16, (2,), m=M, n=N), rng, mask=mask, causal=True)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_beyond_lengths_nothing_leaks(rng, device, poison):
+    q, k, v = qkv(rng, batch=(2,), m=M, n=N, heads_k=2)
+    keys, queries = np.array([[17], [70]]), np.array([[0], [33]])
+    for b in range(2):
+        k[b, :, keys[b, 0] :] = v[b, :, keys[b, 0] :] = poison
+        q[b, :, queries[b, 0] :] = poison
+    check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9))
+
+
+@pytest.mark.parametrize(("q_shape", "k_shape", "v_shape"), [
+    ((5, 8), (7, 8), (7, 3)),
+    ((1, 1), (1, 1), (1, 1)),
+    ((3, 0), (4, 0), (4, 2)),                               # no features: all keys weigh the same
+    ((3, 2), (4, 2), (4, 0)),
+    ((0, 2), (4, 2), (4, 2)),
+    ((3, 2), (0, 2), (0, 2)),
+    ((2, 1, 6, 5, 8), (3, 2, 7, 8), (1, 3, 1, 7, 3)),       # pieces; v serves all heads; gradients are summed
+    ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
+])  # fmt: skip
+def test_shapes(rng, device, q_shape, k_shape, v_shape):
+    q, k, v = (random(rng, shape, np.float32) for shape in (q_shape, k_shape, v_shape))
+    check(q, k, v, rng, causal=True, dropout=na.Dropout(0.2, seed=5))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(m=st.integers(1, 140), n=st.integers(1, 140), d=st.integers(1, 40), offset=st.integers(-150, 150),
+       left=st.none() | st.integers(-5, 80), right=st.none() | st.integers(-5, 80))  # fmt: skip
+def test_bands_of_any_size(device, m, n, d, offset, left, right):
+    rng = np.random.default_rng(0)
+    check(*qkv(rng, heads=1, m=m, n=n, d=d, e=8), rng, mask=na.Window(left, right, offset))
+
+
+VIEWS = {
+    "sequence before heads": lambda x: x.swapaxes(-2, -3).copy().swapaxes(-2, -3),
+    "reversed": lambda x: x[..., ::-1, ::-1].copy()[..., ::-1, ::-1],
+    "every other feature": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_strides(rng, device, view, dtype):
+    check(*map(VIEWS[view], qkv(rng, dtype)), rng, causal=True)
+
+
+def test_dropout_is_numbattns(rng, device):
+    """With v the unit matrix o is P, dropped."""
+    dropout, n = na.Dropout(0.4, seed=123456789, offset=3), 100
+    q, k = np.zeros((2, 2, 3, n, 8), np.float32)
+    o = na.attention(q, k, np.broadcast_to(np.eye(n, dtype=np.float32), (2, 3, n, n)), dropout=dropout)
+    np.testing.assert_array_equal(o != 0, na.dropout_mask(dropout, (2, 3, n, n)))
+
+
+def test_out(rng, device):
+    q, k, v = qkv(rng)
+    out = np.full((1, 40, 2, 40), np.nan, np.float32).swapaxes(1, 2)
+    o, saved = na.attention_forward(q, k, v, out=out)
+    assert o is out
+    np.testing.assert_array_equal(out, na.attention(q, k, v))
+
+
+def test_head_dim_ends_at_256(device):
+    with pytest.raises(ValueError, match="head_dim: got 300, at most 256"):
+        na.attention(*(np.zeros((3, 300), np.float32),) * 3)

@@ -1,0 +1,74 @@
+"""What a plan chooses fits the device, and ptxas finds room for all of it in registers."""
+
+from itertools import product
+from types import SimpleNamespace
+from zlib import crc32
+
+import pytest
+
+from numbattn.cuda import plan
+from numbattn.cuda.build import assemble, compile_ptx
+from numbattn.cuda.tile import SIMULATED
+
+KB = 1024
+DEVICES = {cc: SimpleNamespace(cc=cc, shared=shared) for cc, shared in (
+    ((7, 5), 64 * KB), ((8, 0), 163 * KB), ((8, 6), 99 * KB), ((9, 0), 227 * KB), ((10, 0), 227 * KB),
+    ((12, 0), 99 * KB),
+)}  # fmt: skip
+DTYPES = tuple(plan.ITEM_BYTES)
+MASKS = ("band",), ("bands",), ("band", "dense"), ("band", "bits"), ("band", "blocks"), ("bands", "blocks", "dense")
+EVERY = list(product(plan.PASSES, DEVICES.values(), DTYPES, plan.HEAD_DIMS, plan.HEAD_DIMS))
+SHARE = 13  # one in so many is compiled
+TIGHT = "backward_simt:backward_kv", (7, 5)  # in float64 ptxas spills some bytes, whatever the tiles
+
+
+def shared_bytes(factory, tiles, dtype, d, e):
+    item = plan.ITEM_BYTES[dtype]
+    return plan.PASSES[factory][-1](tiles, item, max(item, 4), d, e)
+
+
+@pytest.mark.parametrize(("head_dim", "rounded"), [(0, 32), (1, 32), (32, 32), (33, 64), (129, 256)])
+def test_head_dims_are_rounded_up(head_dim, rounded):
+    assert plan.rounded("head_dim", head_dim) == rounded
+
+
+def test_larger_head_dims_are_refused():
+    with pytest.raises(ValueError, match="head_dim_v: got 257, at most 256 on a GPU"):
+        plan.rounded("head_dim_v", 257)
+
+
+@pytest.mark.parametrize(("factory", "dtype"), [(factory, dtype) for factory in plan.PASSES for dtype in DTYPES])
+def test_every_plan_fits_its_device(factory, dtype):
+    for device, d, e, crowded in product(DEVICES.values(), plan.HEAD_DIMS, plan.HEAD_DIMS, (False, True)):
+        tiles = plan.tiles_of(factory, device, dtype, d, e, crowded)
+        assert shared_bytes(factory, tiles, dtype, d, e) <= device.shared
+        assert tiles.unit == "fma" or device.cc >= (8, 0)
+
+
+def choices():
+    """A part of all that a plan can choose, the same in each run; mask, dropout and alignment are drawn."""
+    for i, (factory, device, dtype, d, e) in enumerate(EVERY):
+        draw = crc32(str(i).encode())
+        if draw % SHARE:
+            continue
+        draw //= SHARE
+        written = {"backward_simt:backward_kv": (dtype, dtype), "backward_simt:backward_q": (dtype,)}.get(factory)
+        tiles, key = plan.plan(
+            factory, device, dtype, d, e, mask=MASKS[draw % 6], dropout=bool(draw // 6 % 2),
+            nbytes=(0, 16, 16)[draw // 12 % 3], **({"out_dtypes": written} if written else {}),
+        )  # fmt: skip
+        name = f"{factory.split(':')[1]} sm_{''.join(map(str, device.cc))} {dtype} {d} {e} {'+'.join(MASKS[draw % 6])}"
+        yield pytest.param(factory, tiles, key, id=name)
+
+
+@pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+@pytest.mark.parametrize(("factory", "tiles", "key"), list(choices()))
+def test_nothing_is_spilled(factory, tiles, key):
+    source = key.source()
+    _, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
+    allowed = 64 if (factory, key.cc) == TIGHT and "float64" in str(key) else 0
+    assert report.spills <= allowed
+    assert report.stack <= allowed
+    assert not report.losses
+    sizes = (dict(key.parameters)[name] for name in ("dtype", "head_dim", "head_dim_v"))
+    assert source.shared == shared_bytes(factory, tiles, *sizes), "plan.py counts the bytes otherwise than the kernel"

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from numbattn.cuda.views import View, alignment, broadcast, pieces
+
+
+def view(x):
+    return View(x.ctypes.data, x.itemsize, x.shape, x.strides)
+
+
+class Memory:
+    def __init__(self, view, dtype):
+        self.__array_interface__ = {
+            "version": 3, "typestr": np.dtype(dtype).str, "data": (view.pointer, False), "shape": view.shape,
+            "strides": view.strides,
+        }  # fmt: skip
+
+
+def array(view, dtype=np.float64):
+    return np.asarray(Memory(view, dtype))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (1, 4, 5, 3), (2, 1, 5, 3), (1, 1, 1, 5, 3)])
+def test_broadcast_is_numpys(rng, shape):
+    x = rng.standard_normal(shape)
+    batch = (2, 4) if len(shape) < 5 else (7, 2, 4)
+    np.testing.assert_array_equal(array(broadcast(view(x), batch)), np.broadcast_to(x, (*batch, 5, 3)))
+
+
+def test_lines_are_broadcast_before_their_last_axis(rng):
+    x = rng.standard_normal((2, 1, 5))
+    np.testing.assert_array_equal(array(broadcast(view(x), (2, 4), own=1)), np.broadcast_to(x, (2, 4, 5)))
+
+
+@pytest.mark.parametrize(("lead", "others", "count"), [
+    ((6,), [(1,)], 1),
+    ((2, 3), [(1, 1)], 1),                      # broadcast alike over both axes: still one
+    ((2, 3), [(1, 3)], 2),
+    ((2, 3), [(2, 1)], 2),
+    ((2, 3, 4), [(2, 3, 1)], 6),
+    ((2, 3, 4), [(1, 3, 4), (1, 1, 4)], 6),
+    ((2, 3, 4), [(2, 1, 1)], 2),
+    ((2, 1, 4), [(2, 1, 4)], 1),
+    ((0, 4), [(1, 4)], 0),
+])  # fmt: skip
+def test_pieces_together_are_the_whole(rng, lead, others, count):
+    arrays = [rng.standard_normal((*shape, 2, 5, 3)) for shape in (lead, *others)]
+    views = [broadcast(view(x), (*lead, 2)) for x in arrays]
+    found = pieces(lead, [*views, "as it is"])
+    assert len(found) == count
+    assert all(piece.views[-1] == "as it is" for piece in found)
+    for i, x in enumerate(arrays):
+        whole = np.broadcast_to(x, (*lead, 2, 5, 3)).reshape(-1, 2, 5, 3)
+        for piece in found:
+            np.testing.assert_array_equal(array(piece.views[i]), whole[piece.first : piece.first + piece.batch])
+    assert sum(piece.batch for piece in found) == np.prod(lead)
+
+
+@pytest.mark.parametrize(("x", "nbytes"), [
+    (np.zeros((2, 5, 8), np.float32), 16),
+    (np.zeros((2, 5, 6), np.float32), 8),
+    (np.zeros((2, 5, 7), np.float32), 4),
+    (np.zeros((2, 5, 16), np.float32)[..., ::2], 0),
+    (np.zeros((2, 5, 8), np.float32)[:, ::-1], 16),
+    (np.zeros((2, 5, 9), np.float32)[..., :8], 4),
+    (np.zeros((5, 2, 8), np.float16).swapaxes(0, 1), 16),
+])  # fmt: skip
+def test_alignment(x, nbytes):
+    assert alignment(x.shape, x.strides, x.itemsize, 1024) == nbytes
+    assert alignment(x.shape, x.strides, x.itemsize, 1024 + x.itemsize) <= max(x.itemsize, 0)
