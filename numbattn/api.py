@@ -1,6 +1,7 @@
 """The public functions."""
 
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -196,8 +197,14 @@ def attention_vjp(
 
 
 def _backend(problem: Problem) -> ModuleType:
-    """cpu or cuda: each offers forward and backward. Imported when first needed, since Numba takes its time."""
-    if problem.xp == "cupy":
+    """cpu or cuda: each offers forward and backward."""
+    return _imported(problem.xp)
+
+
+@cache
+def _imported(xp: str) -> ModuleType:
+    """Imported when first needed, since Numba takes its time."""
+    if xp == "cupy":
         from .cuda import passes as cuda
 
         return cuda

@@ -162,8 +162,9 @@ class All(Mask):
         return self._parts
 
     def band(self, seqlen_q, seqlen_k):
-        bands = (part.band(seqlen_q, seqlen_k) for part in self.parts)
-        return reduce(operator.and_, bands, super().band(seqlen_q, seqlen_k))
+        if not self.parts:
+            return super().band(seqlen_q, seqlen_k)
+        return reduce(operator.and_, [part.band(seqlen_q, seqlen_k) for part in self.parts])
 
     def grids(self):
         return tuple(grid for part in self.parts for grid in part.grids())
@@ -254,7 +255,8 @@ class Causal(Mask):
         self._set(offset=None if self.offset is None else _integers("Causal offset", self.offset))
 
     def band(self, seqlen_q, seqlen_k):
-        return Window(None, 0, self.offset).band(seqlen_q, seqlen_k)
+        offset = seqlen_k - seqlen_q if self.offset is None else self.offset
+        return Band(-seqlen_q, _clip(offset, -seqlen_q, seqlen_k), seqlen_q, seqlen_k)
 
     def held(self, seqlen_q, seqlen_k):
         return _held(offset=self.offset)

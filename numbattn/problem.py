@@ -108,7 +108,7 @@ def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=Non
         tuple(map(type, mask.parts)),
         dropout is not None,
     )
-    if mask.parts:
+    if mask.parts and mask is not CAUSAL:
         _check_mask(problem, mask)
         mask = mask.like(q)
     inputs = Inputs(q, k, v, mask, _scale(scale, problem.head_dim), dropout)

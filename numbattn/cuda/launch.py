@@ -137,7 +137,7 @@ class Kernel:
                 scalars.append((len(template), _itself if kind == "tensor_map" else getattr(np, kind)))
                 template.append(None)
         pointers = [(at, view.pointer) for at, view in pointers]
-        config = cuda.core.LaunchConfig(grid=blocks, block=self.binary.threads, shmem_size=self.binary.shared)
+        config = cuda.core.LaunchConfig(grid=max(blocks, 1), block=self.binary.threads, shmem_size=self.binary.shared)
 
         def launch(addresses, numbers):
             parameters = template.copy()
@@ -145,12 +145,11 @@ class Kernel:
                 parameters[at] = address + offset
             for (at, convert), number in zip(scalars, numbers, strict=True):
                 parameters[at] = convert(number)
-            if blocks:
-                if not hasattr(_thread, "ready"):
-                    _make_current(cupy.cuda.runtime.getDevice())
-                cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
+            if not hasattr(_thread, "ready"):
+                _make_current(cupy.cuda.runtime.getDevice())
+            cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
 
-        return launch
+        return launch if blocks else _no_launch
 
 
 def _array_parameters(name, i, view, ndim, itemsize):
@@ -163,6 +162,10 @@ def _array_parameters(name, i, view, ndim, itemsize):
 
 def _itself(x):
     return x
+
+
+def _no_launch(addresses, numbers):
+    """No blocks."""
 
 
 @lru_cache

@@ -71,13 +71,17 @@ class Call:
         self.is_empty = not (problem.seqlen_q and problem.seqlen_k and math.prod(problem.batch))
         self.qkv = [_with_features(x) for x in (inputs.q, inputs.k, inputs.v)]
         self.band = inputs.mask.band(problem.seqlen_q, problem.seqlen_k)
-        self.in_mask, self.cell_sizes = [], []  # arrays of the mask; rows and columns of a cell
+        self.mask, self.in_mask, self.cell_sizes = ("band",), [], []  # kinds; arrays; rows and columns of cells
+        if problem.mask_kinds:
+            self.unpack(inputs.mask)
+
+    def unpack(self, mask):
+        """What kernels get to know of a mask."""
         if not all(isinstance(number, int) for number in self.band):
-            numbers = [cupy.broadcast_to(cupy.asarray(x, np.int32), problem.batch) for x in self.band]
-            self.band, self.in_mask = (0, 0, 0, 0), [cupy.stack(numbers, axis=-1)]
-        kinds = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
-        self.mask = "bands" if self.in_mask else "band", *kinds
-        for cells, rows, cols, _ in inputs.mask.grids():
+            numbers = [cupy.broadcast_to(cupy.asarray(x, np.int32), self.problem.batch) for x in self.band]
+            self.mask, self.band, self.in_mask = ("bands",), (0, 0, 0, 0), [cupy.stack(numbers, axis=-1)]
+        self.mask += tuple(GRIDS[kind] for kind in self.problem.mask_kinds if kind in GRIDS)
+        for cells, rows, cols, _ in mask.grids():
             self.check_device("mask", cells)
             self.in_mask.append(cells)
             self.cell_sizes += rows, cols
@@ -96,10 +100,9 @@ class Call:
     def run(self, factory, matrices, lines, scale):
         """Run a kernel over all tiles."""
         problem, dropout = self.problem, self.inputs.dropout
-        arrays = [*matrices, *lines, *self.in_mask]
         written = tuple(x.dtype.name for x in matrices[4:])
-        found = _launches(factory, problem, self.device, self.mask, tuple(map(_layout, arrays)), written)
-        addresses = list(map(pointer_of, arrays))
+        addresses, layouts = _describe((*matrices, *lines, *self.in_mask))
+        found = _launches(factory, problem, self.device, self.mask, layouts, written)
         sight = *self.band, *self.cell_sizes
         if found.states:
             states = cupy.empty(found.states, np.uint8)
@@ -113,10 +116,9 @@ class Call:
 
     def run_delta(self, do, o, lse, delta, dlse):
         """delta = rowsum(dO * O) - dlse."""
-        arrays = do, o, lse, lse if dlse is None else dlse, delta
-        layouts = tuple(map(_layout, arrays))
+        addresses, layouts = _describe((do, o, lse, lse if dlse is None else dlse, delta))
         for _, launch in _delta_launches(self.problem, self.device, layouts, dlse is not None):
-            launch(list(map(pointer_of, arrays)), ())
+            launch(addresses, ())
 
 
 def _with_features(x):
@@ -144,9 +146,10 @@ OVER = {  # whose heads, of queries or keys, the matrices of a kernel have, and 
 }
 
 
-def _layout(x):
-    """What of an array its launch depends on."""
-    return x.shape, x.strides, x.itemsize, pointer_of(x) % VECTOR_BYTES
+def _describe(arrays):
+    """Their addresses, and what else of them a launch depends on."""
+    addresses = [pointer_of(x) for x in arrays]
+    return addresses, tuple([(x.shape, x.strides, x.itemsize, at % VECTOR_BYTES) for x, at in zip(arrays, addresses)])
 
 
 @lru_cache(maxsize=4096)

@@ -71,7 +71,7 @@ BACKWARD_KV = {  # keeps two sums, keys x head_dim: beyond 128 they do not fit a
     },
     (True, 4): {  # 64 x 128 is as fast, and spills with dropout
         64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),    # 54, 52
-        128: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 16, 64, 128, stages=2), Tiles("mma", 16, 64, 128)),  # 48
+        128: tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
         256: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),
     },
     (True, 8): {

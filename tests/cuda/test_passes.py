@@ -20,6 +20,13 @@ def device(request):
         yield
 
 
+@pytest.fixture
+def hopper():
+    """For what does not depend on who multiplies."""
+    with on(HOPPER):
+        yield
+
+
 def qkv(rng, dtype=np.float32, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24, e=40):
     return (random(rng, (*batch, heads, m, d), dtype), random(rng, (*batch, heads_k, n, d), dtype),
             random(rng, (*batch, heads_k, n, e), dtype))  # fmt: skip
@@ -30,36 +37,36 @@ def test_dtypes(rng, device, dtype):
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
-M, N = 70, 90
+B, M, N = 1, 66, 70
 MASKS = {
-    "causal offsets": lambda rng: na.Causal(offset=rng.integers(-M, N, (2, 1))),
+    "causal offsets": lambda rng: na.Causal(offset=rng.integers(-M, N, (1, 2))),
     "window": lambda rng: na.Window(30, 9),
-    "lengths": lambda rng: na.Lengths(np.array([[33], [N]]), np.array([[M, 0], [64, 65]])),
-    "dense": lambda rng: na.Dense(rng.random((2, 1, M, N)) < 0.3),
+    "lengths": lambda rng: na.Lengths(np.array([[33]]), np.array([[0, 65]])),
+    "dense": lambda rng: na.Dense(rng.random((1, 1, M, N)) < 0.3),
     "bits": lambda rng: na.Bits.pack(rng.random((1, 2, M, N)) < 0.5),
-    "blocks": lambda rng: na.BlockSparse(rng.random((1, 2, 5, 6)) < 0.5, block_size=(16, 17)),
-    "two grids of blocks": lambda rng: na.BlockSparse(rng.random((2, 1, 2, 2)) < 0.7, (64, 64))
-    & na.BlockSparse(rng.random((1, 1, 70, 30)) < 0.9, (1, 3)),
+    "blocks": lambda rng: na.BlockSparse(rng.random((1, 2, 5, 5)) < 0.5, block_size=(16, 17)),
+    "two grids of blocks": lambda rng: na.BlockSparse(rng.random((1, 1, 2, 2)) < 0.7, (64, 64))
+    & na.BlockSparse(rng.random((1, 2, M, 24)) < 0.9, (1, 3)),
 }
 
 
 @pytest.mark.parametrize("kind", MASKS)
-def test_masks(rng, device, kind):
-    check(*qkv(rng, batch=(2,), m=M, n=N, d=32, e=8), rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
+def test_masks(rng, hopper, kind):
+    check(*qkv(rng, batch=(B,), m=M, n=N, d=32, e=8), rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
 
 
 def test_masks_together(rng, device):
     mask = MASKS["lengths"](rng) & MASKS["dense"](rng) & MASKS["bits"](rng) & MASKS["blocks"](rng)
-    check(*qkv(rng, np.float16, (2,), m=M, n=N), rng, mask=mask, causal=True)
+    check(*qkv(rng, np.float16, (B,), m=M, n=N), rng, mask=mask, causal=True)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_beyond_lengths_nothing_leaks(rng, device, poison):
-    q, k, v = qkv(rng, batch=(2,), m=M, n=N, heads_k=2)
-    keys, queries = np.array([[17], [70]]), np.array([[0], [33]])
-    for b in range(2):
-        k[b, :, keys[b, 0] :] = v[b, :, keys[b, 0] :] = poison
-        q[b, :, queries[b, 0] :] = poison
+def test_beyond_lengths_nothing_leaks(rng, hopper, poison):
+    q, k, v = qkv(rng, m=M, n=N, heads_k=2)
+    keys, queries = np.array([[17, 70]]), np.array([[0, 33]])
+    for h in range(2):
+        k[0, h, keys[0, h] :] = v[0, h, keys[0, h] :] = poison
+        q[0, h, queries[0, h] :] = poison
     check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9))
 
 
@@ -73,15 +80,15 @@ def test_beyond_lengths_nothing_leaks(rng, device, poison):
     ((2, 1, 6, 5, 8), (3, 2, 7, 8), (1, 3, 1, 7, 3)),       # pieces; v serves all heads; gradients are summed
     ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
 ])  # fmt: skip
-def test_shapes(rng, device, q_shape, k_shape, v_shape):
+def test_shapes(rng, hopper, q_shape, k_shape, v_shape):
     q, k, v = (random(rng, shape, np.float32) for shape in (q_shape, k_shape, v_shape))
     check(q, k, v, rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(m=st.integers(1, 140), n=st.integers(1, 140), d=st.integers(1, 40), offset=st.integers(-150, 150),
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(m=st.integers(1, 130), n=st.integers(1, 100), d=st.integers(1, 40), offset=st.integers(-150, 150),
        left=st.none() | st.integers(-5, 80), right=st.none() | st.integers(-5, 80))  # fmt: skip
-def test_bands_of_any_size(device, m, n, d, offset, left, right):
+def test_bands_of_any_size(hopper, m, n, d, offset, left, right):
     rng = np.random.default_rng(0)
     check(*qkv(rng, heads=1, m=m, n=n, d=d, e=8), rng, mask=na.Window(left, right, offset))
 
@@ -95,19 +102,19 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_strides(rng, device, view, dtype):
+def test_strides(rng, hopper, view, dtype):
     check(*map(VIEWS[view], qkv(rng, dtype)), rng, causal=True)
 
 
 def test_dropout_is_numbattns(rng, device):
     """With v the unit matrix o is P, dropped."""
-    dropout, n = na.Dropout(0.4, seed=123456789, offset=3), 100
-    q, k = np.zeros((2, 2, 3, n, 8), np.float32)
-    o = na.attention(q, k, np.broadcast_to(np.eye(n, dtype=np.float32), (2, 3, n, n)), dropout=dropout)
-    np.testing.assert_array_equal(o != 0, na.dropout_mask(dropout, (2, 3, n, n)))
+    dropout, n = na.Dropout(0.4, seed=123456789, offset=3), 80
+    q, k = np.zeros((2, 2, 1, n, 8), np.float32)
+    o = na.attention(q, k, np.broadcast_to(np.eye(n, dtype=np.float32), (2, 1, n, n)), dropout=dropout)
+    np.testing.assert_array_equal(o != 0, na.dropout_mask(dropout, (2, 1, n, n)))
 
 
-def test_out(rng, device):
+def test_out(rng, hopper):
     q, k, v = qkv(rng)
     out = np.full((1, 40, 2, 40), np.nan, np.float32).swapaxes(1, 2)
     o, saved = na.attention_forward(q, k, v, out=out)
@@ -115,6 +122,6 @@ def test_out(rng, device):
     np.testing.assert_array_equal(out, na.attention(q, k, v))
 
 
-def test_head_dim_ends_at_256(device):
+def test_head_dim_ends_at_256(hopper):
     with pytest.raises(ValueError, match="head_dim: got 300, at most 256"):
         na.attention(*(np.zeros((3, 300), np.float32),) * 3)

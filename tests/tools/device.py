@@ -1,6 +1,7 @@
 """A device without a GPU: numbattn.cuda.passes on NumPy arrays, its kernels simulated, or compiled and interpreted."""
 
 from contextlib import contextmanager
+from functools import lru_cache
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -10,9 +11,12 @@ from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import api
 from numbattn.cuda import passes
+from numbattn.cuda.build import compile_ptx
 from numbattn.cuda.launch import Device
+from numbattn.cuda.tile import SIMULATED, simulate
 
-from .launch import launch
+from . import ptx
+from .ptx import interpret
 
 HOPPER = Device(0, (9, 0), 132, 227 << 10)
 TURING = Device(0, (7, 5), 40, 64 << 10)
@@ -48,7 +52,7 @@ def forget():
 
 class Kernel:
     def __init__(self, key):
-        self.cc, self.source = key.cc, key.source()
+        self.key, self.source = key, key.source()
 
     def prepare(self, blocks, views):
         """Arguments are put together again as the signature has them."""
@@ -59,10 +63,19 @@ class Kernel:
             numbers = iter(numbers)
             arguments = [together(kind, moved, numbers) for kind in source.signature.args]
             assert next(numbers, None) is None, "there are more numbers than the signature has"
-            if blocks:
-                launch(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments, cc=self.cc)
+            if not blocks:
+                return
+            if SIMULATED:
+                simulate(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments)
+            else:
+                interpret(compiled(self.key), (blocks, 1, 1), source.threads, source.shared, *arguments)
 
         return start
+
+
+@lru_cache(maxsize=64)
+def compiled(key):
+    return ptx.Kernel(compile_ptx(key.source(), key.cc))
 
 
 def together(kind, views, numbers):

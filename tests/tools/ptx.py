@@ -130,7 +130,7 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments):
 
     Returns the Kernel, which has counts.
     """
-    kernel, memory = Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
+    kernel, memory = ptx if isinstance(ptx, Kernel) else Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
     values, readers = [], []
     for argument in flat(arguments):
         if isinstance(argument, np.ndarray):

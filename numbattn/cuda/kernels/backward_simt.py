@@ -100,14 +100,15 @@ def backward_kv(
             m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
             stage = np.int32(0)
             cuda.syncthreads()                                      # the last head is done with
-            fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
+            if m_block < m_blocks:
+                fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
             while m_block < m_blocks:                               # Alg. 4 line 9
                 m0, this = np.int32(m_block * TILE_M), m_block
                 m_block += 1
                 m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
                 fetched()
                 cuda.syncthreads()                                  # this tile is there, the last one is done with
-                if STAGES == 2:
+                if STAGES == 2 and m_block < m_blocks:
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
                 S = dot(full(S_TILE, ZERO), sK, sQ.T)               # line 11: S = scale Q K^T, transposed
@@ -121,11 +122,11 @@ def backward_kv(
                 dS = P * (dP * Z - get(allocate(SHARED_DELTA, stage), COLS))    # lines 18, 20: dS = P (dP Z - delta)
                 dV = dot(dV, left_P(P * Z), sdO)                    # line 16: dV += (P Z)^T dO
                 dK = dot(dK, left_dS(dS), sQ)                       # line 22: dK += dS^T Q
-                if STAGES == 1:
+                if STAGES == 2:
+                    stage = np.int32(1 - stage)
+                elif m_block < m_blocks:
                     cuda.syncthreads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
-                else:
-                    stage = np.int32(1 - stage)
         save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)
         save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
@@ -191,7 +192,7 @@ def backward_q(
             n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
             fetched()
             cuda.syncthreads()                                      # this tile is there, the last one is done with
-            if STAGES == 2:
+            if STAGES == 2 and n_block < n_blocks:
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(full(S_TILE, ZERO), sQ, sK.T)                   # line 11: S = scale Q K^T
@@ -203,11 +204,11 @@ def backward_q(
             Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)         # line 14
             dS = P * (dP * Z - delta)                               # lines 18 and 20: dS = P (dP Z - delta)
             dQ = dot(dQ, left(dS), sK)                              # line 21: dQ += scale dS K
-            if STAGES == 1:
+            if STAGES == 2:
+                stage = np.int32(1 - stage)
+            elif n_block < n_blocks:
                 cuda.syncthreads()
                 fetch_tile(stage, K, V, n_block * TILE_N)
-            else:
-                stage = np.int32(1 - stage)
         save(aligned(mDQ[batch, head], ROWS_OF), dQ * scale, m0)
 
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)

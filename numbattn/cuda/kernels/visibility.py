@@ -82,18 +82,18 @@ def band_of(mask):
 
 @device
 def keys_in_sight(band, m0, m_end):
-    """Keys [first, end): all that queries [m0, m_end) see of a band lies there."""
+    """Keys [first, end), neither of them negative: all that queries [m0, m_end) see of a band lies there."""
     lo, hi, queries, keys = band
     last = minimum(m_end, queries) - 1
-    return maximum(m0 + lo, 0), minimum(last + hi + 1, keys) if m0 <= last else np.int32(0)
+    return maximum(m0 + lo, 0), maximum(minimum(last + hi + 1, keys), 0) if m0 <= last else np.int32(0)
 
 
 @device
 def queries_in_sight(band, n0, n_end):
-    """Queries [first, end): all that see keys [n0, n_end) of a band lie there."""
+    """Queries [first, end), neither of them negative: all that see keys [n0, n_end) of a band lie there."""
     lo, hi, queries, keys = band
     last = minimum(n_end, keys) - 1
-    return maximum(n0 - hi, 0), minimum(last - lo + 1, queries) if n0 <= last else np.int32(0)
+    return maximum(n0 - hi, 0), maximum(minimum(last - lo + 1, queries), 0) if n0 <= last else np.int32(0)
 
 
 @device

@@ -520,6 +520,8 @@ def fetch(shared, matrix, layout, first):
     the way through the registers.
     """
     put(shared, load(matrix, layout, first))
+    if _holds_first_copy(layout):
+        shared.memory.note_fetch(shared.granules[places(layout)])
 
 
 @fetch.lowering
@@ -571,6 +573,7 @@ def emit_copy(b, target, place, nbytes, inside):
 @primitive
 def fetched():
     """What this thread has fetched has arrived. The others know after the next barrier."""
+    simulator.shared_memory().note_arrival()
 
 
 @fetched.lowering

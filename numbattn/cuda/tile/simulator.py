@@ -77,6 +77,7 @@ class SharedMemory:
         self.writer = np.full(granules, -1, np.int32)
         self.written = np.zeros(granules, np.int32)
         self.read = np.zeros((threads, granules), np.int32)
+        self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
         self.clocks = np.zeros((threads, threads), np.int32)
         np.fill_diagonal(self.clocks, 1)
 
@@ -85,7 +86,22 @@ class SharedMemory:
         self.clocks[threads] = self.clocks[threads].max(axis=0)
         self.clocks[threads, threads] += 1
 
+    def note_fetch(self, granules):
+        """What was written just now arrives when this thread waits for it."""
+        self.fetched_by[granules] = thread_index()
+
+    def note_arrival(self):
+        self.fetched_by[self.fetched_by == thread_index()] = -1
+
+    def _demand_arrival(self, granules):
+        on_the_way = self.fetched_by[granules]
+        if (on_the_way >= 0).any():
+            at, by = GRANULE * int(granules[on_the_way >= 0].flat[0]), on_the_way.max()
+            what = f"thread {thread_index()} touches byte {at} of shared memory"
+            raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
+
     def note_read(self, granules):
+        self._demand_arrival(granules)
         me, writer = thread_index(), self.writer[granules]
         if (writer < 0).any():
             at = GRANULE * int(granules[writer < 0].flat[0])
@@ -94,6 +110,7 @@ class SharedMemory:
         self.read[me, granules] = self.clocks[me, me]
 
     def note_write(self, granules):
+        self._demand_arrival(granules)
         me, writer = thread_index(), self.writer[granules]
         fresh = writer < 0
         self._demand(fresh | self._known(me, writer, granules), granules, writer, "overwrites what thread {} wrote")
