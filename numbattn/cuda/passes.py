@@ -176,8 +176,10 @@ def _launches(factory, problem, device, mask, layouts, written):
     states, find_states = (), []
     if "blocks" in mask:
         states = *problem.batch, m_blocks, n_blocks
-        strides = tuple(math.prod(states[axis + 1 :]) for axis in range(len(states)))
-        views.append(_view(problem, (states, strides, 1, 0), "q"))
+        # what is walked over lies side by side
+        m_step, n_step = (1, m_blocks) if kept == "k" else (n_blocks, 1)
+        outer = [m_blocks * n_blocks * math.prod(problem.batch[i + 1 :]) for i in range(len(problem.batch))]
+        views.append(_view(problem, (states, (*outer, m_step, n_step), 1, 0), "q"))
         states_key = Key.of(KERNELS + "visibility:tile_states", device.cc, tile_m=tiles.tile_m, tile_n=tiles.tile_n,
                             mask=mask)  # fmt: skip
         blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)

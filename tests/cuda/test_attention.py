@@ -231,3 +231,30 @@ def test_more_than_2_31_elements(rng):
         o_alone, _, dq_alone, _, _ = run(x, k, v, x)
         np.testing.assert_allclose(to_numpy(o[part]), to_numpy(o_alone), atol=2e-3)
         np.testing.assert_allclose(to_numpy(dq[part]), to_numpy(dq_alone), rtol=1e-2, atol=1e-2)
+
+
+# ---------------------------------------------------------------------------------------------------------- cuda.jit
+def test_kernels_are_ordinary_kernels_of_numba(rng):
+    """What a factory returns runs with cuda.jit, too."""
+    from numba import cuda
+
+    from numbattn.cuda.kernels.dropout import Drops
+    from numbattn.cuda.kernels.forward_simt import forward
+    from numbattn.cuda.kernels.visibility import Sight
+
+    source = forward(
+        dtype="float32", head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128, unit="fma", lanes=8, stages=1,
+        mask=("band",), dropout=False, nbytes=16,
+    )  # fmt: skip
+    q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))
+    o, lse = cupy.full_like(q, cupy.nan), cupy.full(q.shape[:3], cupy.nan, np.float32)
+    causal = Sight(*map(np.int32, (-100, 0, 100, 100)), (), (), ())
+    numbers = np.int32(1), np.float32(32**-0.5 * np.log2(np.e)), np.float32(1)
+    blocks = 16 * 3 * -(-100 // 32)
+    kernel = cuda.jit(source.function)
+    kernel[blocks, source.threads, 0, source.shared](
+        q, k, v, o, lse, causal, Drops(np.uint32(0), *[np.uint64(0)] * 4), *numbers
+    )
+    want, saved = na.attention_forward(q, k, v, causal=True)
+    np.testing.assert_allclose(to_numpy(o), to_numpy(want), atol=1e-5)
+    np.testing.assert_allclose(to_numpy(lse), to_numpy(saved.lse), atol=1e-5)

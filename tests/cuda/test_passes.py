@@ -77,7 +77,7 @@ def test_beyond_lengths_nothing_leaks(rng, hopper, poison):
     ((3, 2), (4, 2), (4, 0)),
     ((0, 2), (4, 2), (4, 2)),
     ((3, 2), (0, 2), (0, 2)),
-    ((2, 1, 6, 5, 8), (3, 2, 7, 8), (1, 3, 1, 7, 3)),       # pieces; v serves all heads; gradients are summed
+    ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3)),       # pieces; gradients are summed
     ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
 ])  # fmt: skip
 def test_shapes(rng, hopper, q_shape, k_shape, v_shape):
