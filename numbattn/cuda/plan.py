@@ -77,7 +77,7 @@ BACKWARD_KV = {  # keeps two sums, keys x head_dim: beyond 128 they do not fit a
     (True, 8): {
         64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),       # 40; on ordinary cores 14
         128: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),         # 11
-        256: (Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 16)),
+        256: (Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 32)),
     },
     (False, 2): {
         64: (Tiles("fma", 32, 32, 256, 16),),
@@ -136,7 +136,11 @@ CROWDED_FORWARD = {
     (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
 }
 CROWDED_BACKWARD_KV = {
-    (True, 2): {64: (Tiles("mma", 32, 128, 256, stages=2),), 128: (Tiles("mma", 16, 128, 256, stages=2),)},
+    (True, 2): {
+        64: (Tiles("mma", 32, 128, 256, stages=2),),
+        128: (Tiles("mma", 16, 128, 256, stages=2),),
+        256: (Tiles("fma", 16, 32, 256, 16),),
+    },
     (True, 8): {64: (Tiles("mma", 8, 128, 256, stages=2),)},
 }
 CROWDED_BACKWARD_Q = {

@@ -36,7 +36,8 @@ def test_the_meaning_is_chosen_by_the_environment(simulated):
 @pytest.mark.skipif(SIMULATED, reason="this is the process that it starts")
 def test_the_other_meaning():
     """The tests of this folder once more, simulated, and some of the whole backend."""
-    backend = [f"tests/cuda/test_passes.py::{name}" for name in ("test_dtypes", "test_masks_together", "test_shapes")]
+    names = "test_dtypes", "test_masks", "test_masks_together", "test_shapes"
+    backend = [f"tests/cuda/test_passes.py::{name}" for name in names]
     folder = str(Path(__file__).parent.relative_to(ROOT))
     out = python("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", folder, *backend, NUMBA_ENABLE_CUDASIM="1")
     assert " passed" in out
