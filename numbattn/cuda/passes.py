@@ -16,7 +16,7 @@ from ..masks import Bits, BlockSparse, Dense
 from ..problem import Saved, sum_to
 from .build import Key
 from .launch import current_device, device_of, get_kernel, is_capturing, pointer_of
-from .plan import DELTA_ROWS, KERNELS, STATES_TILES, plan, rounded
+from .plan import DELTA_ROWS, KERNELS, STATES_TILES, plan, rounded, sums_of_kv
 from .views import VECTOR_BYTES, View, alignment, broadcast, pieces
 
 LOG2_E = math.log2(math.e)
@@ -53,7 +53,8 @@ def backward(saved, do, dlse=None, deterministic=True):
         call.run_delta(do, o, lse, delta, dlse)
         sums = [call.whole(grad, heads) for grad, heads in zip(grads, (problem.heads, *[problem.heads_k] * 2))]
         dq, dk, dv = sums
-        call.run("backward_simt:backward_kv", [*call.qkv, do, dk, dv], [lse, delta], inputs.scale)
+        for sums_of in sums_of_kv(call.device, problem.dtype.name, *_head_dims(problem)):
+            call.run("backward_simt:backward_kv", [*call.qkv, do, dk, dv], [lse, delta], inputs.scale, sums_of=sums_of)
         call.run("backward_simt:backward_q", [*call.qkv, do, dq], [lse, delta], inputs.scale)
         for grad, whole in zip(grads, sums):
             if whole is not grad:
@@ -97,12 +98,13 @@ class Call:
         shape = (*batch, grad.shape[-2], max(grad.shape[-1], 1))
         return grad if grad.shape == shape else cupy.empty(shape, self.problem.sum_dtype)
 
-    def run(self, factory, matrices, lines, scale):
+    def run(self, factory, matrices, lines, scale, **compiled_in):
         """Run a kernel over all tiles."""
         problem, dropout = self.problem, self.inputs.dropout
-        written = tuple(x.dtype.name for x in matrices[4:])
+        if len(matrices) > 4:
+            compiled_in["out_dtypes"] = tuple(x.dtype.name for x in matrices[4:])
         addresses, layouts = _describe((*matrices, *lines, *self.in_mask))
-        found = _launches(factory, problem, self.device, self.mask, layouts, written)
+        found = _launches(factory, problem, self.device, self.mask, layouts, **compiled_in)
         sight = *self.band, *self.cell_sizes
         if found.states:
             states = cupy.empty(found.states, np.uint8)
@@ -153,18 +155,14 @@ def _describe(arrays):
 
 
 @lru_cache(maxsize=4096)
-def _launches(factory, problem, device, mask, layouts, written):
-    """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask.
-
-    written: the dtypes of the gradients that it writes.
-    """
+def _launches(factory, problem, device, mask, layouts, **compiled_in):
+    """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask."""
     matrix_heads, kept = OVER[factory]
     lines = len(layouts) - len(matrix_heads) - (mask[0] == "bands") - len(mask[1:])
     aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[: len(matrix_heads)])
     tiles, key = plan(
-        factory, device, problem.dtype.name, rounded("head_dim", problem.head_dim),
-        rounded("head_dim_v", problem.head_dim_v), mask=mask, dropout=problem.dropout,
-        nbytes=VECTOR_BYTES if aligned else 0, **({"out_dtypes": written} if written else {}),
+        factory, device, problem.dtype.name, *_head_dims(problem), mask=mask, dropout=problem.dropout,
+        nbytes=VECTOR_BYTES if aligned else 0, **compiled_in,
     )  # fmt: skip
     views = [_view(problem, layout, of) for layout, of in zip(layouts, matrix_heads)]
     views += [_view(problem, layout, "q", own=1) for layout in layouts[len(views) : len(views) + lines]]
@@ -214,6 +212,11 @@ def _prepared(problem, key, blocks, views):
         (piece.first * problem.heads, kernel.prepare(blocks * piece.batch, piece.views))
         for piece in pieces(_axes(problem), views)
     ]
+
+
+def _head_dims(problem):
+    """What the kernels are compiled for."""
+    return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
 
 
 def _axes(problem):

@@ -63,16 +63,16 @@ FORWARD = {
         256: (Tiles("fma", 16, 4, 64, 4),),
     },
 }
-BACKWARD_KV = {  # keeps two sums, keys x head_dim: beyond 128 they do not fit a warp of tensor cores
+BACKWARD_KV = {  # keeps two sums, keys x head_dim: see sums_of_kv
     (True, 2): {
         64: (Tiles("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
         128: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
-        256: (Tiles("fma", 32, 32, 256, 16),),
+        256: (Tiles("mma", 16, 64, 128, stages=2), Tiles("mma", 16, 64, 128)),
     },
     (True, 4): {  # 64 x 128 is as fast, and spills with dropout
         64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),    # 54, 52
         128: tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
-        256: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),
+        256: (Tiles("mma", 8, 64, 128, stages=2), Tiles("fma", 16, 16, 128, 8)),
     },
     (True, 8): {
         64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),       # 40; on ordinary cores 14
@@ -139,7 +139,7 @@ CROWDED_BACKWARD_KV = {
     (True, 2): {
         64: (Tiles("mma", 32, 128, 256, stages=2),),
         128: (Tiles("mma", 16, 128, 256, stages=2),),
-        256: (Tiles("fma", 16, 32, 256, 16),),
+        256: (Tiles("mma", 16, 64, 128),),
     },
     (True, 8): {64: (Tiles("mma", 8, 128, 256, stages=2),)},
 }
@@ -204,6 +204,11 @@ def tiles_of(factory, device, dtype, d, e, crowded=False):
         if shared_of(tiles, item, max(item, 4), d, e) <= device.shared:
             return tiles
     raise NotImplementedError(f"no tiles of {dtype} with head_dim {d}, {e} in {device.shared} bytes of shared memory")
+
+
+def sums_of_kv(device, dtype, d, e):
+    """The sums of each kernel that makes dK and dV: beyond head_dim 128 a warp has registers for one of them only."""
+    return ("v", "k") if device.cc >= (8, 0) and dtype != "float64" and max(d, e) > 128 else ("kv",)
 
 
 def plan(factory, device, dtype, head_dim, head_dim_v, mask, dropout, **compiled_in):

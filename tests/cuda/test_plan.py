@@ -19,7 +19,6 @@ DTYPES = tuple(plan.ITEM_BYTES)
 MASKS = ("band",), ("bands",), ("band", "dense"), ("band", "bits"), ("band", "blocks"), ("bands", "blocks", "dense")
 EVERY = list(product(plan.PASSES, DEVICES.values(), DTYPES, plan.HEAD_DIMS, plan.HEAD_DIMS))
 SHARE = 13  # one in so many is compiled
-TIGHT = "backward_simt:backward_kv", (7, 5)  # in float64 ptxas spills some bytes, whatever the tiles
 
 
 def shared_bytes(factory, tiles, dtype, d, e):
@@ -52,13 +51,25 @@ def choices():
         if draw % SHARE:
             continue
         draw //= SHARE
-        written = {"backward_simt:backward_kv": (dtype, dtype), "backward_simt:backward_q": (dtype,)}.get(factory)
+        kernel = factory.split(":")[1]
+        more = {"backward_kv": {"out_dtypes": (dtype, dtype)}, "backward_q": {"out_dtypes": (dtype,)}}.get(kernel, {})
+        if kernel == "backward_kv":
+            more["sums_of"] = plan.sums_of_kv(device, dtype, d, e)[-(draw % 2)]
         tiles, key = plan.plan(
             factory, device, dtype, d, e, mask=MASKS[draw % 6], dropout=bool(draw // 6 % 2),
-            nbytes=(0, 16, 16)[draw // 12 % 3], **({"out_dtypes": written} if written else {}),
+            nbytes=(0, 16, 16)[draw // 12 % 3], **more,
         )  # fmt: skip
-        name = f"{factory.split(':')[1]} sm_{''.join(map(str, device.cc))} {dtype} {d} {e} {'+'.join(MASKS[draw % 6])}"
+        name = f"{kernel} sm_{''.join(map(str, device.cc))} {dtype} {d} {e} {'+'.join(MASKS[draw % 6])}"
         yield pytest.param(factory, tiles, key, id=name)
+
+
+def tight(factory, cc, dtype, head_dim, head_dim_v, nbytes, **others):
+    """Bytes that ptxas spills whatever the tiles: float64 on Turing, and the longest rows where they are not aligned."""
+    if not factory.endswith("backward_kv"):
+        return 0
+    if cc < (8, 0) and dtype == "float64":
+        return 64
+    return 128 if max(head_dim, head_dim_v) == 256 and not nbytes else 0
 
 
 @pytest.mark.skipif(SIMULATED, reason="looks at PTX")
@@ -66,7 +77,7 @@ def choices():
 def test_nothing_is_spilled(factory, tiles, key):
     source = key.source()
     _, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
-    allowed = 64 if (factory, key.cc) == TIGHT and "float64" in str(key) else 0
+    allowed = tight(factory, key.cc, **dict(key.parameters))
     assert report.spills <= allowed
     assert report.stack <= allowed
     assert not report.losses

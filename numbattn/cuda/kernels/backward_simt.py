@@ -49,9 +49,13 @@ from .visibility import (
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes
-):
-    """dK and dV. S, P, dP and dS are transposed: a row is a key, a column a query."""
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes,
+    sums_of,
+):  # fmt: skip
+    """dK and dV, or one of them where the registers do not hold both sums: sums_of is "kv", "k" or "v".
+
+    S, P, dP and dS are transposed: a row is a key, a column a query.
+    """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
@@ -70,6 +74,7 @@ def backward_kv(
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
+    OF_K, OF_V = "k" in sums_of, "v" in sums_of
 
     @device
     def fetch_tile(stage, Q, dO, lse, delta, m0):
@@ -114,21 +119,26 @@ def backward_kv(
                 S = dot(full(S_TILE, ZERO), sK, sQ.T)               # line 11: S = scale Q K^T, transposed
                 lse2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
                 P = exp2(S * (scale * LOG2E) - lse2)                # line 13: P = exp(S - lse)
-                dP = dot(full(S_TILE, ZERO), sV, sdO.T)             # line 17: dP = dO V^T
+                dP = dot(full(S_TILE, ZERO), sV, sdO.T) if OF_K else P      # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, this, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, col_index(S_TILE, m0), keys)
                     P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
-                dS = P * (dP * Z - get(allocate(SHARED_DELTA, stage), COLS))    # lines 18, 20: dS = P (dP Z - delta)
-                dV = dot(dV, left_P(P * Z), sdO)                    # line 16: dV += (P Z)^T dO
-                dK = dot(dK, left_dS(dS), sQ)                       # line 22: dK += dS^T Q
+                if OF_V:
+                    dV = dot(dV, left_P(P * Z), sdO)                # line 16: dV += (P Z)^T dO
+                if OF_K:
+                    D = get(allocate(SHARED_DELTA, stage), COLS)
+                    dS = P * (dP * Z - D)                           # lines 18 and 20: dS = P (dP Z - delta)
+                    dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q
                 if STAGES == 2:
                     stage = np.int32(1 - stage)
                 elif m_block < m_blocks:
                     cuda.syncthreads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
-        save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)
-        save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
+        if OF_K:
+            save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)
+        if OF_V:
+            save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
