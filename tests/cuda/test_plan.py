@@ -64,7 +64,7 @@ def choices():
 
 
 def tight(factory, cc, dtype, head_dim, head_dim_v, nbytes, **others):
-    """Bytes that ptxas spills whatever the tiles: float64 on Turing, and the longest rows where they are not aligned."""
+    """Bytes that ptxas spills whatever the tiles: float64 on Turing, the longest rows where they are not aligned."""
     if not factory.endswith("backward_kv"):
         return 0
     if cc < (8, 0) and dtype == "float64":
