@@ -6,12 +6,13 @@ as measured on an H200; the others serve GPUs with less shared memory (99 KB on 
 
 from typing import NamedTuple
 
+from ..problem import DTYPES
 from .build import Key
 
 KERNELS = __package__ + ".kernels."
 HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
 LARGEST = HEAD_DIMS[-1]
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM_BYTES = {dtype.name: dtype.itemsize for dtype in DTYPES}
 DELTA_ROWS = 32  # of a block that computes delta
 STATES_TILES = 64  # of a block that looks up which tiles are empty
 

@@ -2,22 +2,15 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.views import View, alignment, broadcast, pieces
+from tests.tools.device import Memory
 
 
 def view(x):
     return View(x.ctypes.data, x.itemsize, x.shape, x.strides)
 
 
-class Memory:
-    def __init__(self, view, dtype):
-        self.__array_interface__ = {
-            "version": 3, "typestr": np.dtype(dtype).str, "data": (view.pointer, False), "shape": view.shape,
-            "strides": view.strides,
-        }  # fmt: skip
-
-
 def array(view, dtype=np.float64):
-    return np.asarray(Memory(view, dtype))
+    return np.asarray(Memory(view, np.dtype(dtype)))
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (1, 4, 5, 3), (2, 1, 5, 3), (1, 1, 1, 5, 3)])

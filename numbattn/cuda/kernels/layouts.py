@@ -1,17 +1,13 @@
 """The layouts that a plan's unit asks for. Nothing else in a kernel depends on who multiplies."""
 
-import ml_dtypes
 import numpy as np
 from numba.cuda import types
 
+from ... import problem
 from ..tile import allocate, device, mma, put, simt, sync_warp
+from ..views import VECTOR_BYTES
 
-DTYPES = {
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
+DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
 
 
 def sum_type(dtype):
@@ -27,7 +23,7 @@ def array_type(dtype, ndim):
 
 def vector(dtype):
     """Elements in 16 bytes."""
-    return 16 // dtype.itemsize
+    return VECTOR_BYTES // dtype.itemsize
 
 
 def sums(unit, lanes, rows, cols, threads, run=1):
