@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 from threading import get_ident
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..cache import cache_dir, sources_digest
 
@@ -54,6 +54,14 @@ class Key:
         return getattr(import_module(module), function)(**dict(self.parameters))
 
 
+class TensorMap(NamedTuple):
+    """An argument, uint64 in the signature, that is the address of a tensor map passed by value."""
+
+    argument: int  # its number
+    box: tuple  # the extent of what is moved at once, along each axis of the array
+    swizzle: int = 128  # 0, 32, 64 or 128 bytes
+
+
 @dataclass(frozen=True)
 class Source:
     """A kernel in Python: what a factory returns."""
@@ -63,7 +71,8 @@ class Source:
     threads: int  # in a block
     blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
-    tensor_maps: tuple = ()  # which arguments, uint64 in the signature, are addresses of tensor maps passed by value
+    tensor_maps: tuple = ()  # of TensorMap
+    cluster: int = 1  # blocks that share their shared memory
 
 
 @dataclass(frozen=True)
@@ -110,9 +119,10 @@ class Binary:
     """An assembled kernel, and all that a launch needs to know of its Source."""
 
     name: str
-    arguments: tuple  # of each: (scalar,), ("tensor_map",) or ("array", ndim, itemsize)
+    arguments: tuple  # of each: (scalar,), ("tensor_map", box, swizzle) or ("array", ndim, itemsize)
     threads: int
     shared: int
+    cluster: int
     report: Report
     cubin: bytes = field(repr=False)
 
@@ -124,7 +134,9 @@ def build(key):
     if binary is None:
         source = key.source()
         cubin, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
-        binary = Binary(key.name, _arguments(source), source.threads, source.shared, report, cubin)
+        binary = Binary(
+            key.name, _arguments(source), source.threads, source.shared, source.cluster, report, cubin
+        )  # fmt: skip
         _write(path, binary)
     return binary
 
@@ -175,12 +187,14 @@ def _arguments(source):
     from numba.cuda import types
     from numba.cuda.np.numpy_support import as_dtype
 
+    maps = {about.argument: about for about in source.tensor_maps}
+
     def argument(i, kind):
-        if i in source.tensor_maps and kind == types.uint64:
-            return ("tensor_map",)
+        if i in maps and kind == types.uint64:
+            return "tensor_map", maps[i].box, maps[i].swizzle
         if isinstance(kind, types.Array):
             return "array", kind.ndim, as_dtype(kind.dtype).itemsize
-        if i not in source.tensor_maps and str(kind) in SCALARS:
+        if i not in maps and str(kind) in SCALARS:
             return (str(kind),)
         raise TypeError(f"{source.function.__name__}: got {kind} as argument {i}, allowed an array, "
                         f"{', '.join(SCALARS)}, uint64 for a tensor map, or tuples of them")
@@ -199,7 +213,7 @@ def _tensor_map_parameters(source):
     """The numbers of the PTX parameters that are tensor maps."""
     # Numba passes an array as two owners, size, item size, address, shape and strides
     counts = [5 + 2 * argument[1] if argument[0] == "array" else 1 for argument in _arguments(source)]
-    return [sum(counts[:i]) for i in source.tensor_maps]
+    return [sum(counts[: about.argument]) for about in source.tensor_maps]
 
 
 def _by_value(ptx, name, parameters):
@@ -322,10 +336,15 @@ def _read(path):
         os.utime(path)  # used just now
     header, cubin = content.split(b"\n", 1)
     fields = json.loads(header)
-    fields["arguments"] = tuple(map(tuple, fields["arguments"]))
+    fields["arguments"] = _tuples(fields["arguments"])
     fields["report"]["messages"] = tuple(fields["report"]["messages"])
     fields["report"] = Report(**fields["report"])
     return Binary(**fields, cubin=cubin)
+
+
+def _tuples(x):
+    """The tuples that JSON has made lists of."""
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 
 def _write(path, binary):

@@ -109,8 +109,8 @@ class Kernel:
         blocks : int
             0 <= blocks < 2**31
         *arguments
-            As in the kernel's signature: a `View` for an array, a number for a scalar, `tensor_map(...)`. An array that
-            the signature declares contiguous has to be; the caller sees to it that views belong to this device.
+            As in the kernel's signature: a `View` for an array or a tensor map, a number for a scalar. An array that the
+            signature declares contiguous has to be; the caller sees to it that views belong to this device.
         """
         wanted = len(self.binary.arguments)
         if len(arguments) != wanted:
@@ -121,6 +121,7 @@ class Kernel:
     def prepare(self, blocks, views):
         """A launch with all but its addresses and numbers: launch(addresses, numbers).
 
+        blocks : a multiple of the kernel's cluster
         addresses : of the arrays, to which the pointers of their Views are added
         numbers : the other arguments
         """
@@ -130,19 +131,21 @@ class Kernel:
         template, pointers, scalars = [], [], []
         for i, (kind, *about) in enumerate(self.binary.arguments):
             if kind == "array":
-                pointers.append((len(template) + 4, view := next(views)))
+                view = next(views)
+                pointers.append((len(template) + 4, view.pointer.__add__))
                 template += _array_parameters(name, i, view, *about)
-            else:
-                # NumPy refuses integers that do not fit
-                scalars.append((len(template), _itself if kind == "tensor_map" else getattr(np, kind)))
+            elif kind == "tensor_map":
+                pointers.append((len(template), _tensor_maps(next(views), *about)))
                 template.append(None)
-        pointers = [(at, view.pointer) for at, view in pointers]
-        config = cuda.core.LaunchConfig(grid=max(blocks, 1), block=self.binary.threads, shmem_size=self.binary.shared)
+            else:
+                scalars.append((len(template), getattr(np, kind)))  # NumPy refuses integers that do not fit
+                template.append(None)
+        config = self._config(max(blocks, 1))
 
         def launch(addresses, numbers):
             parameters = template.copy()
-            for (at, offset), address in zip(pointers, addresses, strict=True):
-                parameters[at] = address + offset
+            for (at, parameter), address in zip(pointers, addresses, strict=True):
+                parameters[at] = parameter(address)
             for (at, convert), number in zip(scalars, numbers, strict=True):
                 parameters[at] = convert(number)
             if not hasattr(_thread, "ready"):
@@ -150,6 +153,14 @@ class Kernel:
             cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
 
         return launch if blocks else _no_launch
+
+    def _config(self, blocks):
+        about = self.binary
+        if about.cluster == 1:
+            return cuda.core.LaunchConfig(grid=blocks, block=about.threads, shmem_size=about.shared)
+        return cuda.core.LaunchConfig(  # with clusters, a grid is counted in them
+            grid=blocks // about.cluster, cluster=about.cluster, block=about.threads, shmem_size=about.shared
+        )
 
 
 def _array_parameters(name, i, view, ndim, itemsize):
@@ -160,8 +171,14 @@ def _array_parameters(name, i, view, ndim, itemsize):
     return 0, 0, math.prod(view.shape), itemsize, None, *view.shape, *view.strides
 
 
-def _itself(x):
-    return x
+def _tensor_maps(view, box, swizzle):
+    """The function address -> tensor map of a View whose pointer counts from there."""
+
+    @lru_cache(maxsize=64)
+    def at(address):
+        return tensor_map(view._replace(pointer=address + view.pointer), box, swizzle)
+
+    return at
 
 
 def _no_launch(addresses, numbers):

@@ -16,10 +16,11 @@ from ..masks import Bits, BlockSparse, Dense
 from ..problem import Saved, sum_to
 from .build import Key
 from .launch import current_device, device_of, get_kernel, is_capturing, pointer_of
-from .plan import DELTA_ROWS, KERNELS, STATES_TILES, plan, rounded, sums_of_kv
-from .views import VECTOR_BYTES, View, alignment, broadcast, pieces
+from .plan import DELTA_ROWS, KERNELS, STATES_TILES, has_warpgroups, hopper_forward, plan, rounded, sums_of_kv
+from .views import VECTOR_BYTES, View, alignment, broadcast, fits_tensor_map, pieces
 
 LOG2_E = math.log2(math.e)
+CACHED = 32 << 20  # bytes of keys and values that are to stay in the cache: half of Hopper's
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
 
 
@@ -33,6 +34,8 @@ def forward(problem, inputs, out=None, save=True):
         if call.is_empty:
             o.fill(0)
             lines[0].fill(-math.inf)
+        elif has_warpgroups(call.device, problem.dtype.name):
+            call.run_in_boxes(o, lines)
         else:
             call.run("forward_simt:forward", [*call.qkv, _with_features(o)], lines, inputs.scale * LOG2_E)
     return o, Saved(problem, inputs, o, lse)
@@ -114,7 +117,18 @@ class Call:
         drops = (0, 0, 0, 0) if dropout is None else (dropout.threshold, dropout.offset, *dropout.key)
         rest = found.group_size, scale, 1 if dropout is None else dropout.scale
         for first, launch in found.launches:
-            launch(addresses, (*sight, *drops, first, *rest))
+            launch(addresses, (*sight, *drops, first, *rest, *found.more))
+
+    def run_in_boxes(self, o, lines):
+        """The forward pass on Hopper, which moves boxes: what does not lie right for that is copied."""
+        q, k, v = self.qkv
+        if self.mask[0] == "band" and self.band[3] < self.problem.seqlen_k:  # what lies beyond may be NaN
+            k, v = (x[..., : max(self.band[3], 1), :] for x in (k, v))
+        target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
+        matrices = [*(_for_boxes(x) for x in (q, k, v)), target]
+        self.run("forward_wgmma:forward", matrices, lines, self.inputs.scale * LOG2_E)
+        if target is not o:
+            o[...] = target[..., : o.shape[-1]]
 
     def run_delta(self, do, o, lse, delta, dlse):
         """delta = rowsum(dO * O) - dlse."""
@@ -128,6 +142,24 @@ def _with_features(x):
     return x if x.shape[-1] else cupy.zeros((*x.shape[:-1], 1), x.dtype)
 
 
+def _padded(columns):
+    """The fewest columns, of 2 bytes, that boxes take."""
+    return -(-columns // 8) * 8 or 8
+
+
+def _fits_boxes(x):
+    return x.shape[-1] and fits_tensor_map(x.shape, x.strides, x.itemsize, pointer_of(x))
+
+
+def _for_boxes(x):
+    """x, or, where boxes of it cannot be moved, a copy with columns of zeros."""
+    if _fits_boxes(x):
+        return x
+    copy = cupy.zeros((*x.shape[:-1], _padded(x.shape[-1])), x.dtype)
+    copy[..., : x.shape[-1]] = x
+    return copy
+
+
 def _scratch_memory():
     """Where a call's own arrays come from: CuPy's pool, but in a capture the graph, which keeps them while it lives."""
     return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if is_capturing() else nullcontext()
@@ -139,10 +171,12 @@ class Launches(NamedTuple):
     group_size: int
     states: tuple  # shape of the states of tiles; () without blocks in the mask
     find_states: list  # see _prepared
+    more: tuple  # numbers that only this kernel takes
 
 
 OVER = {  # whose heads, of queries or keys, the matrices of a kernel have, and whose tiles its blocks keep
     "forward_simt:forward": ("qkkq", "q"),
+    "forward_wgmma:forward": ("qkkq", "q"),
     "backward_simt:backward_kv": ("qkkqkk", "k"),
     "backward_simt:backward_q": ("qkkqq", "q"),
 }
@@ -159,11 +193,17 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
     """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask."""
     matrix_heads, kept = OVER[factory]
     lines = len(layouts) - len(matrix_heads) - (mask[0] == "bands") - len(mask[1:])
-    aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[: len(matrix_heads)])
-    tiles, key = plan(
-        factory, device, problem.dtype.name, *_head_dims(problem), mask=mask, dropout=problem.dropout,
-        nbytes=VECTOR_BYTES if aligned else 0, **compiled_in,
-    )  # fmt: skip
+    if factory == "forward_wgmma:forward":
+        tiles, key = hopper_forward(device, problem.dtype.name, problem.head_dim, problem.head_dim_v, mask,
+                                    problem.dropout)  # fmt: skip
+        at_most, more = device.multiprocessors, (_near(problem),)
+    else:
+        aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[: len(matrix_heads)])
+        tiles, key = plan(
+            factory, device, problem.dtype.name, *_head_dims(problem), mask=mask, dropout=problem.dropout,
+            nbytes=VECTOR_BYTES if aligned else 0, **compiled_in,
+        )  # fmt: skip
+        at_most, more = math.inf, ()
     views = [_view(problem, layout, of) for layout, of in zip(layouts, matrix_heads)]
     views += [_view(problem, layout, "q", own=1) for layout in layouts[len(views) : len(views) + lines]]
     in_mask = layouts[len(views) :]
@@ -183,7 +223,14 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
-    return Launches(_prepared(problem, key, blocks, views), problem.heads // problem.heads_k, states, find_states)
+    launches = _prepared(problem, key, blocks, views, at_most)
+    return Launches(launches, problem.heads // problem.heads_k, states, find_states, more)
+
+
+def _near(problem):
+    """How many matrices of queries to work on at a time, so that their keys and values stay in the cache."""
+    kv = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
+    return max(1, CACHED // max(kv, 1)) * (problem.heads // problem.heads_k)
 
 
 @lru_cache(maxsize=4096)
@@ -205,11 +252,14 @@ def _view(problem, layout, heads_of, own=2):
     return broadcast(View(0, itemsize, shape, strides), (*_axes(problem), heads), own)
 
 
-def _prepared(problem, key, blocks, views):
-    """(number of the first matrix, launch) for each piece of the batch; blocks of one element of it."""
+def _prepared(problem, key, blocks, views, at_most=math.inf):
+    """(number of the first matrix, launch) for each piece of the batch; blocks of one element of it.
+
+    at_most: blocks that are started, where one does the work of many.
+    """
     kernel = get_kernel(key)
     return [
-        (piece.first * problem.heads, kernel.prepare(blocks * piece.batch, piece.views))
+        (piece.first * problem.heads, kernel.prepare(min(blocks * piece.batch, at_most), piece.views))
         for piece in pieces(_axes(problem), views)
     ]
 

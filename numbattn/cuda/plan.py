@@ -31,6 +31,28 @@ class Tiles(NamedTuple):
     stages: int = 1
 
 
+class Warpgroups(NamedTuple):
+    """Keys of a tile, warpgroups of 64 queries that multiply, tiles of keys in shared memory at once, and whether O has
+    shared memory of its own."""
+
+    tile_n: int
+    consumers: int
+    stages: int
+    own_o: bool
+
+    @property
+    def tile_m(self):
+        return 64 * self.consumers
+
+
+# largest head_dim: row
+HOPPER_FORWARD = {
+    64: Warpgroups(128, 2, 2, True),
+    128: Warpgroups(128, 2, 2, True),
+    192: Warpgroups(80, 2, 2, True),
+    256: Warpgroups(80, 2, 2, False),
+}
+
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
 FORWARD = {
     (True, 2): {
@@ -210,6 +232,22 @@ def tiles_of(factory, device, dtype, d, e, crowded=False):
 def sums_of_kv(device, dtype, d, e):
     """The sums of each kernel that makes dK and dV: beyond head_dim 128 a warp has registers for one of them only."""
     return ("v", "k") if device.cc >= (8, 0) and dtype != "float64" and max(d, e) > 128 else ("kv",)
+
+
+def has_warpgroups(device, dtype):
+    """Whether the kernels for Hopper's warpgroups serve."""
+    return device.cc == (9, 0) and ITEM_BYTES[dtype] == 2
+
+
+def hopper_forward(device, dtype, head_dim, head_dim_v, mask, dropout):
+    """The Warpgroups and the Key of the forward pass on Hopper, for any head_dims up to 256."""
+    head_dim, head_dim_v = (-(-size // 64) * 64 for size in (head_dim, head_dim_v))
+    tiles = HOPPER_FORWARD[max(head_dim, head_dim_v)]
+    key = Key.of(
+        KERNELS + "forward_wgmma:forward", (9, 0, "a"), dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v,
+        **tiles._asdict(), mask=mask, dropout=dropout,
+    )  # fmt: skip
+    return tiles, key
 
 
 def plan(factory, device, dtype, head_dim, head_dim_v, mask, dropout, **compiled_in):

@@ -38,6 +38,11 @@ def alignment(shape, strides, itemsize, address):
     return common if common >= itemsize else 0
 
 
+def fits_tensor_map(shape, strides, itemsize, address):
+    """Whether the tensor memory accelerator can move all the matrices of an array as it lies."""
+    return alignment(shape, strides, itemsize, address) == VECTOR_BYTES and min(strides) >= 0
+
+
 def broadcast(view, batch, own=2):
     """The View with all batch axes, heads included, before its last `own` axes: stride 0 where it is broadcast."""
     missing = len(batch) + own - len(view.shape)

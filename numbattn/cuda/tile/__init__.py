@@ -6,9 +6,18 @@ the kernel is being made, and captured. Every word has two meanings, see `world`
 one.
 """
 
-from .barrier import sync_warp
+from .barrier import (
+    WARPGROUP,
+    give_registers,
+    pass_turn,
+    sync_warp,
+    sync_warpgroup,
+    take_registers,
+    take_turn,
+    warpgroup_index,
+)
 from .fragment import bfloat16
-from .layout import ONE, Axis, Layout, copying, mma, simt
+from .layout import ONE, Axis, Layout, copying, mma, simt, wgmma
 from .math import (
     col_index,
     convert,
@@ -28,12 +37,17 @@ from .math import (
 )
 from .memory import Alignment, SharedMemory, aligned, allocate, fetch, fetched, gather, get, load, put, save
 from .product import dot
+from .ring import Ring, acquire, fill, following, open_ring, release, send, sent, share_with_tma, slot, wait
 from .simulator import DeadlockError, RaceError, simulate
+from .warpgroup import finished, operand
 from .world import SIMULATED, device, primitive
 
 __all__ = [
-    "ONE", "SIMULATED", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "SharedMemory", "aligned",
-    "allocate", "bfloat16", "col_index", "convert", "copying", "device", "dot", "exp2", "fetch", "fetched", "full",
-    "gather", "get", "load", "log2", "maximum", "minimum", "mma", "part_sum", "primitive", "put", "quotient",
-    "reciprocal", "row_index", "row_max", "row_sum", "save", "simt", "simulate", "spread", "sync_warp", "where",
+    "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
+    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "col_index", "convert", "copying", "device",
+    "dot", "exp2", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
+    "load", "log2", "maximum", "minimum", "mma", "open_ring", "operand", "part_sum", "pass_turn", "primitive",
+    "put", "quotient", "reciprocal", "release", "row_index", "row_max", "row_sum", "save", "send", "sent",
+    "share_with_tma", "simt", "simulate", "slot", "spread", "sync_warp", "sync_warpgroup", "take_registers",
+    "take_turn", "wait", "warpgroup_index", "wgmma", "where",
 ]  # fmt: skip

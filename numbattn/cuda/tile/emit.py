@@ -1,12 +1,18 @@
 """LLVM for one thread: the few idioms that all lowerings are made of."""
 
 from llvmlite import ir
+from numba.cuda.core.targetconfig import ConfigStack
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, VOID = ir.FloatType(), ir.DoubleType(), ir.VoidType()
 LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f", F64: "d"}
 GLOBAL, SHARED = 1, 3  # address spaces
 SHARED_MEMORY = "numbattn_shared"
+
+
+def capability():
+    """The compute capability that is compiled for."""
+    return ConfigStack().top().compute_capability
 
 
 def asm(b, text, result, *operands, effect=False):
@@ -23,6 +29,21 @@ def asm(b, text, result, *operands, effect=False):
     return [b.extract_value(value, i) for i in range(len(results))] if isinstance(result, list) else value
 
 
+def asm_in_place(b, text, values, *operands):
+    """As `asm`, with effect, for an instruction that changes `values`: $0... in its text, and then the operands.
+
+    Values of None are only results.
+    """
+    kinds = [F32 if value is None else value.type for value in values]
+    old = [(i, value) for i, value in enumerate(values) if value is not None]
+    constraints = ["=" + LETTERS[kind] for kind in kinds] + [LETTERS[o.type] for o in operands]
+    constraints += [str(i) for i, _ in old] + ["~{memory}"]
+    given = [*operands, *(value for _, value in old)]
+    function = ir.FunctionType(ir.LiteralStructType(kinds), [x.type for x in given])
+    found = b.asm(function, text, ",".join(constraints), given, True)
+    return [b.extract_value(found, i) for i in range(len(kinds))]
+
+
 def call(b, name, result, *operands):
     """A function of LLVM or libdevice."""
     function = b.module.globals.get(name)
@@ -36,7 +57,7 @@ def thread_index(b):
 
 
 class Index:
-    """A 32-bit LLVM value with the operators that Axis.base uses."""
+    """A 32-bit LLVM value with the operators that places in layouts and in memory are made of."""
 
     def __init__(self, b, value):
         self.b, self.value = b, value
@@ -54,6 +75,9 @@ class Index:
         return Index(self.b, self.b.add(self.value, other.value if isinstance(other, Index) else I32(other)))
 
     __radd__ = __add__
+
+    def __xor__(self, other):
+        return Index(self.b, self.b.xor(self.value, other.value))
 
 
 def base(b, axis):

@@ -39,7 +39,7 @@ def broadcast(*layouts):
         return long.pop() if long else axes[0]
 
     rows, cols = (common([getattr(layout, what) for layout in layouts], what) for what in ("rows", "cols"))
-    unit = "mma" if any(layout.unit == "mma" for layout in layouts) else "fma"
+    unit = next((layout.unit for layout in layouts if layout.unit != "fma"), "fma")
     return Layout(rows, cols, layouts[0].threads, unit)
 
 

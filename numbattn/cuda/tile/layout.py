@@ -1,6 +1,6 @@
 """Where the elements of a tile live: in which thread, in which register. Pure Python, the same in both worlds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WARP_BITS = 5
 
@@ -82,7 +82,8 @@ ONE = Axis(1)  # an axis that broadcasts: row vectors have cols=ONE, column vect
 class Layout:
     """How a tile is dealt to `threads` threads: each holds rows.slots x cols.slots elements.
 
-    `unit` says who multiplies into such a tile: "fma", the ordinary cores, or "mma", the tensor cores.
+    `unit` says who multiplies into such a tile: "fma", the ordinary cores, "mma", the tensor cores warp by warp, or
+    "wgmma", the tensor cores for a warpgroup: its threads count from 0, whichever of a block's it is.
     """
 
     rows: Axis
@@ -173,3 +174,8 @@ def mma(rows, cols, threads):
         tuple(start + i for start in range(0, rows, 16 * warps) for i in (0, 8)),
     )
     return Layout(row_axis, deal(cols, 0, 4, 2), threads, "mma")
+
+
+def wgmma(cols):
+    """Accumulators of a warpgroup: 64 rows."""
+    return replace(mma(64, cols, 128), unit="wgmma")

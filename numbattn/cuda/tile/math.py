@@ -4,9 +4,8 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
-from numba.cuda.core.targetconfig import ConfigStack
 
-from .emit import F32, F64, I16, I32, asm, base, call, shuffle_xor
+from .emit import F32, F64, I16, I32, asm, base, call, capability, shuffle_xor
 from .fragment import (
     LLVM,
     Fragment,
@@ -21,6 +20,8 @@ from .fragment import (
 )
 from .simulator import exchange, thread_index
 from .world import primitive
+
+HALVES = {types.float16: "f16", types.bfloat16: "bf16"}
 
 
 # ------------------------------------------------------------------------------------------------------- making them
@@ -110,8 +111,13 @@ def emit_convert(b, source, target, x):
     return b.sext(x, to) if is_signed(source) else b.zext(x, to)
 
 
+def emit_pair(b, dtype, values):
+    """Two float32 registers, rounded to float16 or bfloat16, in one: the first in the low half."""
+    return asm(b, f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
+
+
 def emit_bfloat16(b, x):
-    if ConfigStack().top().compute_capability >= (8, 0):
+    if capability() >= (8, 0):
         packed = asm(b, "cvt.rn.bf16x2.f32 $0, $1, $2;", I32, ir.Constant(F32, 0.0), x)
         return b.trunc(packed, I16)
     bits = b.bitcast(x, I32)  # to the nearest even by adding; NaN would overflow

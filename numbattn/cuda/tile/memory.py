@@ -13,23 +13,27 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
-from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.datamodel import default_manager
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 from numba.cuda.models import cuda_data_manager
 
 from ..views import VECTOR_BYTES, alignment
 from . import simulator
+from .boxes import ALIGNMENT as BOX_ALIGNMENT
+from .boxes import Boxes
 from .emit import (
     GLOBAL,
     I1,
     I8,
+    I16,
     I32,
     I64,
     SHARED,
     VOID,
+    Index,
     asm,
     base,
+    capability,
     in_own_block,
     is_first_holder,
     load_vector,
@@ -40,7 +44,7 @@ from .emit import (
 from .fragment import LLVM, Fragment, FragmentType, bfloat16, broadcast, constant, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .math import emit_convert, round_to
+from .math import HALVES, emit_convert, emit_pair, round_to
 from .simulator import thread_index
 from .world import primitive
 
@@ -293,16 +297,24 @@ def save(matrix, tile, first):
             row_inside = b.and_(mine, b.icmp_signed("<", row, target.rows))
             for run in layout.cols.runs(target.width):
                 col = b.add(col0, I32(layout.cols.offsets[run[0]]))
-                rounded = [_stored_value(b, tile.dtype, stored(matrix.dtype), values[slot]) for slot in run]
+                rounded = _stored_values(b, tile.dtype, stored(matrix.dtype), [values[slot] for slot in run])
                 with b.if_then(b.and_(row_inside, b.icmp_signed("<", col, target.cols))):
                     store_vector(b, rounded, target.place(row, col))
 
     return types.void(matrix, tile, types.int32), generate
 
 
-def _stored_value(b, source, target, value):
-    value = emit_convert(b, source, target, value)
-    return b.zext(value, I8) if target == types.boolean else value
+def _stored_values(b, source, target, values):
+    if source == types.float32 and target in HALVES and len(values) % 2 == 0 and capability() >= (8, 0):
+        pairs = [emit_pair(b, target, values[i : i + 2]) for i in range(0, len(values), 2)]
+        return [half for pair in pairs for half in halves_of(b, pair)]
+    values = [emit_convert(b, source, target, value) for value in values]
+    return [b.zext(value, I8) for value in values] if target == types.boolean else values
+
+
+def halves_of(b, pair):
+    pair = b.bitcast(pair, ir.VectorType(I16, 2))
+    return [b.extract_element(pair, I32(i)) for i in range(2)]
 
 
 # ---------------------------------------------------------------------------------------------------- shared memory
@@ -360,6 +372,18 @@ class SharedMemory:
         tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset, stages)
         self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
         return tile
+
+    def boxes(self, rows, cols, dtype, stages=1):
+        """A tile of boxes, or several, behind all others."""
+        plan = Boxes(rows, cols, np.dtype(dtype), self.reserve(0, BOX_ALIGNMENT), stages)
+        self.reserve(stages * plan.nbytes)
+        return plan
+
+    def reserve(self, nbytes, align=VECTOR_BYTES):
+        """The offset of bytes behind all others."""
+        start = -(-self.nbytes // align) * align
+        self.nbytes = start + nbytes
+        return start
 
 
 class Tile:
@@ -434,26 +458,36 @@ def _check_shape(name, plan, layout):
         raise TypingError(f"{name}: a tile of {plan} is not {layout}")
 
 
-def shared_runs(plan, layout):
-    """How a thread walks over its part of a tile in memory: (rows of slots, columns of slots, offset in elements)."""
+def shared_runs(b, plan, layout):
+    """How a thread walks over its part of a tile in memory: (rows of slots, columns of slots, element) for each run."""
+    if isinstance(plan, Boxes):
+        yield from box_runs(b, plan, layout)
+        return
     down, across = plan.steps()
+    start = shared_base(b, plan, layout)
     if down == 1:
-        return [
-            (run, (c,), layout.rows.offsets[run[0]] + offset * across)
-            for c, offset in enumerate(layout.cols.offsets)
-            for run in layout.rows.runs(plan.vector)
-        ]
-    return [
-        ((r,), run, offset * down + layout.cols.offsets[run[0]])
-        for r, offset in enumerate(layout.rows.offsets)
-        for run in layout.cols.runs(plan.vector)
-    ]
+        for c, offset in enumerate(layout.cols.offsets):
+            for run in layout.rows.runs(plan.vector):
+                yield run, (c,), b.add(start, I32(layout.rows.offsets[run[0]] + offset * across))
+    else:
+        for r, offset in enumerate(layout.rows.offsets):
+            for run in layout.cols.runs(plan.vector):
+                yield (r,), run, b.add(start, I32(offset * down + layout.cols.offsets[run[0]]))
 
 
 def shared_base(b, plan, layout):
     """Element at which this thread's part starts."""
     down, across = plan.steps()
     return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
+
+
+def box_runs(b, plan, layout):
+    if plan.transposed:
+        raise TypingError(f"{plan} is only moved as it lies")
+    row0, col0 = Index(b, base(b, layout.rows)), Index(b, base(b, layout.cols))
+    for r, down in enumerate(layout.rows.offsets):
+        for run in layout.cols.runs(plan.vector):
+            yield (r,), run, plan.place(row0 + down, col0 + layout.cols.offsets[run[0]]).value
 
 
 @primitive
@@ -470,10 +504,10 @@ def put(shared, tile):
     _check_shape("put", plan, layout)
 
     def write(b, pointer, value):
-        start, regs = shared_base(b, plan, layout), unpack(b, tile, value)
-        for rows, cols, offset in shared_runs(plan, layout):
-            values = [_stored_value(b, tile.dtype, shared.dtype, regs[r][c]) for r in rows for c in cols]
-            store_vector(b, values, b.gep(pointer, [b.add(start, I32(offset))]))
+        regs = unpack(b, tile, value)
+        for rows, cols, place in shared_runs(b, plan, layout):
+            values = [regs[r][c] for r in rows for c in cols]
+            store_vector(b, _stored_values(b, tile.dtype, shared.dtype, values), b.gep(pointer, [place]))
 
     def generate(b, pointer, value):
         mine = is_first_holder(b, layout)
@@ -500,10 +534,9 @@ def get(shared, layout):
     out = FragmentType(layout, shared.dtype)
 
     def generate(b, pointer, _):
-        start = shared_base(b, plan, layout)
         tile = [[None] * layout.cols.slots for _ in range(layout.rows.slots)]
-        for rows, cols, offset in shared_runs(plan, layout):
-            values = load_vector(b, b.gep(pointer, [b.add(start, I32(offset))]), len(rows) * len(cols))
+        for rows, cols, place in shared_runs(b, plan, layout):
+            values = load_vector(b, b.gep(pointer, [place]), len(rows) * len(cols))
             for (r, c), value in zip([(r, c) for r in rows for c in cols], values):
                 tile[r][c] = value
         return pack(b, out, tile)
@@ -535,7 +568,7 @@ def fetch(shared, matrix, layout, first):
     def generate(b, pointer, value, _, first):
         source = GlobalMatrix(b, matrix, value, layout)
         start, item = shared_base(b, plan, layout), plan.dtype.itemsize
-        in_background = ConfigStack().top().compute_capability >= (8, 0)
+        in_background = capability() >= (8, 0)
 
         def copy_row(down):
             for run in layout.cols.runs(min(source.width, plan.vector)):
@@ -579,7 +612,7 @@ def fetched():
 @fetched.lowering
 def fetched():
     def generate(b):
-        if ConfigStack().top().compute_capability >= (8, 0):
+        if capability() >= (8, 0):
             asm(b, "cp.async.wait_all;", VOID, effect=True)
 
     return types.void(), generate

@@ -10,30 +10,32 @@ from copy import copy
 from itertools import chain, product
 
 import numpy as np
+from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
-from numba.cuda.core.targetconfig import ConfigStack
 
-from .emit import F32, F64, I32, asm, base, in_own_block, load_vector, size_of, thread_index
-from .fragment import LLVM, Fragment, FragmentType
+from .emit import F32, F64, I32, asm, base, capability, in_own_block, load_vector, size_of, thread_index
+from .fragment import LLVM, ConstantType, Fragment, FragmentType
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .layout import WARP_BITS
-from .math import emit_convert, round_to
+from .layout import WARP_BITS, Layout
+from .math import HALVES, emit_convert, emit_pair, round_to
 from .memory import VECTOR_BYTES, Tile, places
 from .simulator import WARP, gather_lanes
 from .simulator import thread_index as my_index
+from .warpgroup import emit_wgmma
 from .world import primitive
-
-HALVES = {types.float16: "f16", types.bfloat16: "bf16"}
 
 
 @primitive
 def dot(acc, x, y):
-    """acc + x @ y, summed in acc's dtype.
+    """acc + x @ y, summed in acc's dtype. A layout in acc's place is a tile of zeros.
 
-    y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype.
+    y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype. Where a
+    warpgroup multiplies, x is a tile or an `operand`, and the sum is there only when it has `finished`.
     """
+    if isinstance(acc, Layout):
+        acc = Fragment(acc, np.zeros(1, np.float64 if y.plan.dtype == np.float64 else np.float32))
     _check_shapes(acc.layout, x.plan.shape if isinstance(x, Tile) else x.layout.shape, y.plan.shape)
     rows, cols = places(acc.layout)
     depth = np.arange(y.plan.shape[0])
@@ -54,9 +56,13 @@ def whole_rows(x):
 
 @dot.lowering
 def dot(acc, x, y):
+    given, from_zero = acc, isinstance(acc, ConstantType)
+    if from_zero:
+        acc = FragmentType(acc.value, types.float64 if y.dtype == types.float64 else types.float32)
     _check_shapes(acc.layout, x.plan.shape if hasattr(x, "plan") else x.layout.shape, y.plan.shape)
-    emit = {"fma": emit_fma, "mma": emit_mma}[acc.layout.unit]
-    return acc(acc, x, y), emit(acc, x, y)
+    emit = {"fma": emit_fma, "mma": emit_mma, "wgmma": emit_wgmma}[acc.layout.unit](acc, x, y)
+    start = None if acc.layout.unit == "wgmma" else ir.Constant(acc.llvm, None)
+    return acc(given, x, y), lambda b, value, *operands: emit(b, start if from_zero else value, *operands)
 
 
 def _check_shapes(layout, x, y):
@@ -246,11 +252,6 @@ def halves_reader(b, tile, pointer, first_row, as_rows):
     return lambda row, col: ldmatrix(b, start, row * down + col * across, transposed)
 
 
-def emit_pair(b, dtype, values):
-    """Two float32 registers, rounded, in one: the first in the low half."""
-    return asm(b, f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
-
-
 # -------------------------------------------------------------------------------- tensor cores: float32 and float64
 def emit_words(b, sums, x, left, y, y_pointer):
     """Elements that fill registers, 8 of k to an instruction: the product is added chunk by chunk of k, see WORDS."""
@@ -361,7 +362,7 @@ def add_doubles(b, sums, lefts, ys):
 
 def mma_f64(b, d, a, c):
     """d + a @ c, of 16x8 and 8x8 elements. What there is on 8.x does a quarter of it: half of the rows, half of k."""
-    if ConfigStack().top().compute_capability >= (9, 0):
+    if capability() >= (9, 0):
         return mma_sync(b, "m16n8k8", "f64", d, a, c)
     halves = [d[:2], d[2:]]
     for k, row in product(range(2), range(2)):

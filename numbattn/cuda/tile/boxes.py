@@ -1,0 +1,64 @@
+"""Tiles in shared memory as the tensor memory accelerator (TMA) writes them and wgmma reads them.
+
+A tile is cut into boxes of 128-byte rows, one box behind the other. Within 8 rows the 16-byte chunks of a row are
+swizzled: chunk c of row r lies where chunk c ^ (r % 8) would.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .fragment import constant
+
+ROW_BYTES, CHUNK_BYTES, PERIOD = 128, 16, 8  # of a box; rows after which the swizzle repeats
+ALIGNMENT = ROW_BYTES * PERIOD
+
+
+@constant
+@dataclass(frozen=True)
+class Boxes:
+    """A tile of boxes at a fixed place in a block's shared memory, or several of them, one behind the other: stages."""
+
+    rows: int
+    cols: int
+    dtype: np.dtype
+    offset: int  # bytes
+    stages: int = 1
+    transposed: bool = False
+
+    def __str__(self):
+        return f"{self.dtype} boxes {self.rows}x{self.cols}{'.T' * self.transposed} at {self.offset}"
+
+    @property
+    def shape(self):
+        return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
+
+    @property
+    def vector(self):
+        """Elements in 16 bytes."""
+        return CHUNK_BYTES // self.dtype.itemsize
+
+    @property
+    def width(self):
+        """Columns of a box."""
+        return ROW_BYTES // self.dtype.itemsize
+
+    @property
+    def box_bytes(self):
+        return self.rows * ROW_BYTES
+
+    @property
+    def box(self):
+        """Of a tensor map of (batch, heads, rows, columns)."""
+        return 1, 1, self.rows, self.width
+
+    @property
+    def nbytes(self):
+        """Of one stage."""
+        return self.cols // self.width * self.box_bytes
+
+    def place(self, row, col):
+        """Elements in memory from the first one to that at (row, col). Operators only, see Axis.base."""
+        chunk_bits = (PERIOD - 1) * self.vector
+        box = (col >> self.width.bit_length() - 1) * (self.rows * self.width)
+        return box + row * self.width + ((col & self.width - 1) ^ (row * self.vector & chunk_bits))

@@ -1,0 +1,282 @@
+"""Rings: stages of shared memory that the tensor memory accelerator (TMA) fills and warpgroups read.
+
+    producer, one thread                    consumers, whole warpgroups
+    K = slot(RING, 0)                       K = slot(RING, 0)
+    acquire(K)    # its readers are done    wait(K)       # it is filled
+    fill(K, mK, batch, head, row)           ... K.tile ...
+    K = following(K)                        release(K)
+                                            K = following(K)
+
+A Slot is one use of a stage: it knows which stage, and whether that stage goes through an even or an odd round. Each
+stage has two barriers (mbarrier): `filled` counts bytes, `free` counts the warpgroups that have released it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
+
+from .barrier import WARPGROUP
+from .boxes import Boxes
+from .emit import I32, I64, SHARED, VOID, asm, shared_memory, thread_index
+from .fragment import LLVM, constant
+from .memory import TileType
+from .world import primitive
+
+BARRIER_BYTES = 8
+
+
+@constant
+@dataclass(frozen=True)
+class Ring:
+    """Where the stages and their barriers lie, and how many warpgroups read each of them."""
+
+    tile: Boxes
+    barriers: int  # offset in shared memory: those of `filled` first, then those of `free`
+    readers: int
+
+    def __str__(self):
+        return f"ring of {self.tile.stages} {self.tile}, {self.readers} readers"
+
+    @classmethod
+    def within(cls, shared, tile, readers):
+        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers)
+
+
+class SlotType(types.Type):
+    def __init__(self, ring):
+        self.ring = ring
+        super().__init__(f"Slot({ring})")
+
+    @property
+    def key(self):
+        return self.ring
+
+
+@register_model(SlotType)
+class SlotModel(core_models.PrimitiveModel):
+    """The stage and the parity of its round."""
+
+    def __init__(self, manager, ty):
+        super().__init__(manager, ty, ir.LiteralStructType([I32, I32]))
+
+
+def emit_slot(b, stage, parity):
+    value = ir.Constant(ir.LiteralStructType([I32, I32]), ir.Undefined)
+    return b.insert_value(b.insert_value(value, stage, 0), parity, 1)
+
+
+def unpack(b, slot):
+    return b.extract_value(slot, 0), b.extract_value(slot, 1)
+
+
+def emit_barrier(b, ring, stage, free):
+    """The address of a barrier."""
+    start = shared_memory(b, ring.barriers + free * ring.tile.stages * BARRIER_BYTES)
+    return b.add(b.ptrtoint(start, I32), b.mul(stage, I32(BARRIER_BYTES)))
+
+
+@primitive
+def open_ring(ring):
+    """Make a ring ready: by all threads of a block, before a barrier of the block."""
+    raise NotImplementedError
+
+
+@open_ring.lowering
+def open_ring(ring):
+    plan = ring.value
+
+    def generate(b, _):
+        with b.if_then(b.icmp_unsigned("==", thread_index(b), I32(0))):
+            for stage in range(plan.tile.stages):
+                for free, count in enumerate((1, plan.readers)):
+                    at = emit_barrier(b, plan, I32(stage), free)
+                    asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
+            asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)
+
+    return types.void(ring), generate
+
+
+@primitive
+def slot(ring, stage):
+    """The first use of a stage."""
+    raise NotImplementedError
+
+
+@slot.lowering
+def slot(ring, stage):
+    return SlotType(ring.value)(ring, types.int32), lambda b, _, stage: emit_slot(b, stage, I32(0))
+
+
+@primitive
+def following(slot, steps=1):
+    """The slot so many stages further in the ring."""
+    raise NotImplementedError
+
+
+@following.lowering
+def following(slot, steps=1):
+    count = slot.ring.tile.stages
+
+    def generate(b, value, steps):
+        stage, parity = unpack(b, value)
+        stage = b.add(stage, steps)
+        beyond = b.icmp_unsigned(">=", stage, I32(count))
+        return emit_slot(b, b.select(beyond, b.sub(stage, I32(count)), stage),
+                         b.select(beyond, b.xor(parity, I32(1)), parity))
+
+    return slot(slot, types.int32), generate
+
+
+def emit_wait(b, barrier, parity):
+    """Until the barrier's phase of this parity is over."""
+    text = """{
+        .reg .pred over;
+    again:
+        mbarrier.try_wait.parity.shared::cta.b64 over, [$0], $1;
+        @over bra done;
+        bra again;
+    done:
+    }"""
+    asm(b, text, VOID, barrier, parity, effect=True)
+
+
+@primitive
+def acquire(slot):
+    """Wait until the stage's readers have released what it held before."""
+    raise NotImplementedError
+
+
+@acquire.lowering
+def acquire(slot):
+    def generate(b, value):
+        stage, parity = unpack(b, value)
+        emit_wait(b, emit_barrier(b, slot.ring, stage, True), b.xor(parity, I32(1)))
+
+    return types.void(slot), generate
+
+
+@primitive
+def wait(slot):
+    """Wait until the stage is filled."""
+    raise NotImplementedError
+
+
+@wait.lowering
+def wait(slot):
+    def generate(b, value):
+        stage, parity = unpack(b, value)
+        emit_wait(b, emit_barrier(b, slot.ring, stage, False), parity)
+
+    return types.void(slot), generate
+
+
+@primitive
+def release(slot):
+    """This warpgroup has read the stage. All of its threads come here."""
+    raise NotImplementedError
+
+
+@release.lowering
+def release(slot):
+    def generate(b, value):
+        first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
+        with b.if_then(first):
+            at = emit_barrier(b, slot.ring, unpack(b, value)[0], True)
+            asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
+
+    return types.void(slot), generate
+
+
+@intrinsic
+def _tile_of(typingctx, slot):
+    plan = slot.ring.tile
+    out = TileType(plan)
+
+    def generate(context, b, signature, values):
+        stage, _ = unpack(b, values[0])
+        at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.nbytes))])
+        return b.bitcast(at, ir.PointerType(LLVM[out.dtype], SHARED))
+
+    return out(slot), generate
+
+
+@overload_attribute(SlotType, "tile")
+def _slot_tile(slot):
+    return lambda slot: _tile_of(slot)
+
+
+# ------------------------------------------------------------------------------------- the tensor memory accelerator
+@primitive
+def fill(slot, matrices, batch, head, row):
+    """Start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
+
+    matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes).
+    """
+    raise NotImplementedError
+
+
+@fill.lowering
+def fill(slot, matrices, batch, head, row):
+    plan = slot.ring.tile
+
+    def generate(b, value, tensor_map, batch, head, row):
+        stage, _ = unpack(b, value)
+        filled = emit_barrier(b, slot.ring, stage, False)
+        text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+        asm(b, text, VOID, filled, I32(plan.nbytes), effect=True)
+        start = b.add(b.ptrtoint(shared_memory(b, plan.offset), I32), b.mul(stage, I32(plan.nbytes)))
+        for i, col in enumerate(range(0, plan.cols, plan.width)):
+            text = (
+                "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                "[$0], [$1, {$2, $3, $4, $5}], [$6];"
+            )
+            box = b.add(start, I32(i * plan.box_bytes))
+            asm(b, text, VOID, box, tensor_map, I32(col), row, head, batch, filled, effect=True)
+
+    index = types.int32
+    return types.void(slot, types.uint64, index, index, index), generate
+
+
+@primitive
+def share_with_tma():
+    """What this thread has written to shared memory may be sent, or multiplied by a warpgroup, after the next barrier."""
+
+
+@share_with_tma.lowering
+def share_with_tma():
+    return types.void(), lambda b: asm(b, "fence.proxy.async.shared::cta;", VOID, effect=True)
+
+
+@primitive
+def send(matrices, shared, batch, head, row):
+    """Start to copy a tile of boxes to rows `row`... of a matrix; what is beyond the matrix is left out. By one thread."""
+    raise NotImplementedError
+
+
+@send.lowering
+def send(matrices, shared, batch, head, row):
+    plan = shared.plan
+
+    def generate(b, tensor_map, pointer, batch, head, row):
+        start = b.ptrtoint(pointer, I32)
+        for i, col in enumerate(range(0, plan.cols, plan.width)):
+            text = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];"
+            box = b.add(start, I32(i * plan.box_bytes))
+            asm(b, text, VOID, tensor_map, I32(col), row, head, batch, box, effect=True)
+        asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
+
+    index = types.int32
+    return types.void(types.uint64, shared, index, index, index), generate
+
+
+@primitive
+def sent():
+    """Wait until the tiles that this thread sends may be overwritten."""
+
+
+@sent.lowering
+def sent():
+    return types.void(), lambda b: asm(b, "cp.async.bulk.wait_group.read 0;", VOID, effect=True)

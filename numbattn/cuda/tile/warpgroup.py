@@ -1,0 +1,185 @@
+"""Products of a warpgroup on Hopper's tensor cores, which run on while the warpgroup does something else.
+
+`dot` starts one, of two tiles in shared memory or of an `operand` in registers and a tile, and `finished` waits for it.
+Until then the sum must not be touched and the tiles must not change.
+"""
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import core_models, register_model
+
+from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
+from .emit import I32, VOID, asm, asm_in_place
+from .fragment import Fragment, FragmentType, element_type
+from .fragment import fragment as pack
+from .fragment import registers as unpack
+from .math import HALVES, emit_pair, round_to
+from .world import primitive
+
+WARPGROUP_ROWS, DEPTH = 64, 16  # of the sum; of k, in one instruction
+SWIZZLE_128 = 1 << 30  # in the upper half of a descriptor
+
+
+class OperandType(types.Type):
+    """A tile in registers as a left operand: its neighbours in a row, rounded, in pairs."""
+
+    def __init__(self, layout, dtype):
+        self.layout, self.dtype = layout, dtype
+        super().__init__(f"Operand({dtype} {layout})")
+
+    @property
+    def key(self):
+        return self.layout, self.dtype
+
+
+@register_model(OperandType)
+class OperandModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        rows, cols = ty.layout.slots
+        super().__init__(manager, ty, ir.ArrayType(I32, rows * cols // 2))
+
+
+@primitive
+def operand(tile, plan):
+    """A tile of sums, rounded to the dtype of `plan`, as the left operand of products with tiles there."""
+    return Fragment(tile.layout, round_to(plan.dtype, tile.registers))
+
+
+@operand.lowering
+def operand(tile, plan):
+    out = OperandType(tile.layout, element_type(plan.value.dtype))
+
+    def generate(b, value, _):
+        found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
+        for i, pair in enumerate(left_pairs(b, out.dtype, tile.layout, unpack(b, tile, value))):
+            found = b.insert_value(found, pair, i)
+        return found
+
+    return out(tile, plan), generate
+
+
+def left_pairs(b, dtype, layout, rows):
+    """Registers in the order of the instruction: 16 columns after 16 columns, in each two rows by two rows of two."""
+    return [
+        emit_pair(b, dtype, rows[r][c : c + 2])
+        for k in range(0, layout.cols.slots, 4)
+        for c in (k, k + 2)
+        for r in range(layout.rows.slots)
+    ]
+
+
+@primitive
+def finished(tile, later):
+    """The sum of a product, once all products that were started but the `later` last ones are there."""
+    return tile
+
+
+@finished.lowering
+def finished(tile, later):
+    if not isinstance(later, types.IntegerLiteral):
+        return None
+
+    def generate(b, value, _):
+        sums = in_order(unpack(b, tile, value))
+        sums = asm_in_place(b, f"wgmma.wait_group.sync.aligned {later.literal_value};", sums)
+        return pack(b, tile, by_rows(sums))
+
+    return tile(tile, later), generate
+
+
+def emit_wgmma(acc, x, y):
+    """generate(builder, registers or None, left, right) starts a product and returns the registers of its sum."""
+    (rows, cols), depth = acc.layout.shape, y.plan.shape[0]
+    in_registers = isinstance(x, OperandType)
+    if y.dtype not in HALVES or x.dtype != y.dtype or acc.dtype != types.float32:
+        raise TypingError("dot: a warpgroup multiplies float16 or bfloat16 and adds in float32")
+    if in_registers and x.layout.rows != acc.layout.rows:
+        raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
+    for tile in (y,) if in_registers else (x, y):
+        if not isinstance(tile.plan, Boxes):
+            raise TypingError(f"dot: {tile.plan} is no tile of boxes")
+    if rows != WARPGROUP_ROWS or cols > 256 or depth % DEPTH:
+        raise TypingError(f"dot: a warpgroup takes {WARPGROUP_ROWS} rows, up to 256 columns, multiples of {DEPTH} of k")
+
+    def generate(b, value, left, right):
+        sums = [None] * (rows * cols // 128) if value is None else in_order(unpack(b, acc, value))
+        ys = InShared(b, y.plan, right, k_axis=0)
+        xs = None if in_registers else InShared(b, x.plan, left, k_axis=1)
+        asm(b, "wgmma.fence.sync.aligned;", VOID, effect=True)
+        for k in range(0, depth, DEPTH):
+            a = InRegisters([b.extract_value(left, k // 4 + i) for i in range(4)]) if in_registers else xs.at(k)
+            sums = multiply(b, HALVES[y.dtype], cols, sums, a, ys.at(k))
+        asm(b, "wgmma.commit_group.sync.aligned;", VOID, effect=True)
+        return pack(b, acc, by_rows(sums))
+
+    return generate
+
+
+def in_order(rows):
+    """Registers as the instruction counts them: two of a row, two of the row 8 below, then the next 8 columns."""
+    upper, lower = rows
+    return [register for c in range(0, len(upper), 2) for register in (*upper[c : c + 2], *lower[c : c + 2])]
+
+
+def by_rows(sums):
+    return [[sums[i + j] for i in range(first, len(sums), 4) for j in range(2)] for first in (0, 2)]
+
+
+def multiply(b, kind, cols, sums, left, right):
+    """sums + left @ right, 16 of k; sums of None start at zero."""
+    names = [f"${i}" for i in range(len(sums) + len(left.operands) + len(right.operands))]
+    d, x, y = names[: len(sums)], names[len(sums) : -len(right.operands)], names[-len(right.operands) :]
+    text = (
+        f"{{ .reg .pred p; .reg .b32 at; .reg .b64 x, y; {left.describe('x', *x)} {right.describe('y', *y)} "
+        f"setp.ne.b32 p, {int(sums[0] is not None)}, 0; wgmma.mma_async.sync.aligned.m64n{cols}k16.f32.{kind}.{kind} "
+        f"{{{', '.join(d)}}}, {left.name('x', *x)}, {right.name('y', *y)}, p, 1, 1{left.turned}{right.turned}; }}"
+    )
+    return asm_in_place(b, text, sums, *left.operands, *right.operands)
+
+
+class InRegisters:
+    """A left operand of 16 of k in registers."""
+
+    turned = ""
+
+    def __init__(self, registers):
+        self.operands = registers
+
+    def describe(self, variable, *names):
+        return ""
+
+    def name(self, variable, *names):
+        return "{" + ", ".join(names) + "}"
+
+
+class InShared:
+    """An operand of 16 of k in shared memory, by the descriptor that wgmma takes.
+
+    Its rows are contiguous along k, or else it is turned: contiguous along the other axis. What is known beforehand
+    goes into the instruction: in registers, ptxas would keep a descriptor for each k across a loop.
+    """
+
+    def __init__(self, b, plan, pointer, k_axis, k=0):
+        self.b, self.plan, self.pointer, self.k_axis = b, plan, pointer, k_axis
+        is_turned = plan.transposed == bool(k_axis)
+        self.turned = f", {int(is_turned)}"
+        if is_turned:
+            nbytes = k * ROW_BYTES
+        else:
+            box, col = divmod(k, plan.width)
+            nbytes = box * plan.box_bytes + col * plan.dtype.itemsize
+        # from box to box of a turned operand; else it is not looked at
+        lead = plan.box_bytes if is_turned else CHUNK_BYTES
+        self.low = (lead >> 4 << 16) + (nbytes >> 4)
+        self.high = SWIZZLE_128 | ALIGNMENT >> 4  # from 8 rows to the next 8
+        self.operands = [b.lshr(b.ptrtoint(pointer, I32), I32(4))]
+
+    def at(self, k):
+        return InShared(self.b, self.plan, self.pointer, self.k_axis, k)
+
+    def describe(self, variable, start):
+        return f"add.u32 at, {start}, {self.low}; mov.b64 {variable}, {{at, {self.high}}};"
+
+    def name(self, variable, start):
+        return variable
