@@ -15,12 +15,14 @@ import numpy as np
 from ..masks import Bits, BlockSparse, Dense
 from ..problem import Saved, sum_to
 from .build import Key
+from .counters import counters
 from .launch import current_device, device_of, get_kernel, is_capturing, pointer_of
 from .plan import DELTA_ROWS, KERNELS, STATES_TILES, has_warpgroups, hopper_forward, plan, rounded, sums_of_kv
 from .views import VECTOR_BYTES, View, alignment, broadcast, fits_tensor_map, pieces
 
 LOG2_E = math.log2(math.e)
 CACHED = 32 << 20  # bytes of keys and values that are to stay in the cache: half of Hopper's
+COUNTERS = View(0, 4, (2,), (4,))
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
 
 
@@ -109,11 +111,14 @@ class Call:
         addresses, layouts = _describe((*matrices, *lines, *self.in_mask))
         found = _launches(factory, problem, self.device, self.mask, layouts, **compiled_in)
         sight = *self.band, *self.cell_sizes
+        if found.counts:
+            addresses.append(counters(self.device.index, is_capturing()))
         if found.states:
             states = cupy.empty(found.states, np.uint8)
-            addresses.append(pointer_of(states))
+            addresses.insert(len(layouts), pointer_of(states))
             for _, launch in found.find_states:
-                launch(addresses[len(matrices) + len(lines) :], (*sight, problem.seqlen_q, problem.seqlen_k))
+                in_sight = addresses[len(matrices) + len(lines) : len(layouts) + 1]
+                launch(in_sight, (*sight, problem.seqlen_q, problem.seqlen_k))
         drops = (0, 0, 0, 0) if dropout is None else (dropout.threshold, dropout.offset, *dropout.key)
         rest = found.group_size, scale, 1 if dropout is None else dropout.scale
         for first, launch in found.launches:
@@ -171,7 +176,8 @@ class Launches(NamedTuple):
     group_size: int
     states: tuple  # shape of the states of tiles; () without blocks in the mask
     find_states: list  # see _prepared
-    more: tuple  # numbers that only this kernel takes
+    more: tuple = ()  # numbers that only this kernel takes
+    counts: bool = False  # whether its blocks share out their work by counters
 
 
 OVER = {  # whose heads, of queries or keys, the matrices of a kernel have, and whose tiles its blocks keep
@@ -196,7 +202,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
     if factory == "forward_wgmma:forward":
         tiles, key = hopper_forward(device, problem.dtype.name, problem.head_dim, problem.head_dim_v, mask,
                                     problem.dropout)  # fmt: skip
-        at_most, more = device.multiprocessors, (_near(problem),)
+        at_most, more = device.multiprocessors // tiles.cluster * tiles.cluster, (_near(problem),)
     else:
         aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[: len(matrix_heads)])
         tiles, key = plan(
@@ -222,9 +228,12 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
                             mask=mask)  # fmt: skip
         blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
+    if factory == "forward_wgmma:forward":
+        m_blocks = -(-m_blocks // tiles.cluster) * tiles.cluster
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
-    launches = _prepared(problem, key, blocks, views, at_most)
-    return Launches(launches, problem.heads // problem.heads_k, states, find_states, more)
+    counts = factory == "forward_wgmma:forward"
+    launches = _prepared(problem, key, blocks, views, at_most, [COUNTERS] if counts else [])
+    return Launches(launches, problem.heads // problem.heads_k, states, find_states, more, counts)
 
 
 def _near(problem):
@@ -252,14 +261,14 @@ def _view(problem, layout, heads_of, own=2):
     return broadcast(View(0, itemsize, shape, strides), (*_axes(problem), heads), own)
 
 
-def _prepared(problem, key, blocks, views, at_most=math.inf):
+def _prepared(problem, key, blocks, views, at_most=math.inf, others=()):
     """(number of the first matrix, launch) for each piece of the batch; blocks of one element of it.
 
-    at_most: blocks that are started, where one does the work of many.
+    at_most: blocks that are started, where one does the work of many. others: views without batch axes.
     """
     kernel = get_kernel(key)
     return [
-        (piece.first * problem.heads, kernel.prepare(min(blocks * piece.batch, at_most), piece.views))
+        (piece.first * problem.heads, kernel.prepare(min(blocks * piece.batch, at_most), [*piece.views, *others]))
         for piece in pieces(_axes(problem), views)
     ]
 

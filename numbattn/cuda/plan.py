@@ -32,13 +32,15 @@ class Tiles(NamedTuple):
 
 
 class Warpgroups(NamedTuple):
-    """Keys of a tile, warpgroups of 64 queries that multiply, tiles of keys in shared memory at once, and whether O has
-    shared memory of its own."""
+    """Keys of a tile; warpgroups of 64 queries that multiply; tiles of keys, and tiles of queries of each warpgroup, in
+    shared memory at once; whether O leaves through shared memory; blocks that share the tiles of keys."""
 
     tile_n: int
     consumers: int
-    stages: int
-    own_o: bool
+    stages: int = 2
+    q_stages: int = 1
+    sends: bool = True
+    cluster: int = 1
 
     @property
     def tile_m(self):
@@ -47,10 +49,10 @@ class Warpgroups(NamedTuple):
 
 # largest head_dim: row
 HOPPER_FORWARD = {
-    64: Warpgroups(128, 2, 2, True),
-    128: Warpgroups(128, 2, 2, True),
-    192: Warpgroups(80, 2, 2, True),
-    256: Warpgroups(80, 2, 2, False),
+    64: Warpgroups(128, 2, 2, 2),
+    128: Warpgroups(128, 2, 2, 2),
+    192: Warpgroups(80, 2, 2, 1),
+    256: Warpgroups(80, 2, 2, 1, False),
 }
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full

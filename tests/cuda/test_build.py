@@ -13,7 +13,7 @@ from numba.cuda import dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from numbattn.cuda import build as building
-from numbattn.cuda.build import Key, Report, arch, assemble, build, compile_ptx
+from numbattn.cuda.build import Key, Report, TensorMap, arch, assemble, build, compile_ptx
 
 from . import factories
 
@@ -68,7 +68,7 @@ def test_builds_for_any_gpu(cc):
     assert binary.cubin.startswith(b"\x7fELF")
     assert binary.name.encode() in binary.cubin
     assert binary.arguments == (("array", 1, 4), ("array", 1, 4), ("float32",))
-    assert (binary.threads, binary.shared) == (64, 0)
+    assert (binary.threads, binary.shared, binary.cluster) == (64, 0, 1)
     assert 0 < binary.report.registers < 64
     assert (binary.report.spills, binary.report.stack, binary.report.messages) == (0, 0, ())
 
@@ -89,6 +89,12 @@ def test_tensor_map_by_value(cc):
     assert "cvta.param.u64" in ptx
     assert "[box_param_9]" not in ptx
     assemble(ptx, cc)
+
+
+def test_arguments_of_tensor_maps_have_a_box_and_a_swizzle():
+    found = build(key((9, 0, "a"), "box", rows=8, columns=32)).arguments
+    assert found == (("array", 2, 4), ("tensor_map", (8, 32), 0), ("int32",), ("int32",))
+    assert TensorMap(2, (8, 32)).swizzle == 128
 
 
 def test_tensor_map_that_is_read_otherwise():
@@ -166,7 +172,7 @@ def test_arguments_that_cannot_be_passed():
     with pytest.raises(TypeError, match="got float16 as argument 0"):
         compile_ptx(source, (8, 0))
     with pytest.raises(TypeError, match="uint64 for a tensor map"):
-        compile_ptx(replace(factories.scale(), tensor_maps=(2,)), (8, 0))
+        compile_ptx(replace(factories.scale(), tensor_maps=(TensorMap(2, (8,)),)), (8, 0))
 
 
 @pytest.mark.parametrize("value", [[1], {}, object(), (1, [2]), factories.scale])
@@ -186,6 +192,15 @@ def test_hit(no_compiler, cache_dir):
     no_compiler()
     assert build(key(times=3)) == first
     assert len(list(cache_dir.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("factory", "parameters"), [("box", {"rows": 8, "columns": 32}), ("pairs", {})])
+def test_hit_on_hopper(factory, parameters, no_compiler):
+    """Tuples of tuples and the size of a cluster come back from the disk as they were."""
+    first = build(key((9, 0, "a"), factory, **parameters))
+    no_compiler()
+    assert build(key((9, 0, "a"), factory, **parameters)) == first
+    assert first.cluster == (2 if factory == "pairs" else 1)
 
 
 def test_hit_in_a_new_process_does_not_import_numba_cuda():

@@ -55,9 +55,9 @@ def test_launch():
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
 def test_numbers_that_do_not_fit(number):
-    x = cupy.zeros((3, 5), "f")
+    out, matrix = cupy.zeros(8), cupy.zeros((3, 2), "f")
     with pytest.raises(OverflowError):
-        kernel_of("box", rows=3, columns=5).launch(1, view_of(x), None, number, 0)
+        kernel_of("numbers").launch(1, view_of(out), 0, view_of(matrix), number, 0, 0, 0, 0.0, 0.0)
 
 
 @pytest.mark.gpu
@@ -175,9 +175,13 @@ def test_graph_capture():
         cupy.testing.assert_array_equal(y, 30 * x)
 
 
-def boxes():
+def needs_hopper():
     if current_device().cc < (9, 0):
-        pytest.skip("tensor maps need compute capability 9.0")
+        pytest.skip("tensor maps and clusters need compute capability 9.0")
+
+
+def boxes():
+    needs_hopper()
     return kernel_of("box", rows=8, columns=32)
 
 
@@ -185,13 +189,30 @@ def boxes():
 def test_tensor_map():
     matrix, y = cupy.arange(40 * 100, dtype="f").reshape(40, 100), cupy.full((8, 32), cupy.nan, "f")
     kernel = boxes()
-    map_of = tensor_map(view_of(matrix), (8, 32), swizzle=0)
-    kernel.launch(1, view_of(y), map_of, 8, 64)
+    kernel.launch(1, view_of(y), view_of(matrix), 8, 64)
     cupy.testing.assert_array_equal(y, matrix[8:16, 64:96])
-    kernel.launch(1, view_of(y), map_of, 36, 96)  # what lies outside is zero
+    kernel.launch(1, view_of(y), view_of(matrix), 36, 96)  # what lies outside is zero
     expected = np.zeros((8, 32), "f")
     expected[:4, :4] = matrix[36:, 96:].get()
     np.testing.assert_array_equal(y.get(), expected)
+
+
+@pytest.mark.gpu
+def test_one_launch_for_matrices_at_many_addresses():
+    matrices, y = cupy.arange(3 * 40 * 100, dtype="f").reshape(3, 40, 100), cupy.full((8, 32), cupy.nan, "f")
+    views = [view_of(x)._replace(pointer=0) for x in (y, matrices[0])]
+    launch = boxes().prepare(1, views)
+    for matrix in matrices:
+        launch([y.data.ptr, matrix.data.ptr], [8, 64])
+        cupy.testing.assert_array_equal(y, matrix[8:16, 64:96])
+
+
+@pytest.mark.gpu
+def test_cluster():
+    needs_hopper()
+    y = cupy.full(6, -1, "i4")
+    kernel_of("pairs").launch(6, view_of(y))
+    np.testing.assert_array_equal(y.get(), np.arange(6) ^ 1)
 
 
 @pytest.mark.gpu
@@ -201,7 +222,7 @@ def test_tensor_map_in_a_graph():
     kernel = boxes()
     with stream:
         stream.begin_capture()
-        kernel.launch(1, view_of(y), tensor_map(view_of(matrix), (8, 32), swizzle=0), 8, 64)
+        kernel.launch(1, view_of(y), view_of(matrix), 8, 64)
         graph = stream.end_capture()
     tensor_map.cache_clear()  # the graph has its own copy
     gc.collect()
@@ -214,7 +235,7 @@ def test_tensor_map_in_a_graph():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_tensor_maps_are_cached_and_keep_no_memory(dtype):
-    boxes()
+    needs_hopper()
     pool = cupy.get_default_memory_pool()
     matrix = cupy.zeros((64, 1 << 16), dtype)
     used = pool.used_bytes()

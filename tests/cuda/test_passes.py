@@ -9,7 +9,7 @@ import numbattn as na
 from numbattn.problem import DTYPES
 from tests.tools.device import HOPPER, TURING, on
 
-from ..accuracy import check, random
+from ..accuracy import assert_accurate, check, exact, plain, random
 
 DEVICES = {"ordinary cores": TURING, "tensor cores": HOPPER}
 
@@ -35,6 +35,18 @@ def qkv(rng, dtype=np.float32, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24,
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(rng, device, dtype):
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "d", "e"), [(100, 64, 64), (150, 50, 130), (300, 200, 250)])
+def test_blocks_of_several_tiles(rng, dtype, n, d, e):
+    """A single block does them all: what one leaves in shared memory and barriers, the next one finds."""
+    with on(HOPPER._replace(multiprocessors=1)):
+        q, k, v = qkv(rng, np.dtype(dtype), m=200, n=n, d=d, e=e)
+        o, saved = na.attention_forward(q, k, v, causal=True)
+    wants, others = (formula(np.zeros_like(o), q, k, v, causal=True) for formula in (exact, plain))
+    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
+        assert_accurate(name, got, want, other, got.dtype)
 
 
 B, M, N = 1, 66, 70

@@ -8,6 +8,8 @@ from numba.cuda.np import numpy_support
 
 from numbattn.cuda import build
 
+from .memory import TensorMap
+
 
 def type_of(argument):
     """The type of a kernel's argument: arrays of any strides, bfloat16 as uint16, tuples."""
@@ -17,12 +19,15 @@ def type_of(argument):
     if isinstance(argument, np.ndarray):
         dtype = np.dtype(np.uint16) if argument.dtype.name == "bfloat16" else argument.dtype
         return types.Array(numpy_support.from_dtype(dtype), argument.ndim, "A")
+    if isinstance(argument, TensorMap):
+        return types.uint64
     return numpy_support.from_dtype(np.asarray(argument).dtype)
 
 
 def compile_ptx(kernel, arguments, threads, cc=(8, 0)):
     """PTX for NumPy arguments like these."""
-    return build.compile_ptx(build.Source(kernel, types.void(*map(type_of, arguments)), threads), cc)
+    maps = [build.TensorMap(i, x.box, x.swizzle) for i, x in enumerate(arguments) if isinstance(x, TensorMap)]
+    return build.compile_ptx(build.Source(kernel, types.void(*map(type_of, arguments)), threads, tensor_maps=maps), cc)
 
 
 def assemble(ptx):

@@ -28,13 +28,16 @@ def on(device):
     cupy = SimpleNamespace(
         empty=poisoned, zeros=np.zeros, asarray=np.asarray, stack=np.stack, broadcast_to=np.broadcast_to
     )  # fmt: skip
+    counts = np.zeros(2, np.uint32)
     with patch.object(api, "_backend", lambda problem: passes), patch.multiple(
         passes, cupy=cupy, current_device=lambda: device, device_of=lambda array: device.index,
-        is_capturing=lambda: False, pointer_of=lambda array: array.ctypes.data, get_kernel=Kernel,
+        counters=lambda index, capturing: counts.ctypes.data, is_capturing=lambda: False,
+        pointer_of=lambda array: array.ctypes.data, get_kernel=Kernel,
     ):  # fmt: skip
         forget()
         try:
             yield
+            assert not counts.any(), "a kernel has left counters behind that are not 0"
         finally:
             forget()
 
@@ -57,18 +60,23 @@ class Kernel:
     def prepare(self, blocks, views):
         """Arguments are put together again as the signature has them."""
         source = self.source
+        tensor_maps = {found.argument: found for found in source.tensor_maps}
 
         def start(addresses, numbers):
             moved = (view._replace(pointer=view.pointer + at) for view, at in zip(views, addresses, strict=True))
             numbers = iter(numbers)
-            arguments = [together(kind, moved, numbers) for kind in source.signature.args]
+            arguments = [
+                mapped(next(moved), tensor_maps[i]) if i in tensor_maps else together(kind, moved, numbers)
+                for i, kind in enumerate(source.signature.args)
+            ]
             assert next(numbers, None) is None, "there are more numbers than the signature has"
             if not blocks:
                 return
             if SIMULATED:
                 simulate(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments)
             else:
-                interpret(compiled(self.key), (blocks, 1, 1), source.threads, source.shared, *arguments)
+                interpret(compiled(self.key), (blocks, 1, 1), source.threads, source.shared, *arguments,
+                          cluster=source.cluster)  # fmt: skip
 
         return start
 
@@ -76,6 +84,12 @@ class Kernel:
 @lru_cache(maxsize=64)
 def compiled(key):
     return ptx.Kernel(compile_ptx(key.source(), key.cc))
+
+
+def mapped(view, tensor_map):
+    """What a tensor map is here; its bits are the kernel's to name."""
+    array = np.asarray(Memory(view, np.dtype(f"u{view.itemsize}")))
+    return array if SIMULATED else ptx.TensorMap(array, tensor_map.box, tensor_map.swizzle)
 
 
 def together(kind, views, numbers):

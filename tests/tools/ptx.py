@@ -12,6 +12,10 @@ from collections import Counter
 import ml_dtypes
 import numpy as np
 
+from .hopper import DeadlockError, Hopper, members, run_together, truncated
+from .memory import GLOBAL_BASE, AccessError, Memory, Shared, TensorMap
+
+__all__ = ["AccessError", "DeadlockError", "Kernel", "TensorMap", "interpret"]
 TYPES = {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16,
     "s16": np.int16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "b64": np.uint64, "u64": np.uint64,
@@ -22,59 +26,11 @@ KINDS = {  # registers by the letters of their names, as ptx declares them
     "u16": np.uint16, "s16": np.uint16, "u32": np.uint32, "s32": np.uint32, "u64": np.uint64, "s64": np.uint64,
 }  # fmt: skip
 WARP, BANKS = 32, 32
-SHARED_BASE, GLOBAL_BASE = 1 << 10, 1 << 33  # beyond 32 bits: a truncated address is found
 TF32 = np.uint32(0xFFFFE000)  # the bits of a float32 that tensor cores look at
-GAP = 256  # bytes that belong to nobody, between any two arrays
-
-
-class AccessError(RuntimeError):
-    """An access that is misaligned, lies outside of all arrays, or reads what nobody has written."""
-
-
-class Memory:
-    """Bytes with holes: those that belong to an array, and those of them that have been written."""
-
-    def __init__(self, nbytes, base):
-        self.bytes, self.base, self.end = np.zeros(nbytes, np.uint8), base, 0
-        self.owned, self.written = np.zeros(nbytes, bool), np.zeros(nbytes, bool)
-
-    def reserve(self, nbytes, align=256):
-        """The address of fresh bytes, owned by nobody yet."""
-        start = -(-(self.end + GAP) // align) * align
-        self.end = start + nbytes
-        if self.end + GAP > len(self.bytes):
-            self.bytes, self.owned, self.written = (
-                np.concatenate([x, np.zeros(self.end + GAP, x.dtype)]) for x in (self.bytes, self.owned, self.written)
-            )
-        return start + self.base
-
-    def add(self, array, written=True):
-        """An array of any strides, with holes where it has some: its address and how to read it back."""
-        strides = array.strides
-        low = sum(min(0, s * (n - 1)) for s, n in zip(strides, array.shape))
-        high = sum(max(0, s * (n - 1)) for s, n in zip(strides, array.shape)) + array.itemsize
-        at = self.reserve(high - low) - low
-        places = np.full(array.shape, at - self.base)
-        for axis, stride in enumerate(strides):
-            places += (np.arange(array.shape[axis]) * stride).reshape(-1, *[1] * (array.ndim - 1 - axis))
-        places = places[..., None] + np.arange(array.itemsize)
-        self.bytes[places] = np.ascontiguousarray(array)[..., None].view(np.uint8)
-        self.owned[places], self.written[places] = True, written
-        return at, lambda: self.bytes[places].view(array.dtype)[..., 0]
-
-    def places(self, address, size, what, read):
-        """Indices of the bytes [..., size] of accesses, after all checks."""
-        start = address.astype(np.int64) - self.base
-        if (start % size).any():
-            raise AccessError(f"{what}: misaligned by {int((start % size).max())} bytes of {size}")
-        if (start < 0).any() or (start + size > len(self.bytes)).any():
-            raise AccessError(f"{what} outside of all arrays")
-        found = start[:, None] + np.arange(size)
-        if not self.owned[found].all():
-            raise AccessError(f"{what} outside of all arrays")
-        if read and not self.written[found].all():
-            raise AccessError(f"{what} reads what nobody has written")
-        return found
+STATEMENT = re.compile(r"""
+    (?P<line>//.*|\.(?:loc|file)\b.*) | (?P<directive>\.[^;]*;) | (?P<brace>[{}]) | (?P<label>[\w$]+)\s*: |
+    (?P<instruction>[^\s;{}][^;]*;)
+""", re.X)  # fmt: skip
 
 
 class Kernel:
@@ -82,51 +38,84 @@ class Kernel:
 
     def __init__(self, ptx):
         body = ptx[ptx.index(".visible .entry") :]
-        self.parameters = re.findall(r"\.param \.(\w+) (\S+?),?\n", body[: body.index("{")])
-        self.kinds = {name: KINDS[kind] for kind, name in re.findall(r"\.reg \.(\w+)\s+(%\w+)<", body)}
-        self.kinds |= {name: KINDS[kind] for kind, name in re.findall(r"\.reg \.(\w+)\s+(%?\w+);", body)}
-        self.blocks, self.labels = [[]], {}
-        for line in body[body.index("{") + 1 : body.rindex("}")].split("\n"):
-            self._add(line.split("//")[0].strip())
+        head, body = body[: body.index("{")], body[body.index("{") + 1 : body.rindex("}")]
+        self.parameters = re.findall(r"\.param (?:\.align \d+ )?\.\w+ (\w+)", head)
+        self.kinds, self.blocks, self.labels = {}, [[]], {}
+        statements = list(self._statements(body))
+        for scope, kind, text in statements:
+            if kind == "label":
+                self.blocks.append([])
+                self.labels[scope.rename(text)] = len(self.blocks) - 1
+            else:
+                self._add(scope, text)
         self.conflicts = Counter()  # wavefronts beyond the fewest possible, by instruction
         self.executed = Counter()  # how often all threads that were at an instruction went through it
 
-    def _add(self, line):
-        if not line or line in "{}" or line.startswith("."):
-            return
-        if label := re.fullmatch(r"(\$?\w+):", line):
-            self.blocks.append([])
-            self.labels[label[1]] = len(self.blocks) - 1
-            return
-        match = re.fullmatch(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*?);", line)
+    def _statements(self, body):
+        """(Scope, "label" or "instruction", text) of each; a scope knows all its names once the last one is there."""
+        scope, count = Scope(), 0
+        for match in STATEMENT.finditer(body):
+            kind, text = match.lastgroup, match[match.lastgroup]
+            if text == "{":
+                count += 1
+                scope = Scope(f".{count}", scope)
+            elif text == "}":
+                scope = scope.outer
+            elif kind == "directive" and (found := re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*?)\s*;", text, re.S)):
+                for name in re.split(r"\s*,\s*", found[2]):
+                    self.kinds[scope.add(name.partition("<")[0])] = KINDS[found[1]]
+            elif kind in ("label", "instruction"):
+                if kind == "label":
+                    scope.add(text)
+                yield scope, kind, text
+
+    def _add(self, scope, line):
+        match = re.fullmatch(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*?)\s*;", line, re.S)
         if not match:
             raise NotImplementedError(line)
         negated, guard, op, operands = match.groups()
-        self.blocks[-1].append((guard, bool(negated), op.split("."), split_operands(operands), line))
-        if op.split(".")[0] in ("bra", "ret", "bar"):
+        name, *_ = op = op.split(".")
+        if op[:2] == ["mbarrier", "try_wait"] and self.blocks[-1]:
+            self.blocks.append([])  # where threads come again
+        operands = split_operands(re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands))
+        self.blocks[-1].append((guard and scope.rename(guard), bool(negated), op, operands, line))
+        if name in ("bra", "ret", "bar", "barrier") or op[:2] == ["mbarrier", "try_wait"]:
             self.blocks.append([])
 
     def count(self, pattern):
         """How many instructions there are that match."""
         return sum(bool(re.search(pattern, line)) for block in self.blocks for *_, line in block)
 
-    def run(self, grid, threads, shared_bytes, values, memory):
-        parameters = dict(zip((name for _, name in self.parameters), values, strict=True))
-        for z, y, x in np.ndindex(*grid[::-1]):
-            Block(self, (x, y, z), grid, threads, shared_bytes, parameters, memory).run()
+    def run(self, grid, threads, shared_bytes, values, memory, cluster=1):
+        parameters = dict(zip(self.parameters, values, strict=True))
+        for z, y, x in np.ndindex(grid[2], grid[1], grid[0] // cluster):
+            indices = [(x * cluster + rank, y, z) for rank in range(cluster)]
+            blocks = [Block(self, at, grid, threads, shared_bytes, parameters, memory) for at in indices]
+            for rank, block in enumerate(blocks):
+                block.join(blocks, rank)
+            run_together(blocks)
+
+
+class Scope:
+    """Names between braces, those of the whole kernel as they are, others made unique."""
+
+    def __init__(self, suffix="", outer=None):
+        self.suffix, self.outer, self.names = suffix, outer, {}
+
+    def add(self, name):
+        self.names[name] = f"%{name.strip('%')}{self.suffix}" if self.outer else name
+        return self.names[name]
+
+    def rename(self, name):
+        return self.names.get(name) or (self.outer.rename(name) if self.outer else name)
 
 
 def split_operands(text):
     return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)]
 
 
-def members(vector):
-    """The names in "{%r1, %r2}"."""
-    return [part.strip() for part in vector.strip("{}").split(",")]
-
-
-def interpret(ptx, grid, threads, shared_bytes, *arguments):
-    """Launch a kernel on NumPy arrays, in place, scalars of NumPy's types and tuples of them.
+def interpret(ptx, grid, threads, shared_bytes, *arguments, cluster=1):
+    """Launch a kernel on NumPy arrays, in place, TensorMaps of them, scalars of NumPy's types and tuples of them.
 
     Returns the Kernel, which has counts.
     """
@@ -138,9 +127,13 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments):
             readers.append((argument, read))
             numbers = 0, 0, argument.size, argument.itemsize, address, *argument.shape, *argument.strides
             values += map(np.int64, numbers)
+        elif isinstance(argument, TensorMap):
+            address, read = memory.add(argument.array)
+            readers.append((argument.array, read))
+            values.append(np.int64(memory.add_map(argument, address)))
         else:
             values.append(np.asarray(argument))
-    kernel.run(grid, threads, shared_bytes, values, memory)
+    kernel.run(grid, threads, shared_bytes, values, memory, cluster)
     for argument, read in readers:
         if argument.flags.writeable:
             argument[...] = read()
@@ -160,21 +153,14 @@ def round_to_tf32(x):
     return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), (x.view(np.uint32) + np.uint32(0x1000)) & TF32)
 
 
-def truncated(x):
-    """float64 to float32 as tensor cores round their sums, which is towards zero."""
-    nearest = x.astype(np.float32)
-    return np.where(np.abs(nearest) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
-
-
-class Block:
+class Block(Hopper):
     """One block of threads; a register is an array with an element for each thread."""
+
+    types = TYPES
 
     def __init__(self, kernel, index, grid, threads, shared_bytes, parameters, memory):
         self.kernel, self.n, self.parameters, self.memory = kernel, threads, parameters, memory
-        self.shared = Memory(shared_bytes + 4096, SHARED_BASE)
-        self.shared_at = self.shared.reserve(shared_bytes, 1024)
-        start = self.shared_at - SHARED_BASE
-        self.shared.owned[start : start + shared_bytes] = True
+        self.index, self.shared = index, Shared(shared_bytes)
         self.special = {"%tid.x": np.arange(threads), "%tid.y": 0, "%tid.z": 0, "%ntid.x": threads}
         self.special["%dynamic_smem_size"] = shared_bytes
         for axis, at, extent in zip("xyz", index, grid):
@@ -182,41 +168,46 @@ class Block:
         self.values, self.mask = {}, np.ones(threads, bool)
         self.defined = {}
         self.on_the_way = []
+        self.pc, self.pcs, self.done = 0, np.zeros(threads, np.int64), np.zeros(threads, bool)
+        self.waiting = np.zeros(threads, np.int64)  # for what, see Hopper
+        super().__init__()
 
-    def run(self):
-        pcs, done, waiting = np.zeros(self.n, np.int64), np.zeros(self.n, bool), np.zeros(self.n, bool)
+    def advance(self):
+        """Run until every thread has ended or waits for others. Whether any could go on."""
+        went_on = False
         with np.errstate(all="ignore"):
-            while not done.all():
-                ready = ~(done | waiting)
-                if not ready.any():  # every live thread is at the barrier
-                    waiting[:] = False
-                    continue
-                pc = pcs[ready].min()
-                active = ready & (pcs == pc)
-                self.mask = active
-                pcs[active] = pc + 1
-                if pc >= len(self.kernel.blocks):
-                    done |= active
-                    continue
-                for guard, negated, op, operands, line in self.kernel.blocks[pc]:
-                    taken = active if guard is None else active & (self.get(guard, "pred") ^ negated)
-                    try:
-                        if op[0] == "bra":
-                            pcs[taken] = self.kernel.labels[operands[-1]]
-                        elif op[0] == "ret":
-                            done |= taken
-                        elif op[0] == "bar":
-                            if op[1] != "warp":
-                                waiting |= taken
-                        else:
-                            self.mask = taken
-                            self.kernel.executed[".".join(op)] += 1
-                            getattr(self, f"op_{op[0]}")(op, operands)
-                    except Exception as error:
-                        if hasattr(error, "add_note"):
-                            error.add_note(f"in {line}")
-                        raise
-                    self.mask = active
+            while True:
+                ready = ~self.done & (self.waiting == 0)
+                if ready.any():
+                    self.pc = self.pcs[ready].min()
+                    self._step(ready & (self.pcs == self.pc))
+                elif not self.pass_block():
+                    return went_on
+                went_on = True
+
+    def _step(self, active):
+        """Run these threads through the basic block that they are at."""
+        self.mask = active
+        self.pcs[active] = self.pc + 1
+        if self.pc >= len(self.kernel.blocks):
+            self.done |= active
+            return
+        for guard, negated, op, operands, line in self.kernel.blocks[self.pc]:
+            taken = active if guard is None else active & (self.get(guard, "pred") ^ negated)
+            try:
+                if op[0] == "bra":
+                    self.pcs[taken] = self.kernel.labels[operands[-1]]
+                elif op[0] == "ret":
+                    self.done |= taken
+                else:
+                    self.mask = taken
+                    self.kernel.executed[".".join(op)] += 1
+                    getattr(self, f"op_{op[0]}")(op, operands)
+            except Exception as error:
+                if hasattr(error, "add_note"):
+                    error.add_note(f"in {line}")
+                raise
+            self.mask = active
 
     # ------------------------------------------------------------------------------------------------- registers
     def kind_of(self, name):
@@ -227,6 +218,8 @@ class Block:
         if token in self.special:
             return np.broadcast_to(np.asarray(self.special[token], np.uint32), self.n).view(dtype)
         if token in self.values:
+            if token in self.sums:
+                self.demand_finished(self.sums, token, "is read")
             if not self.defined[token][self.mask].all():
                 raise AccessError(f"{token} is read before it is written")
             value = self.values[token]
@@ -239,7 +232,9 @@ class Block:
             bits, of = (np.uint32, np.float32) if token[1] == "f" else (np.uint64, np.float64)
             return np.full(self.n, int(token[2:], 16), bits).view(of)
         if token == "numbattn_shared":
-            return np.full(self.n, self.shared_at, dtype)
+            return np.full(self.n, self.shared.at, dtype)
+        if token in self.parameters:  # the address of a tensor map
+            return np.full(self.n, self.parameters[token]).view(dtype)
         if token.startswith("%"):
             raise AccessError(f"{token} is read before it is written")
         if dtype == np.bool_:
@@ -256,6 +251,9 @@ class Block:
                 wide = value.astype(np.int64) if value.dtype.kind == "i" else value.view(f"u{value.itemsize}")
                 value = wide.astype(f"u{home.itemsize}")
             value = value.view(home)
+        for registers in (self.sums, self.lefts):
+            if token in registers:
+                self.demand_finished(registers, token, "is overwritten")
         old = self.values.get(token)
         if old is None:
             old, self.defined[token] = np.zeros(self.n, home), np.zeros(self.n, bool)
@@ -283,6 +281,7 @@ class Block:
     op_rcp = elementwise(lambda a: (1 / a).astype(a.dtype))
     op_add = elementwise(lambda a, b: a + b)
     op_fma = elementwise(lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(a.dtype))
+    op_rem = elementwise(np.fmod)
     op_popc = elementwise(np.bitwise_count)
     del elementwise
 
@@ -365,6 +364,8 @@ class Block:
             kind = f"b{8 * np.dtype(TYPES[op[-1]]).itemsize // len(parts)}"
             whole = np.stack([self.get(name, kind) for name in parts], 1)
             self.put(args[0], whole.view(TYPES[op[-1]])[:, 0])
+        elif args[1] in self.sums:
+            self.copy_of_sum(*args, op[-1])
         else:
             self.put(args[0], self.get(args[1], op[-1]))
 
@@ -414,18 +415,23 @@ class Block:
         self.put(args[0], np.where(chosen, yes, no))
 
     # ------------------------------------------------------------------------------------------- warp operations
-    def _whole_warps(self, what):
-        if (self.mask.reshape(-1, WARP).any(1) != self.mask.reshape(-1, WARP).all(1)).any():
-            raise RuntimeError(f"{what} that not all lanes of a warp come to")
+    def _whole(self, size, what):
+        """Which warps, or groups of another size, are here, all of their threads."""
+        groups = np.resize(self.mask, (-(-self.n // size), size))
+        if self.n % size or (groups.any(1) != groups.all(1)).any():
+            raise RuntimeError(f"{what} that not all {size} threads come to")
+        return np.flatnonzero(groups.any(1))
 
     def op_shfl(self, op, args):
-        self._whole_warps("a shuffle")
-        if op[2] != "bfly":
+        self._whole(WARP, "a shuffle")
+        thread, lane = np.arange(self.n), self.get(args[2], "u32").astype(np.int64)
+        if op[2] not in ("bfly", "idx"):
             raise NotImplementedError("shfl." + op[2])
-        self.put(args[0], self.get(args[1], "b32")[np.arange(self.n) ^ int(args[2])])
+        source = thread ^ lane if op[2] == "bfly" else thread // WARP * WARP + lane % WARP
+        self.put(args[0], self.get(args[1], "b32")[source])
 
     def op_ldmatrix(self, op, args):
-        self._whole_warps("ldmatrix")
+        self._whole(WARP, "ldmatrix")
         address = self.address(args[1])
         if not self.mask.all():
             raise NotImplementedError("ldmatrix by some warps")
@@ -440,7 +446,7 @@ class Block:
             self.put(name, (low | high << 16).reshape(-1))
 
     def op_mma(self, op, args):
-        self._whole_warps("mma")
+        self._whole(WARP, "mma")
         kind, (d, a, b, c) = op[-3], map(members, args)
         height, depth = map(int, re.fullmatch(r"m(\d+)n8k(\d+)", op[3]).groups())
         per_register = 2 if kind in ("f16", "bf16") else 1
@@ -481,6 +487,8 @@ class Block:
 
     def op_cp(self, op, args):
         """cp.async: what is copied arrives when it is waited for, at the latest moment that there may be."""
+        if op[2] == "bulk":
+            return self.bulk(op, args)
         if op[2] == "wait_all":
             for places, values in self.on_the_way:
                 self.shared.bytes[places], self.shared.written[places] = values, True
@@ -497,6 +505,7 @@ class Block:
         if not (whole | (used == 0)).all():
             raise NotImplementedError("cp.async of a part")
         values[whole] = self.memory.bytes[self.memory.places(source[whole], size, ".".join(op), read=True)]
+        self.shared.write(places, 0, np.flatnonzero(active))
         self.shared.written[places] = False  # until it has arrived
         self.on_the_way.append((places, values))
 
@@ -517,8 +526,26 @@ class Block:
                 self.put(name, value)
             else:
                 values = np.ascontiguousarray(self.get(name, op[-1])[active])
-                memory.bytes[at] = values[:, None].view(np.uint8)
-                memory.written[at] = True
+                memory.write(at, values[:, None].view(np.uint8), np.flatnonzero(active))
+
+    def op_atom(self, op, args):
+        kind, memory = np.dtype(TYPES[op[-1]]), self.shared if "shared" in op else self.memory
+        change = {"add": np.add, "min": np.minimum, "max": np.maximum, "or": np.bitwise_or, "and": np.bitwise_and,
+                  "exch": lambda old, new: new, "inc": lambda old, last: old + 1 if old < last else 0}  # fmt: skip
+        change = next(change[part] for part in op[1:] if part in change)
+        address, given, found = self.address(args[1]), self.get(args[2], op[-1]), np.zeros(self.n, kind)
+        for thread in np.flatnonzero(self.mask):
+            places = memory.places(address[thread : thread + 1], kind.itemsize, ".".join(op), read=True)
+            found[thread] = memory.bytes[places].view(kind)[0, 0]
+            value = np.asarray(change(found[thread], given[thread]), kind).reshape(1, 1)
+            memory.write(places, value.view(np.uint8), np.array([thread]))
+        self.put(args[0], found)
+
+    def op_red(self, op, args):
+        self.op_atom(op, ["_", *args])
+
+    def op_membar(self, op, args):
+        """All see all memory at once."""
 
     def _wavefronts(self, name, address, size):
         """A warp's access goes in groups of lanes that make 128 bytes; in each a bank serves one word at a time."""

@@ -8,8 +8,10 @@ one.
 
 from .barrier import (
     WARPGROUP,
+    cluster_rank,
     give_registers,
     pass_turn,
+    sync_cluster,
     sync_warp,
     sync_warpgroup,
     take_registers,
@@ -29,6 +31,7 @@ from .math import (
     part_sum,
     quotient,
     reciprocal,
+    rescaled,
     row_index,
     row_max,
     row_sum,
@@ -37,17 +40,17 @@ from .math import (
 )
 from .memory import Alignment, SharedMemory, aligned, allocate, fetch, fetched, gather, get, load, put, save
 from .product import dot
-from .ring import Ring, acquire, fill, following, open_ring, release, send, sent, share_with_tma, slot, wait
+from .ring import Ring, acquire, fill, following, open_ring, release, send, sent, share_with_tma, slot, tell, told, wait
 from .simulator import DeadlockError, RaceError, simulate
 from .warpgroup import finished, operand
 from .world import SIMULATED, device, primitive
 
 __all__ = [
     "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
-    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "col_index", "convert", "copying", "device",
+    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "cluster_rank", "col_index", "convert", "copying", "device",
     "dot", "exp2", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
     "load", "log2", "maximum", "minimum", "mma", "open_ring", "operand", "part_sum", "pass_turn", "primitive",
-    "put", "quotient", "reciprocal", "release", "row_index", "row_max", "row_sum", "save", "send", "sent",
-    "share_with_tma", "simt", "simulate", "slot", "spread", "sync_warp", "sync_warpgroup", "take_registers",
-    "take_turn", "wait", "warpgroup_index", "wgmma", "where",
+    "put", "quotient", "reciprocal", "release", "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent",
+    "share_with_tma", "simt", "simulate", "slot", "spread", "sync_cluster", "sync_warp", "sync_warpgroup", "take_registers",
+    "take_turn", "tell", "told", "wait", "warpgroup_index", "wgmma", "where",
 ]  # fmt: skip

@@ -4,10 +4,12 @@ The barrier of the whole block is Numba's: cuda.syncthreads(). Of the 16 barrier
 the turns take the next ones, then comes one for each warpgroup.
 """
 
+import numpy as np
 from numba.cuda import types
 
 from .emit import I32, VOID, asm, thread_index
-from .simulator import sync_lanes
+from .simulator import barrier, sync_lanes, syncthreads
+from .simulator import thread_index as my_index
 from .world import primitive
 
 WARPGROUP_BITS = 7
@@ -29,14 +31,20 @@ def sync_warp():
     return types.void(), generate
 
 
+def warpgroup_of():
+    return my_index() >> WARPGROUP_BITS
+
+
 def emit_warpgroup(b):
-    return b.lshr(thread_index(b), I32(WARPGROUP_BITS))
+    """By a shuffle, so that ptxas knows that it is the same in all lanes."""
+    number = b.lshr(thread_index(b), I32(WARPGROUP_BITS))
+    return asm(b, "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", I32, number, effect=True)
 
 
 @primitive
 def warpgroup_index():
     """Which warpgroup of the block this thread belongs to, as int32."""
-    raise NotImplementedError
+    return np.int32(warpgroup_of())
 
 
 @warpgroup_index.lowering
@@ -47,7 +55,7 @@ def warpgroup_index():
 @primitive
 def sync_warpgroup():
     """What the threads of this warpgroup have written to shared memory is now seen by all of them."""
-    raise NotImplementedError
+    barrier(f"sync_warpgroup() of warpgroup {warpgroup_of()}", WARPGROUP).sync()
 
 
 @sync_warpgroup.lowering
@@ -60,18 +68,52 @@ def sync_warpgroup():
 
 
 @primitive
+def sync_cluster():
+    """All threads of a cluster of blocks wait for each other: their shared memory is ready, or no longer used."""
+    syncthreads()  # clusters are of one block here, see open_ring
+
+
+@sync_cluster.lowering
+def sync_cluster():
+    text = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
+    return types.void(), lambda b: asm(b, text, VOID, effect=True)
+
+
+def emit_cluster_rank(b):
+    return asm(b, "mov.u32 $0, %cluster_ctarank;", I32)
+
+
+@primitive
+def cluster_rank():
+    """Which block of its cluster this is, as int32."""
+    return np.int32(0)
+
+
+@cluster_rank.lowering
+def cluster_rank():
+    return types.int32(), emit_cluster_rank
+
+
+@primitive
 def take_turn(count):
     """Wait until it is this warpgroup's turn, of the block's first `count` ones. The first turn has to be passed, too.
 
     A count of 1 waits for nobody.
     """
-    raise NotImplementedError
+    if count > 1:
+        _turn(warpgroup_of() % count).sync()
 
 
 @primitive
 def pass_turn(count):
     """The next warpgroup's turn, of the block's first `count` ones; after the last one it is the first one's."""
-    raise NotImplementedError
+    if count > 1:
+        _turn((warpgroup_of() + 1) % count).arrive()
+
+
+def _turn(group):
+    """Opens for those who pass the turn and those who take it."""
+    return barrier(f"the turn of warpgroup {group}", 2 * WARPGROUP)
 
 
 def _lower_turn(instruction, steps):
@@ -97,11 +139,18 @@ pass_turn = pass_turn.lowering(_lower_turn("bar.arrive", 1))
 @primitive
 def give_registers(left):
     """Each thread of this warpgroup gives back registers, so that it has `left` of them."""
+    _check_registers("give_registers", left)
 
 
 @primitive
 def take_registers(count):
     """Each thread of this warpgroup gets registers, so that it has `count` of them, once others have given so many."""
+    _check_registers("take_registers", count)
+
+
+def _check_registers(name, count):
+    if count not in range(24, 241, 8):
+        raise ValueError(f"{name}: got {count}, expected a multiple of 8 from 24 to 240")
 
 
 def _lower_registers(how):

@@ -1,5 +1,7 @@
 """What is done to fragments: made, converted, elementwise functions, sums and maxima along the rows."""
 
+from functools import reduce
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -285,6 +287,38 @@ def _coarse_slots(fine, coarse):
     return slots
 
 
+@primitive
+def rescaled(x, factor):
+    """x * factor, a row vector: warps in whose rows it is 1 throughout have nothing to do."""
+    return x * factor
+
+
+@rescaled.lowering
+def rescaled(x, factor):
+    def generate(b, tile, by):
+        old, factors = registers(b, x, tile), registers(b, factor, by)
+        others = reduce(b.or_, [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for (f,) in factors])
+        text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
+        any_other = asm(b, text, I32, b.zext(others, I32), effect=True)
+        before, body, after = b.block, b.append_basic_block("rescale"), b.append_basic_block("rescaled")
+        b.cbranch(b.icmp_unsigned("!=", any_other, I32(0)), body, after)
+        b.position_at_end(body)
+        new = [[b.fmul(value, f) for value in row] for row, (f,) in zip(old, factors)]
+        b.branch(after)
+        b.position_at_end(after)
+        merged = []
+        for old_row, new_row in zip(old, new):
+            merged.append([])
+            for o, n in zip(old_row, new_row):
+                phi = b.phi(o.type)
+                phi.add_incoming(o, before)
+                phi.add_incoming(n, body)
+                merged[-1].append(phi)
+        return fragment(b, x, merged)
+
+    return x(x, factor), generate
+
+
 # ------------------------------------------------------------------------------------------------- along the rows
 def _reduce_rows(function, x, seed):
     total = function.reduce(x.registers, axis=1, keepdims=True)
@@ -313,11 +347,16 @@ def _lower_reduction(emit):
     return lower
 
 
+CHAINS = 4  # of operations that do not wait for each other
+
+
 def fold(b, emit, dtype, values):
-    total = values[0]
-    for value in values[1:]:
-        total = emit(b, dtype, total, value)
-    return total
+    totals = values[:CHAINS]
+    for i, value in enumerate(values[CHAINS:]):
+        totals[i % CHAINS] = emit(b, dtype, totals[i % CHAINS], value)
+    while len(totals) > 1:
+        totals = [emit(b, dtype, *pair) if len(pair) > 1 else pair[0] for pair in (totals[:2], totals[2:]) if pair]
+    return totals[0]
 
 
 def emit_add(b, dtype, x, y):

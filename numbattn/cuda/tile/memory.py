@@ -7,7 +7,7 @@ and nothing is read there: addresses are clamped. Arrays are not empty.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from llvmlite import ir
@@ -354,6 +354,10 @@ class SharedTile:
         """Of one stage."""
         return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
 
+    def place(self, row, col):
+        """Elements in memory from the first one to that at (row, col)."""
+        return row * self.pitch + col
+
     def steps(self):
         """Elements in memory from one row of the shape to the next, and from one column to the next."""
         return (1, self.pitch) if self.transposed else (self.pitch, 1)
@@ -387,23 +391,29 @@ class SharedMemory:
 
 
 class Tile:
-    """A tile in simulated shared memory: every access is noted."""
+    """A tile in simulated shared memory: every access is noted. The element at (row, col) lies at places[row, col].
 
-    def __init__(self, plan, memory, values, granules):
-        self.plan, self.memory, self.values, self.granules = plan, memory, values, granules
+    `work` is what reads or writes in the background, see simulator.SharedMemory.
+    """
+
+    def __init__(self, plan, memory, values, granules, places):
+        self.plan, self.memory, self.values, self.granules, self.places = plan, memory, values, granules, places
 
     @property
     def T(self):
         plan = replace(self.plan, transposed=not self.plan.transposed)
-        return Tile(plan, self.memory, self.values.T, self.granules.T)
+        return Tile(plan, self.memory, self.values, self.granules, self.places.T)
 
-    def read(self, rows, cols):
-        self.memory.note_read(self.granules[rows, cols])
-        return self.values[rows, cols]
+    def granules_of(self, rows, cols):
+        return self.granules[self.places[rows, cols]]
 
-    def write(self, rows, cols, values):
-        self.memory.note_write(self.granules[rows, cols])
-        self.values[rows, cols] = values
+    def read(self, rows, cols, work=None):
+        self.memory.note_read(self.granules_of(rows, cols), work)
+        return self.values[self.places[rows, cols]]
+
+    def write(self, rows, cols, values, work=None):
+        self.memory.note_write(self.granules_of(rows, cols), work)
+        self.values[self.places[rows, cols]] = values
 
 
 class TileType(types.Type):
@@ -435,11 +445,18 @@ def allocate(plan, stage=0):
     memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.nbytes
 
     def cut(flat, step):
-        return flat[start // step :][: plan.rows * plan.pitch * (item // step)]
+        return flat[start // step :][: plan.nbytes // step]
 
-    values = cut(memory.bytes, 1).view(plan.dtype).reshape(plan.rows, plan.pitch)
-    granules = cut(memory.granules, simulator.GRANULE)[:: item // simulator.GRANULE].reshape(values.shape)
-    return Tile(plan, memory, values[:, : plan.cols], granules[:, : plan.cols])
+    values = cut(memory.bytes, 1).view(plan.dtype)
+    granules = cut(memory.granules, simulator.GRANULE)[:: item // simulator.GRANULE]
+    return Tile(plan, memory, values, granules, _places_in(plan))
+
+
+@lru_cache
+def _places_in(plan):
+    """Where the elements of a tile lie, counted from its first one: array of [row, col]."""
+    rows, cols = np.ogrid[: plan.rows, : plan.cols]
+    return plan.place(rows, cols)
 
 
 @allocate.lowering
@@ -554,7 +571,7 @@ def fetch(shared, matrix, layout, first):
     """
     put(shared, load(matrix, layout, first))
     if _holds_first_copy(layout):
-        shared.memory.note_fetch(shared.granules[places(layout)])
+        shared.memory.note_fetch(shared.granules_of(*places(layout)))
 
 
 @fetch.lowering

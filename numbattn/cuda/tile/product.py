@@ -23,7 +23,7 @@ from .math import HALVES, emit_convert, emit_pair, round_to
 from .memory import VECTOR_BYTES, Tile, places
 from .simulator import WARP, gather_lanes
 from .simulator import thread_index as my_index
-from .warpgroup import emit_wgmma
+from .warpgroup import InFlight, emit_wgmma, meet_for_product, product_of_warpgroup
 from .world import primitive
 
 
@@ -37,11 +37,17 @@ def dot(acc, x, y):
     if isinstance(acc, Layout):
         acc = Fragment(acc, np.zeros(1, np.float64 if y.plan.dtype == np.float64 else np.float32))
     _check_shapes(acc.layout, x.plan.shape if isinstance(x, Tile) else x.layout.shape, y.plan.shape)
+    work = product_of_warpgroup() if acc.layout.unit == "wgmma" else None
+    before = acc.sums if isinstance(acc, InFlight) else acc.registers
     rows, cols = places(acc.layout)
     depth = np.arange(y.plan.shape[0])
-    left = x.read(rows, depth) if isinstance(x, Tile) else round_to(y.plan.dtype, whole_rows(x))
-    right = y.read(depth[:, None], cols)
-    return Fragment(acc.layout, acc.registers + left.astype(acc.dtype) @ right.astype(acc.dtype))
+    left = x.read(rows, depth, work) if isinstance(x, Tile) else round_to(y.plan.dtype, whole_rows(x))
+    right = y.read(depth[:, None], cols, work)
+    sums = before + left.astype(before.dtype) @ right.astype(before.dtype)
+    if not work:
+        return Fragment(acc.layout, sums)
+    meet_for_product()
+    return InFlight(acc.layout, sums, work)
 
 
 def whole_rows(x):

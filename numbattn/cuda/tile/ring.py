@@ -18,11 +18,13 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
-from .barrier import WARPGROUP
-from .boxes import Boxes
-from .emit import I32, I64, SHARED, VOID, asm, shared_memory, thread_index
-from .fragment import LLVM, constant
-from .memory import TileType
+from . import simulator
+from .barrier import WARPGROUP, emit_cluster_rank
+from .boxes import ROW_BYTES, Boxes
+from .emit import I32, SHARED, VOID, asm, load_vector, shared_memory, store_vector, thread_index
+from .fragment import LLVM, constant, element_type
+from .memory import TileType, allocate
+from .simulator import Barrier, RaceError
 from .world import primitive
 
 BARRIER_BYTES = 8
@@ -31,18 +33,47 @@ BARRIER_BYTES = 8
 @constant
 @dataclass(frozen=True)
 class Ring:
-    """Where the stages and their barriers lie, and how many warpgroups read each of them."""
+    """Where the stages and their barriers lie, and how many warpgroups of a block read each of them.
+
+    The blocks of a cluster fill their stages together: each copies its part of the rows to all of them.
+    """
 
     tile: Boxes
     barriers: int  # offset in shared memory: those of `filled` first, then those of `free`
     readers: int
+    cluster: int = 1  # blocks
 
     def __str__(self):
-        return f"ring of {self.tile.stages} {self.tile}, {self.readers} readers"
+        return f"ring of {self.tile.stages} {self.tile}, {self.readers} readers in {self.cluster} blocks"
 
     @classmethod
-    def within(cls, shared, tile, readers):
-        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers)
+    def within(cls, shared, tile, readers, cluster=1):
+        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, cluster)
+
+    @property
+    def box(self):
+        """Of a tensor map of (batch, heads, rows, columns)."""
+        return 1, 1, self.tile.rows // self.cluster, self.tile.width
+
+
+@dataclass(frozen=True)
+class Slot:
+    """In plain Python."""
+
+    ring: Ring
+    stage: int
+    parity: int
+
+    @property
+    def tile(self):
+        return allocate(self.ring.tile, self.stage)
+
+    def barrier(self, free):
+        memory, ring = simulator.shared_memory(), self.ring
+        barriers, who, when = memory.rings.get(ring, (None, 0, np.inf))
+        if memory.clocks[0, simulator.thread_index(), who] < when:
+            raise RaceError(f"thread {simulator.thread_index()} uses a {ring}, and no barrier says that it is open")
+        return barriers[free][self.stage]
 
 
 class SlotType(types.Type):
@@ -81,7 +112,16 @@ def emit_barrier(b, ring, stage, free):
 @primitive
 def open_ring(ring):
     """Make a ring ready: by all threads of a block, before a barrier of the block."""
-    raise NotImplementedError
+    if ring.cluster > 1:
+        raise NotImplementedError("clusters are not simulated")
+    me, memory = simulator.thread_index(), simulator.shared_memory()
+    if me == 0:
+        kinds = ("filled", 1), ("free", ring.readers)
+        barriers = [
+            [Barrier(f"{name} of stage {stage} of a {ring}", count) for stage in range(ring.tile.stages)]
+            for name, count in kinds
+        ]
+        memory.rings[ring] = barriers, me, memory.tell()[0, me]
 
 
 @open_ring.lowering
@@ -91,7 +131,7 @@ def open_ring(ring):
     def generate(b, _):
         with b.if_then(b.icmp_unsigned("==", thread_index(b), I32(0))):
             for stage in range(plan.tile.stages):
-                for free, count in enumerate((1, plan.readers)):
+                for free, count in enumerate((1, plan.readers * plan.cluster)):
                     at = emit_barrier(b, plan, I32(stage), free)
                     asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
             asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)
@@ -102,7 +142,7 @@ def open_ring(ring):
 @primitive
 def slot(ring, stage):
     """The first use of a stage."""
-    raise NotImplementedError
+    return Slot(ring, int(stage), 0)
 
 
 @slot.lowering
@@ -113,7 +153,8 @@ def slot(ring, stage):
 @primitive
 def following(slot, steps=1):
     """The slot so many stages further in the ring."""
-    raise NotImplementedError
+    rounds, stage = divmod(slot.stage + int(steps), slot.ring.tile.stages)
+    return Slot(slot.ring, stage, slot.parity ^ rounds)
 
 
 @following.lowering
@@ -146,7 +187,7 @@ def emit_wait(b, barrier, parity):
 @primitive
 def acquire(slot):
     """Wait until the stage's readers have released what it held before."""
-    raise NotImplementedError
+    slot.barrier(free=True).wait(slot.parity ^ 1)
 
 
 @acquire.lowering
@@ -161,7 +202,7 @@ def acquire(slot):
 @primitive
 def wait(slot):
     """Wait until the stage is filled."""
-    raise NotImplementedError
+    slot.barrier(free=False).wait(slot.parity)
 
 
 @wait.lowering
@@ -175,32 +216,36 @@ def wait(slot):
 
 @primitive
 def release(slot):
-    """This warpgroup has read the stage. All of its threads come here."""
-    raise NotImplementedError
+    """This warpgroup has read the stage. All of its threads come here; what the first of them knows is what counts."""
+    if simulator.thread_index() % WARPGROUP == 0:
+        slot.barrier(free=True).arrive()
 
 
 @release.lowering
 def release(slot):
     def generate(b, value):
-        first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
-        with b.if_then(first):
+        thread, count = b.and_(thread_index(b), I32(WARPGROUP - 1)), slot.ring.cluster
+        with b.if_then(b.icmp_unsigned("<", thread, I32(count))):
             at = emit_barrier(b, slot.ring, unpack(b, value)[0], True)
-            asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
+            if count == 1:
+                asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
+            else:
+                at = asm(b, "mapa.shared::cluster.u32 $0, $1, $2;", I32, at, thread)
+                asm(b, "mbarrier.arrive.shared::cluster.b64 _, [$0];", VOID, at, effect=True)
 
     return types.void(slot), generate
+
+
+def emit_stage(b, plan, stage):
+    """The pointer to a stage."""
+    at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.nbytes))])
+    return b.bitcast(at, ir.PointerType(LLVM[element_type(plan.dtype)], SHARED))
 
 
 @intrinsic
 def _tile_of(typingctx, slot):
     plan = slot.ring.tile
-    out = TileType(plan)
-
-    def generate(context, b, signature, values):
-        stage, _ = unpack(b, values[0])
-        at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.nbytes))])
-        return b.bitcast(at, ir.PointerType(LLVM[out.dtype], SHARED))
-
-    return out(slot), generate
+    return TileType(plan)(slot), lambda context, b, signature, values: emit_stage(b, plan, unpack(b, values[0])[0])
 
 
 @overload_attribute(SlotType, "tile")
@@ -208,14 +253,72 @@ def _slot_tile(slot):
     return lambda slot: _tile_of(slot)
 
 
+# ---------------------------------------------------------------------------------------------------------- messages
+@primitive
+def tell(slot, numbers):
+    """Fill a stage of int32 with these numbers. By one thread."""
+    slot.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
+    slot.barrier(free=False).arrive()
+
+
+@tell.lowering
+def tell(slot, numbers):
+    def generate(b, value, numbers):
+        stage, _ = unpack(b, value)
+        start = emit_stage(b, slot.ring.tile, stage)
+        for i in range(numbers_type.count):
+            store_vector(b, [b.extract_value(numbers, i)], b.gep(start, [I32(i)]))
+        filled = emit_barrier(b, slot.ring, stage, False)
+        asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)
+
+    numbers_type = types.UniTuple(types.int32, len(numbers))
+    return types.void(slot, numbers_type), generate
+
+
+@primitive
+def told(slot):
+    """The numbers in a stage."""
+    return tuple(slot.tile.read(0, np.arange(slot.ring.tile.cols)))
+
+
+@told.lowering
+def told(slot):
+    plan = slot.ring.tile
+    out = types.UniTuple(types.int32, plan.cols)
+
+    def generate(b, value):
+        start = emit_stage(b, plan, unpack(b, value)[0])
+        numbers = ir.Constant(ir.ArrayType(I32, plan.cols), ir.Undefined)
+        for i in range(plan.cols):
+            (number,) = load_vector(b, b.gep(start, [I32(i)]), 1)
+            numbers = b.insert_value(numbers, number, i)
+        return numbers
+
+    return out(slot), generate
+
+
 # ------------------------------------------------------------------------------------- the tensor memory accelerator
 @primitive
 def fill(slot, matrices, batch, head, row):
     """Start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
 
-    matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes).
+    matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes). In plain
+    Python an array of that shape.
     """
-    raise NotImplementedError
+    tile, memory, filled = slot.tile, simulator.shared_memory(), slot.barrier(free=False)
+    part, values = _rows(matrices, tile.plan, batch, head, row), np.zeros(tile.plan.shape, tile.plan.dtype)
+    values[: part.shape[0], : part.shape[1]] = part
+    unit, number = memory.start_work(f"the fill of stage {slot.stage} of a {slot.ring}")
+    tile.write(slice(None), slice(None), values, (unit, number))
+    known = memory.tell()
+    known[:, unit] = number
+    filled.arrive(known)
+
+
+def _rows(matrices, plan, batch, head, row):
+    """The part of a matrix that a tile covers; dtypes are those of the tile, whatever the array calls its bits."""
+    matrix = np.asarray(matrices)[batch, head].view(plan.dtype)
+    return matrix[int(row) : int(row) + plan.rows, : plan.cols]
 
 
 @fill.lowering
@@ -228,11 +331,16 @@ def fill(slot, matrices, batch, head, row):
         text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
         asm(b, text, VOID, filled, I32(plan.nbytes), effect=True)
         start = b.add(b.ptrtoint(shared_memory(b, plan.offset), I32), b.mul(stage, I32(plan.nbytes)))
+        form, everybody = "", ""
+        if slot.ring.cluster > 1:
+            form, everybody = ".multicast::cluster", f", {(1 << slot.ring.cluster) - 1}"
+            rows = b.mul(emit_cluster_rank(b), I32(plan.rows // slot.ring.cluster))
+            start, row = b.add(start, b.mul(rows, I32(ROW_BYTES))), b.add(row, rows)
+        text = (
+            f"cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes{form} "
+            f"[$0], [$1, {{$2, $3, $4, $5}}], [$6]{everybody};"
+        )
         for i, col in enumerate(range(0, plan.cols, plan.width)):
-            text = (
-                "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                "[$0], [$1, {$2, $3, $4, $5}], [$6];"
-            )
             box = b.add(start, I32(i * plan.box_bytes))
             asm(b, text, VOID, box, tensor_map, I32(col), row, head, batch, filled, effect=True)
 
@@ -243,6 +351,7 @@ def fill(slot, matrices, batch, head, row):
 @primitive
 def share_with_tma():
     """What this thread has written to shared memory may be sent, or multiplied by a warpgroup, after the next barrier."""
+    simulator.shared_memory().share()
 
 
 @share_with_tma.lowering
@@ -253,7 +362,13 @@ def share_with_tma():
 @primitive
 def send(matrices, shared, batch, head, row):
     """Start to copy a tile of boxes to rows `row`... of a matrix; what is beyond the matrix is left out. By one thread."""
-    raise NotImplementedError
+    values = shared.read(slice(None), slice(None), shared.memory.start_work(_sends()))
+    part = _rows(matrices, shared.plan, batch, head, row)
+    part[...] = values[: part.shape[0], : part.shape[1]]
+
+
+def _sends():
+    return f"a send of thread {simulator.thread_index()}"
 
 
 @send.lowering
@@ -275,6 +390,9 @@ def send(matrices, shared, batch, head, row):
 @primitive
 def sent():
     """Wait until the tiles that this thread sends may be overwritten."""
+    memory = simulator.shared_memory()
+    unit = memory.unit(_sends())
+    memory.note_end(unit, memory.clocks[0, unit, unit])
 
 
 @sent.lowering

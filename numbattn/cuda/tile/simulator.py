@@ -7,7 +7,7 @@ until it must wait, then hands the baton on; so a run is deterministic, or shuff
 Shared memory knows who wrote and read each of its words, and what each thread can know of it: every thread carries a
 vector clock, which barriers merge. A read of what nobody wrote, and two accesses that no barrier orders, are errors
 that name the threads, whatever order the threads happened to run in. When no thread can go on, the error says who waits
-for what.
+for what. Units that copy or multiply in the background count as threads of their own.
 """
 
 import random
@@ -22,6 +22,7 @@ from .layout import WARP_BITS
 
 WARP = 1 << WARP_BITS
 GRANULE = 2  # bytes of shared memory that share one record
+WORKERS = 32  # units of a block, at most, that work in the background
 
 
 class RaceError(RuntimeError):
@@ -62,12 +63,22 @@ def shared_memory():
     return threading.current_thread().block.shared
 
 
+def barrier(what, count):
+    """The block's barrier of this name, for `count` arrivals."""
+    block = threading.current_thread().block
+    if what not in block.barriers:
+        block.barriers[what] = Barrier(what, count)
+    return block.barriers[what]
+
+
 # -------------------------------------------------------------------------------------------------- shared memory
 class SharedMemory:
     """Bytes, and for each granule and thread the time of the last access.
 
-    Time is counted by each thread for itself: clocks[t][u] is the time of thread u up to which thread t is sure that
-    everything has happened.
+    Time is counted by each thread for itself: clocks[0, t, u] is the time of thread u up to which thread t is sure that
+    everything has happened, clocks[1, t, u] that up to which it has also been shared with the units that work in the
+    background. Such a unit is a thread of its own, known by a name. Its time is the number of its last piece of work,
+    (unit, number): a thread that has seen the end of one knows all up to that number.
     """
 
     def __init__(self, nbytes, threads):
@@ -76,15 +87,48 @@ class SharedMemory:
         self.granules = np.arange(granules)
         self.writer = np.full(granules, -1, np.int32)
         self.written = np.zeros(granules, np.int32)
-        self.read = np.zeros((threads, granules), np.int32)
+        self.read = np.zeros((threads + WORKERS, granules), np.int32)
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
-        self.clocks = np.zeros((threads, threads), np.int32)
-        np.fill_diagonal(self.clocks, 1)
+        self.clocks = np.zeros((2, threads + WORKERS, threads + WORKERS), np.int32)
+        np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
+        self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
+        self.rings = {}  # see ring.open_ring
 
     def merge(self, threads):
         """A barrier for these threads: each knows what all have done so far."""
-        self.clocks[threads] = self.clocks[threads].max(axis=0)
-        self.clocks[threads, threads] += 1
+        self.clocks[:, threads] = self.clocks[:, threads].max(axis=1, keepdims=True)
+        self.clocks[0, threads, threads] += 1
+
+    def tell(self):
+        """What this thread knows, for others to `learn`; not what it does from now on."""
+        me = thread_index()
+        known = self.clocks[:, me].copy()
+        self.clocks[0, me, me] += 1
+        return known
+
+    def learn(self, known):
+        mine = self.clocks[:, thread_index()]
+        np.maximum(mine, known, out=mine)
+
+    def share(self):
+        """What this thread has written is shared with the units that work in the background."""
+        me = thread_index()
+        self.clocks[1, me, me] = self.clocks[0, me, me]
+        self.clocks[0, me, me] += 1
+
+    def unit(self, name):
+        """The number of a unit that works in the background."""
+        return self.numbers.setdefault(name, len(self.numbers))
+
+    def start_work(self, name):
+        unit = self.unit(name)
+        self.clocks[0, unit, unit] += 1
+        return unit, self.clocks[0, unit, unit]
+
+    def note_end(self, unit, number):
+        """This thread knows that a unit's work up to this number has ended."""
+        mine = self.clocks[:, thread_index(), unit]
+        np.maximum(mine, number, out=mine)
 
     def note_fetch(self, granules):
         """What was written just now arrives when this thread waits for it."""
@@ -100,32 +144,38 @@ class SharedMemory:
             what = f"thread {thread_index()} touches byte {at} of shared memory"
             raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
 
-    def note_read(self, granules):
+    def note_read(self, granules, work=None):
+        """By this thread, or by a piece of work that it starts."""
         self._demand_arrival(granules)
         me, writer = thread_index(), self.writer[granules]
         if (writer < 0).any():
             at = GRANULE * int(granules[writer < 0].flat[0])
             raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
-        self._demand(self._known(me, writer, granules), granules, writer, "reads what thread {} wrote")
-        self.read[me, granules] = self.clocks[me, me]
+        self._demand_written(granules, writer, "reads what {} wrote", work)
+        who, when = work or (me, self.clocks[0, me, me])
+        self.read[who, granules] = when
 
-    def note_write(self, granules):
+    def note_write(self, granules, work=None):
         self._demand_arrival(granules)
-        me, writer = thread_index(), self.writer[granules]
-        fresh = writer < 0
-        self._demand(fresh | self._known(me, writer, granules), granules, writer, "overwrites what thread {} wrote")
-        known = self.read[:, granules] <= self.clocks[me].reshape(-1, *[1] * granules.ndim)
-        self._demand(known.all(0), granules, known.argmin(0), "overwrites what thread {} reads")
-        self.writer[granules], self.written[granules] = me, self.clocks[me, me]
+        me = thread_index()
+        self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
+        count = len(self.numbers)
+        known = self.read[:count, granules] <= self.clocks[0, me, :count].reshape(-1, *[1] * granules.ndim)
+        self._demand(known.all(0), granules, known.argmin(0), "overwrites what {} reads")
+        self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 
-    def _known(self, me, writer, granules):
-        return self.written[granules] <= self.clocks[me, writer]
+    def _demand_written(self, granules, writer, what, work):
+        fresh, written = writer < 0, self.written[granules]
+        known, shared = (fresh | (written <= self.clocks[i, thread_index(), writer]) for i in range(2))
+        self._demand(known, granules, writer, what)
+        if work:
+            self._demand(shared, granules, writer, what, "share_with_tma() before the barrier")
 
-    def _demand(self, known, granules, other, what):
+    def _demand(self, known, granules, other, what, missing="barrier between"):
         if not known.all():
-            at, other = GRANULE * int(granules[~known].flat[0]), int(other[~known].flat[0])
+            at, other = GRANULE * int(granules[~known].flat[0]), list(self.numbers)[int(other[~known].flat[0])]
             what = f"thread {thread_index()} {what.format(other)} at byte {at} of shared memory"
-            raise RaceError(f"{what}, with no barrier between")
+            raise RaceError(f"{what}, with no {missing}")
 
 
 # ------------------------------------------------------------------------------------------------ threads, barriers
@@ -160,6 +210,39 @@ class Meeting:
         self.members.discard(thread.number)
         if self.waiting and len(self.posts) == len(self.members):
             self.open()
+
+
+class Barrier:
+    """Opens each time that `count` have arrived. Who waits for that learns what they knew."""
+
+    def __init__(self, what, count):
+        self.what, self.count = what, count
+        self.phases = self.arrived = 0  # phases that are over; arrivals in this one
+        self.told = self.known = 0
+        self.waiting = []
+
+    def arrive(self, known=None):
+        """known: what they learn from this thread, by default all that it knows."""
+        self.told = np.maximum(self.told, shared_memory().tell() if known is None else known)
+        self.arrived += 1
+        if self.arrived == self.count:
+            self.known, self.arrived, self.phases = self.told, 0, self.phases + 1
+            threading.current_thread().block.ready.extend(self.waiting)
+            self.waiting = []
+
+    def wait(self, parity):
+        """Until the last phase that is over has this parity."""
+        thread = threading.current_thread()
+        while self.phases % 2 == parity:
+            self.waiting.append(thread)
+            thread.block.wait(self)
+        thread.block.shared.learn(self.known)
+
+    def sync(self, known=None):
+        """Arrive and wait."""
+        parity = self.phases % 2
+        self.arrive(known)
+        self.wait(parity)
 
 
 class Index3:
@@ -198,6 +281,7 @@ class Block:
         self.shared = SharedMemory(shared_bytes, threads)
         self.threads = [Thread(self, number) for number in range(threads)]
         self.ready, self.alive = deque(self.threads), threads
+        self.barriers = {}
         self.everyone = Meeting("cuda.syncthreads()", range(threads))
         self.warps = [
             Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
@@ -285,11 +369,20 @@ class OfThisThread:
         return getattr(getattr(threading.current_thread(), self._name), axis)
 
 
+def syncthreads():
+    threading.current_thread().block.everyone.meet()
+
+
+vars(cuda).setdefault("syncthreads", syncthreads)  # for those who make kernels, to capture
+
+
 @contextmanager
 def _thread_attributes():
     """numba.cuda as it looks from inside a kernel."""
+    from numba.cuda.simulator.kernelapi import FakeCUDAAtomic
+
     inside = {name: OfThisThread(name) for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
-    inside["syncthreads"] = lambda: threading.current_thread().block.everyone.meet() and None
+    inside.update(syncthreads=syncthreads, atomic=FakeCUDAAtomic())
     outside = {name: vars(cuda)[name] for name in inside if name in vars(cuda)}
     vars(cuda).update(inside)
     try:

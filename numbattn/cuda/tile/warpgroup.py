@@ -9,12 +9,14 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, register_model
 
+from .barrier import WARPGROUP, warpgroup_of
 from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
-from .emit import I32, VOID, asm, asm_in_place
+from .emit import I32, VOID, asm, asm_in_place, end_block
 from .fragment import Fragment, FragmentType, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .math import HALVES, emit_pair, round_to
+from .simulator import RaceError, barrier, shared_memory
 from .world import primitive
 
 WARPGROUP_ROWS, DEPTH = 64, 16  # of the sum; of k, in one instruction
@@ -69,23 +71,65 @@ def left_pairs(b, dtype, layout, rows):
     ]
 
 
+class InFlight(Fragment):
+    """A sum that is not there yet, of a product in plain Python: only `dot` and `finished` take it."""
+
+    __slots__ = ("sums", "work")
+
+    def __init__(self, layout, sums, work):
+        self.layout, self.sums, self.work = layout, sums, work
+
+    @property
+    def registers(self):
+        raise RaceError("the sum of a product is used before it has `finished`")
+
+
+def _products():
+    """Where the threads of this warpgroup meet for each product: there have been as many as phases."""
+    return barrier(f"a product of warpgroup {warpgroup_of()}", WARPGROUP)
+
+
+def product_of_warpgroup():
+    """The next product as a piece of work, see simulator.SharedMemory."""
+    products = _products()
+    return shared_memory().unit(products.what), products.phases + 1
+
+
+def meet_for_product():
+    """All threads of the warpgroup have done their share: one that has `finished` knows it of all. Else it orders
+    nothing."""
+    _products().sync(0)
+
+
 @primitive
-def finished(tile, later):
-    """The sum of a product, once all products that were started but the `later` last ones are there."""
-    return tile
+def finished(tile, later, meanwhile=None):
+    """The sum of a product, once all products that were started but the `later` last ones are there.
+
+    meanwhile: a tile that is computed before the wait. ptxas would else move all that can wait behind it.
+    """
+    if not isinstance(tile, InFlight):
+        return tile
+    unit, number = tile.work
+    over = _products().phases - later
+    if number > over:
+        raise RaceError(f"finished: the product is one of the {later} last ones")
+    shared_memory().note_end(unit, over)
+    return Fragment(tile.layout, tile.sums)
 
 
 @finished.lowering
-def finished(tile, later):
+def finished(tile, later, meanwhile=None):
     if not isinstance(later, types.IntegerLiteral):
         return None
+    text = f"wgmma.wait_group.sync.aligned {later.literal_value};"
 
-    def generate(b, value, _):
+    def generate(b, value, _, computed):
         sums = in_order(unpack(b, tile, value))
-        sums = asm_in_place(b, f"wgmma.wait_group.sync.aligned {later.literal_value};", sums)
-        return pack(b, tile, by_rows(sums))
+        if isinstance(meanwhile, FragmentType):
+            end_block(b, [register for row in unpack(b, meanwhile, computed) for register in row])
+        return pack(b, tile, by_rows(asm_in_place(b, text, sums)))
 
-    return tile(tile, later), generate
+    return tile(tile, later, types.none if meanwhile is None else meanwhile), generate
 
 
 def emit_wgmma(acc, x, y):
@@ -173,7 +217,8 @@ class InShared:
         lead = plan.box_bytes if is_turned else CHUNK_BYTES
         self.low = (lead >> 4 << 16) + (nbytes >> 4)
         self.high = SWIZZLE_128 | ALIGNMENT >> 4  # from 8 rows to the next 8
-        self.operands = [b.lshr(b.ptrtoint(pointer, I32), I32(4))]
+        # in a cluster the upper bits say which block's memory it is
+        self.operands = [b.and_(b.lshr(b.ptrtoint(pointer, I32), I32(4)), I32(0x3FFF))]
 
     def at(self, k):
         return InShared(self.b, self.plan, self.pointer, self.k_axis, k)

@@ -1,0 +1,65 @@
+"""Tiles of boxes: where their elements lie, and moving them from and to registers."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import WARPGROUP, RaceError, SharedMemory, allocate, copying, get, load, put, save, wgmma
+from numbattn.cuda.tile.boxes import ALIGNMENT, Boxes
+from tests.tools.launch import launch, poisoned, simulated_only
+
+
+@pytest.mark.parametrize(("rows", "cols", "dtype"), [(64, 64, np.float16), (80, 192, np.float16), (16, 64, np.float32)])
+def test_every_element_has_a_place(rows, cols, dtype):
+    plan = Boxes(rows, cols, np.dtype(dtype), 0)
+    places = plan.place(*np.ogrid[:rows, :cols])
+    np.testing.assert_array_equal(np.sort(places, axis=None), np.arange(plan.nbytes // plan.dtype.itemsize))
+
+
+def test_chunks_of_eight_rows_are_swizzled():
+    """Chunk c of row r lies where chunk c ^ (r % 8) would; the next 64 columns come after all rows."""
+    plan = Boxes(24, 128, np.dtype(np.float16), 0)
+    for r, box, c in np.ndindex(24, 2, 8):
+        chunk = plan.place(r, box * 64 + c * 8 + np.arange(8)) * 2
+        np.testing.assert_array_equal(chunk, box * 24 * 128 + r * 128 + (c ^ r % 8) * 16 + 2 * np.arange(8))
+
+
+def test_boxes_start_where_the_pattern_does():
+    shared = SharedMemory()
+    shared.tile(1, 8, np.float32)
+    tiles = [shared.boxes(8, 64, np.float16, stages=3), shared.boxes(64, 64, np.float16)]
+    assert [tile.offset for tile in tiles] == [ALIGNMENT, 4 * ALIGNMENT]
+    assert shared.nbytes == 12 * ALIGNMENT
+
+
+@pytest.mark.parametrize("layout", [wgmma(128), copying(64, 128, WARPGROUP, 8)], ids=str)
+def test_put_and_get(layout):
+    shared = SharedMemory()
+    TILE, OTHER = shared.boxes(64, 128, np.float16, stages=2), copying(64, 128, WARPGROUP, 2)
+
+    def move(x, y):
+        for stage in range(2):
+            put(allocate(TILE, stage), load(x, layout, 64 * stage))
+        cuda.syncthreads()
+        for stage in range(2):
+            save(y, get(allocate(TILE, stage), OTHER), 64 * stage)
+
+    x = np.random.default_rng(0).standard_normal((128, 128)).astype(np.float16)
+    y = poisoned((128, 128), np.float16)
+    launch(move, (1, 1, 1), WARPGROUP, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, x)
+
+
+@simulated_only
+def test_boxes_are_watched():
+    shared = SharedMemory()
+    TILE, PUT, GET = shared.boxes(64, 64, np.float16), wgmma(64), copying(64, 64, WARPGROUP, 8)
+
+    def move(x, y):
+        tile = allocate(TILE)
+        put(tile, load(x, PUT, 0))
+        save(y, get(tile, GET), 0)
+
+    x = np.zeros((64, 64), np.float16)
+    with pytest.raises(RaceError, match=r"thread \d+ reads"):
+        launch(move, (1, 1, 1), WARPGROUP, shared.nbytes, x, x.copy())

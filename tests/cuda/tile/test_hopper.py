@@ -1,0 +1,218 @@
+"""Words of Hopper, compiled and interpreted; what they mean is tested in the files of their own."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import (
+    SIMULATED,
+    WARPGROUP,
+    Ring,
+    SharedMemory,
+    acquire,
+    allocate,
+    bfloat16,
+    convert,
+    copying,
+    device,
+    dot,
+    fill,
+    finished,
+    following,
+    full,
+    get,
+    give_registers,
+    load,
+    open_ring,
+    operand,
+    pass_turn,
+    put,
+    release,
+    save,
+    send,
+    sent,
+    share_with_tma,
+    slot,
+    sync_warpgroup,
+    take_registers,
+    take_turn,
+    wait,
+    warpgroup_index,
+    wgmma,
+)
+from tests.tools.launch import launch, poisoned
+from tests.tools.ptx import AccessError, DeadlockError, TensorMap
+
+pytestmark = pytest.mark.skipif(SIMULATED, reason="interprets PTX")
+CC = (9, 0, "a")
+TILE, ROWS = wgmma(64), np.int32(64)
+
+
+def run(kernel, threads, nbytes, *arguments):
+    return launch(kernel, (1, 1, 1), threads, nbytes, *arguments, cc=CC)
+
+
+@device
+def nothing(slot):
+    """Instead of a word that is left out."""
+
+
+def words(without):
+    return [nothing if without == word.__name__ else word for word in (acquire, wait, release)]
+
+
+def copier(stages, without=""):
+    """y = a matrix, tile by tile through a ring."""
+    shared = SharedMemory()
+    RING = Ring.within(shared, shared.boxes(64, 64, np.float16, stages), readers=1)
+    _acquire, _wait, _release = words(without)
+
+    def copy(mX, y, count):
+        open_ring(RING)
+        cuda.syncthreads()
+        X, n = slot(RING, 0), np.int32(0)
+        if warpgroup_index() == 1:
+            give_registers(40)
+            if cuda.threadIdx.x == WARPGROUP:
+                while n < count:
+                    _acquire(X)
+                    fill(X, mX, 1, 0, n * ROWS)
+                    X = following(X, 1)
+                    n = np.int32(n + 1)
+        else:
+            take_registers(232)
+            while n < count:
+                _wait(X)
+                save(y, get(X.tile, TILE), n * ROWS)
+                sync_warpgroup()
+                _release(X)
+                X = following(X, 1)
+                n = np.int32(n + 1)
+
+    return copy, 2 * WARPGROUP, shared.nbytes
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_ring(rng, stages):
+    x, y = rng.standard_normal((2, 1, 150, 40)).astype(np.float16), poisoned((256, 64))
+    run(*copier(stages), TensorMap(x, (1, 1, 64, 64)), y, np.int32(4))
+    np.testing.assert_array_equal(y[:150, :40], x[1, 0])
+    assert not y[150:].any()
+    assert not y[:, 40:].any()
+
+
+@pytest.mark.parametrize(("without", "error"), [("wait", AccessError), ("release", DeadlockError)])
+def test_what_a_ring_needs(without, error):
+    x = TensorMap(np.zeros((2, 1, 150, 64), np.float16), (1, 1, 64, 64))
+    with pytest.raises(error):
+        run(*copier(2, without), x, poisoned((256, 64)), np.int32(4))
+
+
+def sender(without=""):
+    """Rows of x to rows of a matrix, 64 after 64, through one tile that is sent."""
+    shared = SharedMemory()
+    BOXES = shared.boxes(64, 128, np.float16)
+    WIDE = wgmma(128)
+
+    def move(x, mY, count):
+        tile, n = allocate(BOXES), np.int32(0)
+        leads = cuda.threadIdx.x == 0
+        while n < count:
+            put(tile, load(x, WIDE, n * ROWS))
+            if without != "share_with_tma":
+                share_with_tma()
+            sync_warpgroup()
+            if leads:
+                send(mY, tile, 0, 1, n * ROWS)
+                if without != "sent":
+                    sent()
+            sync_warpgroup()
+            n = np.int32(n + 1)
+
+    return move, WARPGROUP, shared.nbytes
+
+
+def test_tiles_are_sent(rng):
+    x, y = rng.standard_normal((150, 104)).astype(np.float16), poisoned((1, 2, 150, 104), np.float16)
+    run(*sender(), x, TensorMap(y, (1, 1, 64, 64)), np.int32(3))
+    np.testing.assert_array_equal(y[0, 1], x)
+    assert np.isnan(y[0, 0]).all()
+
+
+@pytest.mark.parametrize(("without", "text"), [("share_with_tma", "without a fence"), ("sent", "on its way")])
+def test_what_sending_needs(without, text):
+    y = TensorMap(np.zeros((1, 2, 150, 104), np.float16), (1, 1, 64, 64))
+    with pytest.raises(AccessError, match=text):
+        run(*sender(without), np.zeros((150, 104), np.float16), y, np.int32(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("y_turned", [False, True])
+@pytest.mark.parametrize("x_form", ["rows", "turned", "registers"])
+def test_products(rng, dtype, x_form, y_turned):
+    """z + 2 x y, one sum in flight while the other one starts."""
+    depth, cols = 128, 80 if y_turned else 128
+    shared = SharedMemory()
+    X = shared.boxes(*((depth, 64) if x_form == "turned" else (64, depth)), dtype)
+    Y = shared.boxes(*((cols, depth) if y_turned else (depth, cols)), dtype)
+    PUT_X, PUT_Y = (copying(tile.rows, tile.cols, WARPGROUP, 8) for tile in (X, Y))
+    SUM, LEFT = wgmma(cols), wgmma(depth)
+
+    @device
+    def left(tile, x):
+        if x_form == "registers":
+            return operand(convert(load(x, LEFT, 0), np.float32), X)
+        elif x_form == "turned":
+            return tile.T
+        else:
+            return tile
+
+    @device
+    def right(tile):
+        return tile.T if y_turned else tile
+
+    def multiply(x, y, z):
+        sX, sY = allocate(X), allocate(Y)
+        put(sX, load(x, PUT_X, 0))
+        put(sY, load(y, PUT_Y, 0))
+        share_with_tma()
+        sync_warpgroup()
+        once = dot(SUM, left(sX, x), right(sY))
+        Z = dot(load(z, SUM, 0), left(sX, x), right(sY))
+        once = finished(once, 1)
+        save(z, once + finished(Z, 0), 0)
+
+    x, y = (rng.standard_normal((tile.rows, tile.cols)).astype(dtype) for tile in (X, Y))
+    z = rng.standard_normal((64, cols)).astype(np.float32)
+    a, b = (x.astype(np.float64) for x in (x.T if x_form == "turned" else x, y.T if y_turned else y))
+    want = z + 2 * a @ b
+    x, y = (x.view(np.uint16) if dtype == bfloat16 else x for x in (x, y))
+    run(multiply, WARPGROUP, shared.nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=1e-4)
+
+
+def test_turns():
+    """Three warpgroups add to the same numbers, one after the other: 0, 1, 2, 0, 1, 2."""
+    shared = SharedMemory()
+    NUMBERS, LAYOUT = shared.tile(64, 64, np.float32), wgmma(64)
+
+    def take_turns(y):
+        tile, group, n = allocate(NUMBERS), warpgroup_index(), np.int32(0)
+        if group == 2:
+            put(tile, full(LAYOUT, np.float32(0)))
+            pass_turn(3)
+        while n < 2:
+            take_turn(3)
+            put(tile, get(tile, LAYOUT) * np.float32(3) + full(LAYOUT, np.float32(group)))
+            pass_turn(3)
+            n = np.int32(n + 1)
+        if group == 0:
+            take_turn(3)
+            save(y, get(tile, LAYOUT), 0)
+
+    y = poisoned((64, 64))
+    run(take_turns, 3 * WARPGROUP, shared.nbytes, y)
+    want = 0
+    for group in (0, 1, 2, 0, 1, 2):
+        want = 3 * want + group
+    assert (y == want).all()

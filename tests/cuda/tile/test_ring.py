@@ -1,0 +1,283 @@
+"""Rings: stages that one thread fills and warpgroups read, and tiles that are sent."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import (
+    WARPGROUP,
+    DeadlockError,
+    RaceError,
+    Ring,
+    SharedMemory,
+    acquire,
+    allocate,
+    bfloat16,
+    fill,
+    following,
+    get,
+    load,
+    open_ring,
+    put,
+    release,
+    save,
+    send,
+    sent,
+    share_with_tma,
+    simulate,
+    slot,
+    sync_warpgroup,
+    tell,
+    told,
+    wait,
+    warpgroup_index,
+    wgmma,
+)
+from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
+
+ROWS = np.int32(64)
+TILE = wgmma(64)
+SEEDS = [None, *(pytest.param(seed, marks=simulated_only) for seed in (1, 2))]
+
+
+FAULTS = {
+    "open_ring": (RaceError, "uses a ring of 2 float16 boxes .* no barrier says that it is open"),
+    "syncthreads": (RaceError, "no barrier says that it is open"),
+    "acquire": (RaceError, r"thread 128 overwrites what (thread \d+ reads|the fill of stage \d .* wrote)"),
+    "fill": (DeadlockError, "threads 0-127 wait for filled of stage 0 of a ring of 2 float16 boxes 64x64 at 0"),
+    "wait": (RaceError, "reads (what the fill of stage 0 of a ring .* wrote|.* which nobody has written)"),
+    "sync_warpgroup": (RaceError, r"thread 128 overwrites what thread \d+ reads"),
+    "release": (DeadlockError, "threads 128 wait for free of stage 0 of a ring of 2 float16 boxes"),
+}
+
+
+def copier(dtype=np.float16, stages=2, readers=1, without=""):
+    """y = a matrix, tile by tile through a ring; `readers` warpgroups copy all of it, each to its own y."""
+    shared = SharedMemory()
+    RING, READERS = Ring.within(shared, shared.boxes(64, 64, dtype, stages), readers), np.int32(readers)
+    opens, syncs, acquires, fills, waits, meets, releases = (without != step for step in FAULTS)
+
+    def copy(mX, y, count):
+        if opens:
+            open_ring(RING)
+        if syncs:
+            cuda.syncthreads()
+        X, n, group = slot(RING, 0), np.int32(0), warpgroup_index()
+        if group == READERS:
+            if cuda.threadIdx.x == READERS * WARPGROUP:
+                while n < count:
+                    if acquires:
+                        acquire(X)
+                    if fills:
+                        fill(X, mX, 1, 0, np.int32(n * ROWS))
+                    X = following(X, 1)
+                    n = np.int32(n + 1)
+        else:
+            while n < count:
+                if waits:
+                    wait(X)
+                save(y[group], get(X.tile, TILE), np.int32(n * ROWS))
+                if meets:
+                    sync_warpgroup()
+                if releases:
+                    release(X)
+                X = following(X, 1)
+                n = np.int32(n + 1)
+
+    return copy, (readers + 1) * WARPGROUP, shared.nbytes
+
+
+def copied(x, count, dtype=np.float16, seed=None, **options):
+    kernel, threads, nbytes = copier(dtype, **options)
+    y = poisoned((options.get("readers", 1), count * 64, 64))
+    start(kernel, threads, nbytes, tensor_map(x, (1, 1, 64, 64)), y, np.int32(count), seed=seed)
+    return y
+
+
+def start(kernel, threads, nbytes, *arguments, seed=None):
+    if seed is None:
+        launch(kernel, (1, 1, 1), threads, nbytes, *arguments, cc=(9, 0, "a"))
+    else:
+        simulate(kernel, (1, 1, 1), threads, nbytes, *arguments, seed=seed)
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((2, 1, 5 * 64, 64)).astype(np.float16)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("stages", "readers"), [(1, 1), (2, 2), (3, 1)])
+def test_a_ring_in_any_order(x, seed, stages, readers):
+    y = copied(x, 5, stages=stages, readers=readers, seed=seed)
+    np.testing.assert_array_equal(y, np.broadcast_to(x[1, 0], y.shape))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 100])
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+def test_beyond_the_matrix_are_zeros(rng, dtype, rows):
+    x = rng.standard_normal((2, 1, rows, 48)).astype(dtype)[..., :40]
+    y = copied(x.view(np.uint16), 2, dtype)
+    np.testing.assert_array_equal(y[0, :rows, :40], x[1, 0])
+    assert not y[0, rows:].any()
+    assert not y[0, :, 40:].any()
+
+
+@simulated_only
+def test_stages_follow_each_other_and_rounds_alternate():
+    shared = SharedMemory()
+    RING = Ring.within(shared, shared.boxes(8, 64, np.float16, stages=3), readers=1)
+    X = slot(RING, 1)
+    assert [(X.stage, X.parity)] == [(1, 0)]
+    assert [(Y.stage, Y.parity) for Y in (following(X), following(X, 2), following(following(X), 3))] == [
+        (2, 0), (0, 1), (2, 1)
+    ]  # fmt: skip
+    assert RING.box == (1, 1, 8, 64)
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("without", FAULTS)
+def test_what_a_ring_needs(x, without, seed):
+    error, text = FAULTS[without]
+    with pytest.raises(error, match=text):
+        copied(x, 5, without=without, seed=seed)
+
+
+def teller(meets):
+    """Rows of x are told, one after the other; each warpgroup saves the sums to its row of y."""
+    shared = SharedMemory()
+    RING = Ring.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=2)
+
+    def pass_on(x, y):
+        open_ring(RING)
+        cuda.syncthreads()
+        X, n, group = slot(RING, 0), np.int32(0), warpgroup_index()
+        if cuda.threadIdx.x == 2 * WARPGROUP:
+            while n < x.shape[0]:
+                acquire(X)
+                tell(X, (x[n, 0], x[n, 1], x[n, 2], x[n, 3]))
+                X = following(X, 1)
+                n = np.int32(n + 1)
+        elif group < 2:
+            while n < x.shape[0]:
+                wait(X)
+                a, b, c, d = told(X)
+                if meets:
+                    sync_warpgroup()
+                release(X)
+                X = following(X, 1)
+                if cuda.threadIdx.x % WARPGROUP == 100:
+                    y[group, n] = a + 10 * b + 100 * c + 1000 * d
+                n = np.int32(n + 1)
+
+    return pass_on, 3 * WARPGROUP, shared.nbytes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_are_told(rng, seed):
+    x, y = rng.integers(10, size=(6, 4)).astype(np.int32), np.zeros((2, 6), np.int32)
+    start(*teller(meets=True), x, y, seed=seed)
+    np.testing.assert_array_equal(y, np.broadcast_to(x @ np.int32([1, 10, 100, 1000]), y.shape))
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_have_read_what_they_are_told(seed):
+    with pytest.raises(RaceError, match=r"thread 256 overwrites what thread \d+ reads"):
+        start(*teller(meets=False), np.zeros((6, 4), np.int32), np.zeros((2, 6), np.int32), seed=seed)
+
+
+@simulated_only
+def test_clusters_are_not_simulated():
+    shared = SharedMemory()
+    RING = Ring.within(shared, shared.boxes(64, 64, np.float16), 1, cluster=2)
+    with pytest.raises(NotImplementedError, match="clusters are not simulated"):
+        start(lambda: open_ring(RING), WARPGROUP, shared.nbytes)
+
+
+def sender(without="", late=""):
+    """Rows of x + 1 to rows of matrices, 64 after 64, through one tile that is sent."""
+    shared = SharedMemory()
+    BOXES = shared.boxes(64, 64, np.float16)
+    shares, shares_late = "share_with_tma" not in (without, late), late == "share_with_tma"
+    meets, sends, meets_again = (without != step for step in ("first sync_warpgroup", "sent", "second sync_warpgroup"))
+
+    def move(x, mY, count):
+        tile, n = allocate(BOXES), np.int32(0)
+        leads = cuda.threadIdx.x == 0
+        while n < count:
+            put(tile, load(x, TILE, np.int32(n * ROWS)))
+            if shares:
+                share_with_tma()
+            if meets:
+                sync_warpgroup()
+            if shares_late:
+                share_with_tma()
+            if leads:
+                send(mY, tile, 0, 1, np.int32(n * ROWS))
+                if sends:
+                    sent()
+            if meets_again:
+                sync_warpgroup()
+            n = np.int32(n + 1)
+
+    return move, shared.nbytes
+
+
+def run_sender(x, y, seed=None, **faults):
+    kernel, nbytes = sender(**faults)
+    start(kernel, WARPGROUP, nbytes, x, tensor_map(y, (1, 1, 64, 64)), np.int32(3), seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_send_stops_at_the_end(rng, seed):
+    x = rng.standard_normal((150, 56)).astype(np.float16)
+    y = poisoned((1, 2, 150, 56), np.float16)
+    run_sender(x, y, seed)
+    np.testing.assert_array_equal(y[0, 1], x)
+    assert np.isnan(y[0, 0]).all()
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("fault", "text"), [
+    ({"without": "share_with_tma"}, r"thread 0 reads what thread \d+ wrote .* no share_with_tma\(\) before"),
+    ({"late": "share_with_tma"}, r"thread 0 reads what thread \d+ wrote .* no share_with_tma\(\) before"),
+    ({"without": "first sync_warpgroup"}, r"thread 0 reads"),
+    ({"without": "sent"}, "overwrites what a send of thread 0 reads"),
+    ({"without": "second sync_warpgroup"}, "overwrites what a send of thread 0 reads|thread 0 reads what"),
+], ids=str)  # fmt: skip
+def test_what_sending_needs(fault, text, seed):
+    x = np.zeros((192, 64), np.float16)
+    with pytest.raises(RaceError, match=text):
+        run_sender(x, np.zeros((1, 2, 192, 64), np.float16), seed, **fault)
+
+
+@simulated_only
+def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
+    def kernel(shared):
+        shared_memory = SharedMemory()
+        RING = Ring.within(shared_memory, shared_memory.boxes(64, 64, np.float16), readers=1)
+
+        def refill(x):
+            open_ring(RING)
+            cuda.syncthreads()
+            X = slot(RING, 0)
+            put(X.tile, load(x[0, 0], TILE, 0))
+            if shared:
+                share_with_tma()
+            sync_warpgroup()
+            if cuda.threadIdx.x == 0:
+                fill(X, x, 0, 0, 0)
+
+        return refill, shared_memory.nbytes
+
+    x = np.zeros((1, 1, 64, 64), np.float16)
+    for shared in (True, False):
+        refill, nbytes = kernel(shared)
+        if shared:
+            simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)
+        else:
+            with pytest.raises(RaceError, match=r"overwrites what thread \d+ wrote .* no share_with_tma"):
+                simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)

@@ -1,0 +1,328 @@
+"""Products of a warpgroup, which run on until they have `finished`."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbattn.cuda.tile import (
+    WARPGROUP,
+    DeadlockError,
+    RaceError,
+    Ring,
+    SharedMemory,
+    acquire,
+    allocate,
+    bfloat16,
+    convert,
+    copying,
+    device,
+    dot,
+    fill,
+    finished,
+    following,
+    full,
+    get,
+    load,
+    open_ring,
+    operand,
+    put,
+    release,
+    save,
+    share_with_tma,
+    simulate,
+    slot,
+    sync_warpgroup,
+    wait,
+    wgmma,
+    where,
+)
+from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
+
+DEPTH, COLS = 64, 128
+SEEDS = [None, *(pytest.param(seed, marks=simulated_only) for seed in (1, 2))]
+SUM = wgmma(COLS)
+
+
+def numbers(rng, shape, dtype):
+    x = rng.standard_normal(shape).astype(dtype)
+    return x.astype(np.float32), x.view(np.uint16) if dtype == bfloat16 else x
+
+
+@device
+def as_it_lies(tile, matrix):
+    return tile
+
+
+@device
+def turned(tile, matrix):
+    return tile.T
+
+
+def in_registers(plan):
+    LAYOUT = wgmma(plan.cols)
+
+    @device
+    def in_registers(tile, matrix):
+        return operand(convert(load(matrix, LAYOUT, 0), np.float32), plan)
+
+    return in_registers
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("y_form", [as_it_lies, turned])
+@pytest.mark.parametrize("x_form", [as_it_lies, turned, in_registers])
+def test_products(rng, dtype, x_form, y_form):
+    x_shape, y_shape = (64, DEPTH), (DEPTH, COLS)
+    shared = SharedMemory()
+    X = shared.boxes(*(x_shape[::-1] if x_form is turned else x_shape), dtype)
+    Y = shared.boxes(*(y_shape[::-1] if y_form is turned else y_shape), dtype)
+    PUT_X, PUT_Y = (copying(tile.rows, tile.cols, WARPGROUP, 8) for tile in (X, Y))
+    left, right = in_registers(X) if x_form is in_registers else x_form, y_form
+
+    def multiply(x, y, z):
+        """z = 2 x y + z"""
+        sX, sY = allocate(X), allocate(Y)
+        put(sX, load(x, PUT_X, 0))
+        put(sY, load(y, PUT_Y, 0))
+        share_with_tma()
+        sync_warpgroup()
+        once = finished(dot(SUM, left(sX, x), right(sY, y)), 0)
+        Z = dot(load(z, SUM, 0), left(sX, x), right(sY, y))
+        save(z, once + finished(Z, 0), 0)
+
+    (x, x_given), (y, y_given) = (numbers(rng, (tile.rows, tile.cols), dtype) for tile in (X, Y))
+    z = rng.standard_normal((64, COLS)).astype(np.float32)
+    want = z + 2 * (x.T if x_form is turned else x) @ (y.T if y_form is turned else y)
+    launch(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, x_given, y_given, z, cc=(9, 0, "a"))
+    np.testing.assert_allclose(z, want, atol=5e-5)
+
+
+@pytest.fixture
+def xy(rng):
+    return (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+
+
+def run(kernel_of, x, y, seed=None):
+    """z of the kernel that is kernel_of(begin), begin(x, y) being tiles of x and y in shared memory."""
+    shared = SharedMemory()
+    X, Y = (shared.boxes(64, 64, np.float16) for _ in range(2))
+    LAYOUT = copying(64, 64, WARPGROUP, 8)
+
+    @device
+    def begin(x, y):
+        sX, sY = allocate(X), allocate(Y)
+        put(sX, load(x, LAYOUT, 0))
+        put(sY, load(y, LAYOUT, 0))
+        share_with_tma()
+        cuda.syncthreads()
+        return sX, sY
+
+    z = poisoned((64, 64))
+    start(kernel_of(begin), WARPGROUP, shared.nbytes, x, y, z, seed=seed)
+    return z
+
+
+def start(kernel, threads, nbytes, *arguments, seed=None):
+    if seed is None:
+        launch(kernel, (1, 1, 1), threads, nbytes, *arguments, cc=(9, 0, "a"))
+    else:
+        simulate(kernel, (1, 1, 1), threads, nbytes, *arguments, seed=seed)
+
+
+TILE, ROWS_OF_X = wgmma(64), copying(64, 64, WARPGROUP, 8)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sum_goes_on_in_flight(xy, seed):
+    def kernel(begin):
+        def multiply(x, y, z):
+            sX, sY = begin(x, y)
+            Z = dot(TILE, sX, sY)
+            other = dot(TILE, sX, sY.T)
+            Z = dot(Z, sX, sY)
+            other = finished(other, 1)
+            save(z, finished(Z, 0) + other, 0)
+
+        return multiply
+
+    x, y = xy
+    z, x, y = run(kernel, x, y, seed), x.astype(np.float32), y.astype(np.float32)
+    np.testing.assert_allclose(z, 2 * x @ y + x @ y.T, atol=5e-5)
+
+
+USES = {
+    "an operator": lambda Z, tile: Z * np.float32(2),
+    "an operator from the right": lambda Z, tile: full(TILE, np.float32(2)) * Z,
+    "a function": lambda Z, tile: where(full(TILE, True), Z, np.float32(0)),
+    "put": lambda Z, tile: put(tile, Z),
+    "an operand": lambda Z, tile: operand(Z, tile.plan),
+    "save": lambda Z, tile: save(np.zeros((64, 64), np.float32), Z, 0),
+}
+
+
+@simulated_only
+@pytest.mark.parametrize("use", USES)
+def test_a_sum_in_flight_is_not_used(xy, use):
+    def kernel(begin):
+        def multiply(x, y, z):
+            sX, sY = begin(x, y)
+            USES[use](dot(TILE, sX, sY), sX)
+
+        return multiply
+
+    with pytest.raises(RaceError, match="the sum of a product is used before it has `finished`"):
+        run(kernel, *xy)
+
+
+@simulated_only
+def test_the_last_products_have_not_finished(xy):
+    def kernel(begin):
+        def multiply(x, y, z):
+            sX, sY = begin(x, y)
+            first = dot(TILE, sX, sY)
+            second = dot(TILE, sX, sY)
+            finished(first, 1)
+            finished(second, 1)
+
+        return multiply
+
+    with pytest.raises(RaceError, match="finished: the product is one of the 1 last ones"):
+        run(kernel, *xy)
+
+
+def overwriter(wait_for):
+    """A tile is overwritten while `later` products may still read it; the last one reads another tile."""
+
+    def kernel(begin):
+        def multiply(x, y, z):
+            sX, sY = begin(x, y)
+            Z = dot(TILE, sX, sY)
+            other = dot(TILE, sY, sY)
+            if wait_for == "both":
+                other = finished(other, 0)
+            elif wait_for == "the first":
+                Z = finished(Z, 1)
+            put(sX, load(x, TILE, 0))
+
+        return multiply
+
+    return kernel
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+def test_operands_are_read_until_a_product_has_finished(xy, seed):
+    x, y = xy
+    run(overwriter("both"), x, y, seed)
+    run(overwriter("the first"), x, y, seed)
+    with pytest.raises(RaceError, match=r"thread \d+ overwrites what a product of warpgroup 0 reads"):
+        run(overwriter("nothing"), x, y, seed)
+
+
+@simulated_only
+def test_a_warpgroup_multiplies_as_a_whole(xy):
+    def kernel(begin):
+        def multiply(x, y, z):
+            sX, sY = begin(x, y)
+            if cuda.threadIdx.x < 96:
+                finished(dot(TILE, sX, sY), 0)
+
+        return multiply
+
+    with pytest.raises(DeadlockError, match="threads 0-95 wait for a product of warpgroup 0"):
+        run(kernel, *xy)
+
+
+@simulated_only
+def test_a_product_is_no_barrier(xy):
+    """Threads meet for it, which orders nothing that they do to shared memory."""
+
+    def kernel(begin):
+        def multiply(x, y, z):
+            sX, sY = begin(x, y)
+            save(z, get(sX, ROWS_OF_X), 0)
+            finished(dot(TILE, sY, sY), 0)
+            put(sX, load(x, TILE, 0))
+
+        return multiply
+
+    with pytest.raises(RaceError, match=r"thread \d+ overwrites what thread \d+ reads"):
+        run(kernel, *xy)
+
+
+@simulated_only
+@pytest.mark.parametrize("missing", ["share_with_tma", "sync_warpgroup"])
+def test_what_a_product_reads_has_been_shared(xy, missing):
+    shared = SharedMemory()
+    X = shared.boxes(64, 64, np.float16)
+
+    def multiply(x):
+        sX = allocate(X)
+        put(sX, load(x, TILE, 0))
+        if missing != "share_with_tma":
+            share_with_tma()
+        if missing != "sync_warpgroup":
+            sync_warpgroup()
+        finished(dot(TILE, sX, sX.T), 0)
+
+    with pytest.raises(RaceError, match="with no share_with_tma" if missing == "share_with_tma" else "reads"):
+        simulate(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, next(xy))
+
+
+def multiplier(without=""):
+    """z = the sum of products of tiles from a ring, each in flight while the next tile is waited for."""
+    shared = SharedMemory()
+    RING = Ring.within(shared, shared.boxes(64, 64, np.float16, stages=2), readers=1)
+    waits, finishes = without != "wait", without != "finished"
+
+    def multiply(mX, z, count):
+        open_ring(RING)
+        cuda.syncthreads()
+        X, n = slot(RING, 0), np.int32(0)
+        if cuda.threadIdx.x == WARPGROUP:
+            while n < count:
+                acquire(X)
+                fill(X, mX, 0, 0, np.int32(64 * n))
+                X = following(X, 1)
+                n = np.int32(n + 1)
+        elif cuda.threadIdx.x < WARPGROUP:
+            Z = full(TILE, np.float32(0))
+            while n < count:
+                if waits:
+                    wait(X)
+                Z = dot(Z, X.tile, X.tile.T)
+                if finishes:
+                    Z = finished(Z, 0)
+                release(X)
+                X = following(X, 1)
+                n = np.int32(n + 1)
+            save(z, finished(Z, 0), 0)
+
+    return multiply, shared.nbytes
+
+
+@pytest.fixture
+def ring_arguments(rng):
+    x = rng.standard_normal((1, 1, 250, 64)).astype(np.float16)
+    return tensor_map(x, (1, 1, 64, 64)), poisoned((64, 64)), np.int32(4), x
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("without", "text"), [("wait", "reads"), ("finished", "a product of warpgroup 0 reads")])
+def test_what_a_ring_of_operands_needs(ring_arguments, without, text, seed):
+    kernel, nbytes = multiplier(without)
+    with pytest.raises(RaceError, match=text):
+        start(kernel, 2 * WARPGROUP, nbytes, *ring_arguments[:3], seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_ring_of_operands(ring_arguments, seed):
+    """All warps have read a stage once one of them knows that the product has finished: then it is released."""
+    kernel, nbytes = multiplier()
+    start(kernel, 2 * WARPGROUP, nbytes, *ring_arguments[:3], seed=seed)
+    _, z, _, x = ring_arguments
+    tiles = np.zeros((256, 64), np.float32)
+    tiles[:250] = x[0, 0]
+    want = sum(tile @ tile.T for tile in tiles.reshape(4, 64, 64))
+    np.testing.assert_allclose(z, want, atol=1e-3)

@@ -1,0 +1,147 @@
+"""What the interpreter's threads read and write: bytes that know who may touch them."""
+
+import numpy as np
+
+SHARED_BASE, GLOBAL_BASE = 1 << 10, 1 << 33  # beyond 32 bits: a truncated address is found
+GAP = 256  # bytes that belong to nobody, between any two arrays
+CHUNK, ROW, ATOM = 16, 128, 1024  # bytes: what a swizzle moves, within which, and what it repeats after
+NOBODY = -1
+
+
+class AccessError(RuntimeError):
+    """An access that is misaligned, lies outside of all arrays, or reads what nobody has written."""
+
+
+class Memory:
+    """Bytes with holes: those that belong to an array, and those of them that have been written."""
+
+    def __init__(self, nbytes, base):
+        self.bytes, self.base, self.end = np.zeros(nbytes, np.uint8), base, 0
+        self.owned, self.written = np.zeros(nbytes, bool), np.zeros(nbytes, bool)
+        self.maps = {}  # address: TensorMap and the address of its array
+
+    def reserve(self, nbytes, align=256):
+        """The address of fresh bytes, owned by nobody yet."""
+        start = -(-(self.end + GAP) // align) * align
+        self.end = start + nbytes
+        if self.end + GAP > len(self.bytes):
+            self.bytes, self.owned, self.written = (
+                np.concatenate([x, np.zeros(self.end + GAP, x.dtype)]) for x in (self.bytes, self.owned, self.written)
+            )
+        return start + self.base
+
+    def add(self, array, written=True):
+        """An array of any strides, with holes where it has some: its address and how to read it back."""
+        strides = array.strides
+        low = sum(min(0, s * (n - 1)) for s, n in zip(strides, array.shape))
+        high = sum(max(0, s * (n - 1)) for s, n in zip(strides, array.shape)) + array.itemsize
+        at = self.reserve(high - low) - low
+        places = np.full(array.shape, at - self.base)
+        for axis, stride in enumerate(strides):
+            places += (np.arange(array.shape[axis]) * stride).reshape(-1, *[1] * (array.ndim - 1 - axis))
+        places = places[..., None] + np.arange(array.itemsize)
+        self.bytes[places] = np.ascontiguousarray(array)[..., None].view(np.uint8)
+        self.owned[places], self.written[places] = True, written
+        return at, lambda: self.bytes[places].view(array.dtype)[..., 0]
+
+    def add_map(self, tensor_map, address):
+        """The address of a tensor map."""
+        at = self.reserve(128)
+        self.maps[at] = tensor_map, address
+        return at
+
+    def places(self, address, size, what, read):
+        """Indices of the bytes [..., size] of accesses, after all checks."""
+        start = address.astype(np.int64) - self.base
+        if (start % size).any():
+            raise AccessError(f"{what}: misaligned by {int((start % size).max())} bytes of {size}")
+        if (start < 0).any() or (start + size > len(self.bytes)).any():
+            raise AccessError(f"{what} outside of all arrays")
+        found = start[:, None] + np.arange(size)
+        if not self.owned[found].all():
+            raise AccessError(f"{what} outside of all arrays")
+        if read and not self.written[found].all():
+            raise AccessError(f"{what} reads what nobody has written")
+        return found
+
+    def write(self, places, values, threads):
+        self.bytes[places], self.written[places] = values, True
+
+
+class Shared(Memory):
+    """A block's shared memory. The asynchronous units (TMA, wgmma) see what threads have stored only after a fence."""
+
+    def __init__(self, nbytes):
+        super().__init__(nbytes + 4096, SHARED_BASE)
+        self.at = self.reserve(nbytes, ATOM)
+        self.owned[self.at - self.base :][:nbytes] = True
+        self.unfenced = np.full(len(self.bytes), NOBODY)  # the thread that stored it, and has not fenced it since
+        self.users = np.zeros(len(self.bytes), np.int32)  # barriers, and products and copies on their way
+
+    def write(self, places, values, threads):
+        """By ordinary stores, a row of places for each thread."""
+        self.demand_unused(places)
+        super().write(places, values, threads)
+        self.unfenced[places] = threads[:, None]
+
+    def fence(self, mask):
+        self.unfenced[np.append(mask, False)[self.unfenced]] = NOBODY
+
+    def demand_unused(self, places):
+        if self.users[places].any():
+            raise AccessError("overwrites shared memory that a barrier, a product or a copy on its way uses")
+
+    def places_of_units(self, address, what, read):
+        """As `places`, of chunks that an asynchronous unit reads or writes."""
+        found = self.places(address, CHUNK, what, read)
+        threads = self.unfenced[found]
+        if (threads != NOBODY).any():
+            raise AccessError(f"{what} touches what thread {threads.max()} stored without a fence.proxy.async since")
+        if not read:
+            self.demand_unused(found)
+        return found
+
+
+def swizzled(address, nbytes=ROW):
+    """Where chunks of rows of so many bytes lie: bits 4 to 6 are changed by bits 7 to 9; none for 0 bytes."""
+    return address ^ (address // ROW % max(1, nbytes // CHUNK) * CHUNK)
+
+
+class TensorMap:
+    """An array for the tensor memory accelerator: what a caller passes for a tensor map."""
+
+    def __init__(self, array, box, swizzle=128):
+        self.array, self.box, self.swizzle = array, tuple(box), swizzle
+        *outer, last = array.strides
+        row = self.box[-1] * array.itemsize
+        if last != array.itemsize and array.shape[-1] > 1:
+            raise AccessError(f"tensor map: the last axis has stride {last}")
+        if any(stride % CHUNK or stride < 0 for stride in outer) or array.ctypes.data % CHUNK:
+            raise AccessError(f"tensor map: strides {array.strides} or address are no multiples of {CHUNK}")
+        if len(self.box) != array.ndim or not all(1 <= n <= 256 for n in self.box) or row % CHUNK:
+            raise AccessError(f"tensor map: no box {self.box} of {array.dtype}")
+        if swizzle and row > swizzle:
+            raise AccessError(f"tensor map: rows of {row} bytes for a swizzle of {swizzle}")
+        if swizzle and row != swizzle:
+            raise NotImplementedError("boxes narrower than their swizzle")
+
+    @property
+    def nbytes(self):
+        """Of a box."""
+        return int(np.prod(self.box)) * self.array.itemsize
+
+    def elements(self, start):
+        """Offsets of a box's elements, in the order of the box, and which of them are inside of the array.
+
+        start: of the box, along each axis, the last one first, as instructions have it.
+        """
+        index = np.indices(self.box) + np.reshape(start[::-1], (-1, *[1] * len(self.box)))
+        shape, strides = (np.reshape(x, (-1, *[1] * len(self.box))) for x in (self.array.shape, self.array.strides))
+        return (index * strides).sum(0).reshape(-1), ((index >= 0) & (index < shape)).all(0).reshape(-1)
+
+    def chunks(self, address):
+        """Addresses of a box's chunks in shared memory, in the order of the box."""
+        align = 8 * self.swizzle or ROW
+        if address % align:
+            raise AccessError(f"a box at {address:#x}, which is no multiple of {align}")
+        return swizzled(address + np.arange(0, self.nbytes, CHUNK), self.swizzle)
