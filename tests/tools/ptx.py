@@ -430,6 +430,17 @@ class Block(Hopper):
         source = thread ^ lane if op[2] == "bfly" else thread // WARP * WARP + lane % WARP
         self.put(args[0], self.get(args[1], "b32")[source])
 
+    def op_vote(self, op, args):
+        self._whole(WARP, "a vote")
+        if op[2] != "any":
+            raise NotImplementedError("vote." + op[2])
+        mine = (self.get(args[1], "pred") & self.mask).reshape(-1, WARP)
+        self.put(args[0], np.repeat(mine.any(1), WARP))
+
+    def op_trap(self, op, args):
+        if self.mask.any():
+            raise RuntimeError("trap")
+
     def op_ldmatrix(self, op, args):
         self._whole(WARP, "ldmatrix")
         address = self.address(args[1])
@@ -444,6 +455,21 @@ class Block(Hopper):
             matrix = rows[:, i].swapaxes(1, 2) if "trans" in op else rows[:, i]
             low, high = (matrix[:, lane // 4, 2 * (lane % 4) + half].astype(np.uint32) for half in range(2))
             self.put(name, (low | high << 16).reshape(-1))
+
+    def op_stmatrix(self, op, args):
+        self._whole(WARP, "stmatrix")
+        address, names = self.address(args[0]), members(args[1])
+        rows = np.zeros((self.n // WARP, 4, 8, 8), np.uint16)  # warp, matrix, row, column
+        lane = np.arange(WARP)
+        for i, name in enumerate(names):
+            words = self.get(name, "b32").reshape(-1, WARP)
+            for half in range(2):
+                rows[:, i, lane // 4, 2 * (lane % 4) + half] = words >> 16 * half & 0xFFFF
+        here = self.mask.reshape(-1, WARP)[:, 0]
+        places = self.shared.places(address[self.mask], 16, "stmatrix", read=False)
+        self.shared.write(places, rows[here].reshape(-1, 8).view(np.uint8), np.flatnonzero(self.mask))
+        for quarter in address[self.mask].reshape(-1, 8):
+            self._count_conflicts(".".join(op), quarter, 16, 8)
 
     def op_mma(self, op, args):
         self._whole(WARP, "mma")

@@ -16,7 +16,6 @@ from ..tile import (
     SharedMemory,
     aligned,
     allocate,
-    col_index,
     copying,
     device,
     dot,
@@ -29,7 +28,6 @@ from ..tile import (
     maximum,
     minimum,
     quotient,
-    row_index,
     save,
     where,
 )
@@ -72,7 +70,7 @@ def backward_kv(
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
-    band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
+    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE, transposed=True), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     OF_K, OF_V = "k" in sums_of, "v" in sums_of
 
@@ -92,7 +90,6 @@ def backward_kv(
         fetch(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
         fetch(sV, aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
-        keys = row_index(S_TILE, n0)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             head = np.int32(head)
             band = band_at(sight, batch, head)
@@ -121,7 +118,7 @@ def backward_kv(
                 P = exp2(S * (scale * LOG2E) - lse2)                # line 13: P = exp(S - lse)
                 dP = dot(full(S_TILE, ZERO), sV, sdO.T) if OF_K else P      # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, this, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                    visible = sees(sight, band, batch, head, col_index(S_TILE, m0), keys)
+                    visible = sees(sight, band, batch, head, m0, n0)
                     P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
                 if OF_V:
@@ -166,7 +163,7 @@ def backward_q(
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
-    band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
+    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
 
     @device
@@ -195,7 +192,6 @@ def backward_q(
         lse = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
         delta = load(mDelta[batch, head][:length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
-        queries = row_index(S_TILE, m0)
         while n_block < n_blocks:                                   # Alg. 4 line 6
             n0, this = np.int32(n_block * TILE_N), n_block
             n_block += 1
@@ -209,7 +205,7 @@ def backward_q(
             P = exp2(S * (scale * LOG2E) - lse)                     # line 13: P = exp(S - lse)
             dP = dot(full(S_TILE, ZERO), sdO, sV.T)                 # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                visible = sees(sight, band, batch, head, queries, col_index(S_TILE, n0))
+                visible = sees(sight, band, batch, head, m0, n0)
                 P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)       # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)         # line 14
             dS = P * (dP * Z - delta)                               # lines 18 and 20: dS = P (dP Z - delta)

@@ -15,7 +15,6 @@ from ..tile import (
     SharedMemory,
     aligned,
     allocate,
-    col_index,
     copying,
     dot,
     fetch,
@@ -25,7 +24,6 @@ from ..tile import (
     minimum,
     quotient,
     reciprocal,
-    row_index,
     row_sum,
     save,
     where,
@@ -54,7 +52,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
-    band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
+    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
 
     def kernel(mQ, mK, mV, mO, mLse, sight, drops, group_size, scale_log2, kept_scale):
@@ -72,7 +70,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         V = aligned(mV[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
         sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
         O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
-        queries = row_index(S_TILE, m0)
         n_block = quotient(first, TILE_N)
         n_blocks = quotient(end + TILE_N - 1, TILE_N)
         n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
@@ -85,8 +82,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             fetch(sV, V, COPY_V, n0)                            # in flight while S is made
             S = dot(full(S_TILE, ZERO), sQ, sK.T)               # Alg. 1 line 9: S = Q K^T
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                keys = col_index(S_TILE, n0)
-                S = where(sees(sight, band, batch, head, queries, keys), S, NO_SCORE)   # Alg. 2 line 11: MASK(S)
+                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)          # Alg. 2 line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
             P = drop(P, drops, batch * heads + head, m0, n0)    # line 14
             fetched()

@@ -21,9 +21,9 @@ from ..tile import (
     aligned,
     allocate,
     cluster_rank,
-    col_index,
     device,
     dot,
+    exp2_in_both,
     fill,
     finished,
     following,
@@ -38,7 +38,6 @@ from ..tile import (
     reciprocal,
     release,
     rescaled,
-    row_index,
     row_sum,
     save,
     send,
@@ -60,11 +59,12 @@ from ..views import VECTOR_BYTES
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import drawn, in_turn, leave, place_near
-from .softmax import LN_2, logsumexp, no_max, softmax_step
+from .softmax import LN_2, logsumexp, no_max, softmax_step_by
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = 64  # of a consumer
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of a producer's thread and a consumer's, by consumers
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of a producer's thread and a consumer's, by consumers
+EXP_SHARE = 64
 JOB = 5  # numbers: batch, head, m_block, first and end of its tiles of keys
 
 
@@ -95,8 +95,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     CLUSTER, CLUSTER_M = np.int32(cluster), np.int32(ROWS * consumers * cluster)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     ALIGNED, NO_JOB = Alignment(VECTOR_BYTES), (np.int32(0),) * JOB
-    band_at, sees, tested, steps = band_of(mask), element_test(mask), needs_test(mask), steps_to_next(mask)
+    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
+
+    @device
+    def exponential(x):
+        return exp2_in_both(x, EXP_SHARE)
+
+    softmax_step = softmax_step_by(exponential)
     if cluster > 1:
         next_number, ready, done = in_turn, sync_cluster, sync_cluster
     else:
@@ -154,19 +160,10 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         leave(jobs)
 
     @device
-    def next_job(J):
-        wait(J)
-        job = told(J)
-        sync_warpgroup()                                        # all have read it
-        release(J)
-        return job, following(J, 1)
-
-    @device
     def masked(S, sight, batch, head, m_block, n_block, m0):
         n0, band = np.int32(n_block * TILE_N), band_at(sight, batch, head)
         if tested(sight, band, batch, head, m_block, n_block, m0, np.int32(m0 + ROWS), n0, np.int32(n0 + TILE_N)):
-            queries, keys = row_index(S_TILE, m0), col_index(S_TILE, n0)
-            S = where(sees(sight, band, batch, head, queries, keys), S, NO_SCORE)       # Alg. 2 line 11: MASK(S)
+            S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)              # Alg. 2 line 11: MASK(S)
         return S
 
     @device
@@ -195,18 +192,45 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def conclude(mO, mLse, O, m, l, batch, head, m0, scale_log2, kept_scale):
-        total = row_sum(l, ZERO)
+        total = where(m > NO_MAX, row_sum(l, ZERO), 0)          # 0 if it has seen nothing
         store(mO, O * (reciprocal(total) * kept_scale), batch, head, m0)                # Alg. 1 line 12: O = O / l
         save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)
 
     @device
+    def step_after(J, sight, batch, head, m0, m_block, n_block, n_blocks):
+        """The next tile of keys of this job, else the first one of the next job; n_blocks is 0 if there is none."""
+        n_block = first_seen(sight, batch, head, m_block, np.int32(n_block + 1), n_blocks)
+        ends = n_block >= n_blocks
+        if ends:
+            wait(J)
+            batch, head, m_block, n_block, n_blocks = told(J)
+            sync_warpgroup()                                        # all have read it
+            release(J)
+            J = following(J, 1)
+            m0 = np.int32(m_block * TILE_M + warpgroup_index() * ROWS)
+        return J, batch, head, m0, m_block, n_block, n_blocks, ends
+
+    @device
+    def step_after(J, sight, batch, head, m0, m_block, n_block, n_blocks):
+        """The next tile of keys of this job, else the first one of the next job; n_blocks is 0 if there is none."""
+        n_block = first_seen(sight, batch, head, m_block, np.int32(n_block + 1), n_blocks)
+        ends = n_block >= n_blocks
+        if ends:
+            wait(J)
+            batch, head, m_block, n_block, n_blocks = told(J)
+            sync_warpgroup()                                        # all have read it
+            release(J)
+            J = following(J, 1)
+            m0 = np.int32(m_block * TILE_M + warpgroup_index() * ROWS)
+        return J, batch, head, m0, m_block, n_block, n_blocks, ends
+
+    @device
     def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale):
-        group = warpgroup_index()
+        group, zero = warpgroup_index(), np.int32(0)
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, group), slot(K_RING, 0), slot(V_RING, 0)
         if group == CONSUMERS - 1:
             pass_turn(TURNS)
-        (batch, head, m_block, n_block, n_blocks), J = next_job(J)
-        m0 = np.int32(m_block * TILE_M + group * ROWS)
+        J, batch, head, m0, m_block, n_block, n_blocks, _ = step_after(J, sight, zero, zero, zero, zero, zero, zero)
         O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
         wait(Q)
         wait(K)
@@ -216,16 +240,16 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         S = masked(S, sight, batch, head, m_block, n_block, m0)
         F, m, l, alpha = softmax_step(S, m, l, scale_log2)
         P = operand(drop(F, drops, np.int32(batch * heads + head), m0, np.int32(n_block * TILE_N)), SHARED_V)
+        old_batch, old_head, old_m0 = batch, head, m0
+        J, batch, head, m0, m_block, n_block, n_blocks, begins = step_after(
+            J, sight, batch, head, m0, m_block, n_block, n_blocks)
+        if begins:
+            release(Q)
+            Q = following(Q, CONSUMERS)
         while True:
-            n_block = first_seen(sight, batch, head, m_block, np.int32(n_block + 1), n_blocks)
-            old_batch, old_head, old_m0, ends = batch, head, m0, n_block >= n_blocks
-            if ends:                                                # the last S of its job is done with
-                release(Q)
-                Q = following(Q, CONSUMERS)
-                (batch, head, m_block, n_block, n_blocks), J = next_job(J)
-                if n_blocks == 0:
-                    break
-                m0 = np.int32(m_block * TILE_M + group * ROWS)
+            if n_blocks == 0:
+                break
+            if begins:
                 wait(Q)
             wait(K)
             take_turn(TURNS)
@@ -233,23 +257,31 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             wait(V)
             O = dot(O, P, V.tile)                                   # line 12: O = O + P V of the step before, in flight
             pass_turn(TURNS)
+            J, batch2, head2, m02, m_block2, n_block2, n_blocks2, ends = step_after(
+                J, sight, batch, head, m0, m_block, n_block, n_blocks)
             S = finished(S, 1)
             release(K)
             K = following(K, 1)
+            if ends:
+                release(Q)
+                Q = following(Q, CONSUMERS)
             S = masked(S, sight, batch, head, m_block, n_block, m0)
             old_m, old_l = m, l
-            if ends:
+            if begins:
                 m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
             F, m, l, alpha = softmax_step(S, m, l, scale_log2)      # lines 12 and 13
             O = finished(O, 0, l)
             release(V)
             V = following(V, 1)
             P = operand(drop(F, drops, np.int32(batch * heads + head), m0, np.int32(n_block * TILE_N)), SHARED_V)
-            if ends:
+            if begins:
                 conclude(mO, mLse, O, old_m, old_l, old_batch, old_head, old_m0, scale_log2, kept_scale)
                 O = full(O_TILE, ZERO)
             else:
                 O = rescaled(O, alpha)                              # line 12: O = alpha O
+            begins = ends
+            old_batch, old_head, old_m0 = batch, head, m0
+            batch, head, m0, m_block, n_block, n_blocks = batch2, head2, m02, m_block2, n_block2, n_blocks2
         wait(V)
         O = finished(dot(O, P, V.tile), 0)
         conclude(mO, mLse, O, m, l, old_batch, old_head, old_m0, scale_log2, kept_scale)

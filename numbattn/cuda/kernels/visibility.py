@@ -14,11 +14,22 @@ from numba.cuda import types
 
 from ..build import Source
 from ..plan import STATES_TILES
-from ..tile import convert, device, gather, maximum, minimum, quotient, where
+from ..tile import (
+    col_index,
+    cols_between,
+    convert,
+    device,
+    gather,
+    maximum,
+    minimum,
+    quotient,
+    row_index,
+    where,
+)
 from .schedule import place
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
-NO_KEY = np.int32(-1)
+NOTHING = np.int32(-1)
 
 
 class Cells(NamedTuple):
@@ -100,15 +111,31 @@ def queries_in_sight(band, n0, n_end):
 def in_band(band, m0, m_end, n0, n_end):
     """Whether every query of [m0, m_end) sees every key of [n0, n_end)."""
     lo, hi, queries, keys = band
-    return m_end - 1 + lo <= n0 and n_end - 1 <= m0 + hi and m_end <= queries and n_end <= keys
+    left, right = np.int32(m_end - 1 + lo) <= n0, n_end <= np.int32(m0 + hi + 1)
+    return left and right and m_end <= queries and n_end <= keys
 
 
-@device
-def band_test(band, i, j):
-    """For queries i and keys j, one of them a row vector and the other a column vector."""
-    lo, hi, queries, keys = band
-    last = where(i < queries, minimum(i + hi, keys - 1), NO_KEY)
-    return (j >= i + lo) & (j <= last)
+def band_test(layout, transposed):
+    """The device function (band, i0, j0): which keys each query sees, in a tile from query i0 and key j0 on.
+
+    The tile's rows are queries, or keys if it is transposed.
+    """
+
+    @device
+    def upright(band, i0, j0):
+        lo, hi, queries, keys = band
+        i = row_index(layout, i0)
+        last = where(i < queries, minimum(i + hi, keys - 1), NOTHING)
+        return cols_between(layout, j0, i + lo, last)
+
+    @device
+    def on_its_side(band, i0, j0):
+        lo, hi, queries, keys = band
+        j = row_index(layout, j0)
+        last = where(j < keys, minimum(j - lo, queries - 1), NOTHING)
+        return cols_between(layout, i0, j - hi, last)
+
+    return on_its_side if transposed else upright
 
 
 # -------------------------------------------------------------------------------------------------------- the grids
@@ -140,24 +167,31 @@ def both(one, other):
     return test
 
 
-def element_test(mask):
-    """The device function (sight, band, batch, head, i, j): which keys j each query i sees."""
+def element_test(mask, layout, transposed=False):
+    """The device function (sight, band, batch, head, i0, j0): as `band_test`, for the whole mask."""
     bands, *grids = mask
+    in_band = band_test(layout, transposed)
     if not grids:
 
         @device
-        def band_only(sight, band, batch, head, i, j):
-            return band_test(band, i, j)
+        def band_only(sight, band, batch, head, i0, j0):
+            return in_band(band, i0, j0)
 
         return band_only
 
     in_cells = reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
 
     @device
-    def test(sight, band, batch, head, i, j):
-        return band_test(band, i, j) & in_cells(sight, batch, head, i, j)
+    def upright(sight, band, batch, head, i0, j0):
+        i, j = row_index(layout, i0), col_index(layout, j0)
+        return in_band(band, i0, j0) & in_cells(sight, batch, head, i, j)
 
-    return test
+    @device
+    def on_its_side(sight, band, batch, head, i0, j0):
+        i, j = col_index(layout, i0), row_index(layout, j0)
+        return in_band(band, i0, j0) & in_cells(sight, batch, head, i, j)
+
+    return on_its_side if transposed else upright
 
 
 # -------------------------------------------------------------------------------------------------------- the tiles

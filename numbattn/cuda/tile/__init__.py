@@ -22,8 +22,10 @@ from .fragment import bfloat16
 from .layout import ONE, Axis, Layout, copying, mma, simt, wgmma
 from .math import (
     col_index,
+    cols_between,
     convert,
     exp2,
+    exp2_in_both,
     full,
     log2,
     maximum,
@@ -47,8 +49,8 @@ from .world import SIMULATED, device, primitive
 
 __all__ = [
     "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
-    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "cluster_rank", "col_index", "convert", "copying", "device",
-    "dot", "exp2", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
+    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "cluster_rank", "col_index", "cols_between", "convert", "copying", "device",
+    "dot", "exp2", "exp2_in_both", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
     "load", "log2", "maximum", "minimum", "mma", "open_ring", "operand", "part_sum", "pass_turn", "primitive",
     "put", "quotient", "reciprocal", "release", "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent",
     "share_with_tma", "simt", "simulate", "slot", "spread", "sync_cluster", "sync_warp", "sync_warpgroup", "take_registers",

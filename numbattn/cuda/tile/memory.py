@@ -40,12 +40,13 @@ from .emit import (
     shared_memory,
     size_of,
     store_vector,
+    thread_index,
 )
 from .fragment import LLVM, Fragment, FragmentType, bfloat16, broadcast, constant, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .math import HALVES, emit_convert, emit_pair, round_to
-from .simulator import thread_index
+from .math import HALVES, emit_convert, emit_pair, left_pairs, round_to
+from .simulator import thread_index as my_index
 from .world import primitive
 
 data_models = cuda_data_manager.chain(default_manager)
@@ -278,7 +279,7 @@ def save(matrix, tile, first):
 
 
 def _holds_first_copy(layout):
-    return not any(thread_index() >> bit & 1 for bit in layout.idle_bits())
+    return not any(my_index() >> bit & 1 for bit in layout.idle_bits())
 
 
 @save.lowering
@@ -522,6 +523,9 @@ def put(shared, tile):
 
     def write(b, pointer, value):
         regs = unpack(b, tile, value)
+        if isinstance(plan, Boxes) and layout.unit != "fma" and tile.dtype == types.float32:
+            put_matrices(b, plan, layout, pointer, regs)
+            return
         for rows, cols, place in shared_runs(b, plan, layout):
             values = [regs[r][c] for r in rows for c in cols]
             store_vector(b, _stored_values(b, tile.dtype, shared.dtype, values), b.gep(pointer, [place]))
@@ -535,6 +539,19 @@ def put(shared, tile):
                 write(b, pointer, value)
 
     return types.void(shared, tile), generate
+
+
+def put_matrices(b, plan, layout, pointer, rows):
+    """Sums of a warpgroup into boxes: by 16x16, four matrices of 8x8 at a time, each lane with a row of one of them."""
+    lane = Index(b, b.and_(thread_index(b), I32(31)))
+    first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
+    row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
+    for c in range(0, layout.cols.slots, 4):
+        pairs = left_pairs(b, element_type(plan.dtype), layout.rows.slots, [row[c : c + 4] for row in rows])
+        place = plan.place(row, right + layout.cols.offsets[c])
+        at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
+        text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
+        asm(b, text, VOID, at, *pairs, effect=True)
 
 
 @primitive

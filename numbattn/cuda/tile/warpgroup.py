@@ -15,7 +15,7 @@ from .emit import I32, VOID, asm, asm_in_place, end_block
 from .fragment import Fragment, FragmentType, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .math import HALVES, emit_pair, round_to
+from .math import HALVES, left_pairs, round_to
 from .simulator import RaceError, barrier, shared_memory
 from .world import primitive
 
@@ -54,21 +54,11 @@ def operand(tile, plan):
 
     def generate(b, value, _):
         found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
-        for i, pair in enumerate(left_pairs(b, out.dtype, tile.layout, unpack(b, tile, value))):
+        for i, pair in enumerate(left_pairs(b, out.dtype, tile.layout.rows.slots, unpack(b, tile, value))):
             found = b.insert_value(found, pair, i)
         return found
 
     return out(tile, plan), generate
-
-
-def left_pairs(b, dtype, layout, rows):
-    """Registers in the order of the instruction: 16 columns after 16 columns, in each two rows by two rows of two."""
-    return [
-        emit_pair(b, dtype, rows[r][c : c + 2])
-        for k in range(0, layout.cols.slots, 4)
-        for c in (k, k + 2)
-        for r in range(layout.rows.slots)
-    ]
 
 
 class InFlight(Fragment):
