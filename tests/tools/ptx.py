@@ -437,6 +437,9 @@ class Block(Hopper):
         mine = (self.get(args[1], "pred") & self.mask).reshape(-1, WARP)
         self.put(args[0], np.repeat(mine.any(1), WARP))
 
+    def op_prefetch(self, op, args):
+        """Changes nothing."""
+
     def op_trap(self, op, args):
         if self.mask.any():
             raise RuntimeError("trap")

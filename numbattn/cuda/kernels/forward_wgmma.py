@@ -24,6 +24,7 @@ from ..tile import (
     device,
     dot,
     exp2_in_both,
+    expect,
     fill,
     finished,
     following,
@@ -50,6 +51,7 @@ from ..tile import (
     take_turn,
     tell,
     told,
+    unforeseen,
     wait,
     warpgroup_index,
     wgmma,
@@ -129,17 +131,25 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return batch, head, m_block, n_block, n_blocks
 
     @device
+    def told_job(J, number, count, sight, seqlen_q, heads, matrices, near):
+        """Tell the consumers of a job; after the last one, that there is none."""
+        job = NO_JOB
+        if number < count:
+            job = job_of(quotient(number, CLUSTER), sight, seqlen_q, heads, matrices, near)
+        acquire(J)
+        tell(J, job)
+        return job
+
+    @device
     def produce(mQ, mK, mV, sight, jobs, seqlen_q, heads, matrices, group_size, near):
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, 0), slot(K_RING, 0), slot(V_RING, 0)
         count = np.int32(quotient(seqlen_q + CLUSTER_M - 1, CLUSTER_M) * matrices * CLUSTER)
         number = np.int32(cuda.blockIdx.x)
-        while number < count:
-            later = next_number(number, jobs)
-            job = job_of(quotient(number, CLUSTER), sight, seqlen_q, heads, matrices, near)
-            batch, head, m_block, n_block, n_blocks = job
-            acquire(J)
-            tell(J, job)
-            J = following(J, 1)
+        batch, head, m_block, n_block, n_blocks = told_job(J, number, count, sight, seqlen_q, heads, matrices, near)
+        number = next_number(number, jobs)
+        while n_blocks > 0:
+            J, after_next = following(J, 1), next_number(number, jobs)
+            next_job = told_job(J, number, count, sight, seqlen_q, heads, matrices, near)
             for group in range(CONSUMERS):
                 acquire(Q)
                 fill(Q, mQ, batch, head, np.int32(m_block * TILE_M + group * ROWS))
@@ -153,10 +163,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 acquire(V)
                 fill(V, mV, batch, head_k, n0)
                 V = following(V, 1)
-                n_block = first_seen(sight, batch, head, m_block, np.int32(n_block + 1), n_blocks)
-            number = later
-        acquire(J)
-        tell(J, NO_JOB)
+                n_block = first_seen(sight, batch, head, m_block, unforeseen(n_block + 1), n_blocks)
+            batch, head, m_block, n_block, n_blocks = next_job
+            number = after_next
         leave(jobs)
 
     @device
@@ -299,6 +308,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         if warpgroup_index() == CONSUMERS:
             give_registers(FEW)
             if leads():
+                expect(mQ)
+                expect(mK)
+                expect(mV)
                 produce(mQ, mK, mV, sight, jobs, seqlen_q, heads, matrices, group_size, near)
         else:
             take_registers(MANY)

@@ -38,11 +38,12 @@ from .math import (
     row_max,
     row_sum,
     spread,
+    unforeseen,
     where,
 )
 from .memory import Alignment, SharedMemory, aligned, allocate, fetch, fetched, gather, get, load, put, save
 from .product import dot
-from .ring import Ring, acquire, fill, following, open_ring, release, send, sent, share_with_tma, slot, tell, told, wait
+from .ring import Ring, acquire, expect, fill, following, open_ring, release, send, sent, share_with_tma, slot, tell, told, wait
 from .simulator import DeadlockError, RaceError, simulate
 from .warpgroup import finished, operand
 from .world import SIMULATED, device, primitive
@@ -50,9 +51,9 @@ from .world import SIMULATED, device, primitive
 __all__ = [
     "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
     "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "cluster_rank", "col_index", "cols_between", "convert", "copying", "device",
-    "dot", "exp2", "exp2_in_both", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
+    "dot", "exp2", "exp2_in_both", "expect", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
     "load", "log2", "maximum", "minimum", "mma", "open_ring", "operand", "part_sum", "pass_turn", "primitive",
     "put", "quotient", "reciprocal", "release", "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent",
     "share_with_tma", "simt", "simulate", "slot", "spread", "sync_cluster", "sync_warp", "sync_warpgroup", "take_registers",
-    "take_turn", "tell", "told", "wait", "warpgroup_index", "wgmma", "where",
+    "take_turn", "tell", "told", "unforeseen", "wait", "warpgroup_index", "wgmma", "where",
 ]  # fmt: skip

@@ -309,6 +309,17 @@ quotient = quotient.lowering(_elementwise_or_scalar(lambda b, dtype, x, y: b.udi
 
 
 @primitive
+def unforeseen(x):
+    """An int32 of which the compiler knows nothing: a loop that counts with it is not unrolled."""
+    return np.int32(x)
+
+
+@unforeseen.lowering
+def unforeseen(x):
+    return types.int32(types.int32), lambda b, x: asm(b, "mov.u32 $0, $1;", I32, x, effect=True)
+
+
+@primitive
 def where(condition, x, y):
     """x where the condition holds, else y. x is a tile, y a tile or a scalar."""
     y = y.registers if isinstance(y, Fragment) else x.dtype.type(y)

@@ -299,6 +299,19 @@ def told(slot):
 
 # ------------------------------------------------------------------------------------- the tensor memory accelerator
 @primitive
+def expect(matrices):
+    """The tensor map will be used soon: let the TMA know it before."""
+
+
+@expect.lowering
+def expect(matrices):
+    def generate(b, tensor_map):
+        asm(b, "prefetch.tensormap [$0];", VOID, tensor_map, effect=True)
+
+    return types.void(types.uint64), generate
+
+
+@primitive
 def fill(slot, matrices, batch, head, row):
     """Start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
 
