@@ -91,11 +91,12 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     SHARED_O = shared.boxes(ROWS, head_dim_v, dtype, consumers) if sends else None
     Q_RING = Ring.within(shared, SHARED_Q, readers=1)
     K_RING, V_RING = (Ring.within(shared, tile, consumers, cluster) for tile in (SHARED_K, SHARED_V))
-    JOBS = Ring.within(shared, shared.tile(1, JOB, np.int32, stages=2), consumers)
+    JOBS = Ring.within(shared, shared.tile(1, JOB, np.int32, stages=2), readers=consumers + 1)
     CONSUMERS, TURNS, FEW, MANY = np.int32(consumers), consumers, *REGISTERS[consumers]
     TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
     CLUSTER, CLUSTER_M = np.int32(cluster), np.int32(ROWS * consumers * cluster)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
+    SUPPLIES, HANDS_OUT = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     ALIGNED, NO_JOB = Alignment(VECTOR_BYTES), (np.int32(0),) * JOB
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
@@ -131,29 +132,38 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return batch, head, m_block, n_block, n_blocks
 
     @device
-    def told_job(J, number, count, sight, seqlen_q, heads, matrices, near):
-        """Tell the consumers of a job; after the last one, that there is none."""
-        job = NO_JOB
-        if number < count:
-            job = job_of(quotient(number, CLUSTER), sight, seqlen_q, heads, matrices, near)
-        acquire(J)
-        tell(J, job)
-        return job
-
-    @device
-    def produce(mQ, mK, mV, sight, jobs, seqlen_q, heads, matrices, group_size, near):
-        J, Q, K, V = slot(JOBS, 0), slot(Q_RING, 0), slot(K_RING, 0), slot(V_RING, 0)
+    def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near):
+        """One thread: jobs, and their tiles of Q."""
+        J, Q = slot(JOBS, 0), slot(Q_RING, 0)
         count = np.int32(quotient(seqlen_q + CLUSTER_M - 1, CLUSTER_M) * matrices * CLUSTER)
         number = np.int32(cuda.blockIdx.x)
-        batch, head, m_block, n_block, n_blocks = told_job(J, number, count, sight, seqlen_q, heads, matrices, near)
-        number = next_number(number, jobs)
-        while n_blocks > 0:
-            J, after_next = following(J, 1), next_number(number, jobs)
-            next_job = told_job(J, number, count, sight, seqlen_q, heads, matrices, near)
+        while number < count:
+            later = next_number(number, jobs)
+            job = job_of(quotient(number, CLUSTER), sight, seqlen_q, heads, matrices, near)
+            batch, head, m_block, _, _ = job
+            acquire(J)
+            tell(J, job)
+            J = following(J, 1)
             for group in range(CONSUMERS):
                 acquire(Q)
                 fill(Q, mQ, batch, head, np.int32(m_block * TILE_M + group * ROWS))
                 Q = following(Q, 1)
+            number = later
+        acquire(J)
+        tell(J, NO_JOB)
+        leave(jobs)
+
+    @device
+    def supply(mK, mV, sight, group_size):
+        """Another thread: the tiles of K and V that the jobs need, as fast as there is room."""
+        J, K, V = slot(JOBS, 0), slot(K_RING, 0), slot(V_RING, 0)
+        while True:
+            wait(J)
+            batch, head, m_block, n_block, n_blocks = told(J)
+            release(J)
+            J = following(J, 1)
+            if n_blocks == 0:
+                break
             head_k = quotient(head, group_size)
             while n_block < n_blocks:
                 n0 = np.int32(n_block * TILE_N)
@@ -164,9 +174,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 fill(V, mV, batch, head_k, n0)
                 V = following(V, 1)
                 n_block = first_seen(sight, batch, head, m_block, unforeseen(n_block + 1), n_blocks)
-            batch, head, m_block, n_block, n_blocks = next_job
-            number = after_next
-        leave(jobs)
 
     @device
     def masked(S, sight, batch, head, m_block, n_block, m0):
@@ -279,7 +286,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             if begins:
                 m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
             F, m, l, alpha = softmax_step(S, m, l, scale_log2)      # lines 12 and 13
-            O = finished(O, 0, l)
+            O = finished(O, 0)
             release(V)
             V = following(V, 1)
             P = operand(drop(F, drops, np.int32(batch * heads + head), m0, np.int32(n_block * TILE_N)), SHARED_V)
@@ -307,11 +314,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         ready()
         if warpgroup_index() == CONSUMERS:
             give_registers(FEW)
-            if leads():
+            if cuda.threadIdx.x == HANDS_OUT:
                 expect(mQ)
+                hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near)
+            if cuda.threadIdx.x == SUPPLIES:
                 expect(mK)
                 expect(mV)
-                produce(mQ, mK, mV, sight, jobs, seqlen_q, heads, matrices, group_size, near)
+                supply(mK, mV, sight, group_size)
         else:
             take_registers(MANY)
             consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale)
