@@ -44,7 +44,7 @@ def _pairs(device):
 
 
 def counters(device, capturing):
-    """The address of the pair for a kernel that starts on CuPy's current device, number `device`, and current stream."""
+    """The address of the pair for a kernel on CuPy's current stream and device, whose number is `device`."""
     pairs, stream = _pairs(device), cupy.cuda.get_current_stream().ptr
     if stream == PER_THREAD:
         stream = stream, threading.get_ident()

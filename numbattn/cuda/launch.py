@@ -19,7 +19,7 @@ from cuda.core._tensor_map import TensorMapL2Promotion, TensorMapSwizzle
 from cuda.core.utils import StridedMemoryView
 
 from .build import build
-from .views import View
+from .views import View, for_tensor_map
 
 LARGEST_GRID = 2**31 - 1  # along x, the only axis used: y and z end at 65535
 SWIZZLES = {
@@ -109,8 +109,8 @@ class Kernel:
         blocks : int
             0 <= blocks < 2**31
         *arguments
-            As in the kernel's signature: a `View` for an array or a tensor map, a number for a scalar. An array that the
-            signature declares contiguous has to be; the caller sees to it that views belong to this device.
+            As in the kernel's signature: a `View` for an array or a tensor map, a number for a scalar. An array that
+            the signature declares contiguous has to be; the caller sees to it that views belong to this device.
         """
         wanted = len(self.binary.arguments)
         if len(arguments) != wanted:
@@ -173,6 +173,8 @@ def _array_parameters(name, i, view, ndim, itemsize):
 
 def _tensor_maps(view, box, swizzle):
     """The function address -> tensor map of a View whose pointer counts from there."""
+
+    view = for_tensor_map(view)
 
     @lru_cache(maxsize=64)
     def at(address):

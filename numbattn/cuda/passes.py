@@ -17,11 +17,21 @@ from ..problem import Saved, sum_to
 from .build import Key
 from .counters import counters
 from .launch import current_device, device_of, get_kernel, is_capturing, pointer_of
-from .plan import DELTA_ROWS, KERNELS, STATES_TILES, has_warpgroups, hopper_forward, plan, rounded, sums_of_kv
+from .plan import (
+    DELTA_ROWS,
+    HOPPER,
+    KERNELS,
+    NEAR_MASKED,
+    STATES_TILES,
+    forward_factory,
+    hopper_plan,
+    plan,
+    rounded,
+    sums_of_kv,
+)
 from .views import VECTOR_BYTES, View, alignment, broadcast, fits_tensor_map, pieces
 
 LOG2_E = math.log2(math.e)
-CACHED = 32 << 20  # bytes of keys and values that are to stay in the cache: half of Hopper's
 COUNTERS = View(0, 4, (2,), (4,))
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
 
@@ -36,7 +46,7 @@ def forward(problem, inputs, out=None, save=True):
         if call.is_empty:
             o.fill(0)
             lines[0].fill(-math.inf)
-        elif has_warpgroups(call.device, problem.dtype.name):
+        elif forward_factory(call.device, problem.dtype.name) == HOPPER:
             call.run_in_boxes(o, lines)
         else:
             call.run("forward_simt:forward", [*call.qkv, _with_features(o)], lines, inputs.scale * LOG2_E)
@@ -131,7 +141,7 @@ class Call:
             k, v = (x[..., : max(self.band[3], 1), :] for x in (k, v))
         target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
         matrices = [*(_for_boxes(x) for x in (q, k, v)), target]
-        self.run("forward_wgmma:forward", matrices, lines, self.inputs.scale * LOG2_E)
+        self.run(HOPPER, matrices, lines, self.inputs.scale * LOG2_E)
         if target is not o:
             o[...] = target[..., : o.shape[-1]]
 
@@ -153,7 +163,12 @@ def _padded(columns):
 
 
 def _fits_boxes(x):
-    return x.shape[-1] and fits_tensor_map(x.shape, x.strides, x.itemsize, pointer_of(x))
+    return _layout_fits_boxes(x.shape, x.strides, x.itemsize, pointer_of(x) % VECTOR_BYTES)
+
+
+@lru_cache(maxsize=4096)
+def _layout_fits_boxes(*layout):
+    return layout[0][-1] > 0 and fits_tensor_map(*layout)
 
 
 def _for_boxes(x):
@@ -182,7 +197,7 @@ class Launches(NamedTuple):
 
 OVER = {  # whose heads, of queries or keys, the matrices of a kernel have, and whose tiles its blocks keep
     "forward_simt:forward": ("qkkq", "q"),
-    "forward_wgmma:forward": ("qkkq", "q"),
+    HOPPER: ("qkkq", "q"),
     "backward_simt:backward_kv": ("qkkqkk", "k"),
     "backward_simt:backward_q": ("qkkqq", "q"),
 }
@@ -199,17 +214,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
     """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask."""
     matrix_heads, kept = OVER[factory]
     lines = len(layouts) - len(matrix_heads) - (mask[0] == "bands") - len(mask[1:])
-    if factory == "forward_wgmma:forward":
-        tiles, key = hopper_forward(device, problem.dtype.name, problem.head_dim, problem.head_dim_v, mask,
-                                    problem.dropout)  # fmt: skip
-        at_most, more = device.multiprocessors // tiles.cluster * tiles.cluster, (_near(problem),)
-    else:
-        aligned = all(alignment(*layout) == VECTOR_BYTES for layout in layouts[: len(matrix_heads)])
-        tiles, key = plan(
-            factory, device, problem.dtype.name, *_head_dims(problem), mask=mask, dropout=problem.dropout,
-            nbytes=VECTOR_BYTES if aligned else 0, **compiled_in,
-        )  # fmt: skip
-        at_most, more = math.inf, ()
+    tiles, key = _plan(factory, problem, device, mask, layouts[: len(matrix_heads)], **compiled_in)
     views = [_view(problem, layout, of) for layout, of in zip(layouts, matrix_heads)]
     views += [_view(problem, layout, "q", own=1) for layout in layouts[len(views) : len(views) + lines]]
     in_mask = layouts[len(views) :]
@@ -228,18 +233,25 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
                             mask=mask)  # fmt: skip
         blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
-    if factory == "forward_wgmma:forward":
-        m_blocks = -(-m_blocks // tiles.cluster) * tiles.cluster
+    group_size = problem.heads // problem.heads_k
+    if factory == HOPPER:  # blocks that do one tile after the other
+        launches = _prepared(problem, key, problem.heads * m_blocks, views, device.multiprocessors, [COUNTERS])
+        near = max(group_size, NEAR_MASKED) if problem.mask_kinds else group_size
+        return Launches(launches, group_size, states, find_states, (near,), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
-    counts = factory == "forward_wgmma:forward"
-    launches = _prepared(problem, key, blocks, views, at_most, [COUNTERS] if counts else [])
-    return Launches(launches, problem.heads // problem.heads_k, states, find_states, more, counts)
+    return Launches(_prepared(problem, key, blocks, views), group_size, states, find_states)
 
 
-def _near(problem):
-    """How many matrices of queries to work on at a time, so that their keys and values stay in the cache."""
-    kv = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
-    return max(1, CACHED // max(kv, 1)) * (problem.heads // problem.heads_k)
+def _plan(factory, problem, device, mask, matrices, **compiled_in):
+    """Tiles and Key of a kernel whose matrices have these layouts."""
+    name, head_dims = problem.dtype.name, _head_dims(problem)
+    if factory == HOPPER:
+        masked = bool(problem.mask_kinds)
+        return hopper_plan(
+            name, problem.head_dim, problem.head_dim_v, problem.seqlen_q, masked, mask, problem.dropout
+        )  # fmt: skip
+    nbytes = VECTOR_BYTES if all(alignment(*layout) == VECTOR_BYTES for layout in matrices) else 0
+    return plan(factory, device, name, *head_dims, mask=mask, dropout=problem.dropout, nbytes=nbytes, **compiled_in)
 
 
 @lru_cache(maxsize=4096)

@@ -31,30 +31,6 @@ class Tiles(NamedTuple):
     stages: int = 1
 
 
-class Warpgroups(NamedTuple):
-    """Keys of a tile; warpgroups of 64 queries that multiply; tiles of keys, and tiles of queries of each warpgroup, in
-    shared memory at once; whether O leaves through shared memory; blocks that share the tiles of keys."""
-
-    tile_n: int
-    consumers: int
-    stages: int = 2
-    q_stages: int = 1
-    sends: bool = True
-    cluster: int = 1
-
-    @property
-    def tile_m(self):
-        return 64 * self.consumers
-
-
-# largest head_dim: row
-HOPPER_FORWARD = {
-    64: Warpgroups(128, 2, 2, 2),
-    128: Warpgroups(128, 2, 2, 2),
-    192: Warpgroups(80, 2, 2, 1),
-    256: Warpgroups(80, 2, 2, 1, False),
-}
-
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
 FORWARD = {
     (True, 2): {
@@ -174,6 +150,70 @@ CROWDED_BACKWARD_Q = {
 }
 
 
+# ----------------------------------------------------------------------------------------------------------- Hopper
+class Warpgroups(NamedTuple):
+    """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, `q_stages` tiles
+    of Q for each; whether O leaves through shared memory (`sends`)."""
+
+    tile_n: int
+    consumers: int
+    stages: int
+    q_stages: int
+    sends: bool = True
+
+    @property
+    def tile_m(self):
+        return 64 * self.consumers
+
+
+HOPPER = "forward_wgmma:forward"
+# largest head_dim: for short and for long sequences. TFLOP/s: bfloat16, 16k tokens in all, full at 512 and 16384
+HOPPER_FORWARD = {
+    64: (Warpgroups(128, 2, 4, 2), Warpgroups(128, 3, 2, 2)),       # 380, 419; 364, 500: 192 queries do not divide 512
+    128: (Warpgroups(128, 2, 2, 2),) * 2,                           # 528, 640; 160 keys and one tile of Q: 363, 613
+    192: (Warpgroups(80, 2, 2, 1),) * 2,
+    256: (Warpgroups(80, 2, 2, 1, sends=False),) * 2,               # 491, 785; O has no room in shared memory
+}
+# with dropout, and with cells in the mask: both take registers, too
+HOPPER_DROPOUT = {
+    64: Warpgroups(128, 2, 4, 2),
+    128: Warpgroups(96, 2, 2, 2),
+    192: Warpgroups(64, 2, 2, 1),
+    256: Warpgroups(64, 2, 2, 1, sends=False),
+}
+HOPPER_CELLS = {
+    64: Warpgroups(64, 2, 4, 2),
+    128: Warpgroups(64, 2, 4, 2),
+    192: Warpgroups(48, 2, 2, 1),
+    256: Warpgroups(32, 2, 2, 1, sends=False),
+}
+LONG, LONG_MASKED = 2048, 8192  # seqlen_q from which the rows for long sequences are faster
+NEAR_MASKED = 32  # see kernels.schedule: as many matrices at a time give jobs enough, and of all weights
+
+
+def forward_factory(device, dtype):
+    """The kernel of the forward pass."""
+    return HOPPER if device.cc == (9, 0) and ITEM_BYTES[dtype] == 2 else "forward_simt:forward"
+
+
+def warpgroups_of(head_dim, head_dim_v, seqlen_q, masked, mask, dropout):
+    """The Warpgroups for head_dims that are multiples of 64; mask is kinds, see kernels.visibility."""
+    size = max(head_dim, head_dim_v)
+    if len(mask) > 1:
+        return HOPPER_CELLS[size]
+    if dropout:
+        return HOPPER_DROPOUT[size]
+    return HOPPER_FORWARD[size][seqlen_q >= (LONG_MASKED if masked else LONG)]
+
+
+def hopper_plan(dtype, head_dim, head_dim_v, seqlen_q, masked, mask, dropout):
+    """The Warpgroups and the Key of the forward pass on Hopper."""
+    head_dim, head_dim_v = (max(64, -(-size // 64) * 64) for size in (head_dim, head_dim_v))
+    tiles = warpgroups_of(head_dim, head_dim_v, seqlen_q, masked, mask, dropout)
+    sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
+    return tiles, Key.of(KERNELS + HOPPER, (9, 0, "a"), **sizes, mask=mask, dropout=dropout)
+
+
 # --------------------------------------------------------------------------------------------------- shared memory
 def _tile(rows, cols, itemsize):
     """Bytes of a tile: see tile.SharedTile."""
@@ -234,22 +274,6 @@ def tiles_of(factory, device, dtype, d, e, crowded=False):
 def sums_of_kv(device, dtype, d, e):
     """The sums of each kernel that makes dK and dV: beyond head_dim 128 a warp has registers for one of them only."""
     return ("v", "k") if device.cc >= (8, 0) and dtype != "float64" and max(d, e) > 128 else ("kv",)
-
-
-def has_warpgroups(device, dtype):
-    """Whether the kernels for Hopper's warpgroups serve."""
-    return device.cc == (9, 0) and ITEM_BYTES[dtype] == 2
-
-
-def hopper_forward(device, dtype, head_dim, head_dim_v, mask, dropout):
-    """The Warpgroups and the Key of the forward pass on Hopper, for any head_dims up to 256."""
-    head_dim, head_dim_v = (-(-size // 64) * 64 for size in (head_dim, head_dim_v))
-    tiles = HOPPER_FORWARD[max(head_dim, head_dim_v)]
-    key = Key.of(
-        KERNELS + "forward_wgmma:forward", (9, 0, "a"), dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v,
-        **tiles._asdict(), mask=mask, dropout=dropout,
-    )  # fmt: skip
-    return tiles, key
 
 
 def plan(factory, device, dtype, head_dim, head_dim_v, mask, dropout, **compiled_in):

@@ -43,6 +43,13 @@ def fits_tensor_map(shape, strides, itemsize, address):
     return alignment(shape, strides, itemsize, address) == VECTOR_BYTES and min(strides) >= 0
 
 
+def for_tensor_map(view):
+    """The View with strides that a tensor map takes also for axes of one element, where they mean nothing."""
+    step = -(-view.shape[-1] * view.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+    strides = [step if n == 1 else stride for n, stride in zip(view.shape[:-1], view.strides)]
+    return view._replace(strides=(*strides, view.itemsize))
+
+
 def broadcast(view, batch, own=2):
     """The View with all batch axes, heads included, before its last `own` axes: stride 0 where it is broadcast."""
     missing = len(batch) + own - len(view.shape)

@@ -63,6 +63,54 @@ def choices():
         yield pytest.param(factory, tiles, key, id=name)
 
 
+def hopper_choices():
+    """All that a plan can choose on Hopper for one kind of mask, and dropout, of each."""
+    head_dims = range(64, 257, 64)
+    for i, (d, e, of) in enumerate(product(head_dims, head_dims, ("plain", "long", "dropout", "cells", "both"))):
+        if of == "long" and max(d, e) > 64:
+            continue  # as for short sequences
+        if d != e and (i % 4 and (d, e) != (192, 128)):
+            continue
+        dtype, mask = ("float16", "bfloat16")[i % 2], MASKS[2 + i % 4] if of in ("cells", "both") else MASKS[i % 2]
+        seqlen_q = plan.LONG if of == "long" else 100
+        tiles, key = plan.hopper_plan(dtype, d, e, seqlen_q, False, mask, dropout=of in ("dropout", "both"))
+        yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
+
+
+@pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+@pytest.mark.parametrize(("tiles", "key"), list(hopper_choices()))
+def test_nothing_is_spilled_on_hopper(tiles, key):
+    """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
+    source = key.source()
+    ptx = compile_ptx(source, key.cc, key.name)
+    _, report = assemble(ptx, key.cc)
+    assert (report.spills, report.stack, report.losses) == (0, 0, ())
+    assert source.shared <= DEVICES[9, 0].shared
+    assert all(word in ptx for word in ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg", "mbarrier.try_wait"))
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
+def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
+    _, key = plan.hopper_plan("float16", size, 8, 1, False, ("band",), dropout=False)
+    assert dict(key.parameters)["head_dim"] == rounded
+
+
+def test_long_sequences_on_hopper_take_more_consumers():
+    def consumers(seqlen_q, masked):
+        return plan.hopper_plan("float16", 64, 64, seqlen_q, masked, ("band",), dropout=False)[0].consumers
+
+    assert [consumers(n, False) for n in (plan.LONG - 1, plan.LONG)] == [2, 3]
+    assert [consumers(n, True) for n in (plan.LONG, plan.LONG_MASKED)] == [2, 3]
+
+
+@pytest.mark.parametrize(("cc", "dtype", "expected"), [
+    ((9, 0), "float16", plan.HOPPER), ((9, 0), "bfloat16", plan.HOPPER), ((9, 0), "float32", "forward_simt:forward"),
+    ((8, 0), "float16", "forward_simt:forward"), ((10, 0), "bfloat16", "forward_simt:forward"),
+])  # fmt: skip
+def test_warpgroups_are_for_hopper(cc, dtype, expected):
+    assert plan.forward_factory(DEVICES[cc], dtype) == expected
+
+
 def tight(factory, cc, dtype, head_dim, head_dim_v, nbytes, **others):
     """Bytes that ptxas spills whatever the tiles: float64 on Turing, the longest rows where they are not aligned."""
     if not factory.endswith("backward_kv"):

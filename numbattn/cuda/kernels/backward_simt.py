@@ -70,7 +70,8 @@ def backward_kv(
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
-    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE, transposed=True), needs_test(mask), steps_to_next(mask)
+    sees = element_test(mask, S_TILE, transposed=True)
+    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     OF_K, OF_V = "k" in sums_of, "v" in sums_of
 

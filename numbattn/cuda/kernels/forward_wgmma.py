@@ -1,11 +1,16 @@
-"""Attention forward on Hopper: Algorithms 1 and 2, and 5 where the mask has blocks, by warpgroups that work side by side.
+"""Attention forward on Hopper: Algorithms 1 and 2, and 5 where the mask has blocks, by warpgroups side by side.
 
-A block works on one tile of queries after the other: jobs. One thread, the producer, fills rings of shared memory with
-tiles of Q, K and V. The other warpgroups, the consumers, keep 64 queries each and walk over the keys in their sight.
-To a consumer all its jobs are one stream of steps: in each it starts S = Q K^T of this step and O = O + P V of the step
-before, and while the tensor cores multiply it computes the softmax of S. The consumers take turns in starting products,
-so that one computes exponentials while another multiplies.
+A block works on one tile of queries after the other: jobs. Two threads, the producers, hand out the jobs and fill rings
+of shared memory with the tiles of Q, K and V that they need. The other warpgroups, the consumers, keep 64 queries of a
+job each and walk over the keys in their sight.
+
+To a consumer all jobs are one stream of steps, a tile of keys each: it starts S = Q K^T of this step and O = O + P V of
+the step before, looks up what comes next while the tensor cores multiply, and computes the softmax of S. The consumers
+take turns in starting products, so that one computes exponentials while another multiplies; where a job ends, the first
+S of the next one is made before O leaves, so that the tensor cores do not wait.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -20,10 +25,9 @@ from ..tile import (
     acquire,
     aligned,
     allocate,
-    cluster_rank,
+    clear,
     device,
     dot,
-    exp2_in_both,
     expect,
     fill,
     finished,
@@ -45,8 +49,8 @@ from ..tile import (
     sent,
     share_with_tma,
     slot,
-    sync_cluster,
     sync_warpgroup,
+    sync_warpgroups,
     take_registers,
     take_turn,
     tell,
@@ -60,27 +64,32 @@ from ..tile import (
 from ..views import VECTOR_BYTES
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
-from .schedule import drawn, in_turn, leave, place_near
-from .softmax import LN_2, logsumexp, no_max, softmax_step_by
+from .schedule import draw, leave, place_near
+from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = 64  # of a consumer
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of a producer's thread and a consumer's, by consumers
-EXP_SHARE = 64
-JOB = 5  # numbers: batch, head, m_block, first and end of its tiles of keys
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of a producer's thread and a consumer's, by consumers
 
 
-@device
-def nothing():
-    """A block that shares nothing may end when it likes."""
+class Step(NamedTuple):
+    """A tile of queries and a tile of keys, and where the tiles of keys end. As a job: the first step of a tile."""
+
+    batch: Any
+    head: Any
+    m_block: Any
+    n_block: Any
+    n_blocks: Any  # 0: there is no such step
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, sends, cluster, mask, dropout):
+NO_STEP = Step(*[np.int32(0)] * 5)
+
+
+def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, sends, mask, dropout):
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     stages: tiles of K, and of V, in shared memory at once; q_stages: tiles of Q of each consumer.
     sends: O leaves through shared memory, or else straight from registers.
-    cluster: blocks that share the tiles of K and V, each with queries of its own.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
@@ -90,67 +99,53 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_O = shared.boxes(ROWS, head_dim_v, dtype, consumers) if sends else None
     Q_RING = Ring.within(shared, SHARED_Q, readers=1)
-    K_RING, V_RING = (Ring.within(shared, tile, consumers, cluster) for tile in (SHARED_K, SHARED_V))
-    JOBS = Ring.within(shared, shared.tile(1, JOB, np.int32, stages=2), readers=consumers + 1)
+    K_RING, V_RING = (Ring.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
+    JOBS = Ring.within(shared, shared.tile(1, len(NO_STEP), np.int32, stages=2), readers=consumers + 1)
     CONSUMERS, TURNS, FEW, MANY = np.int32(consumers), consumers, *REGISTERS[consumers]
     TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
-    CLUSTER, CLUSTER_M = np.int32(cluster), np.int32(ROWS * consumers * cluster)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     SUPPLIES, HANDS_OUT = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
-    ALIGNED, NO_JOB = Alignment(VECTOR_BYTES), (np.int32(0),) * JOB
+    ALIGNED = Alignment(VECTOR_BYTES)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
 
     @device
-    def exponential(x):
-        return exp2_in_both(x, EXP_SHARE)
-
-    softmax_step = softmax_step_by(exponential)
-    if cluster > 1:
-        next_number, ready, done = in_turn, sync_cluster, sync_cluster
-    else:
-        next_number, ready, done = drawn, cuda.syncthreads, nothing
-
-    @device
-    def first_seen(sight, batch, head, m_block, n_block, n_blocks):
-        """The first tile of keys from n_block on that is not empty."""
-        return np.int32(n_block + steps(sight, batch, head, m_block, n_block, 0, 1, np.int32(n_blocks - n_block)))
+    def seen_from(step, sight, n_block):
+        """The step with the first tile of keys from n_block on that is not empty."""
+        batch, head, m_block, _, n_blocks = step
+        left = steps(sight, batch, head, m_block, n_block, 0, 1, np.int32(n_blocks - n_block))
+        return Step(batch, head, m_block, np.int32(n_block + left), n_blocks)
 
     @device
     def job_of(number, sight, seqlen_q, heads, matrices, near):
-        """A tile of queries for each block of the cluster, and the tiles of keys that any of them may see."""
-        tiles = quotient(seqlen_q + CLUSTER_M - 1, CLUSTER_M)
-        tile, batch, head = place_near(number, tiles, matrices, heads, near)
-        tile = np.int32(tiles - 1 - tile)                       # the heaviest tiles of a causal mask first
-        m0 = np.int32(tile * CLUSTER_M)
-        first, end = keys_in_sight(band_at(sight, batch, head), m0, minimum(m0 + CLUSTER_M, seqlen_q))
-        m_block = np.int32(tile * CLUSTER + cluster_rank())
+        m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
+        tile, batch, head = place_near(number, m_blocks, matrices, heads, near)
+        m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
+        m0 = np.int32(m_block * TILE_M)
+        first, end = keys_in_sight(band_at(sight, batch, head), m0, minimum(m0 + TILE_M, seqlen_q))
         n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
-        n_block = first_seen(sight, batch, head, m_block, n_block, n_blocks)
-        if n_block >= n_blocks:                                 # who sees nothing looks at one tile, all of it masked
-            n_block, n_blocks = np.int32(0), np.int32(1)
-        return batch, head, m_block, n_block, n_blocks
+        job = seen_from(Step(batch, head, m_block, n_block, n_blocks), sight, n_block)
+        if job.n_block >= n_blocks:                             # who sees nothing looks at one tile, all of it masked
+            job = Step(batch, head, m_block, np.int32(0), np.int32(1))
+        return job
 
     @device
     def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near):
         """One thread: jobs, and their tiles of Q."""
         J, Q = slot(JOBS, 0), slot(Q_RING, 0)
-        count = np.int32(quotient(seqlen_q + CLUSTER_M - 1, CLUSTER_M) * matrices * CLUSTER)
-        number = np.int32(cuda.blockIdx.x)
+        count, number = np.int32(quotient(seqlen_q + TILE_M - 1, TILE_M) * matrices), np.int32(cuda.blockIdx.x)
         while number < count:
-            later = next_number(number, jobs)
-            job = job_of(quotient(number, CLUSTER), sight, seqlen_q, heads, matrices, near)
-            batch, head, m_block, _, _ = job
+            job = job_of(number, sight, seqlen_q, heads, matrices, near)
             acquire(J)
             tell(J, job)
             J = following(J, 1)
             for group in range(CONSUMERS):
                 acquire(Q)
-                fill(Q, mQ, batch, head, np.int32(m_block * TILE_M + group * ROWS))
+                fill(Q, mQ, job.batch, job.head, np.int32(job.m_block * TILE_M + group * ROWS))
                 Q = following(Q, 1)
-            number = later
+            number = draw(jobs)
         acquire(J)
-        tell(J, NO_JOB)
+        tell(J, NO_STEP)
         leave(jobs)
 
     @device
@@ -164,23 +159,67 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             J = following(J, 1)
             if n_blocks == 0:
                 break
-            head_k = quotient(head, group_size)
-            while n_block < n_blocks:
-                n0 = np.int32(n_block * TILE_N)
+            step, head_k = Step(batch, head, m_block, n_block, n_blocks), quotient(head, group_size)
+            while step.n_block < n_blocks:
+                n0 = np.int32(step.n_block * TILE_N)
                 acquire(K)
                 fill(K, mK, batch, head_k, n0)
                 K = following(K, 1)
                 acquire(V)
                 fill(V, mV, batch, head_k, n0)
                 V = following(V, 1)
-                n_block = first_seen(sight, batch, head, m_block, unforeseen(n_block + 1), n_blocks)
+                step = seen_from(step, sight, unforeseen(step.n_block + 1))
 
     @device
-    def masked(S, sight, batch, head, m_block, n_block, m0):
-        n0, band = np.int32(n_block * TILE_N), band_at(sight, batch, head)
+    def step_after(step, J, sight):
+        """The next step of this job, else the first one of the next job; whether it is that one; J."""
+        step = seen_from(step, sight, np.int32(step.n_block + 1))
+        begins = step.n_block >= step.n_blocks
+        if begins:
+            wait(J)
+            batch, head, m_block, n_block, n_blocks = told(J)
+            step = Step(batch, head, m_block, n_block, n_blocks)
+            sync_warpgroup()                                    # all have read it
+            release(J)
+            J = following(J, 1)
+        return step, begins, J
+
+    @device
+    def first_query(step):
+        """Of this consumer."""
+        return np.int32(step.m_block * TILE_M + warpgroup_index() * ROWS)
+
+    @device
+    def masked(S, step, sight):
+        batch, head, m_block, n_block, _ = step
+        m0, n0, band = first_query(step), np.int32(n_block * TILE_N), band_at(sight, batch, head)
         if tested(sight, band, batch, head, m_block, n_block, m0, np.int32(m0 + ROWS), n0, np.int32(n0 + TILE_N)):
             S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)              # Alg. 2 line 11: MASK(S)
         return S
+
+    @device
+    def weights(P, step, drops, heads):
+        matrix, n0 = np.int32(step.batch * heads + step.head), np.int32(step.n_block * TILE_N)
+        return operand(drop(P, drops, matrix, first_query(step), n0), SHARED_V)         # Alg. 2 line 14
+
+    if mask[0] == "bands":
+
+        @device
+        def cut(V, step, sight):
+            """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN."""
+            left = np.int32(band_at(sight, step.batch, step.head)[3] - step.n_block * TILE_N)
+            if left < TILE_N:
+                wait(V)
+                if warpgroup_index() == 0:
+                    clear(V.tile, left)
+                    share_with_tma()
+                sync_warpgroups(TURNS)
+
+    else:  # TMA knows where the matrix ends
+
+        @device
+        def cut(V, step, sight):
+            pass
 
     @device
     def leads():
@@ -207,100 +246,67 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             save(aligned(mO[batch, head], ALIGNED), O, m0)
 
     @device
-    def conclude(mO, mLse, O, m, l, batch, head, m0, scale_log2, kept_scale):
+    def conclude(O, m, l, step, mO, mLse, scale_log2, kept_scale):
+        batch, head, m0 = step.batch, step.head, first_query(step)
         total = where(m > NO_MAX, row_sum(l, ZERO), 0)          # 0 if it has seen nothing
         store(mO, O * (reciprocal(total) * kept_scale), batch, head, m0)                # Alg. 1 line 12: O = O / l
         save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)
 
     @device
-    def step_after(J, sight, batch, head, m0, m_block, n_block, n_blocks):
-        """The next tile of keys of this job, else the first one of the next job; n_blocks is 0 if there is none."""
-        n_block = first_seen(sight, batch, head, m_block, np.int32(n_block + 1), n_blocks)
-        ends = n_block >= n_blocks
-        if ends:
-            wait(J)
-            batch, head, m_block, n_block, n_blocks = told(J)
-            sync_warpgroup()                                        # all have read it
-            release(J)
-            J = following(J, 1)
-            m0 = np.int32(m_block * TILE_M + warpgroup_index() * ROWS)
-        return J, batch, head, m0, m_block, n_block, n_blocks, ends
-
-    @device
-    def step_after(J, sight, batch, head, m0, m_block, n_block, n_blocks):
-        """The next tile of keys of this job, else the first one of the next job; n_blocks is 0 if there is none."""
-        n_block = first_seen(sight, batch, head, m_block, np.int32(n_block + 1), n_blocks)
-        ends = n_block >= n_blocks
-        if ends:
-            wait(J)
-            batch, head, m_block, n_block, n_blocks = told(J)
-            sync_warpgroup()                                        # all have read it
-            release(J)
-            J = following(J, 1)
-            m0 = np.int32(m_block * TILE_M + warpgroup_index() * ROWS)
-        return J, batch, head, m0, m_block, n_block, n_blocks, ends
-
-    @device
     def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale):
-        group, zero = warpgroup_index(), np.int32(0)
-        J, Q, K, V = slot(JOBS, 0), slot(Q_RING, group), slot(K_RING, 0), slot(V_RING, 0)
-        if group == CONSUMERS - 1:
-            pass_turn(TURNS)
-        J, batch, head, m0, m_block, n_block, n_blocks, _ = step_after(J, sight, zero, zero, zero, zero, zero, zero)
+        J, Q, K, V = slot(JOBS, 0), slot(Q_RING, warpgroup_index()), slot(K_RING, 0), slot(V_RING, 0)
         O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        if warpgroup_index() == CONSUMERS - 1:
+            pass_turn(TURNS)
+        before, _, J = step_after(NO_STEP, J, sight)
         wait(Q)
         wait(K)
         S = finished(dot(S_TILE, Q.tile, K.tile.T), 0)
         release(K)
         K = following(K, 1)
-        S = masked(S, sight, batch, head, m_block, n_block, m0)
-        F, m, l, alpha = softmax_step(S, m, l, scale_log2)
-        P = operand(drop(F, drops, np.int32(batch * heads + head), m0, np.int32(n_block * TILE_N)), SHARED_V)
-        old_batch, old_head, old_m0 = batch, head, m0
-        J, batch, head, m0, m_block, n_block, n_blocks, begins = step_after(
-            J, sight, batch, head, m0, m_block, n_block, n_blocks)
+        F, m, l, alpha = softmax_step(masked(S, before, sight), m, l, scale_log2)
+        P = weights(F, before, drops, heads)
+        here, begins, J = step_after(before, J, sight)
         if begins:
             release(Q)
             Q = following(Q, CONSUMERS)
         while True:
-            if n_blocks == 0:
+            if here.n_blocks == 0:
                 break
             if begins:
                 wait(Q)
+            cut(V, before, sight)
             wait(K)
             take_turn(TURNS)
-            S = dot(S_TILE, Q.tile, K.tile.T)                       # Alg. 1 line 9: S = Q K^T, in flight
+            S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 1 line 9: S = Q K^T, in flight
             wait(V)
-            O = dot(O, P, V.tile)                                   # line 12: O = O + P V of the step before, in flight
+            O = dot(O, P, V.tile)                               # line 12: O = O + P V of the step before, in flight
             pass_turn(TURNS)
-            J, batch2, head2, m02, m_block2, n_block2, n_blocks2, ends = step_after(
-                J, sight, batch, head, m0, m_block, n_block, n_blocks)
+            after, ends, J = step_after(here, J, sight)
             S = finished(S, 1)
             release(K)
             K = following(K, 1)
             if ends:
                 release(Q)
                 Q = following(Q, CONSUMERS)
-            S = masked(S, sight, batch, head, m_block, n_block, m0)
-            old_m, old_l = m, l
+            m_before, l_before = m, l
             if begins:
                 m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
-            F, m, l, alpha = softmax_step(S, m, l, scale_log2)      # lines 12 and 13
+            F, m, l, alpha = softmax_step(masked(S, here, sight), m, l, scale_log2)     # lines 10 to 13
             O = finished(O, 0)
             release(V)
             V = following(V, 1)
-            P = operand(drop(F, drops, np.int32(batch * heads + head), m0, np.int32(n_block * TILE_N)), SHARED_V)
+            P = weights(F, here, drops, heads)
             if begins:
-                conclude(mO, mLse, O, old_m, old_l, old_batch, old_head, old_m0, scale_log2, kept_scale)
+                conclude(O, m_before, l_before, before, mO, mLse, scale_log2, kept_scale)
                 O = full(O_TILE, ZERO)
             else:
-                O = rescaled(O, alpha)                              # line 12: O = alpha O
-            begins = ends
-            old_batch, old_head, old_m0 = batch, head, m0
-            batch, head, m0, m_block, n_block, n_blocks = batch2, head2, m02, m_block2, n_block2, n_blocks2
+                O = rescaled(O, alpha)                          # line 12: O = alpha O
+            before, here, begins = here, after, ends
+        cut(V, before, sight)
         wait(V)
         O = finished(dot(O, P, V.tile), 0)
-        conclude(mO, mLse, O, m, l, old_batch, old_head, old_m0, scale_log2, kept_scale)
+        conclude(O, m, l, before, mO, mLse, scale_log2, kept_scale)
         if leads():
             sent()
 
@@ -311,7 +317,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         open_ring(Q_RING)
         open_ring(K_RING)
         open_ring(V_RING)
-        ready()
+        cuda.syncthreads()
         if warpgroup_index() == CONSUMERS:
             give_registers(FEW)
             if cuda.threadIdx.x == HANDS_OUT:
@@ -324,16 +330,15 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         else:
             take_registers(MANY)
             consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale)
-        done()
 
     o_type, number = types.uint64 if sends else array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
         *[types.uint64] * 3, o_type, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
         number, types.int32,
     )  # fmt: skip
-    boxes = [Q_RING.box, K_RING.box, V_RING.box, *([SHARED_O.box] if sends else [])]
+    boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O) if tile]
     threads = WARPGROUP * (consumers + 1)
     return Source(
-        kernel, signature, threads, shared=shared.nbytes, cluster=cluster,
+        kernel, signature, threads, shared=shared.nbytes,
         tensor_maps=tuple(TensorMap(i, box) for i, box in enumerate(boxes)),
     )  # fmt: skip

@@ -26,22 +26,16 @@ def place_near(number, tiles, matrices, heads, near):
     return tile, batch, np.int32(matrix - batch * heads)
 
 
-# ------------------------------------------------------------------------------- blocks that work on many tiles
-# Two ways to number the next job after `number`. `jobs` holds two counters, both 0 before and after a kernel.
+# ------------------------------------------------------------------------------------ blocks that do many tiles
+# Block b starts with number b. `jobs` holds two counters, both 0 before and after a kernel.
 @device
-def in_turn(number, jobs):
-    """All blocks in turn: where jobs are equal, or where the blocks of a cluster have to agree."""
-    return np.int32(number + cuda.gridDim.x)
-
-
-@device
-def drawn(number, jobs):
-    """Who is done first takes the next one."""
+def draw(jobs):
+    """The number of the next tile for the block that asks: who is done first, takes it."""
     return np.int32(cuda.gridDim.x + cuda.atomic.add(jobs, 0, 1))
 
 
 @device
 def leave(jobs):
-    """This block takes no more jobs; the last one to leave sets the counters back."""
+    """This block draws no more; the last one to leave sets the counters back."""
     if cuda.atomic.inc(jobs, 1, cuda.gridDim.x - 1) == cuda.gridDim.x - 1:
         jobs[0] = 0

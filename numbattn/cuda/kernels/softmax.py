@@ -5,7 +5,7 @@ import numpy as np
 from ..tile import device, exp2, log2, part_sum, row_max, where
 
 LOG2_E, LN_2 = np.log2(np.e), np.log(2)
-GROWTH = 8
+GROWTH = 8  # of the scores beyond m, in base 2
 
 
 def no_max(sums):
@@ -13,27 +13,18 @@ def no_max(sums):
     return sums(-1e30)
 
 
-def softmax_step_by(exponential):
-    """The device function softmax_step(S, m, l, scale_log2), P by `exponential`, in base 2.
+@device
+def softmax_step(S, m, l, scale_log2):
+    """P, the new m and l, and alpha, by which what was summed so far has to be multiplied.
 
-    P, the new m and l, and alpha, by which what was summed so far has to be multiplied.
-
-    m need not be the largest score, it only keeps P from overflowing: it stays, and alpha is 1, until a row has outgrown
-    it by a factor of 2**8.
+    m need not be the largest score, it only keeps P from overflowing: it stays, and alpha is 1, until a row has
+    outgrown it by a factor of 2**8.
     """
-
-    @device
-    def step(S, m, l, scale_log2):
-        largest = row_max(S, m)                             # Alg. 1 line 11: m_new = max(m, rowmax(S))
-        m_new = where((largest - m) * scale_log2 > GROWTH, largest, m)
-        alpha = exp2((m - m_new) * scale_log2)
-        P = exponential(S * scale_log2 - m_new * scale_log2)    # line 10: P = exp(S - m_new)
-        return P, m_new, part_sum(P, l * alpha), alpha      # line 11: l = alpha l + rowsum(P)
-
-    return step
-
-
-softmax_step = softmax_step_by(exp2)
+    largest = row_max(S, m)                                 # Alg. 1 line 11: m_new = max(m, rowmax(S))
+    m_new = where((largest - m) * scale_log2 > GROWTH, largest, m)
+    alpha = exp2((m - m_new) * scale_log2)
+    P = exp2(S * scale_log2 - m_new * scale_log2)           # line 10: P = exp(S - m_new)
+    return P, m_new, part_sum(P, l * alpha), alpha          # line 11: l = alpha l + rowsum(P)
 
 
 @device

@@ -7,25 +7,22 @@ one.
 """
 
 from .barrier import (
-    WARPGROUP,
-    cluster_rank,
     give_registers,
     pass_turn,
-    sync_cluster,
     sync_warp,
     sync_warpgroup,
+    sync_warpgroups,
     take_registers,
     take_turn,
     warpgroup_index,
 )
 from .fragment import bfloat16
-from .layout import ONE, Axis, Layout, copying, mma, simt, wgmma
+from .layout import ONE, WARPGROUP, Axis, Layout, copying, mma, simt, wgmma
 from .math import (
     col_index,
     cols_between,
     convert,
     exp2,
-    exp2_in_both,
     full,
     log2,
     maximum,
@@ -41,19 +38,35 @@ from .math import (
     unforeseen,
     where,
 )
-from .memory import Alignment, SharedMemory, aligned, allocate, fetch, fetched, gather, get, load, put, save
+from .memory import Alignment, SharedMemory, aligned, allocate, clear, fetch, fetched, gather, get, load, put, save
 from .product import dot
-from .ring import Ring, acquire, expect, fill, following, open_ring, release, send, sent, share_with_tma, slot, tell, told, wait
+from .ring import (
+    Ring,
+    acquire,
+    expect,
+    fill,
+    following,
+    open_ring,
+    release,
+    send,
+    sent,
+    share_with_tma,
+    slot,
+    tell,
+    told,
+    wait,
+)
 from .simulator import DeadlockError, RaceError, simulate
 from .warpgroup import finished, operand
 from .world import SIMULATED, device, primitive
 
 __all__ = [
     "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
-    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "cluster_rank", "col_index", "cols_between", "convert", "copying", "device",
-    "dot", "exp2", "exp2_in_both", "expect", "fetch", "fetched", "fill", "finished", "following", "full", "gather", "get", "give_registers",
-    "load", "log2", "maximum", "minimum", "mma", "open_ring", "operand", "part_sum", "pass_turn", "primitive",
-    "put", "quotient", "reciprocal", "release", "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent",
-    "share_with_tma", "simt", "simulate", "slot", "spread", "sync_cluster", "sync_warp", "sync_warpgroup", "take_registers",
+    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "clear", "col_index",
+    "cols_between", "convert", "copying", "device", "dot", "exp2", "expect", "fetch", "fetched", "fill", "finished",
+    "following", "full", "gather", "get", "give_registers", "load", "log2", "maximum", "minimum", "mma",
+    "open_ring", "operand", "part_sum", "pass_turn", "primitive", "put", "quotient", "reciprocal", "release",
+    "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent", "share_with_tma", "simt", "simulate",
+    "slot", "spread", "sync_warp", "sync_warpgroup", "sync_warpgroups", "take_registers",
     "take_turn", "tell", "told", "unforeseen", "wait", "warpgroup_index", "wgmma", "where",
 ]  # fmt: skip

@@ -1,20 +1,19 @@
 """Where threads wait for each other, and what warpgroups settle among themselves.
 
 The barrier of the whole block is Numba's: cuda.syncthreads(). Of the 16 barriers that a block has, it is number 0;
-the turns take the next ones, then comes one for each warpgroup.
+the turns take the next ones, then comes one for several warpgroups and one for each.
 """
 
 import numpy as np
 from numba.cuda import types
 
 from .emit import I32, VOID, asm, thread_index
-from .simulator import barrier, sync_lanes, syncthreads
+from .layout import WARPGROUP, WARPGROUP_BITS
+from .simulator import barrier, sync_lanes
 from .simulator import thread_index as my_index
 from .world import primitive
 
-WARPGROUP_BITS = 7
-WARPGROUP = 1 << WARPGROUP_BITS  # threads
-FIRST_TURN, FIRST_OF_WARPGROUPS = 1, 8
+FIRST_TURN, ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 7, 8
 
 
 @primitive
@@ -68,30 +67,17 @@ def sync_warpgroup():
 
 
 @primitive
-def sync_cluster():
-    """All threads of a cluster of blocks wait for each other: their shared memory is ready, or no longer used."""
-    syncthreads()  # clusters are of one block here, see open_ring
+def sync_warpgroups(count):
+    """The same for the block's first `count` warpgroups together."""
+    barrier(f"sync_warpgroups({count})", count * WARPGROUP).sync()
 
 
-@sync_cluster.lowering
-def sync_cluster():
-    text = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
-    return types.void(), lambda b: asm(b, text, VOID, effect=True)
-
-
-def emit_cluster_rank(b):
-    return asm(b, "mov.u32 $0, %cluster_ctarank;", I32)
-
-
-@primitive
-def cluster_rank():
-    """Which block of its cluster this is, as int32."""
-    return np.int32(0)
-
-
-@cluster_rank.lowering
-def cluster_rank():
-    return types.int32(), emit_cluster_rank
+@sync_warpgroups.lowering
+def sync_warpgroups(count):
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    text = f"bar.sync {ALL_WARPGROUPS}, {count.literal_value * WARPGROUP};"
+    return types.void(count), lambda b, _: asm(b, text, VOID, effect=True)
 
 
 @primitive

@@ -1,7 +1,5 @@
 """LLVM for one thread: the few idioms that all lowerings are made of."""
 
-from functools import reduce
-
 from llvmlite import ir
 from numba.cuda.core.targetconfig import ConfigStack
 
@@ -163,20 +161,6 @@ def shared_memory(b, offset):
         memory = ir.GlobalVariable(b.module, ir.ArrayType(I8, 0), SHARED_MEMORY, SHARED)
         memory.linkage, memory.align = "external", 1024
     return b.gep(memory, [I32(0), I32(offset)])
-
-
-def end_block(b, values):
-    """What follows is in a new basic block, which is not entered before these float32 are computed.
-
-    ptxas does not move it up from there: it cannot know that the other way, into a trap, is never taken.
-    """
-    trap, after = b.append_basic_block("trap"), b.append_basic_block("after")
-    bits = reduce(b.and_, [b.bitcast(value, I32) for value in values])
-    b.cbranch(b.icmp_unsigned("==", bits, ir.Constant(I32, 0xFFFFFFFF)), trap, after)
-    b.position_at_end(trap)
-    asm(b, "trap;", VOID, effect=True)
-    b.branch(after)
-    b.position_at_end(after)
 
 
 def in_own_block(b, values, compute):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 WARP_BITS = 5
+WARPGROUP_BITS = 7
+WARPGROUP = 1 << WARPGROUP_BITS  # threads
 
 
 @dataclass(frozen=True)

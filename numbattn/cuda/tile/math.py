@@ -143,11 +143,9 @@ def emit_pair(b, dtype, values):
     return asm(b, f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
 
 
-def left_pairs(b, dtype, count, rows):
-    """Pairs of columns as a left operand has them: 16 columns after 16 columns, in each two rows by two rows of two."""
-    return [
-        emit_pair(b, dtype, rows[r][c : c + 2]) for k in range(0, len(rows[0]), 4) for c in (k, k + 2) for r in range(count)
-    ]
+def left_pairs(b, dtype, rows):
+    """Pairs of columns as a left operand has them: for each 8 columns one of every row of slots."""
+    return [emit_pair(b, dtype, row[c : c + 2]) for c in range(0, len(rows[0]), 2) for row in rows]
 
 
 def emit_bfloat16(b, x):
@@ -196,48 +194,6 @@ def exp2(x):
 
 
 exp2 = exp2.lowering(lambda x: elementwise(emit_exp2)(x))
-
-
-SMALLEST = -126.0  # exponent of float32
-TO_INTEGER = 1.5 * 2**23  # float32 numbers of this size have no digits behind the point
-EXP2 = (0.9999993, 0.6931218, 0.24024745, 0.05591786, 0.0095701)  # on [-1/2, 1/2], relative error 2.6e-6: minimax
-
-
-@primitive
-def exp2_in_both(x, share):
-    """2**x of float32, every `share`-th column of slots by a polynomial on the ordinary cores, beside the special ones.
-
-    Those are good to 2.6e-6, and at least 2**-126.
-    """
-    slots = np.arange(x.layout.cols.slots)
-    return Fragment(x.layout, np.exp2(np.where(slots % share == share - 1, np.maximum(x.registers, SMALLEST), x.registers)))
-
-
-@exp2_in_both.lowering
-def exp2_in_both(x, share):
-    if not isinstance(share, types.IntegerLiteral):
-        return None
-    n = share.literal_value
-
-    def generate(b, value, _):
-        rows = registers(b, x, value)
-        return fragment(b, x, [
-            [emit_exp2_polynomial(b, v) if c % n == n - 1 else emit_exp2(b, x.dtype, v) for c, v in enumerate(row)]
-            for row in rows
-        ])  # fmt: skip
-
-    return x(x, share), generate
-
-
-def emit_exp2_polynomial(b, x):
-    """2**x = 2**n 2**f with n the nearest integer: the polynomial of f, n added to its exponent."""
-    x = emit_maximum(b, types.float32, x, F32(SMALLEST))
-    shifted = asm(b, "add.rn.f32 $0, $1, $2;", F32, x, F32(TO_INTEGER))
-    f = b.fsub(x, asm(b, "sub.rn.f32 $0, $1, $2;", F32, shifted, F32(TO_INTEGER)))
-    total = F32(EXP2[-1])
-    for coefficient in EXP2[-2::-1]:
-        total = b.fma(total, f, F32(coefficient))
-    return b.bitcast(b.add(b.shl(b.bitcast(shifted, I32), I32(23)), b.bitcast(total, I32)), F32)
 
 
 @primitive

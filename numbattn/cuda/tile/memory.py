@@ -20,7 +20,7 @@ from numba.cuda.models import cuda_data_manager
 from ..views import VECTOR_BYTES, alignment
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
-from .boxes import Boxes
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes
 from .emit import (
     GLOBAL,
     I1,
@@ -45,6 +45,7 @@ from .emit import (
 from .fragment import LLVM, Fragment, FragmentType, bfloat16, broadcast, constant, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
+from .layout import WARPGROUP
 from .math import HALVES, emit_convert, emit_pair, left_pairs, round_to
 from .simulator import thread_index as my_index
 from .world import primitive
@@ -547,11 +548,35 @@ def put_matrices(b, plan, layout, pointer, rows):
     first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
     row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
     for c in range(0, layout.cols.slots, 4):
-        pairs = left_pairs(b, element_type(plan.dtype), layout.rows.slots, [row[c : c + 4] for row in rows])
+        pairs = left_pairs(b, element_type(plan.dtype), [row[c : c + 4] for row in rows])
         place = plan.place(row, right + layout.cols.offsets[c])
         at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
         text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
         asm(b, text, VOID, at, *pairs, effect=True)
+
+
+@primitive
+def clear(shared, first):
+    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup."""
+    rows = np.arange(my_index() % WARPGROUP, shared.plan.rows, WARPGROUP)
+    shared.write(rows[rows >= first][:, None], np.arange(shared.plan.cols), shared.plan.dtype.type(0))
+
+
+@clear.lowering
+def clear(shared, first):
+    plan = shared.plan
+
+    def generate(b, pointer, first):
+        start = b.bitcast(pointer, ir.PointerType(I32, SHARED))
+        for above in range(0, plan.rows, WARPGROUP):
+            row = b.add(b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(above))
+            with b.if_then(b.and_(b.icmp_signed(">=", row, first), b.icmp_signed("<", row, I32(plan.rows)))):
+                for at in range(0, plan.nbytes, plan.box_bytes):
+                    for chunk in range(0, ROW_BYTES, CHUNK_BYTES):  # swizzled or not, it is the whole row
+                        words = b.add(b.mul(row, I32(ROW_BYTES // 4)), I32((at + chunk) // 4))
+                        store_vector(b, [I32(0)] * (CHUNK_BYTES // 4), b.gep(start, [words]))
+
+    return types.void(shared, types.int32), generate
 
 
 @primitive

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
 from . import simulator
-from .barrier import WARPGROUP, emit_cluster_rank
-from .boxes import ROW_BYTES, Boxes
+from .boxes import Boxes
 from .emit import I32, SHARED, VOID, asm, load_vector, shared_memory, store_vector, thread_index
 from .fragment import LLVM, constant, element_type
+from .layout import WARPGROUP
 from .memory import TileType, allocate
 from .simulator import Barrier, RaceError
 from .world import primitive
@@ -33,27 +34,18 @@ BARRIER_BYTES = 8
 @constant
 @dataclass(frozen=True)
 class Ring:
-    """Where the stages and their barriers lie, and how many warpgroups of a block read each of them.
-
-    The blocks of a cluster fill their stages together: each copies its part of the rows to all of them.
-    """
+    """Where the stages and their barriers lie, and how many warpgroups read each of them."""
 
     tile: Boxes
     barriers: int  # offset in shared memory: those of `filled` first, then those of `free`
     readers: int
-    cluster: int = 1  # blocks
 
     def __str__(self):
-        return f"ring of {self.tile.stages} {self.tile}, {self.readers} readers in {self.cluster} blocks"
+        return f"ring of {self.tile.stages} {self.tile}, {self.readers} readers"
 
     @classmethod
-    def within(cls, shared, tile, readers, cluster=1):
-        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, cluster)
-
-    @property
-    def box(self):
-        """Of a tensor map of (batch, heads, rows, columns)."""
-        return 1, 1, self.tile.rows // self.cluster, self.tile.width
+    def within(cls, shared, tile, readers):
+        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers)
 
 
 @dataclass(frozen=True)
@@ -112,8 +104,6 @@ def emit_barrier(b, ring, stage, free):
 @primitive
 def open_ring(ring):
     """Make a ring ready: by all threads of a block, before a barrier of the block."""
-    if ring.cluster > 1:
-        raise NotImplementedError("clusters are not simulated")
     me, memory = simulator.thread_index(), simulator.shared_memory()
     if me == 0:
         kinds = ("filled", 1), ("free", ring.readers)
@@ -131,7 +121,7 @@ def open_ring(ring):
     def generate(b, _):
         with b.if_then(b.icmp_unsigned("==", thread_index(b), I32(0))):
             for stage in range(plan.tile.stages):
-                for free, count in enumerate((1, plan.readers * plan.cluster)):
+                for free, count in enumerate((1, plan.readers)):
                     at = emit_barrier(b, plan, I32(stage), free)
                     asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
             asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)
@@ -224,14 +214,10 @@ def release(slot):
 @release.lowering
 def release(slot):
     def generate(b, value):
-        thread, count = b.and_(thread_index(b), I32(WARPGROUP - 1)), slot.ring.cluster
-        with b.if_then(b.icmp_unsigned("<", thread, I32(count))):
+        first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
+        with b.if_then(first):
             at = emit_barrier(b, slot.ring, unpack(b, value)[0], True)
-            if count == 1:
-                asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
-            else:
-                at = asm(b, "mapa.shared::cluster.u32 $0, $1, $2;", I32, at, thread)
-                asm(b, "mbarrier.arrive.shared::cluster.b64 _, [$0];", VOID, at, effect=True)
+            asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
 
     return types.void(slot), generate
 
@@ -263,16 +249,18 @@ def tell(slot, numbers):
 
 @tell.lowering
 def tell(slot, numbers):
-    def generate(b, value, numbers):
+    if any(kind != types.int32 for kind in numbers):
+        raise TypingError(f"tell: got {numbers}, expected a tuple of int32")
+
+    def generate(b, value, values):
         stage, _ = unpack(b, value)
         start = emit_stage(b, slot.ring.tile, stage)
-        for i in range(numbers_type.count):
-            store_vector(b, [b.extract_value(numbers, i)], b.gep(start, [I32(i)]))
+        for i in range(len(numbers)):
+            store_vector(b, [b.extract_value(values, i)], b.gep(start, [I32(i)]))
         filled = emit_barrier(b, slot.ring, stage, False)
         asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)
 
-    numbers_type = types.UniTuple(types.int32, len(numbers))
-    return types.void(slot, numbers_type), generate
+    return types.void(slot, numbers), generate
 
 
 @primitive
@@ -344,14 +332,9 @@ def fill(slot, matrices, batch, head, row):
         text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
         asm(b, text, VOID, filled, I32(plan.nbytes), effect=True)
         start = b.add(b.ptrtoint(shared_memory(b, plan.offset), I32), b.mul(stage, I32(plan.nbytes)))
-        form, everybody = "", ""
-        if slot.ring.cluster > 1:
-            form, everybody = ".multicast::cluster", f", {(1 << slot.ring.cluster) - 1}"
-            rows = b.mul(emit_cluster_rank(b), I32(plan.rows // slot.ring.cluster))
-            start, row = b.add(start, b.mul(rows, I32(ROW_BYTES))), b.add(row, rows)
         text = (
-            f"cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes{form} "
-            f"[$0], [$1, {{$2, $3, $4, $5}}], [$6]{everybody};"
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[$0], [$1, {$2, $3, $4, $5}], [$6];"
         )
         for i, col in enumerate(range(0, plan.cols, plan.width)):
             box = b.add(start, I32(i * plan.box_bytes))
@@ -363,7 +346,7 @@ def fill(slot, matrices, batch, head, row):
 
 @primitive
 def share_with_tma():
-    """What this thread has written to shared memory may be sent, or multiplied by a warpgroup, after the next barrier."""
+    """What this thread has written to shared memory may be sent, or multiplied by warpgroups, after a barrier."""
     simulator.shared_memory().share()
 
 
@@ -374,7 +357,7 @@ def share_with_tma():
 
 @primitive
 def send(matrices, shared, batch, head, row):
-    """Start to copy a tile of boxes to rows `row`... of a matrix; what is beyond the matrix is left out. By one thread."""
+    """Start to copy a tile of boxes to rows `row`... of a matrix, without what lies beyond it. By one thread."""
     values = shared.read(slice(None), slice(None), shared.memory.start_work(_sends()))
     part = _rows(matrices, shared.plan, batch, head, row)
     part[...] = values[: part.shape[0], : part.shape[1]]

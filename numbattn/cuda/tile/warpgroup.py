@@ -9,12 +9,13 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, register_model
 
-from .barrier import WARPGROUP, warpgroup_of
+from .barrier import warpgroup_of
 from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
-from .emit import I32, VOID, asm, asm_in_place, end_block
-from .fragment import Fragment, FragmentType, element_type
+from .emit import I32, VOID, asm, asm_in_place
+from .fragment import Fragment, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
+from .layout import WARPGROUP
 from .math import HALVES, left_pairs, round_to
 from .simulator import RaceError, barrier, shared_memory
 from .world import primitive
@@ -54,7 +55,7 @@ def operand(tile, plan):
 
     def generate(b, value, _):
         found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
-        for i, pair in enumerate(left_pairs(b, out.dtype, tile.layout.rows.slots, unpack(b, tile, value))):
+        for i, pair in enumerate(left_pairs(b, out.dtype, unpack(b, tile, value))):
             found = b.insert_value(found, pair, i)
         return found
 
@@ -92,10 +93,10 @@ def meet_for_product():
 
 
 @primitive
-def finished(tile, later, meanwhile=None):
+def finished(tile, later):
     """The sum of a product, once all products that were started but the `later` last ones are there.
 
-    meanwhile: a tile that is computed before the wait. ptxas would else move all that can wait behind it.
+    ptxas moves the wait up, before all that does not need it to be over.
     """
     if not isinstance(tile, InFlight):
         return tile
@@ -108,18 +109,15 @@ def finished(tile, later, meanwhile=None):
 
 
 @finished.lowering
-def finished(tile, later, meanwhile=None):
+def finished(tile, later):
     if not isinstance(later, types.IntegerLiteral):
         return None
     text = f"wgmma.wait_group.sync.aligned {later.literal_value};"
 
-    def generate(b, value, _, computed):
-        sums = in_order(unpack(b, tile, value))
-        if isinstance(meanwhile, FragmentType):
-            end_block(b, [register for row in unpack(b, meanwhile, computed) for register in row])
-        return pack(b, tile, by_rows(asm_in_place(b, text, sums)))
+    def generate(b, value, _):
+        return pack(b, tile, by_rows(asm_in_place(b, text, in_order(unpack(b, tile, value)))))
 
-    return tile(tile, later, types.none if meanwhile is None else meanwhile), generate
+    return tile(tile, later), generate
 
 
 def emit_wgmma(acc, x, y):
@@ -207,7 +205,7 @@ class InShared:
         lead = plan.box_bytes if is_turned else CHUNK_BYTES
         self.low = (lead >> 4 << 16) + (nbytes >> 4)
         self.high = SWIZZLE_128 | ALIGNMENT >> 4  # from 8 rows to the next 8
-        # in a cluster the upper bits say which block's memory it is
+        # 14 bits; in a cluster there are more, which say whose memory it is
         self.operands = [b.and_(b.lshr(b.ptrtoint(pointer, I32), I32(4)), I32(0x3FFF))]
 
     def at(self, k):

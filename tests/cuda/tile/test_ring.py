@@ -132,7 +132,7 @@ def test_stages_follow_each_other_and_rounds_alternate():
     assert [(Y.stage, Y.parity) for Y in (following(X), following(X, 2), following(following(X), 3))] == [
         (2, 0), (0, 1), (2, 1)
     ]  # fmt: skip
-    assert RING.box == (1, 1, 8, 64)
+    assert RING.tile.box == (1, 1, 8, 64)
 
 
 @simulated_only
@@ -186,14 +186,6 @@ def test_numbers_are_told(rng, seed):
 def test_all_have_read_what_they_are_told(seed):
     with pytest.raises(RaceError, match=r"thread 256 overwrites what thread \d+ reads"):
         start(*teller(meets=False), np.zeros((6, 4), np.int32), np.zeros((2, 6), np.int32), seed=seed)
-
-
-@simulated_only
-def test_clusters_are_not_simulated():
-    shared = SharedMemory()
-    RING = Ring.within(shared, shared.boxes(64, 64, np.float16), 1, cluster=2)
-    with pytest.raises(NotImplementedError, match="clusters are not simulated"):
-        start(lambda: open_ring(RING), WARPGROUP, shared.nbytes)
 
 
 def sender(without="", late=""):
