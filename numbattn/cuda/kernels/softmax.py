@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from ..tile import device, exp2, log2, part_sum, row_max, where
+from ..tile import device, exp2, log2, part_sum, row_max
 
 LOG2_E, LN_2 = np.log2(np.e), np.log(2)
-GROWTH = 8  # of the scores beyond m, in base 2
 
 
 def no_max(sums):
@@ -15,13 +14,8 @@ def no_max(sums):
 
 @device
 def softmax_step(S, m, l, scale_log2):
-    """P, the new m and l, and alpha, by which what was summed so far has to be multiplied.
-
-    m need not be the largest score, it only keeps P from overflowing: it stays, and alpha is 1, until a row has
-    outgrown it by a factor of 2**8.
-    """
-    largest = row_max(S, m)                                 # Alg. 1 line 11: m_new = max(m, rowmax(S))
-    m_new = where((largest - m) * scale_log2 > GROWTH, largest, m)
+    """P, the new m and l, and alpha, by which what was summed so far has to be multiplied."""
+    m_new = row_max(S, m)                                   # Alg. 1 line 11: m_new = max(m, rowmax(S))
     alpha = exp2((m - m_new) * scale_log2)
     P = exp2(S * scale_log2 - m_new * scale_log2)           # line 10: P = exp(S - m_new)
     return P, m_new, part_sum(P, l * alpha), alpha          # line 11: l = alpha l + rowsum(P)
