@@ -69,7 +69,7 @@ from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = 64  # of a consumer
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}  # of a producer's thread and a consumer's, by consumers
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of a producer's thread and a consumer's, by consumers
 
 
 class Step(NamedTuple):
