@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn.cuda.plan import LONG
+from numbattn.cuda.tile import SIMULATED
 from numbattn.problem import DTYPES
 from tests.tools.device import HOPPER, TURING, on
 
@@ -49,6 +51,7 @@ def test_blocks_of_several_tiles(rng, dtype, n, d, e):
         assert_accurate(name, got, want, other, got.dtype)
 
 
+BOTH_FORWARDS = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["warps", "warpgroups"])
 B, M, N = 1, 66, 70
 MASKS = {
     "causal offsets": lambda rng: na.Causal(offset=rng.integers(-M, N, (1, 2))),
@@ -62,9 +65,11 @@ MASKS = {
 }
 
 
+@BOTH_FORWARDS
 @pytest.mark.parametrize("kind", MASKS)
-def test_masks(rng, hopper, kind):
-    check(*qkv(rng, batch=(B,), m=M, n=N, d=32, e=8), rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
+def test_masks(rng, hopper, kind, dtype):
+    options = {"mask": MASKS[kind](rng), "dropout": na.Dropout(0.3, seed=9)}
+    check(*qkv(rng, dtype, (B,), m=M, n=N, d=32, e=8), rng, **options)
 
 
 def test_masks_together(rng, device):
@@ -72,14 +77,22 @@ def test_masks_together(rng, device):
     check(*qkv(rng, np.float16, (B,), m=M, n=N), rng, mask=mask, causal=True)
 
 
+@BOTH_FORWARDS
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_beyond_lengths_nothing_leaks(rng, hopper, poison):
-    q, k, v = qkv(rng, m=M, n=N, heads_k=2)
+def test_beyond_lengths_nothing_leaks(rng, hopper, poison, dtype):
+    q, k, v = qkv(rng, dtype, m=M, n=N, heads_k=2)
     keys, queries = np.array([[17, 70]]), np.array([[0, 33]])
     for h in range(2):
         k[0, h, keys[0, h] :] = v[0, h, keys[0, h] :] = poison
         q[0, h, queries[0, h] :] = poison
     check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9))
+
+
+@BOTH_FORWARDS
+def test_beyond_one_length_for_all_nothing_leaks(rng, hopper, dtype):
+    q, k, v = qkv(rng, dtype, m=M, n=N)
+    k[..., 33:, :] = v[..., 33:, :] = np.nan
+    check(q, k, v, rng, mask=na.Lengths(keys=np.array(33)))
 
 
 @pytest.mark.parametrize(("q_shape", "k_shape", "v_shape"), [
@@ -92,17 +105,37 @@ def test_beyond_lengths_nothing_leaks(rng, hopper, poison):
     ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3)),       # pieces; gradients are summed
     ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
 ])  # fmt: skip
-def test_shapes(rng, hopper, q_shape, k_shape, v_shape):
-    q, k, v = (random(rng, shape, np.float32) for shape in (q_shape, k_shape, v_shape))
+@BOTH_FORWARDS
+def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
+    q, k, v = (random(rng, shape, dtype) for shape in (q_shape, k_shape, v_shape))
     check(q, k, v, rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(m=st.integers(1, 130), n=st.integers(1, 100), d=st.integers(1, 40), offset=st.integers(-150, 150),
-       left=st.none() | st.integers(-5, 80), right=st.none() | st.integers(-5, 80))  # fmt: skip
+BANDS = {
+    "m": st.integers(1, 130), "n": st.integers(1, 100), "d": st.integers(1, 40), "offset": st.integers(-150, 150),
+    "left": st.none() | st.integers(-5, 80), "right": st.none() | st.integers(-5, 80),
+}  # fmt: skip
+SOME = settings(
+    max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@SOME
+@given(**BANDS)
 def test_bands_of_any_size(hopper, m, n, d, offset, left, right):
     rng = np.random.default_rng(0)
     check(*qkv(rng, heads=1, m=m, n=n, d=d, e=8), rng, mask=na.Window(left, right, offset))
+
+
+@SOME
+@given(**BANDS)
+def test_bands_of_any_size_by_warpgroups(hopper, m, n, d, offset, left, right):
+    q, k, v = qkv(np.random.default_rng(0), np.float16, heads=1, m=m, n=n, d=d, e=8)
+    options = {"mask": na.Window(left, right, offset)}
+    o, saved = na.attention_forward(q, k, v, **options)
+    wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
+    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
+        assert_accurate(name, got, want, other, got.dtype)
 
 
 VIEWS = {
@@ -126,12 +159,29 @@ def test_dropout_is_numbattns(rng, device):
     np.testing.assert_array_equal(o != 0, na.dropout_mask(dropout, (2, 1, n, n)))
 
 
-def test_out(rng, hopper):
-    q, k, v = qkv(rng)
-    out = np.full((1, 40, 2, 40), np.nan, np.float32).swapaxes(1, 2)
+@BOTH_FORWARDS
+@pytest.mark.parametrize("e", [40, 37])
+def test_out(rng, hopper, dtype, e):
+    q, k, v = qkv(rng, dtype, e=e)
+    out = np.full((1, 40, 2, e), np.nan, dtype).swapaxes(1, 2)
     o, saved = na.attention_forward(q, k, v, out=out)
     assert o is out
     np.testing.assert_array_equal(out, na.attention(q, k, v))
+
+
+def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
+    q, k, v = qkv(rng, np.float16, batch=(2,), m=8, n=8, d=68, e=64)
+    check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng)
+
+
+@pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
+def test_long_sequences(rng, hopper):
+    """Three warpgroups to a tile, and heads with tiles of different weights."""
+    q, k, v = qkv(rng, np.float16, heads=1, m=LONG + 1, n=200, d=8, e=8)
+    for options in ({}, {"mask": na.Window(100, 0)}):
+        o = na.attention(q, k, v, **options)
+        wants, others = (formula(np.zeros_like(o), q, k, v, **options)[0] for formula in (exact, plain))
+        assert_accurate("o", o, wants, others, o.dtype)
 
 
 def test_head_dim_ends_at_256(hopper):

@@ -14,6 +14,7 @@ from numbattn.cuda import passes
 from numbattn.cuda.build import compile_ptx
 from numbattn.cuda.launch import Device
 from numbattn.cuda.tile import SIMULATED, simulate
+from numbattn.cuda.views import for_tensor_map
 
 from . import ptx
 from .ptx import interpret
@@ -88,7 +89,7 @@ def compiled(key):
 
 def mapped(view, tensor_map):
     """What a tensor map is here; its bits are the kernel's to name."""
-    array = np.asarray(Memory(view, np.dtype(f"u{view.itemsize}")))
+    array = np.asarray(Memory(for_tensor_map(view), np.dtype(f"u{view.itemsize}")))
     return array if SIMULATED else ptx.TensorMap(array, tensor_map.box, tensor_map.swizzle)
 
 

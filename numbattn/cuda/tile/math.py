@@ -368,7 +368,7 @@ def _reduce_rows(function, x, seed):
     return apply(function, Fragment(x.layout.row_vector(), total), seed)
 
 
-def _lower_reduction(emit):
+def _lower_reduction(emit, chains=1):
     def lower(x, seed):
         out = FragmentType(x.layout.row_vector(), x.dtype)
         lanes = x.layout.row_lane_bits()
@@ -377,7 +377,7 @@ def _lower_reduction(emit):
         def generate(b, tile, first):
             sums = []
             for row, (s,) in zip(registers(b, x, tile), registers(b, start, first, out.layout.slots)):
-                total = fold(b, emit, x.dtype, row)
+                total = fold(b, emit, x.dtype, row, chains)
                 for bit in lanes:
                     total = emit(b, x.dtype, total, shuffle_xor(b, total, 1 << bit))
                 sums.append([emit(b, x.dtype, total, s)])
@@ -388,16 +388,12 @@ def _lower_reduction(emit):
     return lower
 
 
-CHAINS = 4  # of operations that do not wait for each other
-
-
-def fold(b, emit, dtype, values):
-    totals = values[:CHAINS]
-    for i, value in enumerate(values[CHAINS:]):
-        totals[i % CHAINS] = emit(b, dtype, totals[i % CHAINS], value)
-    while len(totals) > 1:
-        totals = [emit(b, dtype, *pair) if len(pair) > 1 else pair[0] for pair in (totals[:2], totals[2:]) if pair]
-    return totals[0]
+def fold(b, emit, dtype, values, chains=1):
+    """All of them together, in so many chains of operations that do not wait for each other."""
+    totals = values[:chains]
+    for i, value in enumerate(values[chains:]):
+        totals[i % chains] = emit(b, dtype, totals[i % chains], value)
+    return totals[0] if len(totals) == 1 else fold(b, emit, dtype, totals, chains // 2)
 
 
 def emit_add(b, dtype, x, y):
@@ -410,7 +406,7 @@ def row_max(x, seed):
     return _reduce_rows(np.fmax, x, seed)
 
 
-row_max = row_max.lowering(_lower_reduction(emit_maximum))
+row_max = row_max.lowering(_lower_reduction(emit_maximum, chains=4))
 
 
 @primitive
