@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.views import View, alignment, broadcast, pieces
+from numbattn.cuda.views import View, alignment, broadcast, fits_tensor_map, for_tensor_map, pieces
 from tests.tools.device import Memory
 
 
@@ -61,3 +61,24 @@ def test_pieces_together_are_the_whole(rng, lead, others, count):
 def test_alignment(x, nbytes):
     assert alignment(x.shape, x.strides, x.itemsize, 1024) == nbytes
     assert alignment(x.shape, x.strides, x.itemsize, 1024 + x.itemsize) <= max(x.itemsize, 0)
+
+
+@pytest.mark.parametrize(("make", "fits"), [
+    (lambda x: x, True),
+    (lambda x: x.swapaxes(0, 1), True),
+    (lambda x: x[:, :, ::2], True),
+    (lambda x: x[..., 8:], True),
+    (lambda x: x[..., 4:], False),                          # rows start at 8 bytes
+    (lambda x: x[..., :20], False),                         # and end there
+    (lambda x: x[::-1], False),
+    (lambda x: x[..., ::2], False),
+])  # fmt: skip
+def test_what_fits_a_tensor_map(make, fits):
+    x = make(np.zeros((2, 3, 6, 64), np.float16))
+    assert fits_tensor_map(x.shape, x.strides, x.itemsize, x.ctypes.data % 16) == fits
+
+
+def test_axes_of_one_get_strides_that_a_tensor_map_takes():
+    x = np.zeros((2, 8, 68), np.float16)[:, :1, :64]
+    assert for_tensor_map(view(x)).strides == (1088, 128, 2)
+    assert (array(for_tensor_map(view(x)), np.float16) == x).all()

@@ -188,8 +188,8 @@ def _first(layout, ndim, first):
 
 def places(layout, row=0, col=0):
     """Rows and columns of this thread's registers, to index with."""
-    rows = int(row) + layout.rows.base(thread_index()) + np.array(layout.rows.offsets)
-    cols = int(col) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
+    rows = int(row) + layout.rows.base(my_index()) + np.array(layout.rows.offsets)
+    cols = int(col) + layout.cols.base(my_index()) + np.array(layout.cols.offsets)
     return rows[:, None], cols[None, :]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from numbattn.cuda.tile import WARPGROUP, RaceError, SharedMemory, allocate, copying, get, load, put, save, wgmma
+from numbattn.cuda.tile import WARPGROUP, RaceError, SharedMemory, allocate, clear, copying, get, load, put, save, wgmma
 from numbattn.cuda.tile.boxes import ALIGNMENT, Boxes
 from tests.tools.launch import launch, poisoned, simulated_only
 
@@ -63,3 +63,38 @@ def test_boxes_are_watched():
     x = np.zeros((64, 64), np.float16)
     with pytest.raises(RaceError, match=r"thread \d+ reads"):
         launch(move, (1, 1, 1), WARPGROUP, shared.nbytes, x, x.copy())
+
+
+def test_sums_of_a_warpgroup_are_put_as_matrices():
+    shared = SharedMemory()
+    TILE, SUMS, COPY = shared.boxes(64, 128, np.float16), wgmma(128), copying(64, 128, WARPGROUP, 8)
+
+    def move(x, y):
+        put(allocate(TILE), load(x, SUMS, 0))
+        cuda.syncthreads()
+        save(y, get(allocate(TILE), COPY), 0)
+
+    x, y = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32), poisoned((64, 128), np.float16)
+    known = launch(move, (1, 1, 1), WARPGROUP, shared.nbytes, x, y, cc=(9, 0, "a"))
+    np.testing.assert_array_equal(y, x.astype(np.float16))
+    if known:
+        assert known.count("stmatrix") == 8
+        assert not any(known.conflicts.values())
+
+
+@pytest.mark.parametrize("first", [0, 5, 79, 80])
+def test_rows_are_cleared(first):
+    shared = SharedMemory()
+    TILE, COPY = shared.boxes(80, 128, np.float16), copying(80, 128, WARPGROUP, 8)
+
+    def keep(x, y, first):
+        put(allocate(TILE), load(x, COPY, 0))
+        cuda.syncthreads()
+        clear(allocate(TILE), first)
+        cuda.syncthreads()
+        save(y, get(allocate(TILE), COPY), 0)
+
+    x, y = np.ones((80, 128), np.float16), poisoned((80, 128), np.float16)
+    launch(keep, (1, 1, 1), WARPGROUP, shared.nbytes, x, y, np.int32(first))
+    np.testing.assert_array_equal(y[:, 0], np.arange(80) < first)
+    assert (y == y[:, :1]).all()

@@ -9,6 +9,7 @@ from numbattn.cuda.tile import (
     SIMULATED,
     bfloat16,
     col_index,
+    cols_between,
     convert,
     copying,
     device,
@@ -22,12 +23,14 @@ from numbattn.cuda.tile import (
     part_sum,
     quotient,
     reciprocal,
+    rescaled,
     row_index,
     row_max,
     row_sum,
     save,
     simt,
     spread,
+    unforeseen,
     where,
 )
 from numbattn.dropout import Dropout, dropout_mask, philox4x32
@@ -202,6 +205,43 @@ def test_convert(dtype):
     x = numbers(dtype)
     given = x.view(np.uint16) if dtype == bfloat16 else x
     np.testing.assert_array_equal(run(kernel, given), x.astype(np.float32) * 2)
+
+
+@each_layout
+def test_columns_between_ends_of_each_row(layout):
+    def kernel(y):
+        i = row_index(layout, 0)
+        save(y, convert(cols_between(layout, 100, i + 95, i * 2 + 90), np.int32), 0)
+
+    i, j = np.ogrid[:32, 100:132]
+    np.testing.assert_array_equal(run(kernel, out=np.int32), (j >= i + 95) & (j <= 2 * i + 90))
+
+
+@each_layout
+@pytest.mark.parametrize("ones", ["all", "some", "none"])
+def test_rescaled(layout, ones):
+    ROWS = layout.row_vector()
+
+    def kernel(x, factors, y):
+        save(y, rescaled(load(x, layout, 0), load(factors, ROWS, 0)), 0)
+
+    x, factors = numbers(), np.ones(32, np.float32)
+    factors[{"all": 32, "some": 20, "none": 0}[ones] :] = 0.5
+    np.testing.assert_array_equal(run(kernel, x, factors), x * factors[:, None])
+
+
+@compiled_only
+def test_loops_over_the_unforeseen_are_not_unrolled():
+    def counting(step):
+        def kernel(y, n):
+            i = np.int32(0)
+            while i < n:
+                y[i] = quotient(y[i], n)
+                i = step(i)
+
+        return ptx_of(kernel, 32, np.zeros(2, np.int32), np.int32(9)).count(r"div\.u32")
+
+    assert counting(device(lambda i: unforeseen(i + 1))) == 1
 
 
 @each_layout
