@@ -7,23 +7,28 @@ from ..tile import device, minimum, quotient
 
 
 @device
+def split(number, size):
+    """number // size and number % size."""
+    whole = quotient(number, size)
+    return whole, np.int32(number - whole * size)
+
+
+@device
 def place(block, matrices, heads):
     """(tile, batch, head) of a block. Tiles count slowest: tile 0 of every matrix starts before any tile 1."""
-    tile = quotient(block, matrices)
-    matrix = np.int32(block - tile * matrices)
-    batch = quotient(matrix, heads)
-    return tile, batch, np.int32(matrix - batch * heads)
+    tile, matrix = split(block, matrices)
+    batch, head = split(matrix, heads)
+    return tile, batch, head
 
 
 @device
 def place_near(number, tiles, matrices, heads, near):
     """As `place`, but tiles count slowest among `near` matrices only: their keys and values stay in the cache."""
-    group = quotient(number, near * tiles)
-    number, first = np.int32(number - group * near * tiles), np.int32(group * near)
-    tile, _, near_by = place(number, minimum(near, matrices - first), matrices)
-    matrix = np.int32(first + near_by)
-    batch = quotient(matrix, heads)
-    return tile, batch, np.int32(matrix - batch * heads)
+    group, number = split(number, np.int32(near * tiles))
+    first = np.int32(group * near)
+    tile, matrix = split(number, minimum(near, matrices - first))
+    batch, head = split(np.int32(first + matrix), heads)
+    return tile, batch, head
 
 
 # ------------------------------------------------------------------------------------ blocks that do many tiles

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..views import VECTOR_BYTES
 from .fragment import constant
 
-ROW_BYTES, CHUNK_BYTES, PERIOD = 128, 16, 8  # of a box; rows after which the swizzle repeats
+ROW_BYTES, CHUNK_BYTES, PERIOD = 128, VECTOR_BYTES, 8  # of a box; rows after which the swizzle repeats
 ALIGNMENT = ROW_BYTES * PERIOD
 
 
-@constant
 @dataclass(frozen=True)
-class Boxes:
-    """A tile of boxes at a fixed place in a block's shared memory, or several of them, one behind the other: stages."""
+class Place:
+    """Where a tile lies in a block's shared memory, or several of them, one behind the other: stages."""
 
     rows: int
     cols: int
@@ -26,8 +26,10 @@ class Boxes:
     stages: int = 1
     transposed: bool = False
 
+    kind = ""  # in messages
+
     def __str__(self):
-        return f"{self.dtype} boxes {self.rows}x{self.cols}{'.T' * self.transposed} at {self.offset}"
+        return f"{self.dtype} {self.kind}{self.rows}x{self.cols}{'.T' * self.transposed} at {self.offset}"
 
     @property
     def shape(self):
@@ -36,7 +38,15 @@ class Boxes:
     @property
     def vector(self):
         """Elements in 16 bytes."""
-        return CHUNK_BYTES // self.dtype.itemsize
+        return VECTOR_BYTES // self.dtype.itemsize
+
+
+@constant
+@dataclass(frozen=True)
+class Boxes(Place):
+    """The place of a tile of boxes."""
+
+    kind = "boxes "
 
     @property
     def width(self):

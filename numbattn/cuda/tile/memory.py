@@ -20,7 +20,7 @@ from numba.cuda.models import cuda_data_manager
 from ..views import VECTOR_BYTES, alignment
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
-from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place
 from .emit import (
     GLOBAL,
     I1,
@@ -322,30 +322,11 @@ def halves_of(b, pair):
 # ---------------------------------------------------------------------------------------------------- shared memory
 @constant
 @dataclass(frozen=True)
-class SharedTile:
-    """A row-major tile at a fixed place in a block's shared memory, or several of them, one behind the other: stages.
+class SharedTile(Place):
+    """The place of a row-major tile.
 
     Rows are 16 bytes longer than they look: a column of 16-byte vectors so touches every bank.
     """
-
-    rows: int
-    cols: int
-    dtype: np.dtype
-    offset: int  # bytes
-    stages: int = 1
-    transposed: bool = False
-
-    def __str__(self):
-        return f"{self.dtype} {self.rows}x{self.cols}{'.T' * self.transposed} at {self.offset}"
-
-    @property
-    def shape(self):
-        return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
-
-    @property
-    def vector(self):
-        """Elements in 16 bytes."""
-        return VECTOR_BYTES // self.dtype.itemsize
 
     @property
     def pitch(self):
@@ -463,13 +444,13 @@ def _places_in(plan):
 
 @allocate.lowering
 def allocate(plan, stage=0):
-    out = TileType(plan.value)
+    return TileType(plan.value)(plan, types.int32), lambda b, _, stage: emit_stage(b, plan.value, stage)
 
-    def generate(b, _, stage):
-        at = b.gep(shared_memory(b, plan.value.offset), [b.mul(stage, I32(plan.value.nbytes))])
-        return b.bitcast(at, ir.PointerType(LLVM[out.dtype], SHARED))
 
-    return out(plan, types.int32), generate
+def emit_stage(b, plan, stage):
+    """The pointer to a stage."""
+    at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.nbytes))])
+    return b.bitcast(at, ir.PointerType(LLVM[element_type(plan.dtype)], SHARED))
 
 
 def _check_shape(name, plan, layout):

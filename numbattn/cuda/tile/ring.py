@@ -21,10 +21,10 @@ from numba.cuda.extending import core_models, intrinsic, overload_attribute, reg
 
 from . import simulator
 from .boxes import Boxes
-from .emit import I32, SHARED, VOID, asm, load_vector, shared_memory, store_vector, thread_index
-from .fragment import LLVM, constant, element_type
+from .emit import I32, VOID, asm, load_vector, shared_memory, store_vector, thread_index
+from .fragment import constant
 from .layout import WARPGROUP
-from .memory import TileType, allocate
+from .memory import TileType, allocate, emit_stage
 from .simulator import Barrier, RaceError
 from .world import primitive
 
@@ -222,12 +222,6 @@ def release(slot):
     return types.void(slot), generate
 
 
-def emit_stage(b, plan, stage):
-    """The pointer to a stage."""
-    at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.nbytes))])
-    return b.bitcast(at, ir.PointerType(LLVM[element_type(plan.dtype)], SHARED))
-
-
 @intrinsic
 def _tile_of(typingctx, slot):
     plan = slot.ring.tile
@@ -331,17 +325,22 @@ def fill(slot, matrices, batch, head, row):
         filled = emit_barrier(b, slot.ring, stage, False)
         text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
         asm(b, text, VOID, filled, I32(plan.nbytes), effect=True)
-        start = b.add(b.ptrtoint(shared_memory(b, plan.offset), I32), b.mul(stage, I32(plan.nbytes)))
         text = (
             "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
             "[$0], [$1, {$2, $3, $4, $5}], [$6];"
         )
-        for i, col in enumerate(range(0, plan.cols, plan.width)):
-            box = b.add(start, I32(i * plan.box_bytes))
-            asm(b, text, VOID, box, tensor_map, I32(col), row, head, batch, filled, effect=True)
+        for col, box in boxes_of(b, plan, emit_stage(b, plan, stage)):
+            asm(b, text, VOID, box, tensor_map, col, row, head, batch, filled, effect=True)
 
     index = types.int32
     return types.void(slot, types.uint64, index, index, index), generate
+
+
+def boxes_of(b, plan, pointer):
+    """The first column and the address of each box of a tile."""
+    start = b.ptrtoint(pointer, I32)
+    for i, col in enumerate(range(0, plan.cols, plan.width)):
+        yield I32(col), b.add(start, I32(i * plan.box_bytes))
 
 
 @primitive
@@ -372,11 +371,9 @@ def send(matrices, shared, batch, head, row):
     plan = shared.plan
 
     def generate(b, tensor_map, pointer, batch, head, row):
-        start = b.ptrtoint(pointer, I32)
-        for i, col in enumerate(range(0, plan.cols, plan.width)):
-            text = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];"
-            box = b.add(start, I32(i * plan.box_bytes))
-            asm(b, text, VOID, tensor_map, I32(col), row, head, batch, box, effect=True)
+        text = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];"
+        for col, box in boxes_of(b, plan, pointer):
+            asm(b, text, VOID, tensor_map, col, row, head, batch, box, effect=True)
         asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
 
     index = types.int32
