@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import random
 import time
 from pathlib import Path
 
@@ -40,13 +41,16 @@ def standard_vjp(q, k, v, *, bias=None, Z=None):
 def sampled(peers, rounds, pause=0):
     """All samples of each peer; peers[name]() returns seconds, one number or several.
 
-    Every round runs every peer once, so that a slow moment of the machine hits them all. Warm the peers up before.
+    Every round runs every peer once, so that a slow moment of the machine hits them all, and in an order of its own,
+    so that nobody always runs on what the same other one has left, a hot or a cool machine. Warm the peers up before.
     """
-    seconds = {name: [] for name in peers}
+    seconds, shuffle = {name: [] for name in peers}, random.Random(0).shuffle
     for _ in range(rounds):
-        for name, run in peers.items():
+        order = list(peers)
+        shuffle(order)
+        for name in order:
             time.sleep(pause)
-            seconds[name].append(run())
+            seconds[name].append(peers[name]())
     return seconds
 
 

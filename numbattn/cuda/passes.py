@@ -246,10 +246,7 @@ def _plan(factory, problem, device, mask, matrices, **compiled_in):
     """Tiles and Key of a kernel whose matrices have these layouts."""
     name, head_dims = problem.dtype.name, _head_dims(problem)
     if factory == HOPPER:
-        masked = bool(problem.mask_kinds)
-        return hopper_plan(
-            name, problem.head_dim, problem.head_dim_v, problem.seqlen_q, masked, mask, problem.dropout
-        )  # fmt: skip
+        return hopper_plan(name, problem.head_dim, problem.head_dim_v, problem.seqlen_q, mask, problem.dropout)
     nbytes = VECTOR_BYTES if all(alignment(*layout) == VECTOR_BYTES for layout in matrices) else 0
     return plan(factory, device, name, *head_dims, mask=mask, dropout=problem.dropout, nbytes=nbytes, **compiled_in)
 

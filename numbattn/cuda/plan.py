@@ -153,13 +153,12 @@ CROWDED_BACKWARD_Q = {
 # ----------------------------------------------------------------------------------------------------------- Hopper
 class Warpgroups(NamedTuple):
     """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, `q_stages` tiles
-    of Q for each; whether O leaves through shared memory (`sends`)."""
+    of Q for each. Where that is one, O leaves through its place."""
 
     tile_n: int
     consumers: int
     stages: int
     q_stages: int
-    sends: bool = True
 
     @property
     def tile_m(self):
@@ -167,27 +166,27 @@ class Warpgroups(NamedTuple):
 
 
 HOPPER = "forward_wgmma:forward"
-# largest head_dim: for short and for long sequences. TFLOP/s: bfloat16, 16k tokens in all, full at 512 and 16384
+# largest head_dim: for short and for long sequences. TFLOP/s: bfloat16, 16k tokens in all, seqlen 512 and 16384
 HOPPER_FORWARD = {
-    64: (Warpgroups(128, 2, 4, 2), Warpgroups(128, 3, 2, 2)),       # 380, 419; 364, 500: 192 queries do not divide 512
-    128: (Warpgroups(128, 2, 2, 2),) * 2,                           # 528, 640; 160 keys and one tile of Q: 363, 613
+    64: (Warpgroups(64, 4, 4, 2), Warpgroups(128, 3, 2, 2)),        # 400, 467; 382, 501
+    128: (Warpgroups(128, 2, 2, 2),) * 2,                           # 492, 626; 160 keys, no place for O: 403, 630
     192: (Warpgroups(80, 2, 2, 1),) * 2,
-    256: (Warpgroups(80, 2, 2, 1, sends=False),) * 2,               # 491, 785; O has no room in shared memory
+    256: (Warpgroups(64, 2, 2, 1), Warpgroups(80, 2, 2, 1)),        # 529, 700; 494, 737
 }
 # with dropout, and with cells in the mask: both take registers, too
 HOPPER_DROPOUT = {
+    64: Warpgroups(64, 3, 4, 2),
+    128: Warpgroups(112, 2, 2, 2),
+    192: Warpgroups(80, 2, 2, 1),
+    256: Warpgroups(64, 2, 2, 1),
+}
+HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks
     64: Warpgroups(128, 2, 4, 2),
-    128: Warpgroups(96, 2, 2, 2),
+    128: Warpgroups(128, 2, 2, 2),
     192: Warpgroups(64, 2, 2, 1),
-    256: Warpgroups(64, 2, 2, 1, sends=False),
+    256: Warpgroups(64, 2, 2, 1),
 }
-HOPPER_CELLS = {
-    64: Warpgroups(64, 2, 4, 2),
-    128: Warpgroups(64, 2, 4, 2),
-    192: Warpgroups(48, 2, 2, 1),
-    256: Warpgroups(32, 2, 2, 1, sends=False),
-}
-LONG, LONG_MASKED = 2048, 8192  # seqlen_q from which the rows for long sequences are faster
+LONG = 2048  # seqlen_q from which the rows for long sequences are faster
 NEAR_MASKED = 32  # see kernels.schedule: as many matrices at a time give jobs enough, and of all weights
 
 
@@ -196,20 +195,20 @@ def forward_factory(device, dtype):
     return HOPPER if device.cc == (9, 0) and ITEM_BYTES[dtype] == 2 else "forward_simt:forward"
 
 
-def warpgroups_of(head_dim, head_dim_v, seqlen_q, masked, mask, dropout):
+def warpgroups_of(head_dim, head_dim_v, seqlen_q, mask, dropout):
     """The Warpgroups for head_dims that are multiples of 64; mask is kinds, see kernels.visibility."""
     size = max(head_dim, head_dim_v)
-    if len(mask) > 1:
-        return HOPPER_CELLS[size]
     if dropout:
         return HOPPER_DROPOUT[size]
-    return HOPPER_FORWARD[size][seqlen_q >= (LONG_MASKED if masked else LONG)]
+    if len(mask) > 1:
+        return HOPPER_CELLS[size]
+    return HOPPER_FORWARD[size][seqlen_q >= LONG or mask == ("bands",)]  # for 4 consumers bands take too many registers
 
 
-def hopper_plan(dtype, head_dim, head_dim_v, seqlen_q, masked, mask, dropout):
+def hopper_plan(dtype, head_dim, head_dim_v, seqlen_q, mask, dropout):
     """The Warpgroups and the Key of the forward pass on Hopper."""
     head_dim, head_dim_v = (max(64, -(-size // 64) * 64) for size in (head_dim, head_dim_v))
-    tiles = warpgroups_of(head_dim, head_dim_v, seqlen_q, masked, mask, dropout)
+    tiles = warpgroups_of(head_dim, head_dim_v, seqlen_q, mask, dropout)
     sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
     return tiles, Key.of(KERNELS + HOPPER, (9, 0, "a"), **sizes, mask=mask, dropout=dropout)
 

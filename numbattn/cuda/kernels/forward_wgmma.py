@@ -2,12 +2,9 @@
 
 A block works on one tile of queries after the other: jobs. Two threads, the producers, hand out the jobs and fill rings
 of shared memory with the tiles of Q, K and V that they need. The other warpgroups, the consumers, keep 64 queries of a
-job each and walk over the keys in their sight.
-
-To a consumer all jobs are one stream of steps, a tile of keys each: it starts S = Q K^T of this step and O = O + P V of
-the step before, looks up what comes next while the tensor cores multiply, and computes the softmax of S. The consumers
-take turns in starting products, so that one computes exponentials while another multiplies; where a job ends, the first
-S of the next one is made before O leaves, so that the tensor cores do not wait.
+job each and walk over the keys in their sight: S = Q K^T of a tile and O = O + P V of the tile before are in flight
+together, then the softmax of S follows. No consumer waits for another, so while one of them computes exponentials, or
+ends a job, the tensor cores work for the others.
 """
 
 from typing import Any, NamedTuple
@@ -19,11 +16,9 @@ from numba.cuda import types
 from ..build import Source, TensorMap
 from ..tile import (
     WARPGROUP,
-    Alignment,
     Ring,
     SharedMemory,
     acquire,
-    aligned,
     allocate,
     clear,
     device,
@@ -34,10 +29,10 @@ from ..tile import (
     following,
     full,
     give_registers,
+    maximum,
     minimum,
     open_ring,
     operand,
-    pass_turn,
     put,
     quotient,
     reciprocal,
@@ -49,10 +44,9 @@ from ..tile import (
     sent,
     share_with_tma,
     slot,
+    sync_warp,
     sync_warpgroup,
-    sync_warpgroups,
     take_registers,
-    take_turn,
     tell,
     told,
     unforeseen,
@@ -61,7 +55,6 @@ from ..tile import (
     wgmma,
     where,
 )
-from ..views import VECTOR_BYTES
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import draw, leave, place_near
@@ -69,83 +62,100 @@ from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = 64  # of a consumer
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of a producer's thread and a consumer's, by consumers
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
 
 
-class Step(NamedTuple):
-    """A tile of queries and a tile of keys, and where the tiles of keys end. As a job: the first step of a tile."""
+class Job(NamedTuple):
+    """A tile of queries, and the tiles of keys [n_block, n_blocks) in its sight."""
 
     batch: Any
     head: Any
     m_block: Any
-    n_block: Any
-    n_blocks: Any  # 0: there is no such step
+    n_block: Any  # the first one that is not empty
+    n_blocks: Any  # 0: there is no such job
+    turn: Any  # by how many places the consumers' queries are exchanged, so that all of them work the same
 
 
-NO_STEP = Step(*[np.int32(0)] * 5)
+NO_JOB = Job(*[np.int32(0)] * len(Job._fields))
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, sends, mask, dropout):
+def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    stages: tiles of K, and of V, in shared memory at once; q_stages: tiles of Q of each consumer.
-    sends: O leaves through shared memory, or else straight from registers.
+    stages: tiles of K, and of V, in shared memory at once; q_stages: tiles of Q of each consumer. Where there is one,
+    O leaves through its place.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
-    SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages * consumers)
+    O_FOR_Q = q_stages == 1
+    SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages * consumers, room=head_dim_v if O_FOR_Q else 0)
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
-    SHARED_O = shared.boxes(ROWS, head_dim_v, dtype, consumers) if sends else None
+    SHARED_O = SHARED_Q.of_columns(head_dim_v) if O_FOR_Q else shared.boxes(ROWS, head_dim_v, dtype, consumers)
     Q_RING = Ring.within(shared, SHARED_Q, readers=1)
     K_RING, V_RING = (Ring.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
-    JOBS = Ring.within(shared, shared.tile(1, len(NO_STEP), np.int32, stages=2), readers=consumers + 1)
-    CONSUMERS, TURNS, FEW, MANY = np.int32(consumers), consumers, *REGISTERS[consumers]
+    JOBS = Ring.within(shared, shared.tile(1, len(NO_JOB), np.int32, stages=2), readers=consumers + 1)
+    CONSUMERS, FEW, MANY = np.int32(consumers), *REGISTERS[consumers]
     TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     SUPPLIES, HANDS_OUT = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
-    ALIGNED = Alignment(VECTOR_BYTES)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop = drop_step(S_TILE, dropout)
+    drop, GRIDS = drop_step(S_TILE, dropout), len(mask) > 1
 
     @device
-    def seen_from(step, sight, n_block):
-        """The step with the first tile of keys from n_block on that is not empty."""
-        batch, head, m_block, _, n_blocks = step
-        left = steps(sight, batch, head, m_block, n_block, 0, 1, np.int32(n_blocks - n_block))
-        return Step(batch, head, m_block, np.int32(n_block + left), n_blocks)
+    def seen_from(job, sight, n_block):
+        """The first tile of keys from n_block on that is not empty."""
+        left = steps(sight, job.batch, job.head, job.m_block, n_block, 0, 1, np.int32(job.n_blocks - n_block))
+        return np.int32(n_block + left)
 
     @device
-    def job_of(number, sight, seqlen_q, heads, matrices, near):
+    def blocks_in_sight(sight, batch, head, m0, m_end):
+        """Tiles of keys [first, end)."""
+        first, end = keys_in_sight(band_at(sight, batch, head), m0, m_end)
+        return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
+
+    @device
+    def job_of(number, turn, sight, seqlen_q, heads, matrices, near):
         m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
         tile, batch, head = place_near(number, m_blocks, matrices, heads, near)
         m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
         m0 = np.int32(m_block * TILE_M)
-        first, end = keys_in_sight(band_at(sight, batch, head), m0, minimum(m0 + TILE_M, seqlen_q))
-        n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
-        job = seen_from(Step(batch, head, m_block, n_block, n_blocks), sight, n_block)
-        if job.n_block >= n_blocks:                             # who sees nothing looks at one tile, all of it masked
-            job = Step(batch, head, m_block, np.int32(0), np.int32(1))
-        return job
+        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
+        n_block = seen_from(Job(batch, head, m_block, first, end, turn), sight, first)
+        if n_block >= end:                                      # who sees nothing looks at one tile, all of it masked
+            n_block, end = np.int32(0), np.int32(1)
+        return Job(batch, head, m_block, n_block, end, turn)
+
+    @device
+    def first_query(job, consumer):
+        place = np.int32(consumer + job.turn)
+        place = np.int32(place - CONSUMERS) if place >= CONSUMERS else place
+        return np.int32(job.m_block * TILE_M + place * ROWS)
+
+    @device
+    def job_told(J):
+        batch, head, m_block, n_block, n_blocks, turn = told(J)
+        return Job(batch, head, m_block, n_block, n_blocks, turn)
 
     @device
     def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near):
         """One thread: jobs, and their tiles of Q."""
         J, Q = slot(JOBS, 0), slot(Q_RING, 0)
+        turn = np.int32(0)
         count, number = np.int32(quotient(seqlen_q + TILE_M - 1, TILE_M) * matrices), np.int32(cuda.blockIdx.x)
         while number < count:
-            job = job_of(number, sight, seqlen_q, heads, matrices, near)
+            job = job_of(number, turn, sight, seqlen_q, heads, matrices, near)
             acquire(J)
             tell(J, job)
             J = following(J, 1)
-            for group in range(CONSUMERS):
+            for consumer in range(CONSUMERS):
                 acquire(Q)
-                fill(Q, mQ, job.batch, job.head, np.int32(job.m_block * TILE_M + group * ROWS))
+                fill(Q, mQ, job.batch, job.head, first_query(job, consumer))
                 Q = following(Q, 1)
-            number = draw(jobs)
+            number, turn = draw(jobs), np.int32(turn + 1 if turn + 1 < CONSUMERS else 0)
         acquire(J)
-        tell(J, NO_STEP)
+        tell(J, NO_JOB)
         leave(jobs)
 
     @device
@@ -154,159 +164,149 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         J, K, V = slot(JOBS, 0), slot(K_RING, 0), slot(V_RING, 0)
         while True:
             wait(J)
-            batch, head, m_block, n_block, n_blocks = told(J)
+            job = job_told(J)
             release(J)
             J = following(J, 1)
-            if n_blocks == 0:
+            if job.n_blocks == 0:
                 break
-            step, head_k = Step(batch, head, m_block, n_block, n_blocks), quotient(head, group_size)
-            while step.n_block < n_blocks:
-                n0 = np.int32(step.n_block * TILE_N)
+            n_block, head_k = job.n_block, quotient(job.head, group_size)
+            while n_block < job.n_blocks:
+                n0 = np.int32(n_block * TILE_N)
                 acquire(K)
-                fill(K, mK, batch, head_k, n0)
+                fill(K, mK, job.batch, head_k, n0)
                 K = following(K, 1)
                 acquire(V)
-                fill(V, mV, batch, head_k, n0)
+                fill(V, mV, job.batch, head_k, n0)
                 V = following(V, 1)
-                step = seen_from(step, sight, unforeseen(step.n_block + 1))
+                n_block = seen_from(job, sight, unforeseen(n_block + 1))
 
     @device
-    def step_after(step, J, sight):
-        """The next step of this job, else the first one of the next job; whether it is that one; J."""
-        step = seen_from(step, sight, np.int32(step.n_block + 1))
-        begins = step.n_block >= step.n_blocks
-        if begins:
-            wait(J)
-            batch, head, m_block, n_block, n_blocks = told(J)
-            step = Step(batch, head, m_block, n_block, n_blocks)
-            sync_warpgroup()                                    # all have read it
-            release(J)
-            J = following(J, 1)
-        return step, begins, J
+    def own_blocks(job, m0, sight):
+        """The tiles of keys [first, end) that this consumer does not leave to the others: one at least."""
+        first, end = blocks_in_sight(sight, job.batch, job.head, m0, np.int32(m0 + ROWS))
+        if GRIDS or first >= end:
+            first = job.n_block
+        return first, minimum(maximum(end, first + 1), job.n_blocks)
 
     @device
-    def first_query(step):
-        """Of this consumer."""
-        return np.int32(step.m_block * TILE_M + warpgroup_index() * ROWS)
+    def leave_to_others(K, V, job, sight, n_block, end):
+        """Go on to the first tile of keys from `end` on."""
+        while n_block < end:
+            wait(K)
+            release(K)
+            K = following(K, 1)
+            wait(V)
+            release(V)
+            V = following(V, 1)
+            n_block = seen_from(job, sight, np.int32(n_block + 1))
+        return K, V, n_block
 
     @device
-    def masked(S, step, sight):
-        batch, head, m_block, n_block, _ = step
-        m0, n0, band = first_query(step), np.int32(n_block * TILE_N), band_at(sight, batch, head)
-        if tested(sight, band, batch, head, m_block, n_block, m0, np.int32(m0 + ROWS), n0, np.int32(n0 + TILE_N)):
+    def masked(S, job, sight, m0, n_block):
+        batch, head, n0, band = job.batch, job.head, np.int32(n_block * TILE_N), band_at(sight, job.batch, job.head)
+        if tested(sight, band, batch, head, job.m_block, n_block, m0, np.int32(m0 + ROWS), n0, np.int32(n0 + TILE_N)):
             S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)              # Alg. 2 line 11: MASK(S)
         return S
 
     @device
-    def weights(P, step, drops, heads):
-        matrix, n0 = np.int32(step.batch * heads + step.head), np.int32(step.n_block * TILE_N)
-        return operand(drop(P, drops, matrix, first_query(step), n0), SHARED_V)         # Alg. 2 line 14
+    def weights(P, job, drops, heads, m0, n_block):
+        matrix = np.int32(job.batch * heads + job.head)
+        return operand(drop(P, drops, matrix, m0, np.int32(n_block * TILE_N)), SHARED_V)    # Alg. 2 line 14
 
     if mask[0] == "bands":
 
         @device
-        def cut(V, step, sight):
+        def cut(V, job, sight, n_block):
             """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN."""
-            left = np.int32(band_at(sight, step.batch, step.head)[3] - step.n_block * TILE_N)
+            left = np.int32(band_at(sight, job.batch, job.head)[3] - n_block * TILE_N)
             if left < TILE_N:
                 wait(V)
-                if warpgroup_index() == 0:
-                    clear(V.tile, left)
-                    share_with_tma()
-                sync_warpgroups(TURNS)
+                clear(V.tile, left)                             # by each consumer: zeros over zeros
+                share_with_tma()
+                sync_warpgroup()
 
     else:  # TMA knows where the matrix ends
 
         @device
-        def cut(V, step, sight):
+        def cut(V, job, sight, n_block):
             pass
 
     @device
     def leads():
         return cuda.threadIdx.x % WARPGROUP == 0
 
-    if sends:
-
-        @device
-        def store(mO, O, batch, head, m0):
-            sO = allocate(SHARED_O, warpgroup_index())
-            if leads():
-                sent()                                          # the O before
-            sync_warpgroup()
-            put(sO, O)
-            share_with_tma()
-            sync_warpgroup()
-            if leads():
-                send(mO, sO, batch, head, m0)
-
-    else:
-
-        @device
-        def store(mO, O, batch, head, m0):
-            save(aligned(mO[batch, head], ALIGNED), O, m0)
+    @device
+    def store(mO, O, batch, head, m0):
+        sO = allocate(SHARED_O, warpgroup_index())
+        if leads():
+            sent()                                              # the O before
+        sync_warpgroup()
+        put(sO, O)
+        share_with_tma()
+        sync_warpgroup()
+        if leads():
+            send(mO, sO, batch, head, m0)
+            if O_FOR_Q:
+                sent()
 
     @device
-    def conclude(O, m, l, step, mO, mLse, scale_log2, kept_scale):
-        batch, head, m0 = step.batch, step.head, first_query(step)
+    def conclude(O, m, l, job, m0, mO, mLse, scale_log2, kept_scale):
         total = where(m > NO_MAX, row_sum(l, ZERO), 0)          # 0 if it has seen nothing
-        store(mO, O * (reciprocal(total) * kept_scale), batch, head, m0)                # Alg. 1 line 12: O = O / l
-        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)
+        store(mO, O * (reciprocal(total) * kept_scale), job.batch, job.head, m0)        # Alg. 1 line 12: O = O / l
+        save(mLse[job.batch, job.head], logsumexp(m, total, scale_log2, LN2), m0)
 
     @device
     def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale):
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, warpgroup_index()), slot(K_RING, 0), slot(V_RING, 0)
-        O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
-        if warpgroup_index() == CONSUMERS - 1:
-            pass_turn(TURNS)
-        before, _, J = step_after(NO_STEP, J, sight)
-        wait(Q)
-        wait(K)
-        S = finished(dot(S_TILE, Q.tile, K.tile.T), 0)
-        release(K)
-        K = following(K, 1)
-        F, m, l, alpha = softmax_step(masked(S, before, sight), m, l, scale_log2)
-        P = weights(F, before, drops, heads)
-        here, begins, J = step_after(before, J, sight)
-        if begins:
-            release(Q)
-            Q = following(Q, CONSUMERS)
         while True:
-            if here.n_blocks == 0:
+            wait(J)
+            job = job_told(J)
+            sync_warpgroup()                                    # all have read it
+            release(J)
+            J = following(J, 1)
+            if job.n_blocks == 0:
                 break
-            if begins:
-                wait(Q)
-            cut(V, before, sight)
+            m0 = first_query(job, warpgroup_index())
+            first, end = own_blocks(job, m0, sight)
+            K, V, before = leave_to_others(K, V, job, sight, job.n_block, first)
+            O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+            wait(Q)
             wait(K)
-            take_turn(TURNS)
-            S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 1 line 9: S = Q K^T, in flight
-            wait(V)
-            O = dot(O, P, V.tile)                               # line 12: O = O + P V of the step before, in flight
-            pass_turn(TURNS)
-            after, ends, J = step_after(here, J, sight)
-            S = finished(S, 1)
+            S = finished(dot(S_TILE, Q.tile, K.tile.T), 0)
             release(K)
             K = following(K, 1)
-            if ends:
-                release(Q)
-                Q = following(Q, CONSUMERS)
-            m_before, l_before = m, l
-            if begins:
-                m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
-            F, m, l, alpha = softmax_step(masked(S, here, sight), m, l, scale_log2)     # lines 10 to 13
-            O = finished(O, 0)
+            F, m, l, alpha = softmax_step(masked(S, job, sight, m0, before), m, l, scale_log2)
+            P = weights(F, job, drops, heads, m0, before)
+            here = seen_from(job, sight, np.int32(before + 1))
+            while True:
+                if here >= end:
+                    break
+                cut(V, job, sight, before)
+                wait(K)
+                S = dot(S_TILE, Q.tile, K.tile.T)               # Alg. 1 line 9: S = Q K^T, in flight
+                wait(V)
+                O = dot(O, P, V.tile)                           # line 12: O = O + P V of the tile before, in flight
+                after = seen_from(job, sight, np.int32(here + 1))
+                S = finished(S, 1)
+                release(K)
+                K = following(K, 1)
+                F, m, l, alpha = softmax_step(masked(S, job, sight, m0, here), m, l, scale_log2)    # lines 10 to 13
+                O = finished(O, 0)
+                release(V)
+                V = following(V, 1)
+                P = weights(F, job, drops, heads, m0, here)
+                O = rescaled(O, alpha)                          # line 12: O = alpha O
+                before, here = here, after
+            cut(V, job, sight, before)
+            wait(V)
+            O = finished(dot(O, P, V.tile), 0)
             release(V)
             V = following(V, 1)
-            P = weights(F, here, drops, heads)
-            if begins:
-                conclude(O, m_before, l_before, before, mO, mLse, scale_log2, kept_scale)
-                O = full(O_TILE, ZERO)
-            else:
-                O = rescaled(O, alpha)                          # line 12: O = alpha O
-            before, here, begins = here, after, ends
-        cut(V, before, sight)
-        wait(V)
-        O = finished(dot(O, P, V.tile), 0)
-        conclude(O, m, l, before, mO, mLse, scale_log2, kept_scale)
+            K, V, _ = leave_to_others(K, V, job, sight, here, job.n_blocks)
+            conclude(O, m, l, job, m0, mO, mLse, scale_log2, kept_scale)
+            release(Q)
+            Q = following(Q, CONSUMERS)
+            sync_warp()                                         # some lanes had less to do
         if leads():
             sent()
 
@@ -331,12 +331,12 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             take_registers(MANY)
             consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale)
 
-    o_type, number = types.uint64 if sends else array_type(dtype, 4), getattr(types, ACC.__name__)
+    number = getattr(types, ACC.__name__)
     signature = types.void(
-        *[types.uint64] * 3, o_type, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
+        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
         number, types.int32,
     )  # fmt: skip
-    boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O) if tile]
+    boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
     threads = WARPGROUP * (consumers + 1)
     return Source(
         kernel, signature, threads, shared=shared.nbytes,

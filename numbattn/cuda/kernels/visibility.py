@@ -17,9 +17,8 @@ from ..plan import STATES_TILES
 from ..tile import (
     col_index,
     cols_between,
-    convert,
     device,
-    gather,
+    has_bits,
     maximum,
     minimum,
     quotient,
@@ -144,17 +143,16 @@ def cell_test(g, kind):
 
     @device
     def dense(sight, batch, head, i, j):
-        return gather(sight.grids[g].cells[batch, head], i, j) != 0
+        return has_bits(sight.grids[g].cells[batch, head], i, j, 0xFF)
 
     @device
     def bits(sight, batch, head, i, j):
-        cell = convert(gather(sight.grids[g].cells[batch, head], i, j >> 3), np.int32)
-        return ((cell >> (j & 7)) & 1) != 0
+        return has_bits(sight.grids[g].cells[batch, head], i, j >> 3, 1 << (j & 7))
 
     @device
     def blocks(sight, batch, head, i, j):
         cells, rows, cols = sight.grids[g]
-        return gather(cells[batch, head], quotient(i, rows), quotient(j, cols)) != 0
+        return has_bits(cells[batch, head], quotient(i, rows), quotient(j, cols), 0xFF)
 
     return {"dense": dense, "bits": bits, "blocks": blocks}[kind]
 

@@ -38,7 +38,7 @@ from .math import (
     unforeseen,
     where,
 )
-from .memory import Alignment, SharedMemory, aligned, allocate, clear, fetch, fetched, gather, get, load, put, save
+from .memory import Alignment, SharedMemory, aligned, allocate, clear, fetch, fetched, get, has_bits, load, put, save
 from .product import dot
 from .ring import (
     Ring,
@@ -64,7 +64,7 @@ __all__ = [
     "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
     "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "clear", "col_index",
     "cols_between", "convert", "copying", "device", "dot", "exp2", "expect", "fetch", "fetched", "fill", "finished",
-    "following", "full", "gather", "get", "give_registers", "load", "log2", "maximum", "minimum", "mma",
+    "following", "full", "get", "give_registers", "has_bits", "load", "log2", "maximum", "minimum", "mma",
     "open_ring", "operand", "part_sum", "pass_turn", "primitive", "put", "quotient", "reciprocal", "release",
     "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent", "share_with_tma", "simt", "simulate",
     "slot", "spread", "sync_warp", "sync_warpgroup", "sync_warpgroups", "take_registers",

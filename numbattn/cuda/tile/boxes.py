@@ -4,7 +4,7 @@ A tile is cut into boxes of 128-byte rows, one box behind the other. Within 8 ro
 swizzled: chunk c of row r lies where chunk c ^ (r % 8) would.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,11 @@ class Place:
         return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
 
     @property
+    def stride(self):
+        """Bytes from a stage to the next one."""
+        return self.nbytes
+
+    @property
     def vector(self):
         """Elements in 16 bytes."""
         return VECTOR_BYTES // self.dtype.itemsize
@@ -44,9 +49,19 @@ class Place:
 @constant
 @dataclass(frozen=True)
 class Boxes(Place):
-    """The place of a tile of boxes."""
+    """The place of a tile of boxes; each stage has room for a tile of `room` columns, too."""
+
+    room: int = 0
 
     kind = "boxes "
+
+    def of_columns(self, cols):
+        """Where tiles of so many columns may take the place of these."""
+        return replace(self, cols=cols, room=max(self.cols, self.room))
+
+    @property
+    def stride(self):
+        return max(self.cols, self.room) // self.width * self.box_bytes
 
     @property
     def width(self):

@@ -50,6 +50,8 @@ from .math import HALVES, emit_convert, emit_pair, left_pairs, round_to
 from .simulator import thread_index as my_index
 from .world import primitive
 
+FEW = 8  # elements that are looked up together: more would take more registers
+
 data_models = cuda_data_manager.chain(default_manager)
 
 
@@ -239,33 +241,48 @@ def _loaded(b, dtype, values):
 
 
 @primitive
-def gather(matrix, rows, cols):
-    """The elements matrix[rows, cols]; rows is a row vector of int32, cols a column vector; 0 outside of the matrix."""
-    return _gather(_as_matrix(matrix, None), rows.registers, cols.registers, broadcast(rows.layout, cols.layout))
+def has_bits(matrix, rows, cols, bits):
+    """Whether some of these bits are set in the integers matrix[rows, cols]; outside of the matrix none are.
 
-
-@gather.lowering
-def gather(matrix, rows, cols):
+    rows is a row vector of int32, cols a column vector, bits one, too, or a number. A truth takes a bit of a register.
+    """
     layout = broadcast(rows.layout, cols.layout)
-    out = FragmentType(layout, stored(matrix.dtype))
+    inside = (rows.registers >= 0) & (rows.registers < matrix.shape[0])
+    inside = inside & (cols.registers >= 0) & (cols.registers < matrix.shape[1])
+    found = matrix[np.where(inside, rows.registers, 0), np.where(inside, cols.registers, 0)]
+    return Fragment(layout, inside & (found & getattr(bits, "registers", bits) != 0))
 
-    def generate(b, value, rows_value, cols_value):
+
+@has_bits.lowering
+def has_bits(matrix, rows, cols, bits):
+    layout = broadcast(rows.layout, cols.layout)
+    out, bits = FragmentType(layout, types.boolean), bits if isinstance(bits, FragmentType) else types.int32
+
+    def generate(b, value, *vectors):
         source = GlobalMatrix(b, matrix, value)
-        places = (unpack(b, ty, v, layout.slots) for ty, v in ((rows, rows_value), (cols, cols_value)))
-        zero = ir.Constant(LLVM[out.dtype], None)  # of any type
+        down, across, wanted = (unpack(b, ty, v, layout.slots) for ty, v in zip((rows, cols, bits), vectors))
 
-        def elements(line):
-            found = []
-            for row, col in zip(*line):
+        def test(slots):
+            truths = I32(0)
+            for n, (r, c) in enumerate(slots):
+                row, col = down[r][c], across[r][c]
                 inside = b.and_(b.icmp_unsigned("<", row, source.rows), b.icmp_unsigned("<", col, source.cols))
                 place = source.place(b.select(inside, row, I32(0)), b.select(inside, col, I32(0)))
-                found += _loaded(b, matrix.dtype, load_vector(b, place, 1, inside))
-            return found
+                (found,) = load_vector(b, place, 1, inside)
+                found = b.and_(b.zext(found, I32), wanted[r][c])
+                truths = b.or_(truths, b.select(b.icmp_unsigned("!=", found, I32(0)), I32(1 << n), I32(0)))
+            return [truths]
 
-        tile = [in_own_block(b, [zero] * layout.cols.slots, partial(elements, line)) for line in zip(*places)]
+        tile = [[None] * layout.cols.slots for _ in range(layout.rows.slots)]
+        order = [(r, c) for c in range(layout.cols.slots) for r in range(layout.rows.slots)]
+        for first in range(0, len(order), FEW):
+            slots = order[first : first + FEW]
+            (truths,) = in_own_block(b, [I32(0)], partial(test, slots))
+            for n, (r, c) in enumerate(slots):
+                tile[r][c] = b.trunc(b.lshr(truths, I32(n)), I1)
         return pack(b, out, tile)
 
-    return out(matrix, rows, cols), generate
+    return out(matrix, rows, cols, bits), generate
 
 
 @primitive
@@ -360,10 +377,10 @@ class SharedMemory:
         self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
         return tile
 
-    def boxes(self, rows, cols, dtype, stages=1):
-        """A tile of boxes, or several, behind all others."""
-        plan = Boxes(rows, cols, np.dtype(dtype), self.reserve(0, BOX_ALIGNMENT), stages)
-        self.reserve(stages * plan.nbytes)
+    def boxes(self, rows, cols, dtype, stages=1, room=0):
+        """A tile of boxes, or several, behind all others, each with room for one of `room` columns, too."""
+        plan = Boxes(rows, cols, np.dtype(dtype), self.reserve(0, BOX_ALIGNMENT), stages, room=room)
+        self.reserve(stages * plan.stride)
         return plan
 
     def reserve(self, nbytes, align=VECTOR_BYTES):
@@ -425,7 +442,7 @@ def _tile_transposed(tile):
 @primitive
 def allocate(plan, stage=0):
     """The tile of which `plan` is the place; tile.T is it transposed."""
-    memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.nbytes
+    memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.stride
 
     def cut(flat, step):
         return flat[start // step :][: plan.nbytes // step]
@@ -449,7 +466,7 @@ def allocate(plan, stage=0):
 
 def emit_stage(b, plan, stage):
     """The pointer to a stage."""
-    at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.nbytes))])
+    at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.stride))])
     return b.bitcast(at, ir.PointerType(LLVM[element_type(plan.dtype)], SHARED))
 
 
