@@ -1,6 +1,6 @@
 """Dropout as a value: which elements of P are dropped is a function of (p, seed, offset) and the element's place.
 
-`philox4x32` is written once, in operators only: it serves NumPy arrays, Numba's CPU code and CUDA device code alike.
+Philox is written once, in operators only: it serves NumPy arrays, Numba's CPU code and CUDA device code alike.
 """
 
 import math
@@ -15,6 +15,26 @@ MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 M0, M1 = MULTIPLIERS
 W0, W1 = WEYL
+ROUNDS = 10
+
+
+def wide_product(word, factor):
+    """The high and the low word of a product."""
+    product = factor * word
+    return product >> HALF, product & LOW
+
+
+def round_by(product):
+    """A round of Philox4x32: the next counter and the next key. product is `wide_product` of the words in question."""
+
+    def philox_round(c0, c1, c2, c3, k0, k1):
+        (x_high, x_low), (y_high, y_low) = product(c0, M0), product(c2, M1)
+        return y_high ^ c1 ^ k0, y_low, x_high ^ c3 ^ k1, x_low, (k0 + W0) & LOW, (k1 + W1) & LOW
+
+    return philox_round
+
+
+philox_round = round_by(wide_product)
 
 
 def philox4x32(c0, c1, c2, c3, k0, k1):
@@ -22,10 +42,8 @@ def philox4x32(c0, c1, c2, c3, k0, k1):
 
     All arguments and results are unsigned 64-bit numbers below 2**32, scalars or arrays.
     """
-    for _ in range(10):
-        x, y = M0 * c0, M1 * c2
-        c0, c1, c2, c3 = (y >> HALF) ^ c1 ^ k0, y & LOW, (x >> HALF) ^ c3 ^ k1, x & LOW
-        k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+    for _ in range(ROUNDS):
+        c0, c1, c2, c3, k0, k1 = philox_round(c0, c1, c2, c3, k0, k1)
     return c0, c1, c2, c3
 
 

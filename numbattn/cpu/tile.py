@@ -14,6 +14,8 @@ from numba.extending import intrinsic, overload, register_jitable
 from .. import dropout
 
 inline = register_jitable(fastmath={"contract"})
+for function in dropout.wide_product, dropout.philox_round:
+    register_jitable(function)
 philox4x32 = register_jitable(dropout.philox4x32)
 NONE, SOME, EVERY = 0, 1, 2
 

@@ -23,6 +23,7 @@ from .plan import (
     KERNELS,
     NEAR_MASKED,
     STATES_TILES,
+    STATES_WORD,
     forward_factory,
     hopper_plan,
     plan,
@@ -124,7 +125,7 @@ class Call:
         if found.counts:
             addresses.append(counters(self.device.index, is_capturing()))
         if found.states:
-            states = cupy.empty(found.states, np.uint8)
+            states = cupy.empty(found.states, np.uint32)
             addresses.insert(len(layouts), pointer_of(states))
             for _, launch in found.find_states:
                 in_sight = addresses[len(matrices) + len(lines) : len(layouts) + 1]
@@ -141,7 +142,9 @@ class Call:
             k, v = (x[..., : max(self.band[3], 1), :] for x in (k, v))
         target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
         matrices = [*(_for_boxes(x) for x in (q, k, v)), target]
-        self.run(HOPPER, matrices, lines, self.inputs.scale * LOG2_E)
+        lo, hi = self.band[:2]
+        keys = self.problem.seqlen_k if self.mask[0] == "bands" else min(self.problem.seqlen_k, hi - lo + 1)
+        self.run(HOPPER, matrices, lines, self.inputs.scale * LOG2_E, keys=max(keys, 0))
         if target is not o:
             o[...] = target[..., : o.shape[-1]]
 
@@ -224,14 +227,14 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
     m_blocks, n_blocks = -(-problem.seqlen_q // tiles.tile_m), -(-problem.seqlen_k // tiles.tile_n)
     states, find_states = (), []
     if "blocks" in mask:
-        states = *problem.batch, m_blocks, n_blocks
-        # what is walked over lies side by side
-        m_step, n_step = (1, m_blocks) if kept == "k" else (n_blocks, 1)
-        outer = [m_blocks * n_blocks * math.prod(problem.batch[i + 1 :]) for i in range(len(problem.batch))]
-        views.append(_view(problem, (states, (*outer, m_step, n_step), 1, 0), "q"))
+        kept_tiles, walked = (m_blocks, n_blocks) if kept == "q" else (n_blocks, m_blocks)
+        words = -(-walked // STATES_WORD)
+        states = *problem.batch, kept_tiles, 2 * words
+        strides = tuple(4 * math.prod(states[i + 1 :]) for i in range(len(states)))
+        views.append(_view(problem, (states, strides, 4, 0), "q"))
         states_key = Key.of(KERNELS + "visibility:tile_states", device.cc, tile_m=tiles.tile_m, tile_n=tiles.tile_n,
-                            mask=mask)  # fmt: skip
-        blocks = problem.heads * -(-m_blocks * n_blocks // STATES_TILES)
+                            kept=kept, mask=mask)  # fmt: skip
+        blocks = problem.heads * -(-kept_tiles * words * STATES_WORD // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
     group_size = problem.heads // problem.heads_k
     if factory == HOPPER:  # blocks that do one tile after the other
@@ -246,7 +249,9 @@ def _plan(factory, problem, device, mask, matrices, **compiled_in):
     """Tiles and Key of a kernel whose matrices have these layouts."""
     name, head_dims = problem.dtype.name, _head_dims(problem)
     if factory == HOPPER:
-        return hopper_plan(name, problem.head_dim, problem.head_dim_v, problem.seqlen_q, mask, problem.dropout)
+        return hopper_plan(
+            name, problem.head_dim, problem.head_dim_v, mask=mask, dropout=problem.dropout, **compiled_in
+        )  # fmt: skip
     nbytes = VECTOR_BYTES if all(alignment(*layout) == VECTOR_BYTES for layout in matrices) else 0
     return plan(factory, device, name, *head_dims, mask=mask, dropout=problem.dropout, nbytes=nbytes, **compiled_in)
 

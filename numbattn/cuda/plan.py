@@ -15,6 +15,7 @@ LARGEST = HEAD_DIMS[-1]
 ITEM_BYTES = {dtype.name: dtype.itemsize for dtype in DTYPES}
 DELTA_ROWS = 32  # of a block that computes delta
 STATES_TILES = 64  # of a block that looks up which tiles are empty
+STATES_WORD = 32  # tiles whose states are bits of one word
 
 
 class Tiles(NamedTuple):
@@ -166,27 +167,20 @@ class Warpgroups(NamedTuple):
 
 
 HOPPER = "forward_wgmma:forward"
-# largest head_dim: for short and for long sequences. TFLOP/s: bfloat16, 16k tokens in all, seqlen 512 and 16384
+# largest head_dim: {keys in sight from which: row}. TFLOP/s: bfloat16, 16k tokens in all, seqlen 512 and 16384
 HOPPER_FORWARD = {
-    64: (Warpgroups(64, 4, 4, 2), Warpgroups(128, 3, 2, 2)),        # 400, 467; 382, 501
-    128: (Warpgroups(128, 2, 2, 2),) * 2,                           # 492, 626; 160 keys, no place for O: 403, 630
-    192: (Warpgroups(80, 2, 2, 1),) * 2,
-    256: (Warpgroups(64, 2, 2, 1), Warpgroups(80, 2, 2, 1)),        # 529, 700; 494, 737
+    64: {0: Warpgroups(64, 4, 4, 2), 2048: Warpgroups(128, 3, 2, 2)},   # 396, 462; 383, 510
+    128: {0: Warpgroups(128, 2, 2, 2), 4096: Warpgroups(80, 3, 3, 1)},  # 499, 632; 426, 643, causal 584, 641
+    192: {0: Warpgroups(96, 2, 2, 1)},                                  # at 512 487, at 4096 710; 80 keys 476, 640
+    256: {0: Warpgroups(64, 2, 2, 1), 2048: Warpgroups(80, 2, 2, 1)},   # 500, 695; 477, 723
 }
-# with dropout, and with cells in the mask: both take registers, too
-HOPPER_DROPOUT = {
-    64: Warpgroups(64, 3, 4, 2),
-    128: Warpgroups(112, 2, 2, 2),
-    192: Warpgroups(80, 2, 2, 1),
-    256: Warpgroups(64, 2, 2, 1),
-}
-HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks
+HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
     64: Warpgroups(128, 2, 4, 2),
     128: Warpgroups(128, 2, 2, 2),
     192: Warpgroups(64, 2, 2, 1),
     256: Warpgroups(64, 2, 2, 1),
 }
-LONG = 2048  # seqlen_q from which the rows for long sequences are faster
+HOPPER_CELLS_AND_DROPOUT = HOPPER_CELLS | {128: Warpgroups(64, 2, 4, 2), 256: Warpgroups(32, 2, 2, 1)}
 NEAR_MASKED = 32  # see kernels.schedule: as many matrices at a time give jobs enough, and of all weights
 
 
@@ -195,20 +189,22 @@ def forward_factory(device, dtype):
     return HOPPER if device.cc == (9, 0) and ITEM_BYTES[dtype] == 2 else "forward_simt:forward"
 
 
-def warpgroups_of(head_dim, head_dim_v, seqlen_q, mask, dropout):
-    """The Warpgroups for head_dims that are multiples of 64; mask is kinds, see kernels.visibility."""
+def warpgroups_of(head_dim, head_dim_v, keys, mask, dropout):
+    """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight; mask is kinds, see
+    kernels.visibility."""
     size = max(head_dim, head_dim_v)
-    if dropout:
-        return HOPPER_DROPOUT[size]
     if len(mask) > 1:
-        return HOPPER_CELLS[size]
-    return HOPPER_FORWARD[size][seqlen_q >= LONG or mask == ("bands",)]  # for 4 consumers bands take too many registers
+        return (HOPPER_CELLS_AND_DROPOUT if dropout else HOPPER_CELLS)[size]
+    rows = HOPPER_FORWARD[size]
+    if mask == ("bands",):  # they take registers, of which four consumers have too few
+        return rows[max(rows)]
+    return rows[max(start for start in rows if start <= keys)]
 
 
-def hopper_plan(dtype, head_dim, head_dim_v, seqlen_q, mask, dropout):
+def hopper_plan(dtype, head_dim, head_dim_v, keys, mask, dropout):
     """The Warpgroups and the Key of the forward pass on Hopper."""
     head_dim, head_dim_v = (max(64, -(-size // 64) * 64) for size in (head_dim, head_dim_v))
-    tiles = warpgroups_of(head_dim, head_dim_v, seqlen_q, mask, dropout)
+    tiles = warpgroups_of(head_dim, head_dim_v, keys, mask, dropout)
     sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
     return tiles, Key.of(KERNELS + HOPPER, (9, 0, "a"), **sizes, mask=mask, dropout=dropout)
 

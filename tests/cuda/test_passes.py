@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.cuda.plan import LONG
+from numbattn.cuda.plan import HOPPER_FORWARD
 from numbattn.cuda.tile import SIMULATED
 from numbattn.problem import DTYPES
 from tests.tools.device import HOPPER, TURING, on
@@ -174,12 +174,18 @@ def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
     check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng)
 
 
+LONG_ROWS = {size: rows[max(rows)] for size, rows in HOPPER_FORWARD.items() if len(rows) > 1}
+
+
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
-def test_long_sequences(rng, hopper):
-    """Three warpgroups to a tile, and heads with tiles of different weights."""
-    q, k, v = qkv(rng, np.float16, heads=1, m=LONG + 1, n=200, d=8, e=8)
-    for options in ({}, {"mask": na.Window(100, 0)}):
-        o = na.attention(q, k, v, **options)
+@pytest.mark.parametrize("head_dim", LONG_ROWS)
+def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
+    """One block does them all, and the consumers of a tile see different keys."""
+    monkeypatch.setitem(HOPPER_FORWARD, head_dim, {0: LONG_ROWS[head_dim]})
+    q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
+    for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
+        with on(HOPPER._replace(multiprocessors=1)):
+            o = na.attention(q, k, v, **options)
         wants, others = (formula(np.zeros_like(o), q, k, v, **options)[0] for formula in (exact, plain))
         assert_accurate("o", o, wants, others, o.dtype)
 

@@ -64,16 +64,15 @@ def choices():
 
 
 def hopper_choices():
-    """All that a plan can choose on Hopper for one kind of mask, and dropout, of each."""
+    """Every row that a plan can choose on Hopper, for one kind of mask, and dropout, of each."""
     head_dims = range(64, 257, 64)
     for i, (d, e, of) in enumerate(product(head_dims, head_dims, ("plain", "long", "dropout", "cells", "both"))):
-        if of == "long" and max(d, e) > 64:
-            continue  # as for short sequences
-        if d != e and (i % 4 and (d, e) != (192, 128)):
+        rows = plan.HOPPER_FORWARD[max(d, e)]
+        if (of == "long" and len(rows) == 1) or (d != e and (i % 4 and (d, e) != (192, 128))):
             continue
         dtype, mask = ("float16", "bfloat16")[i % 2], MASKS[2 + i % 4] if of in ("cells", "both") else MASKS[i % 2]
-        seqlen_q = plan.LONG if of == "long" else 100
-        tiles, key = plan.hopper_plan(dtype, d, e, seqlen_q, False, mask, dropout=of in ("dropout", "both"))
+        keys = max(rows) if of == "long" or (of == "dropout" and i % 2) else 100
+        tiles, key = plan.hopper_plan(dtype, d, e, keys, mask, dropout=of in ("dropout", "both"))
         yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
 
 
@@ -91,16 +90,17 @@ def test_nothing_is_spilled_on_hopper(tiles, key):
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
-    _, key = plan.hopper_plan("float16", size, 8, 1, False, ("band",), dropout=False)
+    _, key = plan.hopper_plan("float16", size, 8, 1, ("band",), dropout=False)
     assert dict(key.parameters)["head_dim"] == rounded
 
 
-def test_long_sequences_on_hopper_take_more_consumers():
-    def consumers(seqlen_q, masked):
-        return plan.hopper_plan("float16", 64, 64, seqlen_q, masked, ("band",), dropout=False)[0].consumers
+def test_the_row_on_hopper_is_that_of_so_many_keys():
+    def row(keys, *grids):
+        return plan.hopper_plan("float16", 64, 64, keys, ("band", *grids), dropout=False)[0]
 
-    assert [consumers(n, False) for n in (plan.LONG - 1, plan.LONG)] == [2, 3]
-    assert [consumers(n, True) for n in (plan.LONG, plan.LONG_MASKED)] == [2, 3]
+    (few, first), (many, second) = plan.HOPPER_FORWARD[64].items()
+    assert (few, [row(n) for n in (0, many - 1, many, 10 * many)]) == (0, [first, first, second, second])
+    assert row(many, "dense") == plan.HOPPER_CELLS[64]
 
 
 @pytest.mark.parametrize(("cc", "dtype", "expected"), [

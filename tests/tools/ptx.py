@@ -430,12 +430,21 @@ class Block(Hopper):
         source = thread ^ lane if op[2] == "bfly" else thread // WARP * WARP + lane % WARP
         self.put(args[0], self.get(args[1], "b32")[source])
 
+    def op_brev(self, op, args):
+        bits = np.unpackbits(self.get(args[1], "u32").view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+        self.put(args[0], np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(np.uint32).ravel())
+
+    def op_clz(self, op, args):
+        word = self.get(args[1], "u32").astype(np.float64)
+        self.put(args[0], 32 - np.where(word > 0, np.frexp(word)[1], 0))
+
     def op_vote(self, op, args):
         self._whole(WARP, "a vote")
-        if op[2] != "any":
-            raise NotImplementedError("vote." + op[2])
         mine = (self.get(args[1], "pred") & self.mask).reshape(-1, WARP)
-        self.put(args[0], np.repeat(mine.any(1), WARP))
+        if op[2] not in ("any", "ballot"):
+            raise NotImplementedError("vote." + op[2])
+        result = mine.any(1) if op[2] == "any" else np.packbits(mine, axis=1, bitorder="little").view(np.uint32)
+        self.put(args[0], np.repeat(result, WARP))
 
     def op_prefetch(self, op, args):
         """Changes nothing."""

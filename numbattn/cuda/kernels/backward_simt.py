@@ -100,7 +100,7 @@ def backward_kv(
             Q, dO = aligned(mQ[batch, head][:length], ROWS_OF), aligned(mDO[batch, head][:length], ROWS_OF)
             lse, delta = mLse[batch, head][:length], mDelta[batch, head][:length]
             m_block, m_blocks = quotient(first, TILE_M), quotient(end + TILE_M - 1, TILE_M)
-            m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
+            m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
             stage = np.int32(0)
             cuda.syncthreads()                                      # the last head is done with
             if m_block < m_blocks:
@@ -108,7 +108,7 @@ def backward_kv(
             while m_block < m_blocks:                               # Alg. 4 line 9
                 m0, this = np.int32(m_block * TILE_M), m_block
                 m_block += 1
-                m_block += steps(sight, batch, head, m_block, n_block, 1, 0, m_blocks - m_block)
+                m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
                 fetched()
                 cuda.syncthreads()                                  # this tile is there, the last one is done with
                 if STAGES == 2 and m_block < m_blocks:
@@ -118,7 +118,7 @@ def backward_kv(
                 lse2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
                 P = exp2(S * (scale * LOG2E) - lse2)                # line 13: P = exp(S - lse)
                 dP = dot(full(S_TILE, ZERO), sV, sdO.T) if OF_K else P      # line 17: dP = dO V^T
-                if tested(sight, band, batch, head, this, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
                     P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
@@ -185,7 +185,7 @@ def backward_q(
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
         K, V = aligned(mK[batch, head_k][:length_k], ROWS_OF), aligned(mV[batch, head_k][:length_k], ROWS_OF)
         n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
-        n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+        n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
         sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), np.int32(0)
         fetch(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
         fetch(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
@@ -196,7 +196,7 @@ def backward_q(
         while n_block < n_blocks:                                   # Alg. 4 line 6
             n0, this = np.int32(n_block * TILE_N), n_block
             n_block += 1
-            n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+            n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             fetched()
             cuda.syncthreads()                                      # this tile is there, the last one is done with
             if STAGES == 2 and n_block < n_blocks:

@@ -1,15 +1,26 @@
 """Dropout of one tile: the elements that `numbattn.dropout_mask` shows, a few for each call of the generator."""
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba.cuda import types
 
-from ...dropout import philox4x32
-from ..tile import col_index, convert, device, full, row_index, spread, where
+from ...dropout import ROUNDS, round_by
+from ..tile import col_index, convert, device, full, row_index, spread, where, wide_product
 
-U64 = np.uint64
-random_words = device(philox4x32)
+U32, U64 = np.uint32, np.uint64
+
+
+def then(one, other):
+    @device
+    def both(c0, c1, c2, c3, k0, k1):
+        return other(*one(c0, c1, c2, c3, k0, k1))
+
+    return both
+
+
+random_words = reduce(then, [device(round_by(wide_product))] * ROUNDS)  # a loop would move the words about
 
 
 class Drops(NamedTuple):
@@ -49,16 +60,16 @@ def dropout_step(layout, transposed=False):
     @device
     def kept(drops, matrix, i0, j0):
         i, j = places(COUNTERS, i0, j0)
-        c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U64))
-        c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U64))
-        c2, c3 = full(COUNTERS, U64(drops.first + U64(matrix))), full(COUNTERS, drops.offset)
-        w0, w1, w2, w3 = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
+        c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U32))
+        c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U32))
+        c2, c3 = full(COUNTERS, U32(drops.first + U64(matrix))), full(COUNTERS, U32(drops.offset))
+        w0, w1, w2, w3, _, _ = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
         i, j = places(layout, i0 & IN_BLOCK, j0 & IN_BLOCK)
         below, right, odd = (i & 8) != 0, (j & 8) != 0, (j & 1) != 0
         upper = where(right, spread(w1, layout), spread(w0, layout))
         lower = where(right, spread(w3, layout), spread(w2, layout))
         word = where(below, lower, upper)
-        return convert(where(odd, word >> 16, word & 0xFFFF), np.uint32) >= drops.threshold
+        return where(odd, word, word << 16) >= U32(drops.threshold << 16)   # their upper halves
 
     return kept
 

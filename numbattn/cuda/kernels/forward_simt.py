@@ -72,7 +72,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
         n_block = quotient(first, TILE_N)
         n_blocks = quotient(end + TILE_N - 1, TILE_N)
-        n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+        n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
         fetch(sQ, Q, COPY_Q, m0)
         fetch(sK, K, COPY_K, n_block * TILE_N)
         fetched()
@@ -88,7 +88,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             fetched()
             cuda.syncthreads()                                  # V is there, K is done with
             n_block += 1
-            n_block += steps(sight, batch, head, m_block, n_block, 0, 1, n_blocks - n_block)
+            n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             fetch(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is made
             O = dot(O * alpha, left(P), sV)                     # Alg. 1 line 12: O = alpha O + P V
             fetched()

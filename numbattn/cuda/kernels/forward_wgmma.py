@@ -46,6 +46,7 @@ from ..tile import (
     slot,
     sync_warp,
     sync_warpgroup,
+    sync_warpgroups,
     take_registers,
     tell,
     told,
@@ -106,7 +107,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def seen_from(job, sight, n_block):
         """The first tile of keys from n_block on that is not empty."""
-        left = steps(sight, job.batch, job.head, job.m_block, n_block, 0, 1, np.int32(job.n_blocks - n_block))
+        left = steps(sight, job.batch, job.head, job.m_block, n_block, np.int32(job.n_blocks - n_block))
         return np.int32(n_block + left)
 
     @device
@@ -181,14 +182,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 n_block = seen_from(job, sight, unforeseen(n_block + 1))
 
     @device
-    def own_blocks(job, m0, sight):
-        """The tiles of keys [first, end) that this consumer does not leave to the others: one at least."""
-        first, end = blocks_in_sight(sight, job.batch, job.head, m0, np.int32(m0 + ROWS))
-        if GRIDS or first >= end:
-            first = job.n_block
-        return first, minimum(maximum(end, first + 1), job.n_blocks)
-
-    @device
     def leave_to_others(K, V, job, sight, n_block, end):
         """Go on to the first tile of keys from `end` on."""
         while n_block < end:
@@ -216,16 +209,29 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     if mask[0] == "bands":
 
         @device
+        def own_blocks(job, m0, sight):
+            return job.n_block, job.n_blocks
+
+        @device
         def cut(V, job, sight, n_block):
-            """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN."""
+            """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN. All consumers come here."""
             left = np.int32(band_at(sight, job.batch, job.head)[3] - n_block * TILE_N)
             if left < TILE_N:
                 wait(V)
-                clear(V.tile, left)                             # by each consumer: zeros over zeros
-                share_with_tma()
-                sync_warpgroup()
+                if warpgroup_index() == 0:
+                    clear(V.tile, left)
+                    share_with_tma()
+                sync_warpgroups(consumers)
 
     else:  # TMA knows where the matrix ends
+
+        @device
+        def own_blocks(job, m0, sight):
+            """The tiles of keys [first, end) that this consumer does not leave to the others: one at least."""
+            first, end = blocks_in_sight(sight, job.batch, job.head, m0, np.int32(m0 + ROWS))
+            if GRIDS or first >= end:
+                first = job.n_block
+            return first, minimum(maximum(end, first + 1), job.n_blocks)
 
         @device
         def cut(V, job, sight, n_block):

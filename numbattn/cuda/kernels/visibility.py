@@ -1,7 +1,8 @@
 """Who sees whom: which tiles a block visits, which of them need a test of each element, and that test.
 
 A mask comes down to a band and some grids, see `numbattn.masks`. The band says at once where a block starts and stops.
-Grids of blocks are looked up tile by tile, in the states that the kernel `tile_states` has found before (Algorithm 5).
+What grids of blocks say of a tile is looked up in the states that the kernel `tile_states` has found before
+(Algorithm 5), a bit for each tile: a block keeps tile number `kept` of one side and walks over the tiles of the other.
 Only the kinds of a mask are compiled in: "band" or "bands", then "dense", "bits" or "blocks" for each grid.
 """
 
@@ -14,18 +15,21 @@ from numba.cuda import types
 
 from ..build import Source
 from ..plan import STATES_TILES
+from ..plan import STATES_WORD as WORD
 from ..tile import (
+    ballot,
     col_index,
     cols_between,
     device,
     has_bits,
+    lowest_bit,
     maximum,
     minimum,
     quotient,
     row_index,
     where,
 )
-from .schedule import place
+from .schedule import place, split
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 NOTHING = np.int32(-1)
@@ -48,10 +52,10 @@ class Sight(NamedTuple):
     keys: Any
     bands: Any  # () or one array, int32 (batch, heads, 4): lo, hi, queries, keys where they are not the same for all
     grids: Any  # a Cells for each grid
-    states: Any  # () or one array, uint8 (batch, heads, m_blocks, n_blocks), of EMPTY, PARTIAL and FULL
+    states: Any  # () or one array, uint32 (batch, heads, kept, 2 words of WORD tiles): which are not empty; are full
 
 
-INT32, BYTES = types.int32, types.Array(types.uint8, 4, "A")
+INT32, BYTES, WORDS = types.int32, types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INT32, INT32], Cells)
 
 
@@ -67,7 +71,7 @@ def sight_type(mask):
             INT32, INT32, INT32, INT32,
             several(types.Array(INT32, 3, "A"), bands == "bands"),
             several(CELLS, len(grids)),
-            several(BYTES, "blocks" in grids),
+            several(WORDS, "blocks" in grids),
         ],
         Sight,
     )  # fmt: skip
@@ -194,18 +198,27 @@ def element_test(mask, layout, transposed=False):
 
 # -------------------------------------------------------------------------------------------------------- the tiles
 @device
-def every_tile(sight, batch, head, m_block, n_block, m_step, n_step, count):
+def every_tile(sight, batch, head, kept, tile, count):
     return np.int32(0)
 
 
 @device
-def next_tile(sight, batch, head, m_block, n_block, m_step, n_step, count):
+def next_tile(sight, batch, head, kept, tile, count):
     """How many steps to the next tile that is not empty; `count` if there is none."""
-    states = sight.states[0][batch, head]
-    steps = np.int32(0)
-    while steps < count and states[m_block + steps * m_step, n_block + steps * n_step] == EMPTY:
-        steps += np.int32(1)
-    return steps
+    steps, found = np.int32(0), False
+    while steps < count and not found:
+        at = np.int32(tile + steps)
+        step = lowest_bit(states_from(sight, batch, head, kept, at, 0))
+        found = step < WORD
+        steps = np.int32(steps + (step if found else WORD - at % WORD))
+    return minimum(steps, count)
+
+
+@device
+def states_from(sight, batch, head, kept, tile, which):
+    """The bits of a tile and of those behind it, the lowest first, as far as they are in its word."""
+    word = sight.states[0][batch, head, kept, np.int32(2 * quotient(tile, np.int32(WORD)) + which)]
+    return np.uint32(word >> np.uint32(tile % WORD))
 
 
 def steps_to_next(mask):
@@ -218,29 +231,30 @@ def needs_test(mask):
     if "dense" in grids or "bits" in grids:
 
         @device
-        def always(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
+        def always(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
             return True
 
         return always
     if grids:
 
         @device
-        def partial(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
-            whole = sight.states[0][batch, head, m_block, n_block] == FULL
+        def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
+            whole = states_from(sight, batch, head, kept, tile, 1) & 1 == 1
             return not (whole and in_band(band, m0, m_end, n0, n_end))
 
         return partial
 
     @device
-    def at_the_edge(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
+    def at_the_edge(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
         return not in_band(band, m0, m_end, n0, n_end)
 
     return at_the_edge
 
 
-def tile_states(*, tile_m, tile_n, mask):
-    """EMPTY, PARTIAL or FULL for each tile, by the grids of blocks: one thread a tile."""
-    TILE_M, TILE_N, THREADS = np.int32(tile_m), np.int32(tile_n), np.int32(STATES_TILES)
+def tile_states(*, tile_m, tile_n, kept, mask):
+    """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
+    TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(STATES_TILES // WORD)
+    KEEPS_Q = kept == "q"
     bands, *grids = mask
 
     def state_of(g):
@@ -269,14 +283,19 @@ def tile_states(*, tile_m, tile_n, mask):
 
     def kernel(sight, seqlen_q, seqlen_k):
         out = sight.states[0]
-        batches, heads, m_blocks, n_blocks = out.shape
-        block = cuda.blockIdx.x
-        chunk, batch, head = place(block, np.int32(batches * heads), np.int32(heads))
-        tile = np.int32(chunk * THREADS + cuda.threadIdx.x)
-        if tile < m_blocks * n_blocks:
-            m_block = quotient(tile, np.int32(n_blocks))
-            n_block = np.int32(tile - m_block * n_blocks)
-            found = state(sight, batch, head, m_block * TILE_M, n_block * TILE_N, seqlen_q, seqlen_k)
-            out[batch, head, m_block, n_block] = found
+        batches, heads, kept_tiles, words = out.shape
+        words = np.int32(words // 2)
+        chunk, batch, head = place(cuda.blockIdx.x, np.int32(batches * heads), np.int32(heads))
+        kept_tile, word = split(np.int32(chunk * WARPS + cuda.threadIdx.x // WORD), words)
+        if kept_tile < kept_tiles:
+            tile, found = np.int32(word * WORD + cuda.threadIdx.x % WORD), EMPTY
+            m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
+            m0, n0 = np.int32(m0 * TILE_M), np.int32(n0 * TILE_N)
+            if m0 < seqlen_q and n0 < seqlen_k:
+                found = state(sight, batch, head, m0, n0, seqlen_q, seqlen_k)
+            not_empty, full = ballot(found != EMPTY), ballot(found == FULL)
+            if cuda.threadIdx.x % WORD == 0:
+                out[batch, head, kept_tile, 2 * word] = not_empty
+                out[batch, head, kept_tile, 2 * word + 1] = full
 
     return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES)

@@ -8,23 +8,23 @@ one.
 
 from .barrier import (
     give_registers,
-    pass_turn,
     sync_warp,
     sync_warpgroup,
     sync_warpgroups,
     take_registers,
-    take_turn,
     warpgroup_index,
 )
 from .fragment import bfloat16
 from .layout import ONE, WARPGROUP, Axis, Layout, copying, mma, simt, wgmma
 from .math import (
+    ballot,
     col_index,
     cols_between,
     convert,
     exp2,
     full,
     log2,
+    lowest_bit,
     maximum,
     minimum,
     part_sum,
@@ -37,6 +37,7 @@ from .math import (
     spread,
     unforeseen,
     where,
+    wide_product,
 )
 from .memory import Alignment, SharedMemory, aligned, allocate, clear, fetch, fetched, get, has_bits, load, put, save
 from .product import dot
@@ -62,11 +63,12 @@ from .world import SIMULATED, device, primitive
 
 __all__ = [
     "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
-    "SharedMemory", "acquire", "aligned", "allocate", "bfloat16", "clear", "col_index",
+    "SharedMemory", "acquire", "aligned", "allocate", "ballot", "bfloat16", "clear", "col_index",
     "cols_between", "convert", "copying", "device", "dot", "exp2", "expect", "fetch", "fetched", "fill", "finished",
-    "following", "full", "get", "give_registers", "has_bits", "load", "log2", "maximum", "minimum", "mma",
-    "open_ring", "operand", "part_sum", "pass_turn", "primitive", "put", "quotient", "reciprocal", "release",
+    "following", "full", "get", "give_registers", "has_bits", "load", "log2", "lowest_bit", "maximum", "minimum", "mma",
+    "open_ring", "operand", "part_sum", "primitive", "put", "quotient", "reciprocal", "release",
     "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent", "share_with_tma", "simt", "simulate",
     "slot", "spread", "sync_warp", "sync_warpgroup", "sync_warpgroups", "take_registers",
-    "take_turn", "tell", "told", "unforeseen", "wait", "warpgroup_index", "wgmma", "where",
+    "tell", "told", "unforeseen", "wait", "warpgroup_index", "wgmma", "where",
+    "wide_product",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Where threads wait for each other, and what warpgroups settle among themselves.
 
 The barrier of the whole block is Numba's: cuda.syncthreads(). Of the 16 barriers that a block has, it is number 0;
-the turns take the next ones, then comes one for several warpgroups and one for each.
+then comes one for several warpgroups, and one for each of them.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from .simulator import barrier, sync_lanes
 from .simulator import thread_index as my_index
 from .world import primitive
 
-FIRST_TURN, ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 7, 8
+ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2
 
 
 @primitive
@@ -78,48 +78,6 @@ def sync_warpgroups(count):
         return None
     text = f"bar.sync {ALL_WARPGROUPS}, {count.literal_value * WARPGROUP};"
     return types.void(count), lambda b, _: asm(b, text, VOID, effect=True)
-
-
-@primitive
-def take_turn(count):
-    """Wait until it is this warpgroup's turn, of the block's first `count` ones. The first turn has to be passed, too.
-
-    A count of 1 waits for nobody.
-    """
-    if count > 1:
-        _turn(warpgroup_of() % count).sync()
-
-
-@primitive
-def pass_turn(count):
-    """The next warpgroup's turn, of the block's first `count` ones; after the last one it is the first one's."""
-    if count > 1:
-        _turn((warpgroup_of() + 1) % count).arrive()
-
-
-def _turn(group):
-    """Opens for those who pass the turn and those who take it."""
-    return barrier(f"the turn of warpgroup {group}", 2 * WARPGROUP)
-
-
-def _lower_turn(instruction, steps):
-    def lower(count):
-        if not isinstance(count, types.IntegerLiteral):
-            return None
-        n = count.literal_value
-
-        def generate(b, _):
-            if n > 1:
-                turn = b.urem(b.add(emit_warpgroup(b), I32(steps)), I32(n))
-                asm(b, f"{instruction} $0, {2 * WARPGROUP};", VOID, b.add(turn, I32(FIRST_TURN)), effect=True)
-
-        return types.void(count), generate
-
-    return lower
-
-
-take_turn = take_turn.lowering(_lower_turn("bar.sync", 0))
-pass_turn = pass_turn.lowering(_lower_turn("bar.arrive", 1))
 
 
 @primitive

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, F64, I16, I32, asm, base, call, capability, shuffle_xor
+from .emit import F32, F64, I1, I16, I32, I64, asm, base, call, capability, shuffle_xor
 from .fragment import (
     LLVM,
     Fragment,
@@ -20,7 +20,7 @@ from .fragment import (
     is_signed,
     registers,
 )
-from .simulator import exchange, thread_index
+from .simulator import exchange, gather_lanes, thread_index
 from .world import primitive
 
 HALVES = {types.float16: "f16", types.bfloat16: "bf16"}
@@ -256,12 +256,62 @@ minimum = minimum.lowering(_elementwise_or_scalar(emit_minimum))
 
 
 @primitive
+def wide_product(x, factor):
+    """The high and the low halves of products of uint32."""
+    product = x.registers.astype(np.uint64) * np.uint64(factor)
+    return tuple(Fragment(x.layout, half.astype(np.uint32)) for half in (product >> np.uint64(32), product))
+
+
+@wide_product.lowering
+def wide_product(x, factor):
+    if not isinstance(x, FragmentType) or x.dtype != types.uint32:
+        return None
+
+    def generate(b, value, factor):
+        low, high = [], []
+        for row in registers(b, x, value):
+            products = [asm(b, "mul.wide.u32 $0, $1, $2;", I64, register, factor) for register in row]
+            low.append([b.trunc(product, I32) for product in products])
+            high.append([b.trunc(b.lshr(product, I64(32)), I32) for product in products])
+        halves = ir.Constant(ir.ArrayType(x.llvm, 2), ir.Undefined)
+        for i, half in enumerate((high, low)):
+            halves = b.insert_value(halves, fragment(b, x, half), i)
+        return halves
+
+    return types.UniTuple(x, 2)(x, types.uint32), generate
+
+
+@primitive
 def quotient(x, y):
     """x // y of int32, tiles or scalars, x not negative, y positive."""
     return apply(np.floor_divide, x, y) if isinstance(x, Fragment) else np.int32(int(x) // int(y))
 
 
 quotient = quotient.lowering(_elementwise_or_scalar(lambda b, dtype, x, y: b.udiv(x, y)))
+
+
+@primitive
+def ballot(truth):
+    """Which lanes of this warp say yes: a bit for each of them, as uint32."""
+    return np.uint32(sum(bool(yes) << lane for lane, yes in gather_lanes(truth).items()))
+
+
+@ballot.lowering
+def ballot(truth):
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
+    return types.uint32(types.boolean), lambda b, truth: asm(b, text, I32, b.zext(truth, I32), effect=True)
+
+
+@primitive
+def lowest_bit(word):
+    """The number of the lowest bit of a uint32 that is set, as int32; 32 if none is."""
+    word = int(word)
+    return np.int32((word & -word).bit_length() - 1 if word else 32)
+
+
+@lowest_bit.lowering
+def lowest_bit(word):
+    return types.int32(types.uint32), lambda b, word: b.cttz(word, I1(0))
 
 
 @primitive

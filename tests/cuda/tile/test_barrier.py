@@ -1,4 +1,4 @@
-"""Warpgroups: barriers of their own, and turns."""
+"""Warpgroups: barriers and registers of their own."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,12 @@ from numbattn.cuda.tile import (
     get,
     give_registers,
     load,
-    pass_turn,
     put,
     save,
     simt,
     sync_warpgroup,
+    sync_warpgroups,
     take_registers,
-    take_turn,
     warpgroup_index,
 )
 from tests.tools.launch import launch, poisoned, simulated_only
@@ -73,6 +72,30 @@ def test_a_barrier_of_a_warpgroup_orders_nobody_else():
         run(across)
 
 
+def across_all(syncs):
+    def across(x, y):
+        tile, group = allocate(TILE), warpgroup_index()
+        if group == 1:
+            put(tile, load(x, ROWS, 0))
+        if group < 2:
+            if syncs:
+                sync_warpgroups(2)
+            if group == 0:
+                save(y, get(tile.T, COLS), 0)
+
+    return across
+
+
+def test_the_first_warpgroups_have_a_barrier_together():
+    np.testing.assert_array_equal(run(across_all(syncs=True), groups=3), x.T)
+
+
+@simulated_only
+def test_a_barrier_of_the_first_warpgroups_that_is_missing():
+    with pytest.raises(RaceError, match=r"thread \d+ reads"):
+        run(across_all(syncs=False), groups=3)
+
+
 @simulated_only
 def test_a_barrier_that_a_part_of_the_warpgroup_misses():
     def wait(x, y):
@@ -81,50 +104,6 @@ def test_a_barrier_that_a_part_of_the_warpgroup_misses():
 
     with pytest.raises(DeadlockError, match=r"threads 0-99 wait for sync_warpgroup\(\) of warpgroup 0"):
         run(wait)
-
-
-def counter(groups, without=""):
-    """Each warpgroup in its turn adds its number to a tile, and doubles it; three rounds."""
-    starts, takes, passes = (without != step for step in ("first pass_turn", "take_turn", "pass_turn"))
-    LAST = np.int32(groups - 1)
-
-    def count(x, y):
-        tile, group = allocate(TILE), warpgroup_index()
-        if group == LAST:
-            put(tile, load(x, ROWS, 0))
-            if starts:
-                pass_turn(groups)
-        for _ in range(3):
-            if takes:
-                take_turn(groups)
-            put(tile, (get(tile, ROWS) + np.float32(group)) * np.float32(2))
-            if passes:
-                pass_turn(groups)
-        cuda.syncthreads()
-        save(y, get(tile, ROWS), 0)
-
-    return count
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-def test_turns(groups):
-    want = x
-    for group in [*range(groups)] * 3:
-        want = (want + group) * 2
-    np.testing.assert_array_equal(run(counter(groups), groups), want)
-
-
-@simulated_only
-def test_a_turn_that_is_not_waited_for():
-    with pytest.raises(RaceError):
-        run(counter(2, without="take_turn"))
-
-
-@simulated_only
-@pytest.mark.parametrize("without", ["first pass_turn", "pass_turn"])
-def test_a_turn_that_is_not_passed(without):
-    with pytest.raises(DeadlockError, match="wait for the turn of warpgroup 0"):
-        run(counter(2, without))
 
 
 @simulated_only

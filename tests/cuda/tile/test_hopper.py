@@ -19,13 +19,11 @@ from numbattn.cuda.tile import (
     fill,
     finished,
     following,
-    full,
     get,
     give_registers,
     load,
     open_ring,
     operand,
-    pass_turn,
     put,
     release,
     save,
@@ -35,7 +33,6 @@ from numbattn.cuda.tile import (
     slot,
     sync_warpgroup,
     take_registers,
-    take_turn,
     wait,
     warpgroup_index,
     wgmma,
@@ -189,30 +186,3 @@ def test_products(rng, dtype, x_form, y_turned):
     x, y = (x.view(np.uint16) if dtype == bfloat16 else x for x in (x, y))
     run(multiply, WARPGROUP, shared.nbytes, x, y, z)
     np.testing.assert_allclose(z, want, atol=1e-4)
-
-
-def test_turns():
-    """Three warpgroups add to the same numbers, one after the other: 0, 1, 2, 0, 1, 2."""
-    shared = SharedMemory()
-    NUMBERS, LAYOUT = shared.tile(64, 64, np.float32), wgmma(64)
-
-    def take_turns(y):
-        tile, group, n = allocate(NUMBERS), warpgroup_index(), np.int32(0)
-        if group == 2:
-            put(tile, full(LAYOUT, np.float32(0)))
-            pass_turn(3)
-        while n < 2:
-            take_turn(3)
-            put(tile, get(tile, LAYOUT) * np.float32(3) + full(LAYOUT, np.float32(group)))
-            pass_turn(3)
-            n = np.int32(n + 1)
-        if group == 0:
-            take_turn(3)
-            save(y, get(tile, LAYOUT), 0)
-
-    y = poisoned((64, 64))
-    run(take_turns, 3 * WARPGROUP, shared.nbytes, y)
-    want = 0
-    for group in (0, 1, 2, 0, 1, 2):
-        want = 3 * want + group
-    assert (y == want).all()

@@ -4,9 +4,11 @@ import operator
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from numbattn.cuda.tile import (
     SIMULATED,
+    ballot,
     bfloat16,
     col_index,
     cols_between,
@@ -17,6 +19,7 @@ from numbattn.cuda.tile import (
     full,
     load,
     log2,
+    lowest_bit,
     maximum,
     minimum,
     mma,
@@ -29,11 +32,10 @@ from numbattn.cuda.tile import (
     row_sum,
     save,
     simt,
-    spread,
     unforeseen,
     where,
+    wide_product,
 )
-from numbattn.dropout import Dropout, dropout_mask, philox4x32
 from tests.tools.launch import launch, poisoned, ptx_of
 
 THREADS = 64
@@ -291,47 +293,36 @@ def test_reductions_shuffle_once_a_row_and_step(layout):
     assert found.count("shfl.sync.bfly") == layout.rows.slots * len(layout.row_lane_bits())
 
 
-# ---------------------------------------------------------------------------------------------------------- dropout
-random_words = device(philox4x32)
+# ------------------------------------------------------------------------------------------------------------- bits
+def test_products_of_words_are_wide():
+    x, high, low = np.array([[0, 1, 2**31, 2**32 - 1]], np.uint32).repeat(4, 0), *np.ones((2, 4, 4), np.uint32)
+    layout = simt(4, 4, 32, 4, 1)
+
+    def kernel(x, high, low):
+        upper, lower = wide_product(load(x, layout, 0), np.uint64(0xD2511F53))
+        save(high, upper, 0)
+        save(low, lower, 0)
+
+    launch(kernel, ONE_BLOCK, 32, 0, x, high, low)
+    product = x.astype(np.uint64) * np.uint64(0xD2511F53)
+    np.testing.assert_array_equal((high, low), (product >> np.uint64(32), product & np.uint64(2**32 - 1)))
 
 
-def dropping(layout):
-    """Dropout as kernels do it: one call of the generator for all the elements that it serves in a thread."""
-    COUNTERS = layout.without(rows=8, cols=9)
-    U64 = np.uint64
+def test_ballot_and_lowest_bit():
+    votes, lowest = np.zeros(2, np.uint32), np.zeros(4, np.int32)
+    words = np.array([0, 1, 2**31, 40], np.uint32)
 
-    def kernel(z, matrix, offset, key_low, key_high, threshold, first_row, first_col):
-        i, j = row_index(COUNTERS, first_row), col_index(COUNTERS, first_col)
-        c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U64))
-        c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U64))
-        c2, c3 = full(COUNTERS, U64(matrix)), full(COUNTERS, U64(offset))
-        w0, w1, w2, w3 = random_words(c0, c1, c2, c3, U64(key_low), U64(key_high))
-        i, j = row_index(layout, 0), col_index(layout, 0)
-        below, right, odd = (i & 8) != 0, (j & 8) != 0, (j & 1) != 0
-        w0, w1, w2, w3 = spread(w0, layout), spread(w1, layout), spread(w2, layout), spread(w3, layout)
-        word = where(below, where(right, w3, w2), where(right, w1, w0))
-        number = where(odd, word >> 16, word & 0xFFFF)
-        save(z, number >= threshold, 0)
+    def kernel(words, votes, lowest):
+        lane = cuda.threadIdx.x % 32
+        found = ballot(cuda.threadIdx.x % 3 == 1)
+        if lane == 0:
+            votes[cuda.threadIdx.x // 32] = found
+        if cuda.threadIdx.x < 4:
+            lowest[lane] = lowest_bit(words[lane])
 
-    return kernel
-
-
-@each_layout
-def test_philox_is_the_one_of_numbattn(layout):
-    dropout = Dropout(0.3, seed=0x123456789ABCDEF, offset=77)
-    z = np.zeros((32, 32), np.bool_)
-    low, high = map(np.uint32, dropout.key)
-    scalars = np.uint32(2), np.uint32(dropout.offset), low, high, np.uint32(dropout.threshold)
-    launch(dropping(layout), ONE_BLOCK, THREADS, 0, z, *scalars, np.int32(32), np.int32(64))
-    np.testing.assert_array_equal(z, dropout_mask(dropout, (3, 64, 96))[2, 32:, 64:])
-
-
-@compiled_only
-def test_philox_is_called_once_for_eight_elements_on_tensor_cores():
-    scalars = np.uint32(2), np.uint32(0), *np.uint32([5, 6, 7]), np.int32(0), np.int32(0)
-    found = ptx_of(dropping(LAYOUTS["mma"]), THREADS, np.zeros((32, 32), np.bool_), *scalars)
-    elements = 32 * 32 // THREADS
-    assert found.count(r"mul.* (3528531795|3449720151);") <= 2 * 10 * elements // 8
+    launch(kernel, ONE_BLOCK, 64, 0, words, votes, lowest)
+    assert votes.tolist() == [sum(1 << i for i in range(32) if (32 * w + i) % 3 == 1) for w in range(2)]
+    assert lowest.tolist() == [32, 0, 31, 3]
 
 
 def test_copying_deals_small_tiles_to_part_of_the_threads():

@@ -16,8 +16,8 @@ from numbattn.cuda.tile import (
     copying,
     fetch,
     fetched,
-    gather,
     get,
+    has_bits,
     load,
     mma,
     put,
@@ -156,19 +156,22 @@ def test_vectors(layout):
     assert np.isnan(across[:5]).all()
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.uint32, np.int32, np.uint8])
-def test_gather(dtype):
-    layout = LAYOUTS["mma"]
-    x = np.random.default_rng(0).integers(0, 2**32, (20, 3)).astype(dtype)
-    y = np.full((32, 32), 9, dtype)
+@pytest.mark.parametrize("kind", ["one for all", "one for each column"])
+@pytest.mark.parametrize("layout", ["mma", "simt"])
+def test_has_bits(layout, kind):
+    layout, one = LAYOUTS[layout], kind == "one for all"
+    x = np.random.default_rng(0).integers(0, 256, (20, 3), np.uint8)
+    y = np.ones((32, 32), np.bool_)
 
     def pick(source, target):
-        save(target, gather(source, row_index(layout, 0), (col_index(layout, 0) - 2) >> 3), 0)
+        j = col_index(layout, -2)
+        save(target, has_bits(source, row_index(layout, 0), j >> 3, 0x41 if one else 1 << (j & 7)), 0)
 
     launch(pick, (1, 1, 1), THREADS, 0, x, y)
-    i, j = np.arange(32)[:, None], (np.arange(32)[None, :] - 2) >> 3
-    inside = (i < 20) & (j >= 0) & (j < 3)
-    np.testing.assert_array_equal(y, np.where(inside, x[np.minimum(i, 19), np.clip(j, 0, 2)], 0))
+    i, j = np.arange(32)[:, None], np.arange(-2, 30)[None, :]
+    inside = (i < 20) & (j >= 0) & (j < 24)
+    found = x[np.minimum(i, 19), np.clip(j >> 3, 0, 2)] & (0x41 if one else 1 << (j & 7))
+    np.testing.assert_array_equal(y, inside & (found != 0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
