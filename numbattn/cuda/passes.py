@@ -12,7 +12,7 @@ from typing import NamedTuple
 import cupy
 import numpy as np
 
-from ..masks import Bits, BlockSparse, Dense
+from ..masks import Bits, BlockSparse, Causal, Dense, Lengths, Window
 from ..problem import Saved, sum_to
 from .build import Key
 from .counters import counters
@@ -25,6 +25,7 @@ from .plan import (
     STATES_TILES,
     STATES_WORD,
     forward_factory,
+    heads_abreast,
     hopper_plan,
     plan,
     rounded,
@@ -35,6 +36,7 @@ from .views import VECTOR_BYTES, View, alignment, broadcast, fits_tensor_map, pi
 LOG2_E = math.log2(math.e)
 COUNTERS = View(0, 4, (2,), (4,))
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
+UNEVEN = Causal, Lengths, Window  # masks that may give tiles of queries different weights, unless the band is narrow
 
 
 def forward(problem, inputs, out=None, save=True):
@@ -238,9 +240,12 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
     group_size = problem.heads // problem.heads_k
     if factory == HOPPER:  # blocks that do one tile after the other
-        launches = _prepared(problem, key, problem.heads * m_blocks, views, device.multiprocessors, [COUNTERS])
-        near = max(group_size, NEAR_MASKED) if problem.mask_kinds else group_size
-        return Launches(launches, group_size, states, find_states, (near,), counts=True)
+        abreast = heads_abreast(tiles, group_size, problem.seqlen_q) if mask == ("band",) else 1
+        jobs = problem.heads // abreast * m_blocks
+        launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
+        uneven = any(kind in UNEVEN for kind in problem.mask_kinds) and compiled_in["keys"] == problem.seqlen_k
+        near = -(-max(group_size, NEAR_MASKED if uneven else 1) // abreast)
+        return Launches(launches, group_size, states, find_states, (near, abreast), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
     return Launches(_prepared(problem, key, blocks, views), group_size, states, find_states)
 

@@ -196,9 +196,15 @@ def warpgroups_of(head_dim, head_dim_v, keys, mask, dropout):
     if len(mask) > 1:
         return (HOPPER_CELLS_AND_DROPOUT if dropout else HOPPER_CELLS)[size]
     rows = HOPPER_FORWARD[size]
-    if mask == ("bands",):  # they take registers, of which four consumers have too few
-        return rows[max(rows)]
+    if mask == ("bands",) and dropout:  # take registers, of which three consumers with 128 keys have too few
+        return rows[0]
     return rows[max(start for start in rows if start <= keys)]
+
+
+def heads_abreast(tiles, group_size, seqlen_q):
+    """How many query heads of a group share a job of the forward pass on Hopper: as many as it has room for."""
+    divisors = (n for n in range(1, tiles.consumers + 1) if tiles.consumers % n == group_size % n == 0)
+    return max(n for n in divisors if n == 1 or n * seqlen_q <= tiles.tile_m)
 
 
 def hopper_plan(dtype, head_dim, head_dim_v, keys, mask, dropout):

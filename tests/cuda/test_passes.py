@@ -177,6 +177,18 @@ def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
 LONG_ROWS = {size: rows[max(rows)] for size, rows in HOPPER_FORWARD.items() if len(rows) > 1}
 
 
+@pytest.mark.parametrize(("m", "heads", "heads_k"), [(1, 8, 2), (60, 4, 1), (100, 4, 2), (130, 6, 3)])
+def test_heads_of_a_group_side_by_side(rng, m, heads, heads_k):
+    """Where a job has room for all queries of several heads, they share tiles of K and V."""
+    q, k, v = qkv(rng, np.float16, heads=heads, heads_k=heads_k, m=m, n=150, d=40, e=24)
+    for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"causal": True}):
+        with on(HOPPER._replace(multiprocessors=1)):
+            o, saved = na.attention_forward(q, k, v, **options)
+        wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
+        for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
+            assert_accurate(name, got, want, other, got.dtype)
+
+
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
 @pytest.mark.parametrize("head_dim", LONG_ROWS)
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):

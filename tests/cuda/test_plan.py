@@ -103,6 +103,13 @@ def test_the_row_on_hopper_is_that_of_so_many_keys():
     assert row(many, "dense") == plan.HOPPER_CELLS[64]
 
 
+@pytest.mark.parametrize(("consumers", "group_size", "seqlen_q", "abreast"), [
+    (4, 8, 1, 4), (4, 8, 64, 4), (4, 8, 65, 2), (4, 8, 129, 1), (4, 1, 1, 1), (4, 6, 1, 2), (3, 6, 64, 3), (2, 3, 1, 1),
+])  # fmt: skip
+def test_heads_share_a_job_that_has_room_for_them(consumers, group_size, seqlen_q, abreast):
+    assert plan.heads_abreast(plan.Warpgroups(64, consumers, 2, 2), group_size, seqlen_q) == abreast
+
+
 @pytest.mark.parametrize(("cc", "dtype", "expected"), [
     ((9, 0), "float16", plan.HOPPER), ((9, 0), "bfloat16", plan.HOPPER), ((9, 0), "float32", "forward_simt:forward"),
     ((8, 0), "float16", "forward_simt:forward"), ((10, 0), "bfloat16", "forward_simt:forward"),

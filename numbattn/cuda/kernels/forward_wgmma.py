@@ -83,6 +83,9 @@ NO_JOB = Job(*[np.int32(0)] * len(Job._fields))
 def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
+    near: see `schedule`. abreast: where one job has room for all queries of several heads of a group, it takes so many,
+    and they share the tiles of K and V.
+
     stages: tiles of K, and of V, in shared memory at once; q_stages: tiles of Q of each consumer. Where there is one,
     O leaves through its place.
     """
@@ -117,9 +120,10 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
 
     @device
-    def job_of(number, turn, sight, seqlen_q, heads, matrices, near):
+    def job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast):
         m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
-        tile, batch, head = place_near(number, m_blocks, matrices, heads, near)
+        tile, batch, head = place_near(number, m_blocks, quotient(matrices, abreast), quotient(heads, abreast), near)
+        head = np.int32(head * abreast)
         m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
         m0 = np.int32(m_block * TILE_M)
         first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
@@ -129,10 +133,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return Job(batch, head, m_block, n_block, end, turn)
 
     @device
-    def first_query(job, consumer):
-        place = np.int32(consumer + job.turn)
-        place = np.int32(place - CONSUMERS) if place >= CONSUMERS else place
-        return np.int32(job.m_block * TILE_M + place * ROWS)
+    def share_of(job, consumer, abreast):
+        """The head and the first query that a consumer takes: neighbours take neighbouring heads or queries."""
+        head, row = np.int32(consumer + job.turn), np.int32(0)
+        if head >= CONSUMERS:
+            head = np.int32(head - CONSUMERS)
+        while head >= abreast:                                  # a division would take more registers
+            head, row = np.int32(head - abreast), np.int32(row + 1)
+        return np.int32(job.head + head), np.int32(job.m_block * TILE_M + row * ROWS)
 
     @device
     def job_told(J):
@@ -140,19 +148,21 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return Job(batch, head, m_block, n_block, n_blocks, turn)
 
     @device
-    def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near):
+    def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast):
         """One thread: jobs, and their tiles of Q."""
         J, Q = slot(JOBS, 0), slot(Q_RING, 0)
         turn = np.int32(0)
-        count, number = np.int32(quotient(seqlen_q + TILE_M - 1, TILE_M) * matrices), np.int32(cuda.blockIdx.x)
+        count = np.int32(quotient(seqlen_q + TILE_M - 1, TILE_M) * quotient(matrices, abreast))
+        number = np.int32(cuda.blockIdx.x)
         while number < count:
-            job = job_of(number, turn, sight, seqlen_q, heads, matrices, near)
+            job = job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast)
             acquire(J)
             tell(J, job)
             J = following(J, 1)
             for consumer in range(CONSUMERS):
+                head, m0 = share_of(job, consumer, abreast)
                 acquire(Q)
-                fill(Q, mQ, job.batch, job.head, first_query(job, consumer))
+                fill(Q, mQ, job.batch, head, m0)
                 Q = following(Q, 1)
             number, turn = draw(jobs), np.int32(turn + 1 if turn + 1 < CONSUMERS else 0)
         acquire(J)
@@ -262,7 +272,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         save(mLse[job.batch, job.head], logsumexp(m, total, scale_log2, LN2), m0)
 
     @device
-    def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale):
+    def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale, abreast):
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, warpgroup_index()), slot(K_RING, 0), slot(V_RING, 0)
         while True:
             wait(J)
@@ -272,7 +282,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             J = following(J, 1)
             if job.n_blocks == 0:
                 break
-            m0 = first_query(job, warpgroup_index())
+            head, m0 = share_of(job, warpgroup_index(), abreast)
+            job = Job(job.batch, head, job.m_block, job.n_block, job.n_blocks, job.turn)
             first, end = own_blocks(job, m0, sight)
             K, V, before = leave_to_others(K, V, job, sight, job.n_block, first)
             O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
@@ -316,7 +327,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         if leads():
             sent()
 
-    def kernel(mQ, mK, mV, mO, mLse, sight, drops, jobs, group_size, scale_log2, kept_scale, near):
+    def kernel(mQ, mK, mV, mO, mLse, sight, drops, jobs, group_size, scale_log2, kept_scale, near, abreast):
         batches, heads, seqlen_q = mLse.shape
         heads, seqlen_q, matrices = np.int32(heads), np.int32(seqlen_q), np.int32(batches * heads)
         open_ring(JOBS)
@@ -328,19 +339,19 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             give_registers(FEW)
             if cuda.threadIdx.x == HANDS_OUT:
                 expect(mQ)
-                hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near)
+                hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast)
             if cuda.threadIdx.x == SUPPLIES:
                 expect(mK)
                 expect(mV)
                 supply(mK, mV, sight, group_size)
         else:
             take_registers(MANY)
-            consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale)
+            consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale, abreast)
 
     number = getattr(types, ACC.__name__)
     signature = types.void(
         *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
-        number, types.int32,
+        number, types.int32, types.int32,
     )  # fmt: skip
     boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
     threads = WARPGROUP * (consumers + 1)
