@@ -245,7 +245,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
         uneven = any(kind in UNEVEN for kind in problem.mask_kinds) and compiled_in["keys"] == problem.seqlen_k
         near = -(-max(group_size, NEAR_MASKED if uneven else 1) // abreast)
-        return Launches(launches, group_size, states, find_states, (near, abreast), counts=True)
+        return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
     return Launches(_prepared(problem, key, blocks, views), group_size, states, find_states)
 

@@ -63,6 +63,7 @@ from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = 64  # of a consumer
+JOBS_AHEAD = 4
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
 
 
@@ -84,7 +85,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     near: see `schedule`. abreast: where one job has room for all queries of several heads of a group, it takes so many,
-    and they share the tiles of K and V.
+    and they share the tiles of K and V. upward: the first tiles of queries come first, else the last ones.
 
     stages: tiles of K, and of V, in shared memory at once; q_stages: tiles of Q of each consumer. Where there is one,
     O leaves through its place.
@@ -99,7 +100,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     SHARED_O = SHARED_Q.of_columns(head_dim_v) if O_FOR_Q else shared.boxes(ROWS, head_dim_v, dtype, consumers)
     Q_RING = Ring.within(shared, SHARED_Q, readers=1)
     K_RING, V_RING = (Ring.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
-    JOBS = Ring.within(shared, shared.tile(1, len(NO_JOB), np.int32, stages=2), readers=consumers + 1)
+    JOBS = Ring.within(shared, shared.tile(1, len(NO_JOB), np.int32, stages=JOBS_AHEAD), readers=consumers + 1)
     CONSUMERS, FEW, MANY = np.int32(consumers), *REGISTERS[consumers]
     TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
@@ -120,11 +121,11 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
 
     @device
-    def job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast):
+    def job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast, upward):
         m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
         tile, batch, head = place_near(number, m_blocks, quotient(matrices, abreast), quotient(heads, abreast), near)
         head = np.int32(head * abreast)
-        m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
+        m_block = tile if upward else np.int32(m_blocks - 1 - tile)     # the heaviest first, if the mask is causal
         m0 = np.int32(m_block * TILE_M)
         first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
         n_block = seen_from(Job(batch, head, m_block, first, end, turn), sight, first)
@@ -148,14 +149,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return Job(batch, head, m_block, n_block, n_blocks, turn)
 
     @device
-    def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast):
+    def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward):
         """One thread: jobs, and their tiles of Q."""
         J, Q = slot(JOBS, 0), slot(Q_RING, 0)
         turn = np.int32(0)
         count = np.int32(quotient(seqlen_q + TILE_M - 1, TILE_M) * quotient(matrices, abreast))
         number = np.int32(cuda.blockIdx.x)
         while number < count:
-            job = job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast)
+            job = job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast, upward)
             acquire(J)
             tell(J, job)
             J = following(J, 1)
@@ -277,9 +278,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         while True:
             wait(J)
             job = job_told(J)
-            sync_warpgroup()                                    # all have read it
-            release(J)
-            J = following(J, 1)
             if job.n_blocks == 0:
                 break
             head, m0 = share_of(job, warpgroup_index(), abreast)
@@ -323,11 +321,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             conclude(O, m, l, job, m0, mO, mLse, scale_log2, kept_scale)
             release(Q)
             Q = following(Q, CONSUMERS)
+            release(J)                                          # all have read it: `conclude` has synchronised them
+            J = following(J, 1)
             sync_warp()                                         # some lanes had less to do
         if leads():
             sent()
 
-    def kernel(mQ, mK, mV, mO, mLse, sight, drops, jobs, group_size, scale_log2, kept_scale, near, abreast):
+    def kernel(mQ, mK, mV, mO, mLse, sight, drops, jobs, group_size, scale_log2, kept_scale, near, abreast, upward):
         batches, heads, seqlen_q = mLse.shape
         heads, seqlen_q, matrices = np.int32(heads), np.int32(seqlen_q), np.int32(batches * heads)
         open_ring(JOBS)
@@ -339,7 +339,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             give_registers(FEW)
             if cuda.threadIdx.x == HANDS_OUT:
                 expect(mQ)
-                hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast)
+                hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward)
             if cuda.threadIdx.x == SUPPLIES:
                 expect(mK)
                 expect(mV)
@@ -351,7 +351,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     number = getattr(types, ACC.__name__)
     signature = types.void(
         *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
-        number, types.int32, types.int32,
+        number, *[types.int32] * 3,
     )  # fmt: skip
     boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
     threads = WARPGROUP * (consumers + 1)
