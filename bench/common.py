@@ -38,16 +38,19 @@ def standard_vjp(q, k, v, *, bias=None, Z=None):
     return P_dropped @ v, backprop
 
 
+_orders = random.Random(0)
+
+
 def sampled(peers, rounds, pause=0):
     """All samples of each peer; peers[name]() returns seconds, one number or several.
 
     Every round runs every peer once, so that a slow moment of the machine hits them all, and in an order of its own,
     so that nobody always runs on what the same other one has left, a hot or a cool machine. Warm the peers up before.
     """
-    seconds, shuffle = {name: [] for name in peers}, random.Random(0).shuffle
+    seconds = {name: [] for name in peers}
     for _ in range(rounds):
         order = list(peers)
-        shuffle(order)
+        _orders.shuffle(order)
         for name in order:
             time.sleep(pause)
             seconds[name].append(peers[name]())
