@@ -16,6 +16,7 @@ from numba.cuda import types
 from ..build import Source, TensorMap
 from ..tile import (
     WARPGROUP,
+    WARPGROUP_ROWS,
     Ring,
     SharedMemory,
     acquire,
@@ -62,7 +63,7 @@ from .schedule import draw, leave, place_near
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
-ROWS = 64  # of a consumer
+ROWS = WARPGROUP_ROWS  # of a consumer
 JOBS_AHEAD = 4  # told before they begin, the present one among them
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
 

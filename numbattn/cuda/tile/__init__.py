@@ -15,7 +15,7 @@ from .barrier import (
     warpgroup_index,
 )
 from .fragment import bfloat16
-from .layout import ONE, WARPGROUP, Axis, Layout, copying, mma, simt, wgmma
+from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copying, mma, simt, wgmma
 from .math import (
     ballot,
     col_index,
@@ -62,8 +62,8 @@ from .warpgroup import finished, operand
 from .world import SIMULATED, device, primitive
 
 __all__ = [
-    "ONE", "SIMULATED", "WARPGROUP", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError", "Ring",
-    "SharedMemory", "acquire", "aligned", "allocate", "ballot", "bfloat16", "clear", "col_index",
+    "ONE", "SIMULATED", "WARPGROUP", "WARPGROUP_ROWS", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError",
+    "Ring", "SharedMemory", "acquire", "aligned", "allocate", "ballot", "bfloat16", "clear", "col_index",
     "cols_between", "convert", "copying", "device", "dot", "exp2", "expect", "fetch", "fetched", "fill", "finished",
     "following", "full", "get", "give_registers", "has_bits", "load", "log2", "lowest_bit", "maximum", "minimum", "mma",
     "open_ring", "operand", "part_sum", "primitive", "put", "quotient", "reciprocal", "release",

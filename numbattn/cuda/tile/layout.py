@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 WARP_BITS = 5
 WARPGROUP_BITS = 7
 WARPGROUP = 1 << WARPGROUP_BITS  # threads
+WARPGROUP_ROWS = 64  # of its sums
 
 
 @dataclass(frozen=True)
@@ -180,4 +181,4 @@ def mma(rows, cols, threads):
 
 def wgmma(cols):
     """Accumulators of a warpgroup: 64 rows."""
-    return replace(mma(64, cols, 128), unit="wgmma")
+    return replace(mma(WARPGROUP_ROWS, cols, WARPGROUP), unit="wgmma")

@@ -15,12 +15,12 @@ from .emit import I32, VOID, asm, asm_in_place
 from .fragment import Fragment, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .layout import WARPGROUP
+from .layout import WARPGROUP, WARPGROUP_ROWS
 from .math import HALVES, left_pairs, round_to
 from .simulator import RaceError, barrier, shared_memory
 from .world import primitive
 
-WARPGROUP_ROWS, DEPTH = 64, 16  # of the sum; of k, in one instruction
+DEPTH = 16  # of k, in one instruction
 SWIZZLE_128 = 1 << 30  # in the upper half of a descriptor
 
 
