@@ -173,7 +173,6 @@ def _array_parameters(name, i, view, ndim, itemsize):
 
 def _tensor_maps(view, box, swizzle):
     """The function address -> tensor map of a View whose pointer counts from there."""
-
     view = for_tensor_map(view)
 
     @lru_cache(maxsize=64)

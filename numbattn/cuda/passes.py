@@ -12,7 +12,7 @@ from typing import NamedTuple
 import cupy
 import numpy as np
 
-from ..masks import Bits, BlockSparse, Causal, Dense, Lengths, Window
+from ..masks import Bits, BlockSparse, Dense
 from ..problem import Saved, sum_to
 from .build import Key
 from .counters import counters
@@ -36,7 +36,6 @@ from .views import VECTOR_BYTES, View, alignment, broadcast, fits_tensor_map, pi
 LOG2_E = math.log2(math.e)
 COUNTERS = View(0, 4, (2,), (4,))
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
-UNEVEN = Causal, Lengths, Window  # masks that may give tiles of queries different weights, unless the band is narrow
 
 
 def forward(problem, inputs, out=None, save=True):
@@ -243,7 +242,8 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         abreast = heads_abreast(tiles, group_size, problem.seqlen_q) if mask == ("band",) else 1
         jobs = problem.heads // abreast * m_blocks
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
-        uneven = any(kind in UNEVEN for kind in problem.mask_kinds) and compiled_in["keys"] == problem.seqlen_k
+        has_band = any(kind not in GRIDS for kind in problem.mask_kinds)
+        uneven = has_band and compiled_in["keys"] == problem.seqlen_k  # unless narrow, it gives tiles different weights
         near = -(-max(group_size, NEAR_MASKED if uneven else 1) // abreast)
         return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks

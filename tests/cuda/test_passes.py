@@ -34,6 +34,14 @@ def qkv(rng, dtype=np.float32, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24,
             random(rng, (*batch, heads_k, n, e), dtype))  # fmt: skip
 
 
+def check_forward(q, k, v, **options):
+    """As `check`, for o and lse alone."""
+    o, saved = na.attention_forward(q, k, v, **options)
+    wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
+    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
+        assert_accurate(name, got, want, other, got.dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(rng, device, dtype):
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
@@ -44,11 +52,7 @@ def test_dtypes(rng, device, dtype):
 def test_blocks_of_several_tiles(rng, dtype, n, d, e):
     """A single block does them all: what one leaves in shared memory and barriers, the next one finds."""
     with on(HOPPER._replace(multiprocessors=1)):
-        q, k, v = qkv(rng, np.dtype(dtype), m=200, n=n, d=d, e=e)
-        o, saved = na.attention_forward(q, k, v, causal=True)
-    wants, others = (formula(np.zeros_like(o), q, k, v, causal=True) for formula in (exact, plain))
-    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
-        assert_accurate(name, got, want, other, got.dtype)
+        check_forward(*qkv(rng, np.dtype(dtype), m=200, n=n, d=d, e=e), causal=True)
 
 
 BOTH_FORWARDS = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["warps", "warpgroups"])
@@ -130,12 +134,8 @@ def test_bands_of_any_size(hopper, m, n, d, offset, left, right):
 @SOME
 @given(**BANDS)
 def test_bands_of_any_size_by_warpgroups(hopper, m, n, d, offset, left, right):
-    q, k, v = qkv(np.random.default_rng(0), np.float16, heads=1, m=m, n=n, d=d, e=8)
-    options = {"mask": na.Window(left, right, offset)}
-    o, saved = na.attention_forward(q, k, v, **options)
-    wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
-    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
-        assert_accurate(name, got, want, other, got.dtype)
+    rng = np.random.default_rng(0)
+    check_forward(*qkv(rng, np.float16, heads=1, m=m, n=n, d=d, e=8), mask=na.Window(left, right, offset))
 
 
 VIEWS = {
@@ -174,19 +174,16 @@ def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
     check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng)
 
 
-LONG_ROWS = {size: rows[max(rows)] for size, rows in HOPPER_FORWARD.items() if len(rows) > 1}
-
-
 @pytest.mark.parametrize(("m", "heads", "heads_k"), [(1, 8, 2), (60, 4, 1), (100, 4, 2), (130, 6, 3)])
 def test_heads_of_a_group_side_by_side(rng, m, heads, heads_k):
     """Where a job has room for all queries of several heads, they share tiles of K and V."""
     q, k, v = qkv(rng, np.float16, heads=heads, heads_k=heads_k, m=m, n=150, d=40, e=24)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):
-            o, saved = na.attention_forward(q, k, v, **options)
-        wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
-        for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
-            assert_accurate(name, got, want, other, got.dtype)
+            check_forward(q, k, v, **options)
+
+
+LONG_ROWS = {size: rows[max(rows)] for size, rows in HOPPER_FORWARD.items() if len(rows) > 1}
 
 
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
@@ -197,9 +194,7 @@ def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):
-            o = na.attention(q, k, v, **options)
-        wants, others = (formula(np.zeros_like(o), q, k, v, **options)[0] for formula in (exact, plain))
-        assert_accurate("o", o, wants, others, o.dtype)
+            check_forward(q, k, v, **options)
 
 
 def test_head_dim_ends_at_256(hopper):

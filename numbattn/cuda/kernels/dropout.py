@@ -7,7 +7,8 @@ import numpy as np
 from numba.cuda import types
 
 from ...dropout import ROUNDS, round_by
-from ..tile import col_index, convert, device, full, row_index, spread, where, wide_product
+from ..tile import convert, device, full, spread, where, wide_product
+from .layouts import places_of
 
 U32, U64 = np.uint32, np.uint64
 
@@ -44,18 +45,7 @@ def dropout_step(layout, transposed=False):
     """
     COUNTERS = layout.without(rows=9, cols=8) if transposed else layout.without(rows=8, cols=9)
     IN_BLOCK = np.int32(0 if layout.rows.size % 16 == layout.cols.size % 16 == 0 else 15)
-
-    if transposed:
-
-        @device
-        def places(tile, i0, j0):
-            return col_index(tile, i0), row_index(tile, j0)
-
-    else:
-
-        @device
-        def places(tile, i0, j0):
-            return row_index(tile, i0), col_index(tile, j0)
+    places = places_of(transposed)
 
     @device
     def kept(drops, matrix, i0, j0):

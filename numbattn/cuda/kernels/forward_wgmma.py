@@ -65,7 +65,7 @@ from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_
 
 ROWS = WARPGROUP_ROWS  # of a consumer
 JOBS_AHEAD = 4  # told before they begin, the present one among them
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
 
 
 class Job(NamedTuple):

@@ -4,7 +4,7 @@ import numpy as np
 from numba.cuda import types
 
 from ... import problem
-from ..tile import allocate, device, mma, put, simt, sync_warp
+from ..tile import allocate, col_index, device, mma, put, row_index, simt, sync_warp
 from ..views import VECTOR_BYTES
 
 DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
@@ -29,6 +29,23 @@ def vector(dtype):
 def sums(unit, lanes, rows, cols, threads, run=1):
     """The layout of a tile of sums: by mma.sync on tensor cores, by fused multiply-adds on ordinary ones."""
     return mma(rows, cols, threads) if unit == "mma" else simt(rows, cols, threads, lanes, run)
+
+
+def places_of(transposed):
+    """The device function (layout, i0, j0): queries i and keys j of a tile from query i0 and key j0 on.
+
+    The tile's rows are queries, or keys if it is transposed.
+    """
+
+    @device
+    def upright(layout, i0, j0):
+        return row_index(layout, i0), col_index(layout, j0)
+
+    @device
+    def on_its_side(layout, i0, j0):
+        return col_index(layout, i0), row_index(layout, j0)
+
+    return on_its_side if transposed else upright
 
 
 def left_operand(layout, shared, dtype):

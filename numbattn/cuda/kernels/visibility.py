@@ -18,7 +18,6 @@ from ..plan import STATES_TILES
 from ..plan import STATES_WORD as WORD
 from ..tile import (
     ballot,
-    col_index,
     cols_between,
     device,
     has_bits,
@@ -29,6 +28,7 @@ from ..tile import (
     row_index,
     where,
 )
+from .layouts import places_of
 from .schedule import place, split
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
@@ -181,19 +181,14 @@ def element_test(mask, layout, transposed=False):
 
         return band_only
 
-    in_cells = reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
+    places, in_cells = places_of(transposed), reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
 
     @device
-    def upright(sight, band, batch, head, i0, j0):
-        i, j = row_index(layout, i0), col_index(layout, j0)
+    def test(sight, band, batch, head, i0, j0):
+        i, j = places(layout, i0, j0)
         return in_band(band, i0, j0) & in_cells(sight, batch, head, i, j)
 
-    @device
-    def on_its_side(sight, band, batch, head, i0, j0):
-        i, j = col_index(layout, i0), row_index(layout, j0)
-        return in_band(band, i0, j0) & in_cells(sight, batch, head, i, j)
-
-    return on_its_side if transposed else upright
+    return test
 
 
 # -------------------------------------------------------------------------------------------------------- the tiles

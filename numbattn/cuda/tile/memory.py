@@ -246,11 +246,8 @@ def has_bits(matrix, rows, cols, bits):
 
     rows is a row vector of int32, cols a column vector, bits one, too, or a number. A truth takes a bit of a register.
     """
-    layout = broadcast(rows.layout, cols.layout)
-    inside = (rows.registers >= 0) & (rows.registers < matrix.shape[0])
-    inside = inside & (cols.registers >= 0) & (cols.registers < matrix.shape[1])
-    found = matrix[np.where(inside, rows.registers, 0), np.where(inside, cols.registers, 0)]
-    return Fragment(layout, inside & (found & getattr(bits, "registers", bits) != 0))
+    found = _gather(matrix, rows.registers, cols.registers, broadcast(rows.layout, cols.layout))
+    return Fragment(found.layout, found.registers & getattr(bits, "registers", bits) != 0)
 
 
 @has_bits.lowering
