@@ -72,7 +72,7 @@ class Source:
     blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
     tensor_maps: tuple = ()  # of TensorMap
-    cluster: int = 1  # blocks that share their shared memory
+    overlaps: bool = False  # may start before the stream's kernel before it is over: it waits for that one itself
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Binary:
     arguments: tuple  # of each: (scalar,), ("tensor_map", box, swizzle) or ("array", ndim, itemsize)
     threads: int
     shared: int
-    cluster: int
+    overlaps: bool
     report: Report
     cubin: bytes = field(repr=False)
 
@@ -135,7 +135,7 @@ def build(key):
         source = key.source()
         cubin, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
         binary = Binary(
-            key.name, _arguments(source), source.threads, source.shared, source.cluster, report, cubin
+            key.name, _arguments(source), source.threads, source.shared, source.overlaps, report, cubin
         )  # fmt: skip
         _write(path, binary)
     return binary

@@ -121,7 +121,6 @@ class Kernel:
     def prepare(self, blocks, views):
         """A launch with all but its addresses and numbers: launch(addresses, numbers).
 
-        blocks : a multiple of the kernel's cluster
         addresses : of the arrays, to which the pointers of their Views are added
         numbers : the other arguments
         """
@@ -140,7 +139,10 @@ class Kernel:
             else:
                 scalars.append((len(template), getattr(np, kind)))  # NumPy refuses integers that do not fit
                 template.append(None)
-        config = self._config(max(blocks, 1))
+        config = cuda.core.LaunchConfig(
+            grid=max(blocks, 1), block=self.binary.threads, shmem_size=self.binary.shared,
+            programmatic_stream_serialization=self.binary.overlaps,
+        )  # fmt: skip
 
         def launch(addresses, numbers):
             parameters = template.copy()
@@ -153,14 +155,6 @@ class Kernel:
             cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
 
         return launch if blocks else _no_launch
-
-    def _config(self, blocks):
-        about = self.binary
-        if about.cluster == 1:
-            return cuda.core.LaunchConfig(grid=blocks, block=about.threads, shmem_size=about.shared)
-        return cuda.core.LaunchConfig(  # with clusters, a grid is counted in them
-            grid=blocks // about.cluster, cluster=about.cluster, block=about.threads, shmem_size=about.shared
-        )
 
 
 def _array_parameters(name, i, view, ndim, itemsize):

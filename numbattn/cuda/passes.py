@@ -244,7 +244,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
         has_band = any(kind not in GRIDS for kind in problem.mask_kinds)
         uneven = has_band and compiled_in["keys"] == problem.seqlen_k  # unless narrow, it gives tiles different weights
-        near = -(-max(group_size, NEAR_MASKED if uneven else 1) // abreast)
+        near = -(-max(group_size, NEAR_MASKED if uneven or len(mask) > 1 else 1) // abreast)
         return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
     return Launches(_prepared(problem, key, blocks, views), group_size, states, find_states)

@@ -6,6 +6,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from numbattn.cuda.build import Source, TensorMap
+from numbattn.cuda.tile import let_kernel_after_start, wait_for_kernel_before
 
 VECTOR = types.Array(types.float32, 1, "A")
 MATRIX = types.Array(types.float32, 2, "A")
@@ -109,32 +110,13 @@ def box(rows, columns):
     return Source(kernel, signature, threads=32, tensor_maps=(TensorMap(1, (rows, columns), swizzle=0),))
 
 
-@intrinsic
-def write_neighbour(typingctx, tile, value):
-    """Write a number into the other block's shared memory, and wait for the other one to have done so."""
-    text = """{ .reg .b32 rank, at; mov.u32 rank, %cluster_ctarank; xor.b32 rank, rank, 1;
-        mapa.shared::cluster.u32 at, $0, rank; barrier.cluster.arrive.release.aligned;
-        barrier.cluster.wait.acquire.aligned; st.shared::cluster.u32 [at], $1;
-        barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; }"""
+def shift():
+    def kernel(x, y):
+        """y[i] = x[i + 1] + 1, by blocks that start while those that make x still run."""
+        let_kernel_after_start()
+        wait_for_kernel_before()
+        i = cuda.grid(1)
+        y[i] = x[(i + 1) % x.size] + 1
 
-    def codegen(context, builder, signature, args):
-        int32, int64 = ir.IntType(32), ir.IntType(64)
-        pointer = context.make_array(signature.args[0])(context, builder, args[0]).data
-        convert = ir.FunctionType(int64, [int64])
-        at = builder.asm(convert, "cvta.to.shared.u64 $0, $1;", "=l,l", [builder.ptrtoint(pointer, int64)], False)
-        run = ir.FunctionType(ir.VoidType(), [int32, int32])
-        builder.asm(run, text, "r,r,~{memory}", [builder.trunc(at, int32), args[1]], True)
-        return context.get_dummy_value()
-
-    return types.void(tile, types.int32), codegen
-
-
-def pairs():
-    def kernel(y):
-        """y is the number of the block's neighbour in a cluster of two."""
-        tile = cuda.shared.array(1, types.int32)
-        write_neighbour(tile, types.int32(cuda.blockIdx.x))
-        if cuda.threadIdx.x == 0:
-            y[cuda.blockIdx.x] = tile[0]
-
-    return Source(kernel, types.void(types.Array(types.int32, 1, "A")), threads=32, cluster=2)
+    vector = types.Array(types.int32, 1, "A")
+    return Source(kernel, types.void(vector, vector), threads=32, overlaps=True)

@@ -68,7 +68,7 @@ def test_builds_for_any_gpu(cc):
     assert binary.cubin.startswith(b"\x7fELF")
     assert binary.name.encode() in binary.cubin
     assert binary.arguments == (("array", 1, 4), ("array", 1, 4), ("float32",))
-    assert (binary.threads, binary.shared, binary.cluster) == (64, 0, 1)
+    assert (binary.threads, binary.shared, binary.overlaps) == (64, 0, False)
     assert 0 < binary.report.registers < 64
     assert (binary.report.spills, binary.report.stack, binary.report.messages) == (0, 0, ())
 
@@ -194,13 +194,13 @@ def test_hit(no_compiler, cache_dir):
     assert len(list(cache_dir.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("factory", "parameters"), [("box", {"rows": 8, "columns": 32}), ("pairs", {})])
+@pytest.mark.parametrize(("factory", "parameters"), [("box", {"rows": 8, "columns": 32}), ("shift", {})])
 def test_hit_on_hopper(factory, parameters, no_compiler):
-    """Tuples of tuples and the size of a cluster come back from the disk as they were."""
+    """Tuples of tuples and what a launch needs to know come back from the disk as they were."""
     first = build(key((9, 0, "a"), factory, **parameters))
     no_compiler()
     assert build(key((9, 0, "a"), factory, **parameters)) == first
-    assert first.cluster == (2 if factory == "pairs" else 1)
+    assert first.overlaps == (factory == "shift")
 
 
 def test_hit_in_a_new_process_does_not_import_numba_cuda():

@@ -177,7 +177,7 @@ def test_graph_capture():
 
 def needs_hopper():
     if current_device().cc < (9, 0):
-        pytest.skip("tensor maps and clusters need compute capability 9.0")
+        pytest.skip("tensor maps and overlapping kernels need compute capability 9.0")
 
 
 def boxes():
@@ -208,11 +208,14 @@ def test_one_launch_for_matrices_at_many_addresses():
 
 
 @pytest.mark.gpu
-def test_cluster():
+def test_kernels_that_overlap_see_what_those_before_have_written():
     needs_hopper()
-    y = cupy.full(6, -1, "i4")
-    kernel_of("pairs").launch(6, view_of(y))
-    np.testing.assert_array_equal(y.get(), np.arange(6) ^ 1)
+    blocks, rounds = 1000, 50
+    x, y, kernel = cupy.arange(32 * blocks, dtype="i4"), cupy.full(32 * blocks, -1, "i4"), kernel_of("shift")
+    for _ in range(rounds):
+        kernel.launch(blocks, view_of(x), view_of(y))
+        kernel.launch(blocks, view_of(y), view_of(x))
+    np.testing.assert_array_equal(x.get(), np.roll(np.arange(32 * blocks), -2 * rounds) + 2 * rounds)
 
 
 @pytest.mark.gpu

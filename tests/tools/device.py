@@ -76,8 +76,7 @@ class Kernel:
             if SIMULATED:
                 simulate(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments)
             else:
-                interpret(compiled(self.key), (blocks, 1, 1), source.threads, source.shared, *arguments,
-                          cluster=source.cluster)  # fmt: skip
+                interpret(compiled(self.key), (blocks, 1, 1), source.threads, source.shared, *arguments)
 
         return start
 

@@ -446,6 +446,9 @@ class Block(Hopper):
         result = mine.any(1) if op[2] == "any" else np.packbits(mine, axis=1, bitorder="little").view(np.uint32)
         self.put(args[0], np.repeat(result, WARP))
 
+    def op_griddepcontrol(self, op, args):
+        pass  # kernels run one after the other
+
     def op_prefetch(self, op, args):
         """Changes nothing."""
 

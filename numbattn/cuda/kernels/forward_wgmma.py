@@ -30,6 +30,7 @@ from ..tile import (
     following,
     full,
     give_registers,
+    let_kernel_after_start,
     maximum,
     minimum,
     open_ring,
@@ -53,6 +54,7 @@ from ..tile import (
     told,
     unforeseen,
     wait,
+    wait_for_kernel_before,
     warpgroup_index,
     wgmma,
     where,
@@ -122,9 +124,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
 
     @device
-    def job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast, upward):
-        m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
-        tile, batch, head = place_near(number, m_blocks, quotient(matrices, abreast), quotient(heads, abreast), near)
+    def job_of(number, turn, sight, seqlen_q, m_blocks, heads, matrices, near, abreast, upward):
+        tile, batch, head = place_near(number, m_blocks, matrices, heads, near)
         head = np.int32(head * abreast)
         m_block = tile if upward else np.int32(m_blocks - 1 - tile)     # the heaviest first, if the mask is causal
         m0 = np.int32(m_block * TILE_M)
@@ -145,19 +146,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return np.int32(job.head + head), np.int32(job.m_block * TILE_M + row * ROWS)
 
     @device
-    def job_told(J):
-        batch, head, m_block, n_block, n_blocks, turn = told(J)
-        return Job(batch, head, m_block, n_block, n_blocks, turn)
-
-    @device
     def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward):
         """One thread: jobs, and their tiles of Q."""
         J, Q = slot(JOBS, 0), slot(Q_RING, 0)
-        turn = np.int32(0)
-        count = np.int32(quotient(seqlen_q + TILE_M - 1, TILE_M) * quotient(matrices, abreast))
-        number = np.int32(cuda.blockIdx.x)
-        while number < count:
-            job = job_of(number, turn, sight, seqlen_q, heads, matrices, near, abreast, upward)
+        m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
+        heads, matrices = quotient(heads, abreast), quotient(matrices, abreast)     # of heads abreast
+        number, turn = np.int32(cuda.blockIdx.x), np.int32(0)
+        while number < m_blocks * matrices:
+            job = job_of(number, turn, sight, seqlen_q, m_blocks, heads, matrices, near, abreast, upward)
             acquire(J)
             tell(J, job)
             J = following(J, 1)
@@ -177,7 +173,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         J, K, V = slot(JOBS, 0), slot(K_RING, 0), slot(V_RING, 0)
         while True:
             wait(J)
-            job = job_told(J)
+            job = Job(*told(J))
             release(J)
             J = following(J, 1)
             if job.n_blocks == 0:
@@ -278,7 +274,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, warpgroup_index()), slot(K_RING, 0), slot(V_RING, 0)
         while True:
             wait(J)
-            job = job_told(J)
+            job = Job(*told(J))
             if job.n_blocks == 0:
                 break
             head, m0 = share_of(job, warpgroup_index(), abreast)
@@ -335,6 +331,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         open_ring(Q_RING)
         open_ring(K_RING)
         open_ring(V_RING)
+        let_kernel_after_start()
+        wait_for_kernel_before()
         cuda.syncthreads()
         if warpgroup_index() == CONSUMERS:
             give_registers(FEW)
@@ -357,6 +355,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
     threads = WARPGROUP * (consumers + 1)
     return Source(
-        kernel, signature, threads, shared=shared.nbytes,
+        kernel, signature, threads, shared=shared.nbytes, overlaps=True,
         tensor_maps=tuple(TensorMap(i, box) for i, box in enumerate(boxes)),
     )  # fmt: skip

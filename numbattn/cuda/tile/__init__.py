@@ -8,10 +8,12 @@ one.
 
 from .barrier import (
     give_registers,
+    let_kernel_after_start,
     sync_warp,
     sync_warpgroup,
     sync_warpgroups,
     take_registers,
+    wait_for_kernel_before,
     warpgroup_index,
 )
 from .fragment import bfloat16
@@ -62,13 +64,13 @@ from .warpgroup import finished, operand
 from .world import SIMULATED, device, primitive
 
 __all__ = [
-    "ONE", "SIMULATED", "WARPGROUP", "WARPGROUP_ROWS", "Alignment", "Axis", "DeadlockError", "Layout", "RaceError",
-    "Ring", "SharedMemory", "acquire", "aligned", "allocate", "ballot", "bfloat16", "clear", "col_index",
-    "cols_between", "convert", "copying", "device", "dot", "exp2", "expect", "fetch", "fetched", "fill", "finished",
-    "following", "full", "get", "give_registers", "has_bits", "load", "log2", "lowest_bit", "maximum", "minimum", "mma",
-    "open_ring", "operand", "part_sum", "primitive", "put", "quotient", "reciprocal", "release",
-    "rescaled", "row_index", "row_max", "row_sum", "save", "send", "sent", "share_with_tma", "simt", "simulate",
-    "slot", "spread", "sync_warp", "sync_warpgroup", "sync_warpgroups", "take_registers",
-    "tell", "told", "unforeseen", "wait", "warpgroup_index", "wgmma", "where",
-    "wide_product",
+    "ONE", "SIMULATED", "WARPGROUP", "WARPGROUP_ROWS", "Alignment", "Axis", "DeadlockError", "Layout",
+    "RaceError", "Ring", "SharedMemory", "acquire", "aligned", "allocate", "ballot", "bfloat16", "clear",
+    "col_index", "cols_between", "convert", "copying", "device", "dot", "exp2", "expect", "fetch", "fetched",
+    "fill", "finished", "following", "full", "get", "give_registers", "has_bits", "let_kernel_after_start",
+    "load", "log2", "lowest_bit", "maximum", "minimum", "mma", "open_ring", "operand", "part_sum", "primitive",
+    "put", "quotient", "reciprocal", "release", "rescaled", "row_index", "row_max", "row_sum", "save", "send",
+    "sent", "share_with_tma", "simt", "simulate", "slot", "spread", "sync_warp", "sync_warpgroup",
+    "sync_warpgroups", "take_registers", "tell", "told", "unforeseen", "wait", "wait_for_kernel_before",
+    "warpgroup_index", "wgmma", "where", "wide_product",
 ]  # fmt: skip

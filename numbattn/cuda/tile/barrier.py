@@ -1,4 +1,4 @@
-"""Where threads wait for each other, and what warpgroups settle among themselves.
+"""Where threads wait for each other, and kernels; what warpgroups settle among themselves.
 
 The barrier of the whole block is Numba's: cuda.syncthreads(). Of the 16 barriers that a block has, it is number 0;
 then comes one for several warpgroups, and one for each of them.
@@ -78,6 +78,26 @@ def sync_warpgroups(count):
         return None
     text = f"bar.sync {ALL_WARPGROUPS}, {count.literal_value * WARPGROUP};"
     return types.void(count), lambda b, _: asm(b, text, VOID, effect=True)
+
+
+@primitive
+def wait_for_kernel_before():
+    """Until the stream's kernel before this one is over, and what it has written is seen: see build.Source.overlaps."""
+
+
+@wait_for_kernel_before.lowering
+def wait_for_kernel_before():
+    return types.void(), lambda b: asm(b, "griddepcontrol.wait;", VOID, effect=True)
+
+
+@primitive
+def let_kernel_after_start():
+    """As far as this block is concerned, the stream's next kernel may start, if it overlaps: it waits for this one."""
+
+
+@let_kernel_after_start.lowering
+def let_kernel_after_start():
+    return types.void(), lambda b: asm(b, "griddepcontrol.launch_dependents;", VOID, effect=True)
 
 
 @primitive

@@ -42,6 +42,16 @@ class Axis:
         """The bits of the thread number that this axis depends on."""
         return frozenset(shift + i for shift, bits, _ in self.fields for i in range(bits))
 
+    @property
+    def run(self):
+        """The slots that lie side by side."""
+        return next((slot for slot in range(1, self.slots) if self.offsets[slot] != slot), self.slots)
+
+    @property
+    def period(self):
+        """The positions from one run to the next."""
+        return self.offsets[self.run] if self.run < self.slots else self.size
+
     def runs(self, width):
         """The slots in groups that lie side by side, aligned to their length, a power of two up to `width`."""
         groups, slot = [], 0

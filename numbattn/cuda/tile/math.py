@@ -94,14 +94,34 @@ def cols_between(layout, start, first, last):
 @cols_between.lowering
 def cols_between(layout, start, first, last):
     out = FragmentType(layout.value, types.boolean)
+    axis = out.layout.cols
+
+    def slots_before(b, position):
+        """The number of this thread's slots before a position of its own."""
+        inside = emit_minimum(b, types.int32, emit_maximum(b, types.int32, position, I32(0)), I32(axis.size))
+        run, period = axis.run, axis.period
+        return b.add(
+            b.mul(b.udiv(inside, I32(period)), I32(run)),
+            emit_minimum(b, types.int32, b.urem(inside, I32(period)), I32(run)),
+        )
+
+    def slots_from(b, slot, word):
+        """A bit for each slot of a word, from number `slot` on."""
+        left = emit_maximum(b, types.int32, b.sub(slot, I32(32 * word)), I32(0)) if word else slot
+        return asm(b, "shl.b32 $0, $1, $2;", I32, I32(-1), left)  # nothing is left after 32, other than LLVM's
+
+    def truths(b, first, last):
+        """One for each slot, which are bits of registers: ptxas makes predicates of seven of them at once."""
+        begin, end = slots_before(b, first), slots_before(b, b.add(last, I32(1)))
+        for slot in range(axis.slots):
+            if slot % 32 == 0:
+                word = b.and_(slots_from(b, begin, slot // 32), b.not_(slots_from(b, end, slot // 32)))
+            yield b.icmp_unsigned("!=", b.and_(word, I32(1 << slot % 32)), I32(0))
 
     def generate(b, _, start, *ends):
-        mine = b.add(start, base(b, out.layout.cols))  # this thread's first column
-        low, high = ([b.sub(x, mine) for (x,) in registers(b, ty, end)] for ty, end in zip((first, last), ends))
-        return fragment(b, out, [
-            [b.and_(b.icmp_signed("<=", lo, I32(c)), b.icmp_signed(">=", hi, I32(c))) for c in out.layout.cols.offsets]
-            for lo, hi in zip(low, high)
-        ])  # fmt: skip
+        mine = b.add(start, base(b, axis))  # this thread's first column
+        ends = ([b.sub(x, mine) for (x,) in registers(b, ty, end)] for ty, end in zip((first, last), ends))
+        return fragment(b, out, [truths(b, *row) for row in zip(*ends)])
 
     return out(layout, types.int32, first, last), generate
 

@@ -55,6 +55,16 @@ def test_mma_is_the_accumulator_of_mma_sync_and_wgmma():
             assert col == 8 * (i >> 2) + 2 * (thread % 4) + (i & 1)
 
 
+@pytest.mark.parametrize(
+    ("axis", "run", "period"),
+    [(mma(16, 80, 32).cols, 2, 8), (simt(8, 64, 32, 4, 4).cols, 4, 16), (simt(8, 16, 32, 4, 4).cols, 4, 16)],
+    ids=["mma", "simt", "one run"],
+)
+def test_runs_come_in_periods(axis, run, period):
+    assert (axis.run, axis.period) == (run, period)
+    assert axis.offsets == tuple(slot // run * period + slot % run for slot in range(axis.slots))
+
+
 def test_runs_are_as_wide_as_can_be():
     assert [len(run) for run in Axis(32, ((0, 2, 4),), (0, 1, 2, 3, 16, 17, 18, 19)).runs(4)] == [4, 4]
     assert [len(run) for run in Axis(32, ((0, 2, 4),), (0, 1, 2, 3, 16, 17, 18, 19)).runs(2)] == [2] * 4

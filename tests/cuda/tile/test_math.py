@@ -209,14 +209,25 @@ def test_convert(dtype):
     np.testing.assert_array_equal(run(kernel, given), x.astype(np.float32) * 2)
 
 
-@each_layout
+@pytest.mark.parametrize(
+    "layout",
+    [*LAYOUTS.values(), mma(32, 80, THREADS), simt(32, 160, THREADS, 2, 4), simt(32, 8, THREADS, 2, 4)],
+    ids=[*LAYOUTS, "mma of 80 columns", "80 columns a thread", "one run a thread"],
+)
 def test_columns_between_ends_of_each_row(layout):
-    def kernel(y):
-        i = row_index(layout, 0)
-        save(y, convert(cols_between(layout, 100, i + 95, i * 2 + 90), np.int32), 0)
+    ROWS, START = layout.row_vector(), np.int32(100)
 
-    i, j = np.ogrid[:32, 100:132]
-    np.testing.assert_array_equal(run(kernel, out=np.int32), (j >= i + 95) & (j <= 2 * i + 90))
+    def kernel(ends, y):
+        first, last = load(ends[0], ROWS, 0), load(ends[1], ROWS, 0)
+        save(y, convert(cols_between(layout, START, first, last), np.int32), 0)
+
+    cols = layout.cols.size
+    far = [(-(2**30), 2**30), (2**30, -(2**30)), (100, 99 + cols), (101, 98 + cols), (99, 99), (100, 100), (0, 100 + cols)]
+    ends = np.random.default_rng(0).integers(90, 110 + cols, (2, 32)).astype(np.int32)
+    ends[:, : len(far)] = np.transpose(far)
+    y, j = np.full((32, cols), 7, np.int32), np.arange(100, 100 + cols)
+    launch(kernel, ONE_BLOCK, THREADS, 0, ends, y)
+    np.testing.assert_array_equal(y, (j >= ends[0][:, None]) & (j <= ends[1][:, None]))
 
 
 @each_layout
