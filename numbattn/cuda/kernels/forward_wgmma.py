@@ -194,11 +194,11 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         """Go on to the first tile of keys from `end` on."""
         while n_block < end:
             wait(K)
-            release(K)
-            K = following(K, 1)
             wait(V)
+            sync_warpgroup()                                    # no warp may miss a round of the ring
+            release(K)
             release(V)
-            V = following(V, 1)
+            K, V = following(K, 1), following(V, 1)
             n_block = seen_from(job, sight, np.int32(n_block + 1))
         return K, V, n_block
 
@@ -264,21 +264,18 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 sent()
 
     @device
-    def conclude(O, m, l, job, m0, mO, mLse, scale_log2, kept_scale):
-        total = where(m > NO_MAX, row_sum(l, ZERO), 0)          # 0 if it has seen nothing
-        store(mO, O * (reciprocal(total) * kept_scale), job.batch, job.head, m0)        # Alg. 1 line 12: O = O / l
-        save(mLse[job.batch, job.head], logsumexp(m, total, scale_log2, LN2), m0)
+    def share_told(J, abreast):
+        """What a job is to this consumer, and its first query."""
+        wait(J)
+        job = Job(*told(J))
+        head, m0 = share_of(job, warpgroup_index(), abreast)
+        return Job(job.batch, head, job.m_block, job.n_block, job.n_blocks, job.turn), m0
 
     @device
     def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale, abreast):
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, warpgroup_index()), slot(K_RING, 0), slot(V_RING, 0)
-        while True:
-            wait(J)
-            job = Job(*told(J))
-            if job.n_blocks == 0:
-                break
-            head, m0 = share_of(job, warpgroup_index(), abreast)
-            job = Job(job.batch, head, job.m_block, job.n_block, job.n_blocks, job.turn)
+        job, m0 = share_told(J, abreast)
+        while job.n_blocks > 0:
             first, end = own_blocks(job, m0, sight)
             K, V, before = leave_to_others(K, V, job, sight, job.n_block, first)
             O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
@@ -311,15 +308,19 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 before, here = here, after
             cut(V, job, sight, before)
             wait(V)
-            O = finished(dot(O, P, V.tile), 0)
+            O = dot(O, P, V.tile)
+            total = where(m > NO_MAX, row_sum(l, ZERO), 0)      # 0 if it has seen nothing
+            save(mLse[job.batch, job.head], logsumexp(m, total, scale_log2, LN2), m0)
+            job_next, m0_next = share_told(following(J, 1), abreast)
+            O = finished(O, 0)
             release(V)
             V = following(V, 1)
             K, V, _ = leave_to_others(K, V, job, sight, here, job.n_blocks)
-            conclude(O, m, l, job, m0, mO, mLse, scale_log2, kept_scale)
+            store(mO, O * (reciprocal(total) * kept_scale), job.batch, job.head, m0)    # line 12: O = O / l
             release(Q)
             Q = following(Q, CONSUMERS)
-            release(J)                                          # all have read it: `conclude` has synchronised them
-            J = following(J, 1)
+            release(J)                                          # all have read it: `store` has synchronised them
+            J, job, m0 = following(J, 1), job_next, m0_next
             sync_warp()                                         # some lanes had less to do
         if leads():
             sent()
