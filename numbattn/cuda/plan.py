@@ -169,10 +169,10 @@ class Warpgroups(NamedTuple):
 HOPPER = "forward_wgmma:forward"
 # largest head_dim: {keys in sight from which: row}. TFLOP/s: bfloat16, 16k tokens in all, seqlen 512 and 16384
 HOPPER_FORWARD = {
-    64: {0: Warpgroups(64, 4, 4, 2), 2048: Warpgroups(128, 3, 2, 2)},   # 396, 462; 383, 510
-    128: {0: Warpgroups(128, 2, 2, 2), 4096: Warpgroups(80, 3, 3, 1)},  # 499, 632; 426, 643, causal 584, 641
-    192: {0: Warpgroups(96, 2, 2, 1)},                                  # at 512 487, at 4096 710; 80 keys 476, 640
-    256: {0: Warpgroups(64, 2, 2, 1), 2048: Warpgroups(80, 2, 2, 1)},   # 500, 695; 477, 723
+    64: {0: Warpgroups(64, 4, 4, 2), 2048: Warpgroups(112, 3, 3, 2)},   # 424, 448; 390, 495, causal 448; 451
+    128: {0: Warpgroups(128, 2, 2, 2), 2048: Warpgroups(80, 3, 4, 1)},  # 530, 629; 451, 732
+    192: {0: Warpgroups(112, 2, 2, 1)},                                 # 495, 736; 96 keys 471, 741
+    256: {0: Warpgroups(64, 2, 2, 1), 1024: Warpgroups(80, 2, 2, 1)},   # 518, 728; 509, 765
 }
 HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
     64: Warpgroups(128, 2, 4, 2),

@@ -309,7 +309,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             cut(V, job, sight, before)
             wait(V)
             O = dot(O, P, V.tile)
-            total = where(m > NO_MAX, row_sum(l, ZERO), 0)      # 0 if it has seen nothing
+            total = row_sum(l, ZERO)                            # 0 if it has seen nothing
             save(mLse[job.batch, job.head], logsumexp(m, total, scale_log2, LN2), m0)
             job_next, m0_next = share_told(following(J, 1), abreast)
             O = finished(O, 0)

@@ -67,6 +67,16 @@ class Slot:
             raise RaceError(f"thread {simulator.thread_index()} uses a {ring}, and no barrier says that it is open")
         return barriers[free][self.stage]
 
+    @property
+    def round(self):
+        """Where the barrier of `filled` keeps its parity: a wait reads it."""
+        at = self.ring.barriers + self.stage * BARRIER_BYTES
+        return simulator.shared_memory().granules[at // simulator.GRANULE]
+
+    def next_round(self):
+        """The stage is filled anew: who still waits for the round before would wait for ever."""
+        simulator.shared_memory().note_write(self.round, of=(0, 2))
+
 
 class SlotType(types.Type):
     def __init__(self, ring):
@@ -193,6 +203,7 @@ def acquire(slot):
 def wait(slot):
     """Wait until the stage is filled."""
     slot.barrier(free=False).wait(slot.parity)
+    simulator.shared_memory().note_read(slot.round)
 
 
 @wait.lowering
@@ -237,6 +248,7 @@ def _slot_tile(slot):
 @primitive
 def tell(slot, numbers):
     """Fill a stage of int32 with these numbers. By one thread."""
+    slot.next_round()
     slot.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
     slot.barrier(free=False).arrive()
 
@@ -303,6 +315,7 @@ def fill(slot, matrices, batch, head, row):
     tile, memory, filled = slot.tile, simulator.shared_memory(), slot.barrier(free=False)
     part, values = _rows(matrices, tile.plan, batch, head, row), np.zeros(tile.plan.shape, tile.plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
+    slot.next_round()
     unit, number = memory.start_work(f"the fill of stage {slot.stage} of a {slot.ring}")
     tile.write(slice(None), slice(None), values, (unit, number))
     known = memory.tell()

@@ -77,8 +77,9 @@ class SharedMemory:
 
     Time is counted by each thread for itself: clocks[0, t, u] is the time of thread u up to which thread t is sure that
     everything has happened, clocks[1, t, u] that up to which it has also been shared with the units that work in the
-    background. Such a unit is a thread of its own, known by a name. Its time is the number of its last piece of work,
-    (unit, number): a thread that has seen the end of one knows all up to that number.
+    background, clocks[2, t, u] that up to which at least thread u waits for no barrier any more. A unit in the
+    background is a thread of its own, known by a name. Its time is the number of its last piece of work: a thread that
+    has seen the end of (unit, number) knows all up to that number.
     """
 
     def __init__(self, nbytes, threads):
@@ -89,7 +90,7 @@ class SharedMemory:
         self.written = np.zeros(granules, np.int32)
         self.read = np.zeros((threads + WORKERS, granules), np.int32)
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
-        self.clocks = np.zeros((2, threads + WORKERS, threads + WORKERS), np.int32)
+        self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
         self.rings = {}  # see ring.open_ring
@@ -103,6 +104,13 @@ class SharedMemory:
         """What this thread knows, for others to `learn`; not what it does from now on."""
         me = thread_index()
         known = self.clocks[:, me].copy()
+        self.clocks[0, me, me] += 1
+        return known
+
+    def tell_waits(self):
+        """As `tell`, but only that this thread waits no more."""
+        known, me = np.zeros_like(self.clocks[:, 0]), thread_index()
+        known[2, me] = self.clocks[0, me, me]
         self.clocks[0, me, me] += 1
         return known
 
@@ -155,12 +163,13 @@ class SharedMemory:
         who, when = work or (me, self.clocks[0, me, me])
         self.read[who, granules] = when
 
-    def note_write(self, granules, work=None):
+    def note_write(self, granules, work=None, of=(0,)):
+        """of: what is to be known of those who have read, see `clocks`; one of these is enough."""
         self._demand_arrival(granules)
         me = thread_index()
         self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
         count = len(self.numbers)
-        known = self.read[:count, granules] <= self.clocks[0, me, :count].reshape(-1, *[1] * granules.ndim)
+        known = self.read[:count, granules] <= self.clocks[of, me, :count].max(0).reshape(-1, *[1] * granules.ndim)
         self._demand(known.all(0), granules, known.argmin(0), "overwrites what {} reads")
         self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 

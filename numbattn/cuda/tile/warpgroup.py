@@ -87,9 +87,9 @@ def product_of_warpgroup():
 
 
 def meet_for_product():
-    """All threads of the warpgroup have done their share: one that has `finished` knows it of all. Else it orders
-    nothing."""
-    _products().sync(0)
+    """All threads of the warpgroup have done their share: one that has `finished` knows it of all, and that none of
+    them waits for what came before. Else it orders nothing."""
+    _products().sync(shared_memory().tell_waits())
 
 
 @primitive

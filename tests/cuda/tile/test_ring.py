@@ -51,8 +51,11 @@ FAULTS = {
 }
 
 
-def copier(dtype=np.float16, stages=2, readers=1, without=""):
-    """y = a matrix, tile by tile through a ring; `readers` warpgroups copy all of it, each to its own y."""
+def copier(dtype=np.float16, stages=2, readers=1, reads=True, without=""):
+    """y = a matrix, tile by tile through a ring; `readers` warpgroups copy all of it, each to its own y.
+
+    Or they only pass the tiles.
+    """
     shared = SharedMemory()
     RING, READERS = Ring.within(shared, shared.boxes(64, 64, dtype, stages), readers), np.int32(readers)
     opens, syncs, acquires, fills, waits, meets, releases = (without != step for step in FAULTS)
@@ -76,7 +79,8 @@ def copier(dtype=np.float16, stages=2, readers=1, without=""):
             while n < count:
                 if waits:
                     wait(X)
-                save(y[group], get(X.tile, TILE), np.int32(n * ROWS))
+                if reads:
+                    save(y[group], get(X.tile, TILE), np.int32(n * ROWS))
                 if meets:
                     sync_warpgroup()
                 if releases:
@@ -133,6 +137,15 @@ def test_stages_follow_each_other_and_rounds_alternate():
         (2, 0), (0, 1), (2, 1)
     ]  # fmt: skip
     assert RING.tile.box == (1, 1, 8, 64)
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_passes_a_stage_unread_misses_no_round(x, seed):
+    """A thread that still waits when the stage is filled anew would wait for the round after."""
+    copied(x, 5, reads=False, seed=seed)
+    with pytest.raises(RaceError, match=r"thread 128 overwrites what thread \d+ reads at byte \d+"):
+        copied(x, 5, reads=False, without="sync_warpgroup", seed=seed)
 
 
 @simulated_only
