@@ -1,8 +1,9 @@
-"""numbattn on a GPU: speed beside torch's kernels and standard attention in CuPy, memory, masks that skip, first calls.
+"""numbattn on a GPU beside torch's kernels and standard attention in CuPy: speed, errors, memory, masks, first calls.
 
     python bench/gpu.py
     python bench/gpu.py --speed --dtype bfloat16 --head-dim 64 128 256 --causal --seqlen 512 2048 16384 --plot speed.png
     python bench/gpu.py --memory --sparse --first-call --json gpu.json
+    python bench/gpu.py --accuracy --head-dim 64 128 256 --seqlen 512 4096 --pass forward --peers numbattn flash cudnn
 
 Speeds are medians of interleaved rounds on one stream, by CUDA events: a call whose kernels take less than the host
 needs to start them is timed at the host's speed; --graph shows the kernels alone. Compare within one run only.
@@ -58,6 +59,7 @@ DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal
     "speed": (["float16", "float32"], [64, 128], [False, True], None),
     "memory": (["float32"], [64], [False], [1024, 2048, 4096, 8192, 16384, 32768]),
     "sparse": (["float16"], [64], [False], [4096, 16384]),
+    "accuracy": (list(HALF), [64, 128], [False, True], [512, 4096]),
     "first call": (["float16", "float32"], [64], [False], [256]),
 }
 SPEED_SEQLENS = {"field": [1024, 4096, 16384], "single": [4096]}
@@ -92,7 +94,7 @@ def cases_of(part, args):
         causals = args.causal
     cases = []
     for dtype in args.dtype or dtypes:
-        setting = args.setting or ("field" if dtype in HALF and part != "memory" else "single")
+        setting = args.setting or ("field" if dtype in HALF and part in ("speed", "sparse") else "single")
         for head_dim, causal in product(args.head_dim or head_dims, causals):
             for seqlen in args.seqlen or seqlens or SPEED_SEQLENS[setting]:
                 cases.append(make_case(dtype, head_dim, causal, seqlen, setting))
@@ -382,6 +384,49 @@ def show_sparse(records):
                 print(f"mask {name}, seqlen {record['seqlen']}: did not run: {reason}")
 
 
+# ------------------------------------------------------------------------------------------------------------ accuracy
+def accuracy(cases, passes, peers):
+    """One record for each case and pass: by peer the RMS of what it errs and the largest, relative to those of the
+    result. That is the plain formula's, in float64; of several arrays the worst counts."""
+    records = []
+    for case, of in progress(product(cases, passes)):
+        release()
+        arrays = inputs(case.shape, case.dtype)
+        exact = prepare("cupy", of, [x.astype(np.float64) for x in arrays], causal=case.causal)()
+        errors, failed = {}, {}
+        for name in available(case.dtype, peers):
+            try:
+                with context_of(name):
+                    result = prepare(name, of, arrays, causal=case.causal)()
+                errors[name] = np.max([*map(errors_of, result, exact)], axis=0).tolist()
+            except Exception as error:
+                failed[name] = why(error)
+        records.append({**case._asdict(), "pass": of, "errors": errors, "failed": failed})
+    return records
+
+
+def errors_of(got, exact):
+    """RMS and largest."""
+    got = array_of(got).astype(np.float64) - exact
+    return [float(((got**2).mean() / (exact**2).mean()) ** 0.5), float(abs(got).max() / abs(exact).max())]
+
+
+def show_accuracy(records):
+    for dtype, of in dict.fromkeys((record["dtype"], record["pass"]) for record in records):
+        chosen = [record for record in records if (record["dtype"], record["pass"]) == (dtype, of)]
+        names = [name for name in PEERS if any(name in record["errors"] for record in chosen)]
+        for i, what in enumerate(("RMS", "largest")):
+            rows = [{
+                **{key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads")},
+                **{name: record["errors"].get(name, [None, None])[i] for name in names},
+            } for record in chosen]  # fmt: skip
+            show(f"{dtype}, {of}: {what} error, relative", rows, [""] * 5 + [".2e"] * len(names))
+        for record in chosen:
+            for name, reason in record["failed"].items():
+                print("{dtype}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}:".format(**record),
+                      f"{name} did not run: {reason}")
+
+
 # ---------------------------------------------------------------------------------------------------------- first call
 FIRST_CALL = """
 import json, sys, time
@@ -438,6 +483,7 @@ def parse():
     parts.add_argument("--speed", action="store_true", help="forward and backward beside the peers")
     parts.add_argument("--memory", action="store_true", help="what forward + backward take beyond the inputs")
     parts.add_argument("--sparse", action="store_true", help="time by share of visited blocks, and of a window")
+    parts.add_argument("--accuracy", action="store_true", help="errors against float64 beside the peers")
     parts.add_argument("--first-call", action="store_true", help="a fresh process, with an empty and a warm cache")
     cases = parser.add_argument_group("what is run (the defaults differ by part)")
     cases.add_argument("--dtype", nargs="+", choices=list(DTYPE))
@@ -458,7 +504,7 @@ def parse():
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
     parser.add_argument("--plot", metavar="FILE", help="draw the speeds: a PNG")
     args = parser.parse_args()
-    if not (args.memory or args.sparse or args.first_call):
+    if not (args.memory or args.sparse or args.accuracy or args.first_call):
         args.speed = True
     if args.plot and not args.speed:
         parser.error("--plot: draws the results of --speed")
@@ -476,6 +522,7 @@ def main():
         "memory": (args.memory, partial(memory, peers=args.peers, dropout=args.dropout), show_memory),
         "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
                                         dropout=args.dropout), show_sparse),
+        "accuracy": (args.accuracy, partial(accuracy, passes=args.passes, peers=args.peers), show_accuracy),
         "first call": (args.first_call, first_call, show_first_call),
     }
     with one_stream():
