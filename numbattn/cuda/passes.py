@@ -48,7 +48,7 @@ def forward(problem, inputs, out=None, save=True):
         if call.is_empty:
             o.fill(0)
             lines[0].fill(-math.inf)
-        elif forward_factory(call.device, problem.dtype.name) == HOPPER:
+        elif forward_factory(call.device, problem.dtype.itemsize) == HOPPER:
             call.run_in_boxes(o, lines)
         else:
             call.run("forward_simt:forward", [*call.qkv, _with_features(o)], lines, inputs.scale * LOG2_E)

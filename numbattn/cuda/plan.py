@@ -184,9 +184,9 @@ HOPPER_CELLS_AND_DROPOUT = HOPPER_CELLS | {128: Warpgroups(64, 2, 4, 2), 256: Wa
 NEAR_MASKED = 32  # see kernels.schedule: as many matrices at a time give jobs enough, and of all weights
 
 
-def forward_factory(device, dtype):
-    """The kernel of the forward pass."""
-    return HOPPER if device.cc == (9, 0) and ITEM_BYTES[dtype] == 2 else "forward_simt:forward"
+def forward_factory(device, item):
+    """The kernel of the forward pass for elements of so many bytes."""
+    return HOPPER if device.cc == (9, 0) and item == 2 else "forward_simt:forward"
 
 
 def warpgroups_of(head_dim, head_dim_v, keys, mask, dropout):

@@ -115,7 +115,7 @@ def test_heads_share_a_job_that_has_room_for_them(consumers, group_size, seqlen_
     ((8, 0), "float16", "forward_simt:forward"), ((10, 0), "bfloat16", "forward_simt:forward"),
 ])  # fmt: skip
 def test_warpgroups_are_for_hopper(cc, dtype, expected):
-    assert plan.forward_factory(DEVICES[cc], dtype) == expected
+    assert plan.forward_factory(DEVICES[cc], plan.ITEM_BYTES[dtype]) == expected
 
 
 def tight(factory, cc, dtype, head_dim, head_dim_v, nbytes, **others):
