@@ -1,4 +1,4 @@
-"""Words of Hopper, compiled and interpreted; what they mean is tested in the files of their own."""
+"""What the interpreter of PTX finds in rings and in tiles that are sent; their words are tested in test_ring."""
 
 import numpy as np
 import pytest
@@ -11,19 +11,13 @@ from numbattn.cuda.tile import (
     SharedMemory,
     acquire,
     allocate,
-    bfloat16,
-    convert,
-    copying,
     device,
-    dot,
     fill,
-    finished,
     following,
     get,
     give_registers,
     load,
     open_ring,
-    operand,
     put,
     release,
     save,
@@ -141,48 +135,3 @@ def test_what_sending_needs(without, text):
     y = TensorMap(np.zeros((1, 2, 150, 104), np.float16), (1, 1, 64, 64))
     with pytest.raises(AccessError, match=text):
         run(*sender(without), np.zeros((150, 104), np.float16), y, np.int32(3))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
-@pytest.mark.parametrize("y_turned", [False, True])
-@pytest.mark.parametrize("x_form", ["rows", "turned", "registers"])
-def test_products(rng, dtype, x_form, y_turned):
-    """z + 2 x y, one sum in flight while the other one starts."""
-    depth, cols = 128, 80 if y_turned else 128
-    shared = SharedMemory()
-    X = shared.boxes(*((depth, 64) if x_form == "turned" else (64, depth)), dtype)
-    Y = shared.boxes(*((cols, depth) if y_turned else (depth, cols)), dtype)
-    PUT_X, PUT_Y = (copying(tile.rows, tile.cols, WARPGROUP, 8) for tile in (X, Y))
-    SUM, LEFT = wgmma(cols), wgmma(depth)
-
-    @device
-    def left(tile, x):
-        if x_form == "registers":
-            return operand(convert(load(x, LEFT, 0), np.float32), X)
-        elif x_form == "turned":
-            return tile.T
-        else:
-            return tile
-
-    @device
-    def right(tile):
-        return tile.T if y_turned else tile
-
-    def multiply(x, y, z):
-        sX, sY = allocate(X), allocate(Y)
-        put(sX, load(x, PUT_X, 0))
-        put(sY, load(y, PUT_Y, 0))
-        share_with_tma()
-        sync_warpgroup()
-        once = dot(SUM, left(sX, x), right(sY))
-        Z = dot(load(z, SUM, 0), left(sX, x), right(sY))
-        once = finished(once, 1)
-        save(z, once + finished(Z, 0), 0)
-
-    x, y = (rng.standard_normal((tile.rows, tile.cols)).astype(dtype) for tile in (X, Y))
-    z = rng.standard_normal((64, cols)).astype(np.float32)
-    a, b = (x.astype(np.float64) for x in (x.T if x_form == "turned" else x, y.T if y_turned else y))
-    want = z + 2 * a @ b
-    x, y = (x.view(np.uint16) if dtype == bfloat16 else x for x in (x, y))
-    run(multiply, WARPGROUP, shared.nbytes, x, y, z)
-    np.testing.assert_allclose(z, want, atol=1e-4)

@@ -38,9 +38,7 @@ from numbattn.cuda.tile import (
 )
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
-DEPTH, COLS = 64, 128
 SEEDS = [None, *(pytest.param(seed, marks=simulated_only) for seed in (1, 2))]
-SUM = wgmma(COLS)
 
 
 def numbers(rng, shape, dtype):
@@ -71,8 +69,11 @@ def in_registers(plan):
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 @pytest.mark.parametrize("y_form", [as_it_lies, turned])
 @pytest.mark.parametrize("x_form", [as_it_lies, turned, in_registers])
-def test_products(rng, dtype, x_form, y_form):
-    x_shape, y_shape = (64, DEPTH), (DEPTH, COLS)
+@pytest.mark.parametrize(("depth", "cols"), [(64, 128), (128, 80)])
+def test_products(rng, dtype, x_form, y_form, depth, cols):
+    if y_form is as_it_lies and cols % 64:
+        pytest.skip("boxes are 64 columns wide")
+    SUM, x_shape, y_shape = wgmma(cols), (64, depth), (depth, cols)
     shared = SharedMemory()
     X = shared.boxes(*(x_shape[::-1] if x_form is turned else x_shape), dtype)
     Y = shared.boxes(*(y_shape[::-1] if y_form is turned else y_shape), dtype)
@@ -91,7 +92,7 @@ def test_products(rng, dtype, x_form, y_form):
         save(z, once + finished(Z, 0), 0)
 
     (x, x_given), (y, y_given) = (numbers(rng, (tile.rows, tile.cols), dtype) for tile in (X, Y))
-    z = rng.standard_normal((64, COLS)).astype(np.float32)
+    z = rng.standard_normal((64, cols)).astype(np.float32)
     want = z + 2 * (x.T if x_form is turned else x) @ (y.T if y_form is turned else y)
     launch(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, x_given, y_given, z, cc=(9, 0, "a"))
     np.testing.assert_allclose(z, want, atol=5e-5)
