@@ -146,6 +146,19 @@ def test_work_is_queued_on_the_current_stream(rng, options):
         assert_all_equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_call_sees_what_the_call_before_has_written(rng, dtype):
+    """On Hopper a kernel starts while the one before still runs."""
+    q, k, v = (cupy.asarray(random(rng, (4, 8, 1000, 64), dtype)) for _ in range(3))
+    waited = chained = q
+    for _ in range(10):
+        waited = na.attention(waited, k, v, causal=True)
+        cupy.cuda.get_current_stream().synchronize()
+    for _ in range(10):
+        chained = na.attention(chained, k, v, causal=True)
+    assert_equal(chained, waited)
+
+
 def test_graphs(rng, options):
     """A captured call is repeated with what its inputs are then, whatever is allocated in between.
 
