@@ -198,37 +198,55 @@ def speed_row(record, names):
     others = [rate for name, rate in rates.items() if name not in ("numbattn", GRAPH)]
     compared = "numbattn" in rates and others
     return {
-        **{key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads")},
+        **columns_of_case(record),
         **{name: rates.get(name) for name in names},
         "/ best": rates["numbattn"] / max(others) if compared else None,
     }
 
 
+def columns_of_case(record):
+    return {key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads")}
+
+
 def show_speed(records):
-    for dtype, of in dict.fromkeys((record["dtype"], record["pass"]) for record in records):
-        chosen = [record for record in records if (record["dtype"], record["pass"]) == (dtype, of)]
-        names = ran(chosen)
+    for (dtype, of), chosen in grouped(records, "dtype", "pass"):
+        names = ran(chosen, "tflops")
         dropout = f", dropout {chosen[0]['dropout']}" if chosen[0]["dropout"] else ""
         show(f"{dtype}, {of}{dropout}: TFLOP/s", [speed_row(record, names) for record in chosen],
              [""] * 5 + [".1f"] * len(names) + [".2f"])
     show_notes(records)
 
 
-def ran(records):
+def grouped(records, *keys):
+    """(their values of the keys, records that agree in them) for each group, in the order of the first ones."""
+    groups = {}
+    for record in records:
+        groups.setdefault(tuple(record[key] for key in keys), []).append(record)
+    return groups.items()
+
+
+def ran(records, results):
     """The peers of these records in their order, those that never run included."""
-    found = {name for record in records for name in (*record["tflops"], *record["failed"])}
+    found = {name for record in records for name in (*record[results], *record["failed"])}
     return [name for name in ("numbattn", GRAPH, *PEERS[1:]) if name in found]
 
 
 def show_notes(records):
     """Why there is a "-", and results that differ."""
     for record in records:
-        case = "{dtype} {pass}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}".format(**record)
-        for name, reason in record["failed"].items():
-            print(f"{case}: {name} did not run: {reason}")
+        show_failed(record)
         for name, error in record["errors"].items():
             if not error <= TOLERANCE[record["dtype"]]:  # NaN, too
-                print(f"{case}: {name} DIFFERS by {error:.1e} of the largest element")
+                print(f"{words_of_case(record)}: {name} DIFFERS by {error:.1e} of the largest element")
+
+
+def show_failed(record):
+    for name, reason in record["failed"].items():
+        print(f"{words_of_case(record)}: {name} did not run: {reason}")
+
+
+def words_of_case(record):
+    return "{dtype} {pass}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}".format(**record)
 
 
 def plot_speed(path, records):
@@ -238,7 +256,7 @@ def plot_speed(path, records):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = ran(records)
+    names = ran(records, "tflops")
     rows = list(dict.fromkeys((record["dtype"], record["pass"]) for record in records))
     columns = sorted({(record["head_dim"], record["causal"]) for record in records})
     figure, axes = plt.subplots(len(rows), len(columns), squeeze=False, sharey="row", layout="constrained",
@@ -296,10 +314,8 @@ def extra_bytes(forward):
 
 
 def show_memory(records):
-    for dtype, head_dim, causal in dict.fromkeys((r["dtype"], r["head_dim"], r["causal"]) for r in records):
-        chosen = [r for r in records if (r["dtype"], r["head_dim"], r["causal"]) == (dtype, head_dim, causal)]
-        found = {name for record in chosen for name in (*record["bytes"], *record["failed"])}
-        names = [name for name in PEERS if name in found]
+    for (dtype, head_dim, causal), chosen in grouped(records, "dtype", "head_dim", "causal"):
+        names = ran(chosen, "bytes")
         title = (f"Memory of forward + backward beyond the inputs, MB: {dtype}, head_dim {head_dim}, "
                  f"batch {chosen[0]['batch']}, {chosen[0]['heads']} heads{', causal' if causal else ''}")
         rows = [{"seqlen": record["seqlen"], **{name: scaled(record["bytes"].get(name), 1e-6) for name in names}}
@@ -374,8 +390,7 @@ def sparse_rows(record):
 
 
 def show_sparse(records):
-    for dtype, head_dim, of in dict.fromkeys((r["dtype"], r["head_dim"], r["pass"]) for r in records):
-        chosen = [r for r in records if (r["dtype"], r["head_dim"], r["pass"]) == (dtype, head_dim, of)]
+    for (dtype, head_dim, of), chosen in grouped(records, "dtype", "head_dim", "pass"):
         show(f"Masks that skip: {dtype}, {of}, head_dim {head_dim}, blocks of {chosen[0]['block_size']}; "
              "TFLOP/s of the visible part", [row for record in chosen for row in sparse_rows(record)],
              ["", "", ".3f", ".3f", ".3f", ".1f", ".2f"])
@@ -412,19 +427,16 @@ def errors_of(got, exact):
 
 
 def show_accuracy(records):
-    for dtype, of in dict.fromkeys((record["dtype"], record["pass"]) for record in records):
-        chosen = [record for record in records if (record["dtype"], record["pass"]) == (dtype, of)]
-        names = [name for name in PEERS if any(name in record["errors"] for record in chosen)]
+    for (dtype, of), chosen in grouped(records, "dtype", "pass"):
+        names = ran(chosen, "errors")
         for i, what in enumerate(("RMS", "largest")):
             rows = [{
-                **{key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads")},
+                **columns_of_case(record),
                 **{name: record["errors"].get(name, [None, None])[i] for name in names},
             } for record in chosen]  # fmt: skip
             show(f"{dtype}, {of}: {what} error, relative", rows, [""] * 5 + [".2e"] * len(names))
         for record in chosen:
-            for name, reason in record["failed"].items():
-                print("{dtype}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}:".format(**record),
-                      f"{name} did not run: {reason}")
+            show_failed(record)
 
 
 # ---------------------------------------------------------------------------------------------------------- first call

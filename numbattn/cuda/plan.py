@@ -196,7 +196,7 @@ def warpgroups_of(head_dim, head_dim_v, keys, mask, dropout):
     if len(mask) > 1:
         return (HOPPER_CELLS_AND_DROPOUT if dropout else HOPPER_CELLS)[size]
     rows = HOPPER_FORWARD[size]
-    if mask == ("bands",) and dropout:  # take registers, of which three consumers with 128 keys have too few
+    if mask == ("bands",) and dropout:  # take registers, of which three consumers have too few at head_dim 128
         return rows[0]
     return rows[max(start for start in rows if start <= keys)]
 

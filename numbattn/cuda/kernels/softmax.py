@@ -18,7 +18,8 @@ def softmax_step(S, m, l, scale_log2):
     """P, the new m and l, and alpha, by which what was summed so far has to be multiplied.
 
     Any m serves that is near the maximum: it follows only when it would be left behind by more than SLACK, so that for
-    most tiles alpha is 1. P is at most 2**SLACK then, and as exact.
+    most tiles alpha is 1. P is at most 2**SLACK then, and the largest of a row, which would be 1, is rounded like the
+    others.
     """
     m_new = row_max(S, m)                                   # Alg. 1 line 11: m_new = max(m, rowmax(S))
     m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)

@@ -234,7 +234,7 @@ def needs_test(mask):
 
         @device
         def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
-            whole = states_from(sight, batch, head, kept, tile, 1) & 1 == 1
+            whole = (states_from(sight, batch, head, kept, tile, 1) & np.uint32(1)) != 0
             return not (whole and in_band(band, m0, m_end, n0, n_end))
 
         return partial

@@ -111,7 +111,7 @@ def cols_between(layout, start, first, last):
         return asm(b, "shl.b32 $0, $1, $2;", I32, I32(-1), left)  # nothing is left after 32, other than LLVM's
 
     def truths(b, first, last):
-        """One for each slot, which are bits of registers: ptxas makes predicates of seven of them at once."""
+        """One for each slot, a bit of a word: a test of one bit, where the two ends would take a comparison each."""
         begin, end = slots_before(b, first), slots_before(b, b.add(last, I32(1)))
         for slot in range(axis.slots):
             if slot % 32 == 0:

@@ -36,8 +36,8 @@ def test_the_meaning_is_chosen_by_the_environment(simulated):
 @pytest.mark.skipif(SIMULATED, reason="this is the process that it starts")
 def test_the_other_meaning():
     """The tests of this folder once more, simulated, and some of the whole backend."""
-    names = "test_dtypes", "test_masks", "test_masks_together", "test_shapes"
-    names += ("test_blocks_of_several_tiles[300-200-250-float16]",)
+    several = "test_blocks_of_several_tiles[300-200-250-float16]"
+    names = "test_dtypes", "test_masks", "test_masks_together", "test_shapes", several
     backend = [f"tests/cuda/test_passes.py::{name}" for name in names]
     folder = str(Path(__file__).parent.relative_to(ROOT))
     options = "-q", "-n0", "-p", "no:cacheprovider", "-k", "not warps"  # the other forward pass is interpreted
