@@ -134,7 +134,7 @@ class Kernel:
                 pointers.append((len(template) + 4, view.pointer.__add__))
                 template += _array_parameters(name, i, view, *about)
             elif kind == "tensor_map":
-                pointers.append((len(template), _tensor_maps(next(views), *about)))
+                pointers.append((len(template), TensorMaps(next(views), *about).at))
                 template.append(None)
             else:
                 scalars.append((len(template), getattr(np, kind)))  # NumPy refuses integers that do not fit
@@ -144,15 +144,18 @@ class Kernel:
             programmatic_stream_serialization=self.binary.overlaps,
         )  # fmt: skip
 
+        lock = threading.Lock()  # until its tensor maps are copied into a launch, they are not to be used for another
+
         def launch(addresses, numbers):
             parameters = template.copy()
-            for (at, parameter), address in zip(pointers, addresses, strict=True):
-                parameters[at] = parameter(address)
             for (at, convert), number in zip(scalars, numbers, strict=True):
                 parameters[at] = convert(number)
             if not hasattr(_thread, "ready"):
                 _make_current(cupy.cuda.runtime.getDevice())
-            cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
+            with lock:
+                for (at, parameter), address in zip(pointers, addresses, strict=True):
+                    parameters[at] = parameter(address)
+                cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
 
         return launch if blocks else _no_launch
 
@@ -163,17 +166,6 @@ def _array_parameters(name, i, view, ndim, itemsize):
         raise TypeError(f"{name}: got {len(view.shape)} axes of {view.itemsize} bytes as argument {i}, "
                         f"expected {ndim} axes of {itemsize} bytes")
     return 0, 0, math.prod(view.shape), itemsize, None, *view.shape, *view.strides
-
-
-def _tensor_maps(view, box, swizzle):
-    """The function address -> tensor map of a View whose pointer counts from there."""
-    view = for_tensor_map(view)
-
-    @lru_cache(maxsize=64)
-    def at(address):
-        return tensor_map(view._replace(pointer=address + view.pointer), box, swizzle)
-
-    return at
 
 
 def _no_launch(addresses, numbers):
@@ -197,7 +189,30 @@ def _make_current(device):
 
 
 # -------------------------------------------------------------------------------------------------------- tensor maps
-@lru_cache(maxsize=1024)
+class TensorMaps:
+    """The tensor maps of a View whose pointer counts from an address, by address.
+
+    To give one that has long been unused a new address takes a fourth of the time that it takes to make one.
+    """
+
+    KEPT = 16
+
+    def __init__(self, view, box, swizzle):
+        self.view, self.box, self.swizzle, self.found = for_tensor_map(view), box, swizzle, {}
+
+    def at(self, address):
+        found = self.found.pop(address, None)
+        if found is None:
+            view = self.view._replace(pointer=address + self.view.pointer)
+            if len(self.found) < self.KEPT:
+                found = tensor_map(view, self.box, self.swizzle)
+            else:
+                found = self.found.pop(next(iter(self.found)))
+                found.replace_address(_Memory(view))
+        self.found[address] = found  # the last one: the first has been unused for longest
+        return found
+
+
 def tensor_map(view, box, swizzle=128):
     """A tensor map: boxes of a View for the tensor memory accelerator, to pass to a kernel by value.
 

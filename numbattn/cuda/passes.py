@@ -143,9 +143,9 @@ class Call:
             k, v = (x[..., : max(self.band[3], 1), :] for x in (k, v))
         target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
         matrices = [*(_for_boxes(x) for x in (q, k, v)), target]
-        lo, hi = self.band[:2]
-        keys = self.problem.seqlen_k if self.mask[0] == "bands" else min(self.problem.seqlen_k, hi - lo + 1)
-        self.run(HOPPER, matrices, lines, self.inputs.scale * LOG2_E, keys=max(keys, 0))
+        (lo, hi, *_), seqlen_k = self.band, self.problem.seqlen_k
+        keys = seqlen_k if self.mask[0] == "bands" else max(min(seqlen_k, hi - lo + 1), 0)
+        self.run(HOPPER, matrices, lines, self.inputs.scale * LOG2_E, keys=keys, narrow=keys < seqlen_k)
         if target is not o:
             o[...] = target[..., : o.shape[-1]]
 
@@ -243,7 +243,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         jobs = problem.heads // abreast * m_blocks
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
         has_band = any(kind not in GRIDS for kind in problem.mask_kinds)
-        uneven = has_band and compiled_in["keys"] == problem.seqlen_k  # unless narrow, it gives tiles different weights
+        uneven = has_band and not compiled_in["narrow"]  # gives tiles different weights
         near = -(-max(group_size, NEAR_MASKED if uneven or len(mask) > 1 else 1) // abreast)
         return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks

@@ -153,13 +153,13 @@ CROWDED_BACKWARD_Q = {
 
 # ----------------------------------------------------------------------------------------------------------- Hopper
 class Warpgroups(NamedTuple):
-    """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, `q_stages` tiles
-    of Q for each. Where that is one, O leaves through its place."""
+    """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, and places for
+    `q_places` tiles of Q, or O."""
 
     tile_n: int
     consumers: int
     stages: int
-    q_stages: int
+    q_places: int
 
     @property
     def tile_m(self):
@@ -169,18 +169,19 @@ class Warpgroups(NamedTuple):
 HOPPER = "forward_wgmma:forward"
 # largest head_dim: {keys in sight from which: row}. TFLOP/s: bfloat16, 16k tokens in all, seqlen 512 and 16384
 HOPPER_FORWARD = {
-    64: {0: Warpgroups(64, 4, 4, 2), 2048: Warpgroups(112, 3, 3, 2)},   # 424, 448; 390, 495, causal 448; 451
-    128: {0: Warpgroups(128, 2, 2, 2), 2048: Warpgroups(80, 3, 4, 1)},  # 530, 629; 451, 732
-    192: {0: Warpgroups(112, 2, 2, 1)},                                 # 495, 736; 96 keys 471, 741
-    256: {0: Warpgroups(64, 2, 2, 1), 1024: Warpgroups(80, 2, 2, 1)},   # 518, 728; 509, 765
+    64: {0: Warpgroups(64, 4, 6, 5), 2048: Warpgroups(112, 3, 3, 4)},   # 424, 448; 390, 495, causal 448; 451
+    128: {0: Warpgroups(128, 2, 2, 5), 2048: Warpgroups(80, 3, 4, 4)},  # 530, 629; 451, 732
+    192: {0: Warpgroups(96, 2, 2, 3), 2048: Warpgroups(112, 2, 2, 2)},  # 495, 736; 96 keys 471, 741
+    256: {0: Warpgroups(64, 2, 2, 3), 2048: Warpgroups(80, 2, 2, 2)},   # 518, 728; 509, 765
 }
+HOPPER_NARROW = {128: {0: Warpgroups(64, 3, 5, 4)}}  # bands narrower than the keys: 16384, 1024 in sight 506; 498
 HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
-    64: Warpgroups(128, 2, 4, 2),
-    128: Warpgroups(128, 2, 2, 2),
-    192: Warpgroups(64, 2, 2, 1),
-    256: Warpgroups(64, 2, 2, 1),
+    64: Warpgroups(128, 2, 4, 4),
+    128: Warpgroups(128, 2, 2, 4),
+    192: Warpgroups(64, 2, 2, 4),
+    256: Warpgroups(64, 2, 2, 3),
 }
-HOPPER_CELLS_AND_DROPOUT = HOPPER_CELLS | {128: Warpgroups(64, 2, 4, 2), 256: Warpgroups(32, 2, 2, 1)}
+HOPPER_CELLS_AND_DROPOUT = HOPPER_CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 NEAR_MASKED = 32  # see kernels.schedule: as many matrices at a time give jobs enough, and of all weights
 
 
@@ -189,13 +190,13 @@ def forward_factory(device, item):
     return HOPPER if device.cc == (9, 0) and item == 2 else "forward_simt:forward"
 
 
-def warpgroups_of(head_dim, head_dim_v, keys, mask, dropout):
-    """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight; mask is kinds, see
-    kernels.visibility."""
+def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
+    """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight, of more if it is narrow; mask is
+    kinds, see kernels.visibility."""
     size = max(head_dim, head_dim_v)
     if len(mask) > 1:
         return (HOPPER_CELLS_AND_DROPOUT if dropout else HOPPER_CELLS)[size]
-    rows = HOPPER_FORWARD[size]
+    rows = HOPPER_FORWARD[size] | (HOPPER_NARROW.get(size, {}) if narrow else {})
     if mask == ("bands",) and dropout:  # take registers, of which three consumers have too few at head_dim 128
         return rows[0]
     return rows[max(start for start in rows if start <= keys)]
@@ -207,10 +208,10 @@ def heads_abreast(tiles, group_size, seqlen_q):
     return max(n for n in divisors if n == 1 or n * seqlen_q <= tiles.tile_m)
 
 
-def hopper_plan(dtype, head_dim, head_dim_v, keys, mask, dropout):
+def hopper_plan(dtype, head_dim, head_dim_v, keys, narrow, mask, dropout):
     """The Warpgroups and the Key of the forward pass on Hopper."""
     head_dim, head_dim_v = (max(64, -(-size // 64) * 64) for size in (head_dim, head_dim_v))
-    tiles = warpgroups_of(head_dim, head_dim_v, keys, mask, dropout)
+    tiles = warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout)
     sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
     return tiles, Key.of(KERNELS + HOPPER, (9, 0, "a"), **sizes, mask=mask, dropout=dropout)
 

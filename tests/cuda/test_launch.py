@@ -1,6 +1,7 @@
 import gc
 import threading
 import time
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import cupy
 
 from numbattn.cuda import launch as launching
 from numbattn.cuda.build import Key
-from numbattn.cuda.launch import View, current_device, get_kernel, tensor_map, view_of
+from numbattn.cuda.launch import TensorMaps, View, current_device, get_kernel, tensor_map, view_of
 
 
 def key_of(factory, **parameters):
@@ -199,12 +200,18 @@ def test_tensor_map():
 
 @pytest.mark.gpu
 def test_one_launch_for_matrices_at_many_addresses():
-    matrices, y = cupy.arange(3 * 40 * 100, dtype="f").reshape(3, 40, 100), cupy.full((8, 32), cupy.nan, "f")
-    views = [view_of(x)._replace(pointer=0) for x in (y, matrices[0])]
-    launch = boxes().prepare(1, views)
-    for matrix in matrices:
+    matrices, y, launch = many_matrices()
+    for matrix in (*matrices, *matrices[::-1]):
         launch([y.data.ptr, matrix.data.ptr], [8, 64])
         cupy.testing.assert_array_equal(y, matrix[8:16, 64:96])
+
+
+def many_matrices():
+    """More than tensor maps are kept, the result, and a launch that copies a box of any of them there."""
+    count = TensorMaps.KEPT + 3
+    matrices = cupy.arange(count * 40 * 100, dtype="f").reshape(count, 40, 100)
+    y = cupy.full((8, 32), cupy.nan, "f")
+    return matrices, y, boxes().prepare(1, [view_of(x)._replace(pointer=0) for x in (y, matrices[0])])
 
 
 @pytest.mark.gpu
@@ -219,31 +226,33 @@ def test_kernels_that_overlap_see_what_those_before_have_written():
 
 
 @pytest.mark.gpu
-def test_tensor_map_in_a_graph():
+def test_a_graph_has_its_own_tensor_maps():
     stream = cupy.cuda.Stream(non_blocking=True)
-    matrix, y = cupy.arange(40 * 100, dtype="f").reshape(40, 100), cupy.full((8, 32), cupy.nan, "f")
-    kernel = boxes()
+    matrices, y, launch = many_matrices()
     with stream:
         stream.begin_capture()
-        kernel.launch(1, view_of(y), view_of(matrix), 8, 64)
+        launch([y.data.ptr, matrices[0].data.ptr], [8, 64])
         graph = stream.end_capture()
-    tensor_map.cache_clear()  # the graph has its own copy
-    gc.collect()
-    cupy.cuda.Device().synchronize()
+        for matrix in matrices[1:]:  # give the tensor map another address
+            launch([y.data.ptr, matrix.data.ptr], [8, 64])
     graph.launch(stream)
     stream.synchronize()
-    cupy.testing.assert_array_equal(y, matrix[8:16, 64:96])
+    cupy.testing.assert_array_equal(y, matrices[0, 8:16, 64:96])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_tensor_maps_are_cached_and_keep_no_memory(dtype):
+def test_tensor_maps_are_kept_and_keep_no_memory(dtype):
     needs_hopper()
     pool = cupy.get_default_memory_pool()
     matrix = cupy.zeros((64, 1 << 16), dtype)
-    used = pool.used_bytes()
-    first = tensor_map(view_of(matrix), (8, 16))
-    assert tensor_map(view_of(matrix), (8, 16)) is first
+    used, start = pool.used_bytes(), matrix.data.ptr
+    maps = TensorMaps(view_of(matrix)._replace(pointer=0), (8, 16), 128)
+    first = maps.at(start)
+    assert maps.at(start) is first
+    others = [maps.at(start + 16 * i) for i in range(1, TensorMaps.KEPT)]
+    assert maps.at(start) is first
+    assert maps.at(start + 16 * TensorMaps.KEPT) is others[0], "the one that is unused for longest is to be used anew"
     del matrix
     gc.collect()
     assert pool.used_bytes() < used
@@ -276,8 +285,10 @@ def test_host_time(capsys):
         }
         if current_device().cc >= (9, 0):
             matrix = view_of(cupy.zeros((64, 64), "f"))
-            found["tensor_map, known"] = microseconds(lambda: tensor_map(matrix, (8, 16)))
-            found["tensor_map, new"] = microseconds(lambda: tensor_map.__wrapped__(matrix, (8, 16)))
+            found["tensor_map"] = microseconds(lambda: tensor_map(matrix, (8, 16)))
+            maps, addresses = TensorMaps(matrix._replace(pointer=0), (8, 16), 128), cycle(range(0, 1 << 12, 16))
+            found["tensor_map, known"] = microseconds(lambda: maps.at(matrix.pointer))
+            found["tensor_map, another address"] = microseconds(lambda: maps.at(matrix.pointer + next(addresses)))
     with capsys.disabled():
         print("\nmicroseconds:", ", ".join(f"{name} {value:.1f}" for name, value in found.items()))
     assert found["launch"] < 30

@@ -65,15 +65,16 @@ def choices():
 
 def hopper_choices():
     """Every row that a plan can choose on Hopper, for one kind of mask, and dropout, of each."""
-    head_dims = range(64, 257, 64)
-    for i, (d, e, of) in enumerate(product(head_dims, head_dims, ("plain", "long", "dropout", "cells", "both"))):
-        rows = plan.HOPPER_FORWARD[max(d, e)]
-        if (of == "long" and len(rows) == 1) or (d != e and (i % 4 and (d, e) != (192, 128))):
+    head_dims, kinds = range(64, 257, 64), ("plain", "long", "narrow", "dropout", "narrow dropout", "cells", "both")
+    for i, (d, e, of) in enumerate(product(head_dims, head_dims, kinds)):
+        rows, narrow = plan.HOPPER_FORWARD[max(d, e)], "narrow" in of
+        missing = (of == "long" and len(rows) == 1) or (narrow and max(d, e) not in plan.HOPPER_NARROW)
+        if missing or (d != e and (i % 4 and (d, e) != (192, 128))):
             continue
-        dtype, mask = ("float16", "bfloat16")[i % 2], MASKS[2 + i % 4] if of in ("cells", "both") else MASKS[i % 2]
+        dtype, kind = ("float16", "bfloat16")[i % 2], 2 + i % 4 if of in ("cells", "both") else 0 if narrow else i % 2
         keys = max(rows) if of == "long" or (of == "dropout" and i % 2) else 100
-        tiles, key = plan.hopper_plan(dtype, d, e, keys, mask, dropout=of in ("dropout", "both"))
-        yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
+        tiles, key = plan.hopper_plan(dtype, d, e, keys, narrow, MASKS[kind], "dropout" in of or of == "both")
+        yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(MASKS[kind])}")
 
 
 @pytest.mark.skipif(SIMULATED, reason="looks at PTX")
@@ -90,17 +91,21 @@ def test_nothing_is_spilled_on_hopper(tiles, key):
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
-    _, key = plan.hopper_plan("float16", size, 8, 1, ("band",), dropout=False)
+    _, key = plan.hopper_plan("float16", size, 8, 1, False, ("band",), dropout=False)
     assert dict(key.parameters)["head_dim"] == rounded
 
 
 def test_the_row_on_hopper_is_that_of_so_many_keys():
-    def row(keys, *grids):
-        return plan.hopper_plan("float16", 64, 64, keys, ("band", *grids), dropout=False)[0]
+    def row(keys, *grids, head_dim=64, narrow=False):
+        return plan.hopper_plan("float16", head_dim, 64, keys, narrow, ("band", *grids), dropout=False)[0]
 
     (few, first), (many, second) = plan.HOPPER_FORWARD[64].items()
     assert (few, [row(n) for n in (0, many - 1, many, 10 * many)]) == (0, [first, first, second, second])
+    assert row(many, narrow=True) == second
     assert row(many, "dense") == plan.HOPPER_CELLS[64]
+    ((head_dim, rows),) = plan.HOPPER_NARROW.items()
+    assert row(1, head_dim=head_dim, narrow=True) == rows[0] != row(1, head_dim=head_dim)
+    assert row(many, head_dim=head_dim, narrow=True) == row(many, head_dim=head_dim)
 
 
 @pytest.mark.parametrize(("consumers", "group_size", "seqlen_q", "abreast"), [

@@ -1,10 +1,10 @@
 """Attention forward on Hopper: Algorithms 1 and 2, and 5 where the mask has blocks, by warpgroups side by side.
 
-A block works on one tile of queries after the other: jobs. Two threads, the producers, hand out the jobs and fill rings
-of shared memory with the tiles of Q, K and V that they need. The other warpgroups, the consumers, keep 64 queries of a
-job each and walk over the keys in their sight: S = Q K^T of a tile and O = O + P V of the tile before are in flight
-together, then the softmax of S follows. No consumer waits for another, so while one of them computes exponentials, or
-ends a job, the tensor cores work for the others.
+A block works on one tile of queries after the other: jobs. One thread hands them out with their tiles of Q, and brings
+home the tiles of O that it finds in their places; another one supplies the tiles of K and V that they need. The other
+warpgroups, the consumers, keep 64 queries of a job each and walk over the keys in their sight: S = Q K^T of a tile and
+O = O + P V of the tile before are in flight together, then the softmax of S follows. No consumer waits for another, so
+while one of them computes exponentials, or ends a job, the tensor cores work for the others.
 """
 
 from typing import Any, NamedTuple
@@ -78,33 +78,31 @@ class Job(NamedTuple):
     m_block: Any
     n_block: Any  # the first one that is not empty
     n_blocks: Any  # 0: there is no such job
-    turn: Any  # by how many places the consumers' queries are exchanged, so that all of them work the same
 
 
 NO_JOB = Job(*[np.int32(0)] * len(Job._fields))
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
+def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places, mask, dropout):
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     near: see `schedule`. abreast: where one job has room for all queries of several heads of a group, it takes so many,
     and they share the tiles of K and V. upward: the first tiles of queries come first, else the last ones.
 
-    stages: tiles of K, and of V, in shared memory at once; q_stages: tiles of Q of each consumer. Where there is one,
-    O leaves through its place.
+    stages: tiles of K, and of V, in shared memory at once; q_places: tiles of Q, or of O where they were.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
-    O_FOR_Q = q_stages == 1
-    SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages * consumers, room=head_dim_v if O_FOR_Q else 0)
+    SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_places, room=head_dim_v)
+    SHARED_O = SHARED_Q.of_columns(head_dim_v)
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
-    SHARED_O = SHARED_Q.of_columns(head_dim_v) if O_FOR_Q else shared.boxes(ROWS, head_dim_v, dtype, consumers)
     Q_RING = Ring.within(shared, SHARED_Q, readers=1)
     K_RING, V_RING = (Ring.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
+    HOMES = Ring.within(shared, shared.tile(1, 3, np.int32, stages=q_places), readers=1)   # of the O in each place
     JOBS = Ring.within(shared, shared.tile(1, len(NO_JOB), np.int32, stages=JOBS_AHEAD), readers=consumers + 1)
-    CONSUMERS, FEW, MANY = np.int32(consumers), *REGISTERS[consumers]
+    CONSUMERS, PLACES, FEW, MANY = np.int32(consumers), np.int32(q_places), *REGISTERS[consumers]
     TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     SUPPLIES, HANDS_OUT = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
@@ -124,48 +122,62 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
 
     @device
-    def job_of(number, turn, sight, seqlen_q, m_blocks, heads, matrices, near, abreast, upward):
+    def job_of(number, sight, seqlen_q, m_blocks, heads, matrices, near, abreast, upward):
         tile, batch, head = place_near(number, m_blocks, matrices, heads, near)
         head = np.int32(head * abreast)
         m_block = tile if upward else np.int32(m_blocks - 1 - tile)     # the heaviest first, if the mask is causal
         m0 = np.int32(m_block * TILE_M)
         first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
-        n_block = seen_from(Job(batch, head, m_block, first, end, turn), sight, first)
+        n_block = seen_from(Job(batch, head, m_block, first, end), sight, first)
         if n_block >= end:                                      # who sees nothing looks at one tile, all of it masked
             n_block, end = np.int32(0), np.int32(1)
-        return Job(batch, head, m_block, n_block, end, turn)
+        return Job(batch, head, m_block, n_block, end)
 
     @device
     def share_of(job, consumer, abreast):
         """The head and the first query that a consumer takes: neighbours take neighbouring heads or queries."""
-        head, row = np.int32(consumer + job.turn), np.int32(0)
-        if head >= CONSUMERS:
-            head = np.int32(head - CONSUMERS)
+        head, row = np.int32(consumer), np.int32(0)
         while head >= abreast:                                  # a division would take more registers
             head, row = np.int32(head - abreast), np.int32(row + 1)
         return np.int32(job.head + head), np.int32(job.m_block * TILE_M + row * ROWS)
 
     @device
-    def hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward):
-        """One thread: jobs, and their tiles of Q."""
-        J, Q = slot(JOBS, 0), slot(Q_RING, 0)
+    def make_room(Q, count, mO):
+        """Bring the O home that lies where tile number `count` of Q is to be."""
+        acquire(Q)
+        if count >= PLACES:
+            batch, head, m0 = told(slot(HOMES, Q.stage))
+            send(mO, allocate(SHARED_O, Q.stage), batch, head, m0)
+            sent()
+
+    @device
+    def hand_out(mQ, mO, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward):
+        """One thread: jobs, and their tiles of Q and O."""
+        J, Q, count = slot(JOBS, 0), slot(Q_RING, 0), np.int32(0)
         m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
         heads, matrices = quotient(heads, abreast), quotient(matrices, abreast)     # of heads abreast
-        number, turn = np.int32(cuda.blockIdx.x), np.int32(0)
+        number = np.int32(cuda.blockIdx.x)
         while number < m_blocks * matrices:
-            job = job_of(number, turn, sight, seqlen_q, m_blocks, heads, matrices, near, abreast, upward)
+            job = job_of(number, sight, seqlen_q, m_blocks, heads, matrices, near, abreast, upward)
             acquire(J)
             tell(J, job)
             J = following(J, 1)
-            for consumer in range(CONSUMERS):
+            consumer = np.int32(0)
+            while consumer < CONSUMERS:
                 head, m0 = share_of(job, consumer, abreast)
-                acquire(Q)
+                make_room(Q, count, mO)
+                tell(slot(HOMES, Q.stage), (job.batch, head, m0))
                 fill(Q, mQ, job.batch, head, m0)
-                Q = following(Q, 1)
-            number, turn = draw(jobs), np.int32(turn + 1 if turn + 1 < CONSUMERS else 0)
+                Q, count = following(Q, 1), np.int32(count + 1)
+                consumer = unforeseen(consumer + 1)
+            number = draw(jobs)
         acquire(J)
         tell(J, NO_JOB)
         leave(jobs)
+        end = np.int32(count + PLACES)
+        while count < end:
+            make_room(Q, count, mO)
+            Q, count = following(Q, 1), unforeseen(count + 1)
 
     @device
     def supply(mK, mV, sight, group_size):
@@ -246,33 +258,15 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             pass
 
     @device
-    def leads():
-        return cuda.threadIdx.x % WARPGROUP == 0
-
-    @device
-    def store(mO, O, batch, head, m0):
-        sO = allocate(SHARED_O, warpgroup_index())
-        if leads():
-            sent()                                              # the O before
-        sync_warpgroup()
-        put(sO, O)
-        share_with_tma()
-        sync_warpgroup()
-        if leads():
-            send(mO, sO, batch, head, m0)
-            if O_FOR_Q:
-                sent()
-
-    @device
     def share_told(J, abreast):
         """What a job is to this consumer, and its first query."""
         wait(J)
         job = Job(*told(J))
         head, m0 = share_of(job, warpgroup_index(), abreast)
-        return Job(job.batch, head, job.m_block, job.n_block, job.n_blocks, job.turn), m0
+        return Job(job.batch, head, job.m_block, job.n_block, job.n_blocks), m0
 
     @device
-    def consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale, abreast):
+    def consume(mLse, sight, drops, heads, scale_log2, kept_scale, abreast):
         J, Q, K, V = slot(JOBS, 0), slot(Q_RING, warpgroup_index()), slot(K_RING, 0), slot(V_RING, 0)
         job, m0 = share_told(J, abreast)
         while job.n_blocks > 0:
@@ -316,20 +310,22 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             release(V)
             V = following(V, 1)
             K, V, _ = leave_to_others(K, V, job, sight, here, job.n_blocks)
-            store(mO, O * (reciprocal(total) * kept_scale), job.batch, job.head, m0)    # line 12: O = O / l
-            release(Q)
+            sync_warpgroup()                                    # all have read Q
+            put(allocate(SHARED_O, Q.stage), O * (reciprocal(total) * kept_scale))      # line 12: O = O / l
+            share_with_tma()
+            sync_warpgroup()
+            release(Q)                                          # with O in its place
             Q = following(Q, CONSUMERS)
-            release(J)                                          # all have read it: `store` has synchronised them
+            release(J)
             J, job, m0 = following(J, 1), job_next, m0_next
-            sync_warp()                                         # some lanes had less to do
-        if leads():
-            sent()
+            sync_warp()                                         # the first thread had more to do
 
     def kernel(mQ, mK, mV, mO, mLse, sight, drops, jobs, group_size, scale_log2, kept_scale, near, abreast, upward):
         batches, heads, seqlen_q = mLse.shape
         heads, seqlen_q, matrices = np.int32(heads), np.int32(seqlen_q), np.int32(batches * heads)
         open_ring(JOBS)
         open_ring(Q_RING)
+        open_ring(HOMES)
         open_ring(K_RING)
         open_ring(V_RING)
         let_kernel_after_start()
@@ -339,14 +335,15 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             give_registers(FEW)
             if cuda.threadIdx.x == HANDS_OUT:
                 expect(mQ)
-                hand_out(mQ, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward)
+                expect(mO)
+                hand_out(mQ, mO, sight, jobs, seqlen_q, heads, matrices, near, abreast, upward)
             if cuda.threadIdx.x == SUPPLIES:
                 expect(mK)
                 expect(mV)
                 supply(mK, mV, sight, group_size)
         else:
             take_registers(MANY)
-            consume(mO, mLse, sight, drops, heads, scale_log2, kept_scale, abreast)
+            consume(mLse, sight, drops, heads, scale_log2, kept_scale, abreast)
 
     number = getattr(types, ACC.__name__)
     signature = types.void(

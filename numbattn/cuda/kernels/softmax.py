@@ -5,7 +5,7 @@ import numpy as np
 from ..tile import device, exp2, log2, part_sum, row_max, where
 
 LOG2_E, LN_2 = np.log2(np.e), np.log(2)
-SLACK = 8  # bits
+SLACK = 1  # bits
 
 
 def no_max(sums):

@@ -244,6 +244,16 @@ def _slot_tile(slot):
     return lambda slot: _tile_of(slot)
 
 
+@intrinsic
+def _stage_of(typingctx, slot):
+    return types.int32(slot), lambda context, b, signature, values: unpack(b, values[0])[0]
+
+
+@overload_attribute(SlotType, "stage")
+def _slot_stage(slot):
+    return lambda slot: _stage_of(slot)
+
+
 # ---------------------------------------------------------------------------------------------------------- messages
 @primitive
 def tell(slot, numbers):
