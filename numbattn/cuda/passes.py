@@ -234,7 +234,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         strides = tuple(4 * math.prod(states[i + 1 :]) for i in range(len(states)))
         views.append(_view(problem, (states, strides, 4, 0), "q"))
         states_key = Key.of(KERNELS + "visibility:tile_states", device.cc, tile_m=tiles.tile_m, tile_n=tiles.tile_n,
-                            kept=kept, mask=mask)  # fmt: skip
+                            kept=kept, mask=mask, overlaps=device.cc >= (9, 0))  # fmt: skip
         blocks = problem.heads * -(-kept_tiles * words * STATES_WORD // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
     group_size = problem.heads // problem.heads_k
@@ -244,7 +244,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
         has_band = any(kind not in GRIDS for kind in problem.mask_kinds)
         uneven = has_band and not compiled_in["narrow"]  # gives tiles different weights
-        near = -(-max(group_size, NEAR_MASKED if uneven or len(mask) > 1 else 1) // abreast)
+        near = -(-max(group_size, NEAR_MASKED if has_band or len(mask) > 1 else 1) // abreast)
         return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
     return Launches(_prepared(problem, key, blocks, views), group_size, states, find_states)

@@ -21,11 +21,13 @@ from ..tile import (
     cols_between,
     device,
     has_bits,
+    let_kernel_after_start,
     lowest_bit,
     maximum,
     minimum,
     quotient,
     row_index,
+    wait_for_kernel_before,
     where,
 )
 from .layouts import places_of
@@ -246,7 +248,7 @@ def needs_test(mask):
     return at_the_edge
 
 
-def tile_states(*, tile_m, tile_n, kept, mask):
+def tile_states(*, tile_m, tile_n, kept, mask, overlaps):
     """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
     TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(STATES_TILES // WORD)
     KEEPS_Q = kept == "q"
@@ -277,6 +279,9 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     state = reduce(least, [state_of(g) for g, kind in enumerate(grids) if kind == "blocks"])
 
     def kernel(sight, seqlen_q, seqlen_k):
+        if overlaps:
+            let_kernel_after_start()
+            wait_for_kernel_before()
         out = sight.states[0]
         batches, heads, kept_tiles, words = out.shape
         words = np.int32(words // 2)
@@ -293,4 +298,4 @@ def tile_states(*, tile_m, tile_n, kept, mask):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES)
+    return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES, overlaps=overlaps)
