@@ -167,14 +167,17 @@ class Warpgroups(NamedTuple):
 
 
 HOPPER = "forward_wgmma:forward"
-# largest head_dim: {keys in sight from which: row}. TFLOP/s: bfloat16, 16k tokens in all, seqlen 512 and 16384
+# largest head_dim: {keys in sight from which: row}. Of the tensor cores' peak in cycles: bfloat16, 16k tokens in all,
+# seqlen 512 and 16384
 HOPPER_FORWARD = {
-    64: {0: Warpgroups(64, 4, 6, 5), 2048: Warpgroups(112, 3, 3, 4)},   # 424, 448; 390, 495, causal 448; 451
-    128: {0: Warpgroups(128, 2, 2, 5), 2048: Warpgroups(80, 3, 4, 4)},  # 530, 629; 451, 732
-    192: {0: Warpgroups(96, 2, 2, 3), 2048: Warpgroups(112, 2, 2, 2)},  # 495, 736; 96 keys 471, 741
-    256: {0: Warpgroups(64, 2, 2, 3), 2048: Warpgroups(80, 2, 2, 2)},   # 518, 728; 509, 765
+    64: {0: Warpgroups(64, 4, 6, 5), 2048: Warpgroups(112, 3, 3, 4)},   # 45, 50 %; 39, 56
+    128: {0: Warpgroups(128, 2, 2, 5), 2048: Warpgroups(80, 3, 4, 4)},  # 66, 78 %; 56, 84
+    192: {0: Warpgroups(96, 2, 2, 3), 2048: Warpgroups(112, 2, 2, 2)},  # 61, 90 %; 58, 93
+    256: {0: Warpgroups(64, 2, 2, 3), 2048: Warpgroups(80, 2, 2, 2)},   # 65, 90 %; 60, 95
 }
-HOPPER_NARROW = {128: {0: Warpgroups(64, 3, 5, 4)}}  # bands narrower than the keys: 16384, 1024 in sight 506; 498
+HOPPER_NARROW = {  # instead, for bands narrower than the keys: smaller tiles have less at their edges
+    128: {0: Warpgroups(64, 3, 5, 4)},  # Window(1023, 0), seqlen 16384: 61.5 %; 128 keys 60.5, 80 keys 60.2
+}
 HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
     64: Warpgroups(128, 2, 4, 4),
     128: Warpgroups(128, 2, 2, 4),
