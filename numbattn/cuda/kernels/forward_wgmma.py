@@ -100,7 +100,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_RING = Ring.within(shared, SHARED_Q, readers=1)
     K_RING, V_RING = (Ring.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
-    HOMES = Ring.within(shared, shared.tile(1, 3, np.int32, stages=q_places), readers=1)    # of O; only its writer reads
+    HOMES = Ring.within(shared, shared.tile(1, 3, np.int32, stages=q_places), readers=1)    # of the tiles of O
     JOBS = Ring.within(shared, shared.tile(1, len(NO_JOB), np.int32, stages=JOBS_AHEAD), readers=consumers + 1)
     CONSUMERS, PLACES, FEW, MANY = np.int32(consumers), np.int32(q_places), *REGISTERS[consumers]
     TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
