@@ -1,4 +1,4 @@
-"""What blocks of Hopper can do, for the interpreter of PTX: barriers in memory, boxes, warpgroups' products, clusters.
+"""What blocks of Hopper can do, for the interpreter of PTX: barriers in memory, boxes, warpgroups' products.
 
 Copies and products have their values at once; what a program may know of them comes at the latest moment there may be.
 A box that is copied arrives when no thread can go on without it. Until a product is waited for, its sums must not be
@@ -14,8 +14,7 @@ from .memory import ATOM, CHUNK, ROW, AccessError, swizzled
 
 WARP, WARPGROUP = 32, 128
 NAMED_BARRIERS = 16
-OF_WARP, OF_CLUSTER = 17, 18  # what threads wait for: these, a named barrier's number + 1, or an mbarrier's address
-RANK_BIT = 24  # an address in the cluster's shared memory: 1 + the block's number above this bit, or 0 for the own one
+OF_WARP = 17  # what threads wait for: this, a named barrier's number + 1, or an mbarrier's address
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")
 
@@ -68,26 +67,6 @@ def truncated(x):
     return np.where(np.abs(nearest) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
 
 
-def run_together(blocks):
-    """Run the blocks of a cluster until all threads have ended."""
-    while not all(block.done.all() for block in blocks):
-        went_on = [block.advance() for block in blocks]
-        if any(went_on) or pass_cluster(blocks) or any(block.receive() for block in blocks):
-            continue
-        raise DeadlockError("nobody can go on:\n" + "\n".join(line for block in blocks for line in block.waits()))
-    if any(block.arriving for block in blocks):
-        raise AccessError("a block ends while boxes are on their way to it")
-
-
-def pass_cluster(blocks):
-    """Whether all threads of the blocks waited for each other."""
-    if not all(((block.waiting == OF_CLUSTER) | block.done).all() for block in blocks):
-        return False
-    for block in blocks:
-        block.waiting[:] = 0
-    return True
-
-
 def ranges(mask):
     """Which are set: "0-127, 256"."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
@@ -112,17 +91,21 @@ class Hopper:
         self.finished = np.zeros(self.n, np.int64)  # of each thread's products
         self.sums, self.lefts = {}, {}  # registers of products on their way: numbers of the products, by thread
 
-    def join(self, cluster, rank):
-        self.cluster = cluster
-        self.special |= {"%cluster_ctarank": rank, "%cluster_nctarank": len(cluster)}
+    def run(self):
+        """Until all threads have ended."""
+        while not self.done.all():
+            if not (self.advance() or self.receive()):
+                raise DeadlockError("nobody can go on:\n" + "\n".join(self.waits()))
+        if self.arriving:
+            raise AccessError("a block ends while boxes are on their way to it")
 
     # ------------------------------------------------------------------------------------------------- waiting
     def waits(self):
         """Who waits for what, in words."""
         for key in np.unique(self.waiting[~self.done]).tolist():
             who = f"block {self.index}: threads {ranges((self.waiting == key) & ~self.done)} wait"
-            if key in (OF_WARP, OF_CLUSTER):
-                yield f"{who} for their {'warp' if key == OF_WARP else 'cluster'}"
+            if key == OF_WARP:
+                yield f"{who} for their warp"
             elif key <= NAMED_BARRIERS:
                 arrived, count = self.named.get(key - 1, ("not all", self.n))
                 yield f"{who} at barrier {key - 1}, where {arrived} of {count} have arrived"
@@ -172,18 +155,7 @@ class Hopper:
         return True
 
     def op_barrier(self, op, args):
-        if op[1] != "cluster":
-            return self.op_bar(["bar", *(part for part in op[1:] if part != "cta")], args)
-        if op[2] == "wait":
-            self.waiting[self.mask] = OF_CLUSTER
-
-    def op_mapa(self, op, args):
-        self.put(args[0], self.get(args[1], "u32") + (self.get(args[2], "u32") + 1 << np.uint32(RANK_BIT)))
-
-    def _block_of(self, address):
-        """Of an address in the cluster's shared memory: the block, and the address there."""
-        rank = address >> RANK_BIT
-        return self.cluster[rank - 1] if rank else self, address % (1 << RANK_BIT)
+        self.op_bar(["bar", *(part for part in op[1:] if part != "cta")], args)
 
     def op_mbarrier(self, op, args):
         what, addresses = op[1], self.address(next(arg for arg in args if arg[0] == "["))
@@ -194,13 +166,13 @@ class Hopper:
         last = 1 if args[-1][0] == "[" else self.get(args[-1], "u32")
         for thread in np.flatnonzero(self.mask):
             number = int(np.broadcast_to(last, self.n)[thread])
-            block, address = self._block_of(int(addresses[thread]))
+            address = int(addresses[thread])
             if what == "init":
-                block.open_barrier(address, number)
+                self.open_barrier(address, number)
             elif "expect_tx" in op:
-                block.arrive(address, 1, number)
+                self.arrive(address, 1, number)
             else:
-                block.arrive(address, number)
+                self.arrive(address, number)
 
     def open_barrier(self, address, count):
         places = self.shared.places(np.array([address]), 8, "mbarrier.init", read=False)
@@ -257,7 +229,7 @@ class Hopper:
             elif op[3] == "wait_group":
                 group.wait(self.shared, int(args[0]))
             elif op[3] == "tensor" and op[5].startswith("shared"):
-                self._load_box(thread, op, *args)
+                self._load_box(thread, *args)
             elif op[3] == "tensor" and op[5] == "global":
                 self._store_box(thread, group, *args)
             else:
@@ -273,22 +245,16 @@ class Hopper:
         offsets, inside = tensor_map.elements([int(self.get(x, "s32")[thread]) for x in members(start)])
         return tensor_map, address + offsets, inside
 
-    def _load_box(self, thread, op, target, source, barrier, blocks=None):
+    def _load_box(self, thread, target, source, barrier):
         tensor_map, addresses, inside = self._box(thread, source)
         item = tensor_map.array.itemsize
         values = np.zeros((len(inside), item), np.uint8)  # beyond the array
         values[inside] = self.memory.bytes[self.memory.places(addresses[inside], item, "a box", read=True)]
         target, barrier = int(self.address(target)[thread]), int(self.address(barrier)[thread])
-        if blocks is None:
-            to = [self]
-        else:
-            chosen = int(self.get(blocks, "u16")[thread])
-            to = [block for rank, block in enumerate(self.cluster) if chosen >> rank & 1]
-        for block in to:
-            places = block.shared.places_of_units(tensor_map.chunks(target), "a box", read=False)
-            block.barrier(barrier)
-            block.shared.written[places] = False  # until it has arrived
-            block.arriving.append((barrier, places, values.reshape(-1, CHUNK)))
+        places = self.shared.places_of_units(tensor_map.chunks(target), "a box", read=False)
+        self.barrier(barrier)
+        self.shared.written[places] = False  # until it has arrived
+        self.arriving.append((barrier, places, values.reshape(-1, CHUNK)))
 
     def receive(self):
         """All that is on its way to the barrier that has waited for longest. Whether there was anything."""

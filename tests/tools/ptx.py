@@ -12,7 +12,7 @@ from collections import Counter
 import ml_dtypes
 import numpy as np
 
-from .hopper import DeadlockError, Hopper, members, run_together, truncated
+from .hopper import DeadlockError, Hopper, members, truncated
 from .memory import GLOBAL_BASE, AccessError, Memory, Shared, TensorMap
 
 __all__ = ["AccessError", "DeadlockError", "Kernel", "TensorMap", "interpret"]
@@ -86,14 +86,10 @@ class Kernel:
         """How many instructions there are that match."""
         return sum(bool(re.search(pattern, line)) for block in self.blocks for *_, line in block)
 
-    def run(self, grid, threads, shared_bytes, values, memory, cluster=1):
+    def run(self, grid, threads, shared_bytes, values, memory):
         parameters = dict(zip(self.parameters, values, strict=True))
-        for z, y, x in np.ndindex(grid[2], grid[1], grid[0] // cluster):
-            indices = [(x * cluster + rank, y, z) for rank in range(cluster)]
-            blocks = [Block(self, at, grid, threads, shared_bytes, parameters, memory) for at in indices]
-            for rank, block in enumerate(blocks):
-                block.join(blocks, rank)
-            run_together(blocks)
+        for z, y, x in np.ndindex(grid[::-1]):
+            Block(self, (x, y, z), grid, threads, shared_bytes, parameters, memory).run()
 
 
 class Scope:
@@ -114,7 +110,7 @@ def split_operands(text):
     return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)]
 
 
-def interpret(ptx, grid, threads, shared_bytes, *arguments, cluster=1):
+def interpret(ptx, grid, threads, shared_bytes, *arguments):
     """Launch a kernel on NumPy arrays, in place, TensorMaps of them, scalars of NumPy's types and tuples of them.
 
     Returns the Kernel, which has counts.
@@ -133,7 +129,7 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments, cluster=1):
             values.append(np.int64(memory.add_map(argument, address)))
         else:
             values.append(np.asarray(argument))
-    kernel.run(grid, threads, shared_bytes, values, memory, cluster)
+    kernel.run(grid, threads, shared_bytes, values, memory)
     for argument, read in readers:
         if argument.flags.writeable:
             argument[...] = read()

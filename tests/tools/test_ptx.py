@@ -36,9 +36,9 @@ def kernel(body, scalars=(), maps=0):
 """
 
 
-def run(body, x, shared=0, threads=32, scalars=(), maps=(), cluster=1):
+def run(body, x, shared=0, threads=32, scalars=(), maps=()):
     text, numbers = kernel(body, [s[:2] for s in scalars], len(maps)), [s[2] for s in scalars]
-    return interpret(text, (cluster, 1, 1), threads, shared, x, *numbers, *maps, cluster=cluster)
+    return interpret(text, (1, 1, 1), threads, shared, x, *numbers, *maps)
 
 
 def test_arithmetic_and_predicates():
@@ -592,35 +592,3 @@ def test_products_on_their_way(body):
 def test_faults_of_products(body, error, text):
     with pytest.raises(error, match=text):
         boxes(READY + body, matrix(128, 64), x=np.zeros(128 * len(SUMS), np.float32))
-
-
-def test_a_cluster_fills_and_waits_together():
-    """Each of two blocks loads 32 rows for both, waits for all 64, and tells the other one that it has read them."""
-    a, x = matrix(64, 64), np.zeros(256, np.uint32)
-    run(f"""
-        {WARPS}
-        mov.u32 %r2, %cluster_ctarank;
-        add.u32 %r7, %r8, {BARRIER};
-        @%p2 mbarrier.init.shared::cta.b64 [%r7], 1; @%p2 mbarrier.init.shared::cta.b64 [%r7+8], 2;
-        barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
-        mov.b64 %rd5, map0; cvta.param.u64 %rd5, %rd5;
-        mad.lo.u32 %r3, %r2, 4096, %r8;
-        shl.b32 %r4, %r2, 5;
-        @%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r7], 8192;
-        @%p2 {LOAD}.multicast::cluster [%r3], [%rd5, {{0, %r4, 0, 0}}], [%r7], 3;
-        {waiting(0, "%r7")}
-        mad.lo.u32 %r3, %r1, 4, %r8;
-        ld.shared.u32 %r5, [%r3+4064];
-        mad.lo.u32 %r6, %r2, 512, 0;
-        cvt.u64.u32 %rd6, %r6;
-        add.s64 %rd3, %rd3, %rd6;
-        st.global.u32 [%rd3], %r5;
-        add.u32 %r9, %r7, 8;
-        mapa.shared::cluster.u32 %r10, %r9, %r1;
-        setp.lt.u32 %p5, %r1, 2;
-        @%p5 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r10];
-        {waiting(0, "%r9")}
-        """, x, BARRIER + 64, 128, maps=[TensorMap(a, (1, 1, 32, 64))], cluster=2)  # fmt: skip
-    np.testing.assert_array_equal(x[:128], x[128:])
-    flat = x.view(np.float16)
-    np.testing.assert_array_equal(flat[16:80], a[0, 0, 32])  # the first row of the second half is not swizzled
