@@ -192,6 +192,18 @@ def test_shared_memory_that_nobody_wrote():
         run("mov.u32 %r2, numbattn_shared;\nld.shared.f32 %f1, [%r2];", np.zeros(32, np.float32), shared=64)
 
 
+PAIR = """mov.u32 %r2, numbattn_shared; mad.lo.u32 %r2, %r1, 8, %r2; mov.f32 %f1, 0f3F800000;
+st.shared.f32 [%r2], %f1; ld.shared.v2.f32 {%f2, %f3}, [%r2];"""
+
+
+def test_a_vector_may_have_a_part_that_nobody_wrote():
+    x = np.zeros(32, np.float32)
+    run(PAIR + "st.global.f32 [%rd3], %f2;", x, shared=256)
+    assert (x == 1).all()
+    with pytest.raises(AccessError, match="%f3 is read before it is written"):
+        run(PAIR + "st.global.f32 [%rd3], %f3;", x, shared=256)
+
+
 def test_a_register_that_nobody_wrote():
     with pytest.raises(AccessError, match="%f1 is read before it is written"):
         run("st.global.f32 [%rd3], %f1;", np.zeros(32, np.float32))
