@@ -116,12 +116,14 @@ class Call:
         return grad if grad.shape == shape else cupy.empty(shape, self.problem.sum_dtype)
 
     def run(self, factory, matrices, lines, scale, **compiled_in):
-        """Run a kernel over all tiles."""
+        """Run a kernel over all tiles. Whether it can: the matrices may lie otherwise than it needs them."""
         problem, dropout = self.problem, self.inputs.dropout
         if len(matrices) > 4:
             compiled_in["out_dtypes"] = tuple(x.dtype.name for x in matrices[4:])
         addresses, layouts = _describe((*matrices, *lines, *self.in_mask))
         found = _launches(factory, problem, self.device, self.mask, layouts, **compiled_in)
+        if found is None:
+            return False
         sight = *self.band, *self.cell_sizes
         if found.counts:
             addresses.append(counters(self.device.index, is_capturing()))
@@ -135,19 +137,21 @@ class Call:
         rest = found.group_size, scale, 1 if dropout is None else dropout.scale
         for first, launch in found.launches:
             launch(addresses, (*sight, *drops, first, *rest, *found.more))
+        return True
 
     def run_in_boxes(self, o, lines):
         """The forward pass on Hopper, which moves boxes: what does not lie right for that is copied."""
         q, k, v = self.qkv
         if self.mask[0] == "band" and self.band[3] < self.problem.seqlen_k:  # what lies beyond may be NaN
             k, v = (x[..., : max(self.band[3], 1), :] for x in (k, v))
-        target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
-        matrices = [*(_for_boxes(x) for x in (q, k, v)), target]
         (lo, hi, *_), seqlen_k = self.band, self.problem.seqlen_k
         keys = seqlen_k if self.mask[0] == "bands" else max(min(seqlen_k, hi - lo + 1), 0)
-        self.run(HOPPER, matrices, lines, self.inputs.scale * LOG2_E, keys=keys, narrow=keys < seqlen_k)
-        if target is not o:
-            o[...] = target[..., : o.shape[-1]]
+        others = {"lines": lines, "scale": self.inputs.scale * LOG2_E, "keys": keys, "narrow": keys < seqlen_k}
+        if not self.run(HOPPER, [q, k, v, o], **others):
+            target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
+            self.run(HOPPER, [*(_for_boxes(x) for x in (q, k, v)), target], **others)
+            if target is not o:
+                o[...] = target[..., : o.shape[-1]]
 
     def run_delta(self, do, o, lse, delta, dlse):
         """delta = rowsum(dO * O) - dlse."""
@@ -167,12 +171,8 @@ def _padded(columns):
 
 
 def _fits_boxes(x):
-    return _layout_fits_boxes(x.shape, x.strides, x.itemsize, pointer_of(x) % VECTOR_BYTES)
-
-
-@lru_cache(maxsize=4096)
-def _layout_fits_boxes(*layout):
-    return layout[0][-1] > 0 and fits_tensor_map(*layout)
+    _, (layout,) = _describe([x])
+    return fits_tensor_map(*layout)
 
 
 def _for_boxes(x):
@@ -215,8 +215,11 @@ def _describe(arrays):
 
 @lru_cache(maxsize=4096)
 def _launches(factory, problem, device, mask, layouts, **compiled_in):
-    """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask."""
+    """The Launches of a kernel for arrays of these layouts: matrices, lines of sums, bands and cells of the mask. None
+    if it moves boxes and a matrix does not lie as they need it."""
     matrix_heads, kept = OVER[factory]
+    if factory == HOPPER and not all(fits_tensor_map(*layout) for layout in layouts[: len(matrix_heads)]):
+        return None
     lines = len(layouts) - len(matrix_heads) - (mask[0] == "bands") - len(mask[1:])
     tiles, key = _plan(factory, problem, device, mask, layouts[: len(matrix_heads)], **compiled_in)
     views = [_view(problem, layout, of) for layout, of in zip(layouts, matrix_heads)]

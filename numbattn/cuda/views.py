@@ -40,7 +40,7 @@ def alignment(shape, strides, itemsize, address):
 
 def fits_tensor_map(shape, strides, itemsize, address):
     """Whether the tensor memory accelerator can move all the matrices of an array as it lies."""
-    return alignment(shape, strides, itemsize, address) == VECTOR_BYTES and min(strides) >= 0
+    return shape[-1] > 0 and alignment(shape, strides, itemsize, address) == VECTOR_BYTES and min(strides) >= 0
 
 
 def for_tensor_map(view):
