@@ -179,9 +179,14 @@ def sum_to(x, shape):
 
 def library(x):
     """ "numpy" or "cupy" for their arrays, None for anything else. Imports neither."""
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray | np.matrix):
+    return _library(type(x))
+
+
+@lru_cache
+def _library(kind):
+    if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray | np.matrix):
         return "numpy"
-    return "cupy" if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "strides") else None
+    return "cupy" if kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides") else None
 
 
 def _same_library(**arrays):

@@ -146,10 +146,15 @@ class Kernel:
 
         lock = threading.Lock()  # until its tensor maps are copied into a launch, they are not to be used for another
 
-        def launch(addresses, numbers):
+        @lru_cache(maxsize=64)
+        def with_numbers(*numbers):  # most calls come with those of the call before
             parameters = template.copy()
             for (at, convert), number in zip(scalars, numbers, strict=True):
                 parameters[at] = convert(number)
+            return parameters
+
+        def launch(addresses, numbers):
+            parameters = with_numbers(*numbers).copy()
             if not hasattr(_thread, "ready"):
                 _make_current(cupy.cuda.runtime.getDevice())
             with lock:

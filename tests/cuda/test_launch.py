@@ -2,6 +2,7 @@ import gc
 import threading
 import time
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +45,28 @@ def test_arrays_are_what_numba_makes_of_them():
 def test_arrays_of_another_kind(view):
     with pytest.raises(TypeError, match="as argument 1, expected 2 axes of 4 bytes"):
         launching._array_parameters("kernel", 1, view, 2, 4)
+
+
+def test_each_launch_has_its_own_addresses_and_numbers(monkeypatch):
+    found = []
+    monkeypatch.setattr(launching.cuda.core, "launch", lambda *given: found.append(given[3:]))
+    monkeypatch.setattr(launching, "_stream", lambda pointer: None)
+    monkeypatch.setattr(launching._thread, "ready", True, raising=False)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=0))
+    kernel = object.__new__(launching.Kernel)
+    arguments = ("int32",), ("array", 1, 4), ("float32",)
+    kernel.binary = SimpleNamespace(name="kernel", arguments=arguments, threads=64, shared=0, overlaps=False)
+    kernel._kernel = None
+    launch = kernel.prepare(2, [View(16, 4, (3,), (4,))])
+    calls = [(1000, (7, 0.5)), (2000, (7, 0.5)), (2000, (8, 0.1)), (1000, (7, 0.5))]
+    for address, numbers in calls:
+        launch([address], numbers)
+    assert found == [(i, 0, 0, 3, 4, 16 + address, 3, 4, np.float32(x)) for address, (i, x) in calls]
+    assert {(type(first), type(last)) for first, *_, last in found} == {(np.int32, np.float32)}
+    with pytest.raises(OverflowError):
+        launch([1000], (2**31, 0.5))
+    with pytest.raises(ValueError, match="zip"):
+        launch([1000], (7,))
 
 
 # ---------------------------------------------------------------------------------------------------------- with a GPU
