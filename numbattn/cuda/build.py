@@ -72,7 +72,7 @@ class Source:
     blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
     tensor_maps: tuple = ()  # of TensorMap
-    overlaps: bool = False  # may start before the stream's kernel before it is over: it waits for that one itself
+    overlaps: bool = False  # from Hopper on it may start before the stream's kernel before is over; it waits itself
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,8 @@ def build(key):
     if binary is None:
         source = key.source()
         cubin, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
-        binary = Binary(
-            key.name, _arguments(source), source.threads, source.shared, source.overlaps, report, cubin
-        )  # fmt: skip
+        overlaps = source.overlaps and key.cc >= (9, 0)
+        binary = Binary(key.name, _arguments(source), source.threads, source.shared, overlaps, report, cubin)
         _write(path, binary)
     return binary
 

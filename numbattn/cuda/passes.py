@@ -237,7 +237,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         strides = tuple(4 * math.prod(states[i + 1 :]) for i in range(len(states)))
         views.append(_view(problem, (states, strides, 4, 0), "q"))
         states_key = Key.of(KERNELS + "visibility:tile_states", device.cc, tile_m=tiles.tile_m, tile_n=tiles.tile_n,
-                            kept=kept, mask=mask, overlaps=device.cc >= (9, 0))  # fmt: skip
+                            kept=kept, mask=mask)  # fmt: skip
         blocks = problem.heads * -(-kept_tiles * words * STATES_WORD // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
     group_size = problem.heads // problem.heads_k

@@ -203,6 +203,10 @@ def test_hit_on_hopper(factory, parameters, no_compiler):
     assert first.overlaps == (factory == "shift")
 
 
+def test_kernels_overlap_from_hopper_on():
+    assert not build(key((8, 6), "shift")).overlaps
+
+
 def test_hit_in_a_new_process_does_not_import_numba_cuda():
     size = len(build(key(times=3)).cubin)
     out, error = process(IN_A_PROCESS).communicate()

@@ -248,7 +248,7 @@ def needs_test(mask):
     return at_the_edge
 
 
-def tile_states(*, tile_m, tile_n, kept, mask, overlaps):
+def tile_states(*, tile_m, tile_n, kept, mask):
     """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
     TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(STATES_TILES // WORD)
     KEEPS_Q = kept == "q"
@@ -279,9 +279,8 @@ def tile_states(*, tile_m, tile_n, kept, mask, overlaps):
     state = reduce(least, [state_of(g) for g, kind in enumerate(grids) if kind == "blocks"])
 
     def kernel(sight, seqlen_q, seqlen_k):
-        if overlaps:
-            let_kernel_after_start()
-            wait_for_kernel_before()
+        let_kernel_after_start()
+        wait_for_kernel_before()
         out = sight.states[0]
         batches, heads, kept_tiles, words = out.shape
         words = np.int32(words // 2)
@@ -298,4 +297,4 @@ def tile_states(*, tile_m, tile_n, kept, mask, overlaps):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES, overlaps=overlaps)
+    return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES, overlaps=True)

@@ -7,7 +7,7 @@ then comes one for several warpgroups, and one for each of them.
 import numpy as np
 from numba.cuda import types
 
-from .emit import I32, VOID, asm, thread_index
+from .emit import I32, VOID, asm, capability, thread_index
 from .layout import WARPGROUP, WARPGROUP_BITS
 from .simulator import barrier, sync_lanes
 from .simulator import thread_index as my_index
@@ -82,12 +82,15 @@ def sync_warpgroups(count):
 
 @primitive
 def wait_for_kernel_before():
-    """Until the stream's kernel before this one is over, and what it has written is seen: see build.Source.overlaps."""
+    """Until the stream's kernel before this one is over, and what it has written is seen: see build.Source.overlaps.
+
+    Before Hopper it is over when this one starts, and there is nothing to wait for.
+    """
 
 
 @wait_for_kernel_before.lowering
 def wait_for_kernel_before():
-    return types.void(), lambda b: asm(b, "griddepcontrol.wait;", VOID, effect=True)
+    return types.void(), lambda b: emit_for_overlap(b, "wait")
 
 
 @primitive
@@ -97,7 +100,12 @@ def let_kernel_after_start():
 
 @let_kernel_after_start.lowering
 def let_kernel_after_start():
-    return types.void(), lambda b: asm(b, "griddepcontrol.launch_dependents;", VOID, effect=True)
+    return types.void(), lambda b: emit_for_overlap(b, "launch_dependents")
+
+
+def emit_for_overlap(b, what):
+    if capability() >= (9, 0):
+        asm(b, f"griddepcontrol.{what};", VOID, effect=True)
 
 
 @primitive

@@ -46,7 +46,7 @@ def states_of(cells, kept):
     else:
         sight, states = sight_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * words))
         sizes, lengths = {"tile_m": TILE_N, "tile_n": TILE_M}, (SEQLEN_K, SEQLEN_Q)
-    source = tile_states(**sizes, kept=kept, mask=("band", "blocks"), overlaps=False)
+    source = tile_states(**sizes, kept=kept, mask=("band", "blocks"))
     blocks = 2 * -(-KEPT * words * STATES_WORD // STATES_TILES)
     launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, lengths))
     return sight, states
