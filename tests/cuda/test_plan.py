@@ -65,16 +65,18 @@ def choices():
 
 def hopper_choices():
     """Every row that a plan can choose on Hopper, for one kind of mask, and dropout, of each."""
-    head_dims, kinds = range(64, 257, 64), ("plain", "long", "narrow", "dropout", "narrow dropout", "cells", "both")
-    for i, (d, e, of) in enumerate(product(head_dims, head_dims, kinds)):
-        rows, narrow = plan.HOPPER_FORWARD[max(d, e)], "narrow" in of
+    kinds = "plain", "long", "narrow", "dropout", "narrow dropout", "cells", "cells dropout"
+    for i, (d, e, of) in enumerate(product(range(64, 257, 64), range(64, 257, 64), kinds)):
+        rows = plan.HOPPER_FORWARD[max(d, e)]
+        narrow, cells, dropout = (word in of for word in ("narrow", "cells", "dropout"))
         missing = (of == "long" and len(rows) == 1) or (narrow and max(d, e) not in plan.HOPPER_NARROW)
         if missing or (d != e and (i % 4 and (d, e) != (192, 128))):
             continue
-        dtype, kind = ("float16", "bfloat16")[i % 2], 2 + i % 4 if of in ("cells", "both") else 0 if narrow else i % 2
+        dtype, bands = ("float16", "bfloat16")[i % 2], MASKS[:1] if narrow else MASKS[:2]
+        mask = MASKS[2 + i % 4] if cells else bands[i % len(bands)]
         keys = max(rows) if of == "long" or (of == "dropout" and i % 2) else 100
-        tiles, key = plan.hopper_plan(dtype, d, e, keys, narrow, MASKS[kind], "dropout" in of or of == "both")
-        yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(MASKS[kind])}")
+        tiles, key = plan.hopper_plan(dtype, d, e, keys, narrow, mask, dropout)
+        yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
 
 
 @pytest.mark.skipif(SIMULATED, reason="looks at PTX")

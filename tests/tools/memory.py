@@ -50,8 +50,11 @@ class Memory:
         self.maps[at] = tensor_map, address
         return at
 
-    def places(self, address, size, what, read):
-        """Indices of the bytes [..., size] of accesses, after all checks."""
+    def places(self, address, size, what, read, parts=1):
+        """Indices of the bytes [..., size] of accesses, after all checks.
+
+        parts: of what is read, one of so many has to have been written, the others may be padding.
+        """
         start = address.astype(np.int64) - self.base
         if (start % size).any():
             raise AccessError(f"{what}: misaligned by {int((start % size).max())} bytes of {size}")
@@ -60,7 +63,7 @@ class Memory:
         found = start[:, None] + np.arange(size)
         if not self.owned[found].all():
             raise AccessError(f"{what} outside of all arrays")
-        if read and not self.written[found].all():
+        if read and not self.written[found].reshape(-1, parts, size // parts).all(2).any(1).all():
             raise AccessError(f"{what} reads what nobody has written")
         return found
 

@@ -552,20 +552,17 @@ class Block(Hopper):
             return
         memory, size = self.shared if "shared" in op else self.memory, dtype.itemsize * len(names)
         address = self.address(place)
-        places = memory.places(address[active], size, ".".join(op), read=False)
+        places = memory.places(address[active], size, ".".join(op), read, parts=len(names))
         if memory is self.shared:
             self._wavefronts(".".join(op), address, size)
-        written = memory.written[places].reshape(len(places), len(names), -1).all(2)
-        if read and not written.any(1).all():
-            raise AccessError(f"{'.'.join(op)} reads what nobody has written")
         for i, name in enumerate(names):
             at = places[:, i * dtype.itemsize : (i + 1) * dtype.itemsize]
             if read:
                 value = np.zeros(self.n, dtype)
                 value[active] = memory.bytes[at].view(dtype)[:, 0]
                 self.put(name, value)
-                if name != "_":  # of a vector a part may be padding, of which nothing may be made
-                    self.defined[name][active] = written[:, i]
+                if name != "_":  # it may be padding, of which nothing may be made
+                    self.defined[name][active] = memory.written[at].all(1)
             else:
                 values = np.ascontiguousarray(self.get(name, op[-1])[active])
                 memory.write(at, values[:, None].view(np.uint8), np.flatnonzero(active))

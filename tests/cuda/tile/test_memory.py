@@ -274,9 +274,9 @@ def test_offsets_have_64_bits():
     class Folded(Memory):
         """All rows of the array 2**33 bytes apart in one small memory."""
 
-        def places(self, address, size, what, read):
+        def places(self, address, size, what, read, parts=1):
             row, within = np.divmod(address.astype(np.int64) - GLOBAL_BASE, step)
-            return super().places(GLOBAL_BASE + within + 32 * row, size, what, read)
+            return super().places(GLOBAL_BASE + within + 32 * row, size, what, read, parts)
 
     memory = Folded(1 << 14, GLOBAL_BASE)
     at, _ = memory.add(x)
