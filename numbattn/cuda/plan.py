@@ -167,17 +167,15 @@ class Warpgroups(NamedTuple):
 
 
 HOPPER = "forward_wgmma:forward"
-# largest head_dim: {keys in sight from which: row}. Of the tensor cores' peak in cycles: bfloat16, 16k tokens in all,
-# seqlen 512 and 16384
-HOPPER_FORWARD = {
-    64: {0: Warpgroups(64, 4, 6, 5), 2048: Warpgroups(112, 3, 3, 4)},   # 45, 50 %; 39, 56
-    128: {0: Warpgroups(128, 2, 2, 5), 2048: Warpgroups(80, 3, 4, 4)},  # 66, 78 %; 56, 84
-    192: {0: Warpgroups(96, 2, 2, 3), 2048: Warpgroups(112, 2, 2, 2)},  # 61, 90 %; 58, 93
-    256: {0: Warpgroups(64, 2, 2, 3), 2048: Warpgroups(80, 2, 2, 2)},   # 65, 90 %; 60, 95
+HOPPER_FORWARD = {  # of the largest head_dim
+    64: Warpgroups(64, 4, 6, 5),
+    128: Warpgroups(128, 2, 2, 5),
+    192: Warpgroups(96, 2, 2, 3),
+    256: Warpgroups(64, 2, 2, 3),
 }
-HOPPER_NARROW = {  # instead, for bands narrower than the keys: smaller tiles have less at their edges
-    128: {0: Warpgroups(64, 3, 5, 4)},  # Window(1023, 0), seqlen 16384: 62.7 %; 128 keys 60.8, 80 keys 61.4
-}
+HOPPER_LONG = {128: Warpgroups(80, 3, 3, 5)}  # instead, where LONG keys are in sight, or more
+LONG = 2048
+HOPPER_NARROW = {128: Warpgroups(64, 3, 5, 4)}  # instead, for bands narrower than the keys: less at their edges
 HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
     64: Warpgroups(128, 2, 4, 4),
     128: Warpgroups(128, 2, 2, 4),
@@ -199,10 +197,10 @@ def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
     size = max(head_dim, head_dim_v)
     if len(mask) > 1:
         return (HOPPER_CELLS_AND_DROPOUT if dropout else HOPPER_CELLS)[size]
-    rows = HOPPER_FORWARD[size] | (HOPPER_NARROW.get(size, {}) if narrow else {})
-    if mask == ("bands",) and dropout:  # take registers, of which three consumers have too few at head_dim 128
-        return rows[0]
-    return rows[max(start for start in rows if start <= keys)]
+    if mask == ("bands",) and dropout:  # take registers, too
+        return HOPPER_CELLS[size]
+    instead = HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
+    return instead.get(size, HOPPER_FORWARD[size])
 
 
 def heads_abreast(tiles, group_size, seqlen_q):

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.cuda.plan import HOPPER_FORWARD
+from numbattn.cuda.plan import HOPPER_FORWARD, HOPPER_LONG
 from numbattn.cuda.tile import SIMULATED
 from numbattn.problem import DTYPES
 from tests.tools.device import HOPPER, TURING, on
@@ -183,14 +183,11 @@ def test_heads_of_a_group_side_by_side(rng, m, heads, heads_k):
             check_forward(q, k, v, **options)
 
 
-LONG_ROWS = {size: rows[max(rows)] for size, rows in HOPPER_FORWARD.items() if len(rows) > 1}
-
-
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
-@pytest.mark.parametrize("head_dim", LONG_ROWS)
+@pytest.mark.parametrize("head_dim", HOPPER_LONG)
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     """One block does them all, and the consumers of a tile see different keys."""
-    monkeypatch.setitem(HOPPER_FORWARD, head_dim, {0: LONG_ROWS[head_dim]})
+    monkeypatch.setitem(HOPPER_FORWARD, head_dim, HOPPER_LONG[head_dim])
     q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):

@@ -67,14 +67,14 @@ def hopper_choices():
     """Every row that a plan can choose on Hopper, for one kind of mask, and dropout, of each."""
     kinds = "plain", "long", "narrow", "dropout", "narrow dropout", "cells", "cells dropout"
     for i, (d, e, of) in enumerate(product(range(64, 257, 64), range(64, 257, 64), kinds)):
-        rows = plan.HOPPER_FORWARD[max(d, e)]
         narrow, cells, dropout = (word in of for word in ("narrow", "cells", "dropout"))
-        missing = (of == "long" and len(rows) == 1) or (narrow and max(d, e) not in plan.HOPPER_NARROW)
+        table = plan.HOPPER_LONG if of == "long" else plan.HOPPER_NARROW if narrow else plan.HOPPER_FORWARD
+        missing = max(d, e) not in table
         if missing or (d != e and (i % 4 and (d, e) != (192, 128))):
             continue
         dtype, bands = ("float16", "bfloat16")[i % 2], MASKS[:1] if narrow else MASKS[:2]
         mask = MASKS[2 + i % 4] if cells else bands[i % len(bands)]
-        keys = max(rows) if of == "long" or (of == "dropout" and i % 2) else 100
+        keys = plan.LONG if of == "long" or (of == "dropout" and i % 2) else 100
         tiles, key = plan.hopper_plan(dtype, d, e, keys, narrow, mask, dropout)
         yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
 
@@ -98,16 +98,16 @@ def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
 
 
 def test_the_row_on_hopper_is_that_of_so_many_keys():
-    def row(keys, *grids, head_dim=64, narrow=False):
-        return plan.hopper_plan("float16", head_dim, 64, keys, narrow, ("band", *grids), dropout=False)[0]
+    def row(keys, narrow, *grids, head_dim, bands="band", dropout=False):
+        return plan.hopper_plan("float16", head_dim, 64, keys, narrow, (bands, *grids), dropout)[0]
 
-    (few, first), (many, second) = plan.HOPPER_FORWARD[64].items()
-    assert (few, [row(n) for n in (0, many - 1, many, 10 * many)]) == (0, [first, first, second, second])
-    assert row(many, narrow=True) == second
-    assert row(many, "dense") == plan.HOPPER_CELLS[64]
-    ((head_dim, rows),) = plan.HOPPER_NARROW.items()
-    assert row(1, head_dim=head_dim, narrow=True) == rows[0] != row(1, head_dim=head_dim)
-    assert row(many, head_dim=head_dim, narrow=True) == row(many, head_dim=head_dim)
+    few, many = plan.LONG - 1, plan.LONG
+    for size, usual in plan.HOPPER_FORWARD.items():
+        long, narrow = (table.get(size, usual) for table in (plan.HOPPER_LONG, plan.HOPPER_NARROW))
+        assert [row(n, False, head_dim=size) for n in (0, few, many, 10 * many)] == [usual, usual, long, long]
+        assert [row(n, True, head_dim=size) for n in (1, few, many)] == [narrow, narrow, long]
+        assert row(many, True, "dense", head_dim=size) == plan.HOPPER_CELLS[size]
+        assert row(many, True, head_dim=size, bands="bands", dropout=True) == plan.HOPPER_CELLS[size]
 
 
 @pytest.mark.parametrize(("consumers", "group_size", "seqlen_q", "abreast"), [

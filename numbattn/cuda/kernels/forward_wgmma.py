@@ -80,6 +80,16 @@ class Job(NamedTuple):
     n_blocks: Any  # 0: there is no such job
 
 
+class Rows(NamedTuple):
+    """What a consumer has of its queries: O lacks alpha, and P times V, of the last tile."""
+
+    O: Any
+    P: Any
+    m: Any
+    l: Any
+    alpha: Any
+
+
 NO_JOB = Job(*[np.int32(0)] * len(Job._fields))
 
 
@@ -211,14 +221,23 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
             release(K)
             release(V)
             K, V = following(K, 1), following(V, 1)
-            n_block = seen_from(job, sight, np.int32(n_block + 1))
+            n_block = seen_from(job, sight, unforeseen(n_block + 1))
         return K, V, n_block
+
+    @device
+    def at_the_edge(job, sight, m0, n_block):
+        """Whether the elements of this tile have to be tested."""
+        batch, head, n0, band = job.batch, job.head, np.int32(n_block * TILE_N), band_at(sight, job.batch, job.head)
+        m_end, n_end = np.int32(m0 + ROWS), np.int32(n0 + TILE_N)
+        return tested(sight, band, batch, head, job.m_block, n_block, m0, m_end, n0, n_end)
 
     @device
     def masked(S, job, sight, m0, n_block):
         batch, head, n0, band = job.batch, job.head, np.int32(n_block * TILE_N), band_at(sight, job.batch, job.head)
-        if tested(sight, band, batch, head, job.m_block, n_block, m0, np.int32(m0 + ROWS), n0, np.int32(n0 + TILE_N)):
-            S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)              # Alg. 2 line 11: MASK(S)
+        return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
+
+    @device
+    def unmasked(S, job, sight, m0, n_block):
         return S
 
     @device
@@ -257,6 +276,30 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
         def cut(V, job, sight, n_block):
             pass
 
+    def step_with(mask):
+        @device
+        def step(rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2):
+            """The tile `here`, once the tile `before` is all but multiplied by V. Also returns which tile is next."""
+            O, P, m, l, alpha = rows
+            O = rescaled(O, alpha)                              # line 12: O = alpha O
+            cut(V, job, sight, before)
+            wait(K)
+            S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 1 line 9: S = Q K^T, in flight
+            wait(V)
+            O = dot(O, P, V.tile)                               # line 12: O = O + P V of the tile before, in flight
+            after = seen_from(job, sight, np.int32(here + 1))
+            S = finished(S, 1)
+            release(K)
+            F, m, l, alpha = softmax_step(mask(S, job, sight, m0, here), m, l, scale_log2)      # lines 10 to 13
+            O = finished(O, 0)
+            release(V)
+            P = weights(F, job, drops, heads, m0, here)
+            return Rows(O, P, m, l, alpha), following(K, 1), following(V, 1), after
+
+        return step
+
+    step, step_at_the_edge = step_with(unmasked), step_with(masked)
+
     @device
     def share_told(J, abreast):
         """What a job is to this consumer, and its first query."""
@@ -272,37 +315,30 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
         while job.n_blocks > 0:
             first, end = own_blocks(job, m0, sight)
             K, V, before = leave_to_others(K, V, job, sight, job.n_block, first)
-            O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+            m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
             wait(Q)
             wait(K)
             S = finished(dot(S_TILE, Q.tile, K.tile.T), 0)
             release(K)
             K = following(K, 1)
-            F, m, l, alpha = softmax_step(masked(S, job, sight, m0, before), m, l, scale_log2)
-            P = weights(F, job, drops, heads, m0, before)
+            if at_the_edge(job, sight, m0, before):
+                S = masked(S, job, sight, m0, before)
+            F, m, l, alpha = softmax_step(S, m, l, scale_log2)
+            rows = Rows(full(O_TILE, ZERO), weights(F, job, drops, heads, m0, before), m, l, alpha)
             here = seen_from(job, sight, np.int32(before + 1))
-            while True:
-                if here >= end:
-                    break
-                cut(V, job, sight, before)
-                wait(K)
-                S = dot(S_TILE, Q.tile, K.tile.T)               # Alg. 1 line 9: S = Q K^T, in flight
-                wait(V)
-                O = dot(O, P, V.tile)                           # line 12: O = O + P V of the tile before, in flight
-                after = seen_from(job, sight, np.int32(here + 1))
-                S = finished(S, 1)
-                release(K)
-                K = following(K, 1)
-                F, m, l, alpha = softmax_step(masked(S, job, sight, m0, here), m, l, scale_log2)    # lines 10 to 13
-                O = finished(O, 0)
-                release(V)
-                V = following(V, 1)
-                P = weights(F, job, drops, heads, m0, here)
-                O = rescaled(O, alpha)                          # line 12: O = alpha O
-                before, here = here, after
+            while here < end:
+                while here < end and not at_the_edge(job, sight, m0, here):
+                    rows, K, V, after = step(rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2)
+                    before, here = here, after
+                if here < end:
+                    rows, K, V, after = step_at_the_edge(
+                        rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2
+                    )
+                    before, here = here, after
+            O, P, m, l, alpha = rows
             cut(V, job, sight, before)
             wait(V)
-            O = dot(O, P, V.tile)
+            O = dot(rescaled(O, alpha), P, V.tile)
             total = row_sum(l, ZERO)                            # 0 if it has seen nothing
             save(mLse[job.batch, job.head], logsumexp(m, total, scale_log2, LN2), m0)
             job_next, m0_next = share_told(following(J, 1), abreast)
