@@ -178,7 +178,7 @@ LONG = 2048
 HOPPER_NARROW = {128: Warpgroups(64, 3, 5, 4)}  # instead, for bands narrower than the keys: less at their edges
 HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
     64: Warpgroups(128, 2, 4, 4),
-    128: Warpgroups(128, 2, 2, 4),
+    128: Warpgroups(128, 2, 2, 5),
     192: Warpgroups(64, 2, 2, 4),
     256: Warpgroups(64, 2, 2, 3),
 }
@@ -194,11 +194,9 @@ def forward_factory(device, item):
 def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
     """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight, of more if it is narrow; mask is
     kinds, see kernels.visibility."""
-    size = max(head_dim, head_dim_v)
-    if len(mask) > 1:
-        return (HOPPER_CELLS_AND_DROPOUT if dropout else HOPPER_CELLS)[size]
-    if mask == ("bands",) and dropout:  # take registers, too
-        return HOPPER_CELLS[size]
+    size, cells = max(head_dim, head_dim_v), len(mask) > 1
+    if dropout or cells:
+        return (HOPPER_CELLS_AND_DROPOUT if dropout and cells else HOPPER_CELLS)[size]
     instead = HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
     return instead.get(size, HOPPER_FORWARD[size])
 
