@@ -146,7 +146,7 @@ class Call:
             k, v = (x[..., : max(self.band[3], 1), :] for x in (k, v))
         (lo, hi, *_), seqlen_k = self.band, self.problem.seqlen_k
         keys = seqlen_k if self.mask[0] == "bands" else max(min(seqlen_k, hi - lo + 1), 0)
-        others = {"lines": lines, "scale": self.inputs.scale * LOG2_E, "keys": keys, "narrow": keys < seqlen_k}
+        others = {"lines": lines, "scale": self.inputs.scale * LOG2_E, "keys": keys}
         if not self.run(HOPPER, [q, k, v, o], **others):
             target = o if _fits_boxes(o) else cupy.empty((*o.shape[:-1], _padded(o.shape[-1])), o.dtype)
             self.run(HOPPER, [*(_for_boxes(x) for x in (q, k, v)), target], **others)
@@ -246,7 +246,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         jobs = problem.heads // abreast * m_blocks
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
         has_band = any(kind not in GRIDS for kind in problem.mask_kinds)
-        uneven = has_band and not compiled_in["narrow"]  # gives tiles different weights
+        uneven = has_band and compiled_in["keys"] >= problem.seqlen_k  # gives tiles different weights
         near = -(-max(group_size, NEAR_MASKED if has_band or len(mask) > 1 else 1) // abreast)
         return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
@@ -257,9 +257,10 @@ def _plan(factory, problem, device, mask, matrices, **compiled_in):
     """Tiles and Key of a kernel whose matrices have these layouts."""
     name, head_dims = problem.dtype.name, _head_dims(problem)
     if factory == HOPPER:
+        narrow = compiled_in["keys"] < problem.seqlen_k
         return hopper_plan(
-            name, problem.head_dim, problem.head_dim_v, mask=mask, dropout=problem.dropout, **compiled_in
-        )  # fmt: skip
+            name, problem.head_dim, problem.head_dim_v, **compiled_in, narrow=narrow, mask=mask, dropout=problem.dropout
+        )
     nbytes = VECTOR_BYTES if all(alignment(*layout) == VECTOR_BYTES for layout in matrices) else 0
     return plan(factory, device, name, *head_dims, mask=mask, dropout=problem.dropout, nbytes=nbytes, **compiled_in)
 
