@@ -184,6 +184,17 @@ def test_heads_of_a_group_side_by_side(rng, m, heads, heads_k):
 
 
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
+@pytest.mark.parametrize("tiles", ["weww-eew", "eew-wwew", "-e-wwwe-"])
+def test_whole_tiles_and_others_in_turn(rng, tiles):
+    """A tile of keys is whole, has edges or is empty; the kernel walks over runs of whole ones without a test."""
+    blocks = {"w": np.ones((2, 2), bool), "e": np.eye(2, dtype=bool), "-": np.zeros((2, 2), bool)}
+    mask = na.BlockSparse(np.hstack([blocks[tile] for tile in tiles])[None, None], (64, 64))
+    q, k, v = qkv(rng, np.float16, heads=1, m=128, n=128 * len(tiles), d=64, e=64)
+    with on(HOPPER):
+        check_forward(q, k, v, mask=mask)
+
+
+@pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
 @pytest.mark.parametrize("head_dim", HOPPER_LONG)
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     """One block does them all, and the consumers of a tile see different keys."""
