@@ -14,7 +14,7 @@ from .memory import ATOM, CHUNK, ROW, AccessError, swizzled
 
 WARP, WARPGROUP = 32, 128
 NAMED_BARRIERS = 16
-OF_WARP = 17  # what threads wait for: this, a named barrier's number + 1, or an mbarrier's address
+OF_WARP, OF_WARPGROUP = 17, 18  # what threads wait for: these, a named barrier's number + 1, an mbarrier's address
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")
 
@@ -106,6 +106,8 @@ class Hopper:
             who = f"block {self.index}: threads {ranges((self.waiting == key) & ~self.done)} wait"
             if key == OF_WARP:
                 yield f"{who} for their warp"
+            elif key == OF_WARPGROUP:
+                yield f"{who} for their warpgroup"
             elif key <= NAMED_BARRIERS:
                 arrived, count = self.named.get(key - 1, ("not all", self.n))
                 yield f"{who} at barrier {key - 1}, where {arrived} of {count} have arrived"
@@ -116,10 +118,7 @@ class Hopper:
 
     def op_bar(self, op, args):
         if op[1] == "warp":
-            self.waiting[self.mask] = OF_WARP
-            here = self.waiting == OF_WARP
-            whole = (here | self.done).reshape(-1, WARP).all(1)
-            self.waiting[here & np.repeat(whole, WARP)] = 0
+            self._meet(OF_WARP, WARP)
             return
         numbers = self.get(args[0], "u32")
         if (numbers[self.mask] >= NAMED_BARRIERS).any():
@@ -130,6 +129,18 @@ class Hopper:
                 self.waiting[here] = number + 1
             if len(args) > 1:
                 self._arrive_at(number, here, self.get(args[1], "u32")[here])
+
+    def _meet(self, key, size):
+        """Wait until all threads of the warp, or of a group of another size, are here or have ended."""
+        self.waiting[self.mask] = key
+        here = self.waiting == key
+        whole = (here | self.done).reshape(-1, size).all(1)
+        self.waiting[here & np.repeat(whole, size)] = 0
+
+    def op_meet(self, op, args):
+        """Before a warpgroup's products, which its warps come to one by one."""
+        self._whole(WARP, "wgmma")
+        self._meet(OF_WARPGROUP, WARPGROUP)
 
     def _arrive_at(self, number, here, counts):
         """Come to a barrier that takes so many threads; without a count it takes the whole block."""

@@ -77,6 +77,9 @@ class Kernel:
         name, *_ = op = op.split(".")
         if op[:2] == ["mbarrier", "try_wait"] and self.blocks[-1]:
             self.blocks.append([])  # where threads come again
+        if name == "wgmma" and op[1] in ("fence", "wait_group"):
+            self.blocks[-1].append((None, False, ["meet"], [], ""))
+            self.blocks.append([])
         operands = split_operands(re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands))
         self.blocks[-1].append((guard and scope.rename(guard), bool(negated), op, operands, line))
         if name in ("bra", "ret", "bar", "barrier") or op[:2] == ["mbarrier", "try_wait"]:

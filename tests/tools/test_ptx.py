@@ -581,7 +581,8 @@ FROM_REGISTERS = LEFT + product("{%r11, %r12, %r13, %r14}", "%rd7", 0, "0")
     + STORES,
     ONCE + WAIT + "st.shared.u32 [%r8], %r1;",
     FROM_REGISTERS + "mov.u32 %r20, %r11;" + WAIT + "mov.u32 %r11, 1;",
-], ids=range(5))  # fmt: skip
+    f"@%p1 bra $late; bra $on; $back: bra $on; $late: bra $back; $on: {ONCE + WAIT} {STORES}",
+], ids=range(6))  # fmt: skip
 def test_products_on_their_way(body):
     boxes(READY + body, matrix(128, 64), x=np.zeros(128 * len(SUMS), np.float32))
 
@@ -599,8 +600,9 @@ def test_products_on_their_way(body):
     (described("%rd7", 1024 + 128) + ONCE, AccessError, "not in the first row"),
     (described("%rd7", 16384) + ONCE, AccessError, "nobody has written"),
     (f"mov.b64 %rd7, {{%r8, 64}}; {ONCE}", NotImplementedError, "not swizzled"),
-    (f"@%p1 bra $on; {ONCE} $on:", RuntimeError, "not all 128 threads"),
-], ids=range(13))  # fmt: skip
+    (f"@%p1 bra $on; {ONCE} $on:", DeadlockError, "threads 32-127 wait for their warpgroup"),
+    (f"@%p2 bra $on; {ONCE} $on:", RuntimeError, "not all 32 threads"),
+], ids=range(14))  # fmt: skip
 def test_faults_of_products(body, error, text):
     with pytest.raises(error, match=text):
         boxes(READY + body, matrix(128, 64), x=np.zeros(128 * len(SUMS), np.float32))
