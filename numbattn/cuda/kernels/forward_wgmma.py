@@ -279,7 +279,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
     def step_with(mask):
         @device
         def step(rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2):
-            """The tile `here`, once the tile `before` is all but multiplied by V. Also returns which tile is next."""
+            """The tile `here`, once the tile `before` is all but multiplied by V. Returns it and the next one, too."""
             O, P, m, l, alpha = rows
             O = rescaled(O, alpha)                              # line 12: O = alpha O
             cut(V, job, sight, before)
@@ -294,7 +294,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
             O = finished(O, 0)
             release(V)
             P = weights(F, job, drops, heads, m0, here)
-            return Rows(O, P, m, l, alpha), following(K, 1), following(V, 1), after
+            return Rows(O, P, m, l, alpha), following(K, 1), following(V, 1), here, after
 
         return step
 
@@ -328,13 +328,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
             here = seen_from(job, sight, np.int32(before + 1))
             while here < end:
                 while here < end and not at_the_edge(job, sight, m0, here):     # nearly all of the time goes here
-                    rows, K, V, after = step(rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2)
-                    before, here = here, after
-                if here < end:
-                    rows, K, V, after = step_at_the_edge(
+                    rows, K, V, before, here = step(
                         rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2
                     )
-                    before, here = here, after
+                if here < end:
+                    rows, K, V, before, here = step_at_the_edge(
+                        rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2
+                    )
             O, P, m, l, alpha = rows
             cut(V, job, sight, before)
             wait(V)
