@@ -197,7 +197,7 @@ def test_whole_tiles_and_others_in_turn(rng, tiles):
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
 @pytest.mark.parametrize("head_dim", HOPPER_LONG)
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
-    """One block does them all, and the consumers of a tile see different keys."""
+    """One block does them all, and the consumers of a tile see different keys. Dropout has tiles of its own."""
     monkeypatch.setitem(HOPPER_FORWARD, head_dim, HOPPER_LONG[head_dim])
     q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):

@@ -77,7 +77,7 @@ class Kernel:
         name, *_ = op = op.split(".")
         if op[:2] == ["mbarrier", "try_wait"] and self.blocks[-1]:
             self.blocks.append([])  # where threads come again
-        if name == "wgmma" and op[1] in ("fence", "wait_group"):
+        if name == "wgmma" and op[1] in ("fence", "wait_group"):  # where the warps wait for each other
             self.blocks[-1].append((None, False, ["meet"], [], ""))
             self.blocks.append([])
         operands = split_operands(re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands))
