@@ -118,6 +118,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
     SUPPLIES, HANDS_OUT = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, GRIDS = drop_step(S_TILE, dropout), len(mask) > 1
+    RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
     @device
     def seen_from(job, sight, n_block):
@@ -281,10 +282,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
         def step(rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2):
             """The tile `here`, once the tile `before` is all but multiplied by V. Returns it and the next one, too."""
             O, P, m, l, alpha = rows
-            O = rescaled(O, alpha)                              # line 12: O = alpha O
+            if RESCALES_FIRST:
+                O = rescaled(O, alpha)
             cut(V, job, sight, before)
             wait(K)
             S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 1 line 9: S = Q K^T, in flight
+            if not RESCALES_FIRST:
+                O = rescaled(O, alpha)                          # line 12: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 12: O = O + P V of the tile before, in flight
             after = seen_from(job, sight, np.int32(here + 1))

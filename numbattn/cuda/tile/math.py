@@ -1,7 +1,5 @@
 """What is done to fragments: made, converted, elementwise functions, sums and maxima along the rows."""
 
-from functools import reduce
-
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -400,32 +398,33 @@ def _coarse_slots(fine, coarse):
 
 @primitive
 def rescaled(x, factor):
-    """x * factor, a row vector: warps in whose rows it is 1 throughout have nothing to do."""
+    """x * factor, a row vector: rows that a warp holds in the same registers take no time if it is 1 for all of them."""
     return x * factor
 
 
 @rescaled.lowering
 def rescaled(x, factor):
-    def generate(b, tile, by):
-        old, factors = registers(b, x, tile), registers(b, factor, by)
-        others = reduce(b.or_, [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for (f,) in factors])
+    def differs(b, f):
+        """Whether it is not 1, in any lane of this warp."""
+        other = b.zext(b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)), I32)
         text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
-        any_other = asm(b, text, I32, b.zext(others, I32), effect=True)
-        before, body, after = b.block, b.append_basic_block("rescale"), b.append_basic_block("rescaled")
-        b.cbranch(b.icmp_unsigned("!=", any_other, I32(0)), body, after)
-        b.position_at_end(body)
-        new = [[b.fmul(value, f) for value in row] for row, (f,) in zip(old, factors)]
-        b.branch(after)
-        b.position_at_end(after)
-        merged = []
-        for old_row, new_row in zip(old, new):
-            merged.append([])
-            for o, n in zip(old_row, new_row):
-                phi = b.phi(o.type)
-                phi.add_incoming(o, before)
-                phi.add_incoming(n, body)
-                merged[-1].append(phi)
-        return fragment(b, x, merged)
+        return b.icmp_unsigned("!=", asm(b, text, I32, other, effect=True), I32(0))
+
+    def generate(b, tile, by):
+        factors = [(f, differs(b, f)) for (f,) in registers(b, factor, by)]
+        rows = []
+        for old, (f, some_other) in zip(registers(b, x, tile), factors):
+            before, body, after = b.block, b.append_basic_block("rescale"), b.append_basic_block("rescaled")
+            b.cbranch(some_other, body, after)
+            b.position_at_end(body)
+            new = [b.fmul(value, f) for value in old]
+            b.branch(after)
+            b.position_at_end(after)
+            rows.append([b.phi(value.type) for value in old])
+            for phi, *values in zip(rows[-1], old, new):
+                for value, block in zip(values, (before, body)):
+                    phi.add_incoming(value, block)
+        return fragment(b, x, rows)
 
     return x(x, factor), generate
 
