@@ -398,7 +398,7 @@ def _coarse_slots(fine, coarse):
 
 @primitive
 def rescaled(x, factor):
-    """x * factor, a row vector: rows that a warp holds in the same registers take no time if it is 1 for all of them."""
+    """x * factor, a row vector. Rows in the same registers of a warp take no time if it is 1 for all of them."""
     return x * factor
 
 
