@@ -21,12 +21,12 @@ from .plan import (
     DELTA_ROWS,
     HOPPER,
     KERNELS,
-    NEAR_MASKED,
     STATES_TILES,
     STATES_WORD,
     forward_factory,
     heads_abreast,
     hopper_plan,
+    near_masked,
     plan,
     rounded,
     sums_of_kv,
@@ -247,7 +247,8 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
         launches = _prepared(problem, key, jobs, views, device.multiprocessors, [COUNTERS])
         has_band = any(kind not in GRIDS for kind in problem.mask_kinds)
         uneven = has_band and compiled_in["keys"] >= problem.seqlen_k  # gives tiles different weights
-        near = -(-max(group_size, NEAR_MASKED if has_band or len(mask) > 1 else 1) // abreast)
+        near = near_masked(problem.head_dim) if has_band or len(mask) > 1 else 1
+        near = -(-max(near, group_size) // abreast)
         return Launches(launches, group_size, states, find_states, (near, abreast, int(not uneven)), counts=True)
     blocks = problem.heads_k * n_blocks if kept == "k" else problem.heads * m_blocks
     return Launches(_prepared(problem, key, blocks, views), group_size, states, find_states)

@@ -189,7 +189,6 @@ HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie wi
     256: Warpgroups(64, 2, 2, 3),
 }
 HOPPER_CELLS_AND_DROPOUT = HOPPER_CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
-NEAR_MASKED = 32  # see kernels.schedule: as many matrices at a time give jobs enough, and of all weights
 
 
 def forward_factory(device, item):
@@ -205,6 +204,11 @@ def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
         return (HOPPER_CELLS_AND_DROPOUT if dropout and cells else HOPPER_CELLS)[size]
     instead = HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
     return instead.get(size, HOPPER_FORWARD[size])
+
+
+def near_masked(head_dim):
+    """How many matrices at a time (see kernels.schedule) give jobs enough, of all weights, and stay in the cache."""
+    return max(32, 4096 // head_dim)
 
 
 def heads_abreast(tiles, group_size, seqlen_q):
