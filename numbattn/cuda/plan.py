@@ -167,12 +167,12 @@ class Warpgroups(NamedTuple):
 
 
 HOPPER = "forward_wgmma:forward"
-# Of the tensor cores' peak in cycles: bfloat16, 16k tokens in all, seqlen 512 and 16384
+# Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
 HOPPER_FORWARD = {  # of the largest head_dim
     64: Warpgroups(64, 4, 6, 5),                                    # 46, 57 %
     128: Warpgroups(128, 2, 2, 5),                                  # 65, 81 %
-    192: Warpgroups(96, 2, 2, 3),                                   # 59, 95 %; 64 keys 62, 87
-    256: Warpgroups(64, 2, 2, 3),                                   # 65, 95 %; 80 keys 60, 95
+    192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
+    256: Warpgroups(64, 2, 2, 3),                                   # 63, 96 %; 80 keys 57, 95
 }
 HOPPER_LONG = {  # instead, where LONG keys are in sight, or more
     64: Warpgroups(128, 3, 3, 5),                                   # 44, 62 %; 96 keys 37, 57
@@ -183,8 +183,8 @@ HOPPER_NARROW = {  # instead, for bands narrower than the keys: smaller tiles ha
     128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 65 %; 128 keys 63, 80 keys 63
 }
 HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
-    64: Warpgroups(128, 2, 4, 4),                                   # 10 % of the blocks, 16384: 42 %; 64 keys 30
-    128: Warpgroups(128, 2, 2, 5),                                  # 64 %; 64 keys 50
+    64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
+    128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
     192: Warpgroups(64, 2, 2, 4),
     256: Warpgroups(64, 2, 2, 3),
 }
@@ -200,7 +200,7 @@ def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
     """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight, of more if it is narrow; mask is
     kinds, see kernels.visibility."""
     size, cells = max(head_dim, head_dim_v), len(mask) > 1
-    if dropout or cells:  # dropout at 4096: 26 % at head_dim 64 and 42 at 128, where the rows above reach 25 and 39
+    if dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the rows above 25.5, 39.4
         return (HOPPER_CELLS_AND_DROPOUT if dropout and cells else HOPPER_CELLS)[size]
     instead = HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
     return instead.get(size, HOPPER_FORWARD[size])

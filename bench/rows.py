@@ -1,0 +1,149 @@
+"""What the rows of plan.py's tables for the forward pass on Hopper reach: the share of the tensor cores' peak.
+
+    python bench/rows.py --head-dim 128
+    python bench/rows.py --head-dim 64 --row 64,4,6,5 --row 128,3,3,5 --mask none causal --seqlen 2048 16384
+
+Time is counted in cycles of the multiprocessors. Unlike TFLOP/s these do not move with a GPU's temperature and power:
+differences of half a per cent are seen. Work is counted as in gpu.py, that of the visible part.
+Needs tabulate and tqdm. A row is compiled when it is first met, which takes some seconds.
+"""
+
+import argparse
+import math
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+import numpy as np
+from common import machine, sampled, show, show_machine
+from gpu import SAMPLE_SECONDS, make_case, make_masks, progress, why
+from peers import (
+    HALF,
+    PACKAGES,
+    Replay,
+    cupy,
+    dropout_of,
+    event_seconds,
+    gpu,
+    inputs,
+    one_stream,
+    release,
+    require_gpu,
+)
+
+import numbattn as na
+from numbattn.cuda import passes, plan
+
+PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
+CALLS = 5  # in a graph
+MASKS = ["none", "causal", "Window(1023, 0)", "random 10%", "random 20%", "random 50%", "random 100%", "local_global"]
+TABLES = plan.HOPPER_FORWARD, plan.HOPPER_LONG, plan.HOPPER_NARROW, plan.HOPPER_CELLS
+CLOCKS = r"""
+extern "C" __global__ void clocks(long long* found) {
+    unsigned multiprocessor;
+    asm("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+    if (threadIdx.x == 0) found[multiprocessor] = clock64();
+}
+"""
+
+
+def clocks(kernel, multiprocessors):
+    """The counters of all multiprocessors, at this point of the stream."""
+    found = cupy.zeros(multiprocessors, np.int64)
+    kernel((4 * multiprocessors,), (512,), (found,))  # a block finds no room where four are already
+    return found
+
+
+def cycles(read_clocks, replay, repetitions):
+    """Of one call, the mean over the multiprocessors."""
+    before = read_clocks()
+    for _ in range(repetitions):
+        replay()
+    return float((read_clocks() - before).mean()) / repetitions / CALLS
+
+
+@contextmanager
+def always(row):
+    """Every plan takes this row."""
+    with patch.object(plan, "warpgroups_of", lambda *_: row):
+        passes._launches.cache_clear()
+        try:
+            yield
+        finally:
+            passes._launches.cache_clear()
+
+
+def prepare(arrays, row, options):
+    """A graph of calls, and how often it is to be replayed for a sample."""
+    with always(row):
+        replay = Replay(lambda: [na.attention(*arrays, **options) for _ in range(CALLS)])
+    return replay, math.ceil(SAMPLE_SECONDS / event_seconds(replay))
+
+
+def shares(args, rows, multiprocessors):
+    """One record for each mask and seqlen: the share of the peak by row, and why others do not run."""
+    read_clocks = partial(clocks, cupy.RawKernel(CLOCKS, "clocks"), multiprocessors)
+    records = []
+    for mask, seqlen in progress((mask, seqlen) for seqlen in args.seqlen for mask in args.mask):
+        release()
+        case = make_case(args.dtype, args.head_dim, mask == "causal", seqlen, "field")
+        shown, visible = (None, 1) if mask == "causal" else make_masks(seqlen, block_size=128)[mask]
+        options = {"causal": case.causal, "mask": shown, "dropout": dropout_of(args.dropout)}
+        q, k, v, _ = inputs(case.shape, case.dtype)
+        timers, failed = {}, {}
+        for row in rows:
+            try:
+                timers[row] = partial(cycles, read_clocks, *prepare((q, k, v), row, options))
+            except Exception as error:  # too much shared memory, for one
+                failed[row] = why(error)
+        flop = 1e12 * case.tflop("forward") * visible
+        reached = {row: flop / (PEAK * multiprocessors * np.median(found))
+                   for row, found in sampled(timers, args.rounds).items()}
+        records.append({"mask": mask, "seqlen": seqlen, "shares": reached, "failed": failed})
+    return records
+
+
+def show_shares(args, rows, records):
+    table = [{"seqlen": record["seqlen"], "mask": record["mask"],
+              **{name_of(row): record["shares"].get(row) for row in rows}} for record in records]
+    dropout = f", dropout {args.dropout}" if args.dropout else ""
+    show(f"{args.dtype}, forward, head_dim {args.head_dim}{dropout}: share of the tensor cores' peak, by "
+         "tile_n x consumers (stages, q_places)", table, ["", ""] + [".3f"] * len(rows))
+    for record in records:
+        for row, reason in record["failed"].items():
+            print(f"{name_of(row)}, {record['mask']}, seqlen {record['seqlen']}: {reason}")
+
+
+def name_of(row):
+    return f"{row.tile_n} x {row.consumers} ({row.stages}, {row.q_places})"
+
+
+def row_of(text):
+    return plan.Warpgroups(*map(int, text.split(",")))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dim", type=int, choices=plan.HOPPER_FORWARD, default=128)
+    parser.add_argument("--row", type=row_of, action="append", metavar="TILE_N,CONSUMERS,STAGES,Q_PLACES",
+                        help="default: all that the tables have for this head_dim")
+    parser.add_argument("--mask", nargs="+", choices=MASKS, default=MASKS[:3])
+    parser.add_argument("--seqlen", nargs="+", type=int, metavar="N", default=[512, 16384])
+    parser.add_argument("--dtype", choices=HALF, default="bfloat16")
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are of so many samples (default: 3)")
+    return parser.parse_args()
+
+
+def main():
+    args = parse()
+    require_gpu()
+    rows = args.row or list(dict.fromkeys(table[args.head_dim] for table in TABLES if args.head_dim in table))
+    described = machine(*PACKAGES) | {"gpu": gpu()}
+    show_machine(described)
+    with one_stream():
+        show_shares(args, rows, shares(args, rows, described["gpu"]["multiprocessors"]))
+
+
+if __name__ == "__main__":
+    main()
