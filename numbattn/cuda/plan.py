@@ -208,7 +208,7 @@ def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
 
 def near_masked(head_dim):
     """How many matrices at a time (see kernels.schedule) give jobs enough, of all weights, and stay in the cache."""
-    return max(32, 4096 // head_dim)
+    return 64 if head_dim <= 64 else 32
 
 
 def heads_abreast(tiles, group_size, seqlen_q):
