@@ -196,14 +196,14 @@ def forward_factory(device, item):
     return HOPPER if device.cc == (9, 0) and item == 2 else "forward_simt:forward"
 
 
-def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout):
+def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout, group_size, seqlen_q):
     """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight, of more if it is narrow; mask is
-    kinds, see kernels.visibility."""
+    kinds, see kernels.visibility. Few queries: the row in which most heads of a group share the tiles of keys."""
     size, cells = max(head_dim, head_dim_v), len(mask) > 1
     if dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the rows above 25.5, 39.4
         return (HOPPER_CELLS_AND_DROPOUT if dropout and cells else HOPPER_CELLS)[size]
-    instead = HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
-    return instead.get(size, HOPPER_FORWARD[size])
+    usual, instead = HOPPER_FORWARD[size], HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
+    return max(instead.get(size, usual), usual, key=lambda row: heads_abreast(row, mask, group_size, seqlen_q))
 
 
 def near_masked(head_dim):
@@ -211,16 +211,19 @@ def near_masked(head_dim):
     return 64 if head_dim <= 64 else 32
 
 
-def heads_abreast(tiles, group_size, seqlen_q):
-    """How many query heads of a group share a job of the forward pass on Hopper: as many as it has room for."""
+def heads_abreast(tiles, mask, group_size, seqlen_q):
+    """How many query heads of a group share a job of the forward pass on Hopper: as many as it has room for, if all see
+    the same keys."""
+    if mask != ("band",):
+        return 1
     divisors = (n for n in range(1, tiles.consumers + 1) if tiles.consumers % n == group_size % n == 0)
     return max(n for n in divisors if n == 1 or n * seqlen_q <= tiles.tile_m)
 
 
-def hopper_plan(dtype, head_dim, head_dim_v, keys, narrow, mask, dropout):
+def hopper_plan(dtype, head_dim, head_dim_v, keys, narrow, mask, dropout, group_size, seqlen_q):
     """The Warpgroups and the Key of the forward pass on Hopper."""
     head_dim, head_dim_v = (max(64, -(-size // 64) * 64) for size in (head_dim, head_dim_v))
-    tiles = warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout)
+    tiles = warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout, group_size, seqlen_q)
     sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
     return tiles, Key.of(KERNELS + HOPPER, (9, 0, "a"), **sizes, mask=mask, dropout=dropout)
 

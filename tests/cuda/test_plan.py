@@ -75,7 +75,7 @@ def hopper_choices():
         dtype, bands = ("float16", "bfloat16")[i % 2], MASKS[:1] if narrow else MASKS[:2]
         mask = MASKS[2 + i % 4] if cells else bands[i % len(bands)]
         keys = plan.LONG if of == "long" else 100
-        tiles, key = plan.hopper_plan(dtype, d, e, keys, narrow, mask, dropout)
+        tiles, key = plan.hopper_plan(dtype, d, e, keys, narrow, mask, dropout, group_size=1, seqlen_q=keys)
         yield pytest.param(tiles, key, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
 
 
@@ -93,13 +93,13 @@ def test_nothing_is_spilled_on_hopper(tiles, key):
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
-    _, key = plan.hopper_plan("float16", size, 8, 1, False, ("band",), dropout=False)
+    _, key = plan.hopper_plan("float16", size, 8, 1, False, ("band",), dropout=False, group_size=1, seqlen_q=1)
     assert dict(key.parameters)["head_dim"] == rounded
 
 
 def test_the_row_on_hopper_is_that_of_so_many_keys():
     def row(keys, narrow, *grids, head_dim, bands="band", dropout=False):
-        return plan.hopper_plan("float16", head_dim, 64, keys, narrow, (bands, *grids), dropout)[0]
+        return plan.hopper_plan("float16", head_dim, 64, keys, narrow, (bands, *grids), dropout, 1, 1000)[0]
 
     few, many = plan.LONG - 1, plan.LONG
     for size, usual in plan.HOPPER_FORWARD.items():
@@ -114,7 +114,22 @@ def test_the_row_on_hopper_is_that_of_so_many_keys():
     (4, 8, 1, 4), (4, 8, 64, 4), (4, 8, 65, 2), (4, 8, 129, 1), (4, 1, 1, 1), (4, 6, 1, 2), (3, 6, 64, 3), (2, 3, 1, 1),
 ])  # fmt: skip
 def test_heads_share_a_job_that_has_room_for_them(consumers, group_size, seqlen_q, abreast):
-    assert plan.heads_abreast(plan.Warpgroups(64, consumers, 2, 2), group_size, seqlen_q) == abreast
+    row = plan.Warpgroups(64, consumers, 2, 2)
+    assert plan.heads_abreast(row, ("band",), group_size, seqlen_q) == abreast
+    assert plan.heads_abreast(row, ("bands",), group_size, seqlen_q) == 1
+
+
+@pytest.mark.parametrize("keys", [plan.LONG - 1, plan.LONG])
+def test_few_queries_have_the_row_in_which_most_heads_share(keys):
+    def row(head_dim, group_size, seqlen_q, bands="band"):
+        narrow = keys < plan.LONG
+        return plan.hopper_plan("float16", head_dim, 64, keys, narrow, (bands,), False, group_size, seqlen_q)[0]
+
+    instead = (plan.HOPPER_NARROW if keys < plan.LONG else plan.HOPPER_LONG)[128]
+    assert (instead.consumers, plan.HOPPER_FORWARD[128].consumers) == (3, 2)
+    assert row(128, 8, 64) == row(128, 2, 1) == plan.HOPPER_FORWARD[128]
+    assert {row(128, *others) for others in [(1, 1), (3, 64), (8, 65), (8, 64, "bands")]} == {instead}
+    assert row(64, 8, 128) == plan.HOPPER_FORWARD[64]
 
 
 @pytest.mark.parametrize(("cc", "dtype", "expected"), [
