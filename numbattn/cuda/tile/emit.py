@@ -170,8 +170,13 @@ def in_own_block(b, values, compute):
     that is always taken, which ptxas cannot know; on the other way the values would be `values`.
     """
     size = asm(b, "mov.u32 $0, %dynamic_smem_size;", I32)
-    before, body, after = b.block, b.append_basic_block("own"), b.append_basic_block("own_end")
-    b.cbranch(b.icmp_unsigned("!=", size, ir.Constant(I32, -1)), body, after)
+    return computed_if(b, b.icmp_unsigned("!=", size, ir.Constant(I32, -1)), values, compute)
+
+
+def computed_if(b, condition, values, compute):
+    """compute(), values like `values`, behind a branch; without the condition it is `values`."""
+    before, body, after = b.block, b.append_basic_block("computed"), b.append_basic_block("computed_end")
+    b.cbranch(condition, body, after)
     b.position_at_end(body)
     computed, body = compute(), b.block
     b.branch(after)

@@ -1,11 +1,13 @@
 """What is done to fragments: made, converted, elementwise functions, sums and maxima along the rows."""
 
+from functools import partial
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, F64, I1, I16, I32, I64, asm, base, call, capability, shuffle_xor
+from .emit import F32, F64, I1, I16, I32, I64, asm, base, call, capability, computed_if, shuffle_xor
 from .fragment import (
     LLVM,
     Fragment,
@@ -411,19 +413,14 @@ def rescaled(x, factor):
         return b.icmp_unsigned("!=", asm(b, text, I32, other, effect=True), I32(0))
 
     def generate(b, tile, by):
+        def product(row, f):
+            return [b.fmul(value, f) for value in row]
+
         factors = [(f, differs(b, f)) for (f,) in registers(b, factor, by)]
-        rows = []
-        for old, (f, some_other) in zip(registers(b, x, tile), factors):
-            before, body, after = b.block, b.append_basic_block("rescale"), b.append_basic_block("rescaled")
-            b.cbranch(some_other, body, after)
-            b.position_at_end(body)
-            new = [b.fmul(value, f) for value in old]
-            b.branch(after)
-            b.position_at_end(after)
-            rows.append([b.phi(value.type) for value in old])
-            for phi, *values in zip(rows[-1], old, new):
-                for value, block in zip(values, (before, body)):
-                    phi.add_incoming(value, block)
+        rows = [
+            computed_if(b, some_other, row, partial(product, row, f))
+            for row, (f, some_other) in zip(registers(b, x, tile), factors)
+        ]
         return fragment(b, x, rows)
 
     return x(x, factor), generate
