@@ -56,6 +56,11 @@ class Problem:
         return np.dtype("float64" if self.dtype == np.float64 else "float32")
 
     @property
+    def group_size(self):
+        """Query heads for each key head."""
+        return self.heads // self.heads_k
+
+    @property
     def matrices(self):
         """How many score matrices there are: batch x heads, as (batch, heads)."""
         return math.prod(self.batch[:-1]), self.heads

@@ -240,7 +240,7 @@ def _launches(factory, problem, device, mask, layouts, **compiled_in):
                             kept=kept, mask=mask)  # fmt: skip
         blocks = problem.heads * -(-kept_tiles * words * STATES_WORD // STATES_TILES)
         find_states = _prepared(problem, states_key, blocks, views[len(matrix_heads) + lines :])
-    group_size = problem.heads // problem.heads_k
+    group_size = problem.group_size
     if factory == HOPPER:  # blocks that do one tile after the other
         abreast = heads_abreast(tiles, mask, group_size, problem.seqlen_q)
         jobs = problem.heads // abreast * m_blocks
@@ -261,7 +261,7 @@ def _plan(factory, problem, device, mask, matrices, **compiled_in):
         narrow = compiled_in["keys"] < problem.seqlen_k
         return hopper_plan(
             name, problem.head_dim, problem.head_dim_v, **compiled_in, narrow=narrow, mask=mask,
-            dropout=problem.dropout, group_size=problem.heads // problem.heads_k, seqlen_q=problem.seqlen_q,
+            dropout=problem.dropout, group_size=problem.group_size, seqlen_q=problem.seqlen_q,
         )  # fmt: skip
     nbytes = VECTOR_BYTES if all(alignment(*layout) == VECTOR_BYTES for layout in matrices) else 0
     return plan(factory, device, name, *head_dims, mask=mask, dropout=problem.dropout, nbytes=nbytes, **compiled_in)
