@@ -12,6 +12,7 @@ import argparse
 import math
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -84,10 +85,11 @@ def shares(args, rows, multiprocessors):
     """One record for each mask and seqlen: the share of the peak by row, and why others do not run."""
     read_clocks = partial(clocks, cupy.RawKernel(CLOCKS, "clocks"), multiprocessors)
     records = []
-    for mask, seqlen in progress((mask, seqlen) for seqlen in args.seqlen for mask in args.mask):
+    masks = {seqlen: make_masks(seqlen, block_size=128) | {"causal": (None, 1.0)} for seqlen in args.seqlen}
+    for seqlen, mask in progress(product(args.seqlen, args.mask)):
         release()
         case = make_case(args.dtype, args.head_dim, mask == "causal", seqlen, "field")
-        shown, visible = (None, 1) if mask == "causal" else make_masks(seqlen, block_size=128)[mask]
+        shown, visible = masks[seqlen][mask]
         options = {"causal": case.causal, "mask": shown, "dropout": dropout_of(args.dropout)}
         q, k, v, _ = inputs(case.shape, case.dtype)
         timers, failed = {}, {}
