@@ -331,7 +331,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
             rows = Rows(full(O_TILE, ZERO), weights(F, job, drops, heads, m0, before), m, l, alpha)
             here = seen_from(job, sight, np.int32(before + 1))
             while here < end:
-                while here < end and not at_the_edge(job, sight, m0, here):     # nearly all of the time goes here
+                # Nearly all of the time goes here: a loop of its own is 1 to 2 % faster than one with if and else.
+                while here < end and not at_the_edge(job, sight, m0, here):
                     rows, K, V, before, here = step(
                         rows, Q, K, V, job, m0, before, here, sight, drops, heads, scale_log2
                     )
