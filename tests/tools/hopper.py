@@ -1,8 +1,9 @@
 """What blocks of Hopper can do, for the interpreter of PTX: barriers in memory, boxes, warpgroups' products.
 
 Copies and products have their values at once; what a program may know of them comes at the latest moment there may be.
-A box that is copied arrives when no thread can go on without it. Until a product is waited for, its sums must not be
-read, nor its left operand in registers or its tiles in shared memory be overwritten.
+A box that is copied arrives when no thread can go on without one, and those that were started last arrive first. Until
+a product is waited for, its sums must not be read, nor its left operand in registers or its tiles in shared memory be
+overwritten.
 """
 
 import re
@@ -268,15 +269,15 @@ class Hopper:
         self.arriving.append((barrier, places, values.reshape(-1, CHUNK)))
 
     def receive(self):
-        """All that is on its way to the barrier that has waited for longest. Whether there was anything."""
+        """All that is on its way to the barrier for which a copy was started last. Whether there was anything."""
         if not self.arriving:
             return False
-        first = self.arriving[0][0]
+        last = self.arriving[-1][0]
         for barrier, places, values in self.arriving:
-            if barrier == first:
+            if barrier == last:
                 self.shared.bytes[places], self.shared.written[places] = values, True
                 self.arrive(barrier, 0, -values.size)
-        self.arriving = [box for box in self.arriving if box[0] != first]
+        self.arriving = [box for box in self.arriving if box[0] != last]
         return True
 
     def _store_box(self, thread, group, target, source):

@@ -320,6 +320,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_places,
             first, end = own_blocks(job, m0, sight)
             K, V, before = leave_to_others(K, V, job, sight, job.n_block, first)
             m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+            acquire(Q)                                          # another consumer had this stage before: see ring
             wait(Q)
             wait(K)
             S = finished(dot(S_TILE, Q.tile, K.tile.T), 0)

@@ -9,6 +9,10 @@
 
 A Slot is one use of a stage: it knows which stage, and whether that stage goes through an even or an odd round. Each
 stage has two barriers (mbarrier): `filled` counts bytes, `free` counts the warpgroups that have released it.
+
+An mbarrier is waited for by the parity of its phase, which is also that of the phase two before. So who waits has to
+know that the phase in between is over. A consumer that reads a stage in every round knows. Where consumers take turns,
+each acquires a stage before it waits: its last reader has then seen it filled.
 """
 
 from dataclasses import dataclass
@@ -54,7 +58,7 @@ class Slot:
 
     ring: Ring
     stage: int
-    parity: int
+    round: int  # how often the stage has been used before; on a GPU only whether that is odd
 
     @property
     def tile(self):
@@ -68,14 +72,14 @@ class Slot:
         return barriers[free][self.stage]
 
     @property
-    def round(self):
+    def parity(self):
         """Where the barrier of `filled` keeps its parity: a wait reads it."""
         at = self.ring.barriers + self.stage * BARRIER_BYTES
         return simulator.shared_memory().granules[at // simulator.GRANULE]
 
     def next_round(self):
         """The stage is filled anew: who still waits for the round before would wait for ever."""
-        simulator.shared_memory().note_write(self.round, of=(0, 2))
+        simulator.shared_memory().note_write(self.parity, of=(0, 2))
 
 
 class SlotType(types.Type):
@@ -154,7 +158,7 @@ def slot(ring, stage):
 def following(slot, steps=1):
     """The slot so many stages further in the ring."""
     rounds, stage = divmod(slot.stage + int(steps), slot.ring.tile.stages)
-    return Slot(slot.ring, stage, slot.parity ^ rounds)
+    return Slot(slot.ring, stage, slot.round + rounds)
 
 
 @following.lowering
@@ -187,7 +191,7 @@ def emit_wait(b, barrier, parity):
 @primitive
 def acquire(slot):
     """Wait until the stage's readers have released what it held before."""
-    slot.barrier(free=True).wait(slot.parity ^ 1)
+    slot.barrier(free=True).wait(slot.round - 1)
 
 
 @acquire.lowering
@@ -202,8 +206,8 @@ def acquire(slot):
 @primitive
 def wait(slot):
     """Wait until the stage is filled."""
-    slot.barrier(free=False).wait(slot.parity)
-    simulator.shared_memory().note_read(slot.round)
+    slot.barrier(free=False).wait(slot.round)
+    simulator.shared_memory().note_read(slot.parity)
 
 
 @wait.lowering

@@ -118,6 +118,10 @@ class SharedMemory:
         mine = self.clocks[:, thread_index()]
         np.maximum(mine, known, out=mine)
 
+    def knows(self, known):
+        """Whether this thread has learned of all that."""
+        return (known <= self.clocks[:, thread_index()])[0].all()
+
     def share(self):
         """What this thread has written is shared with the units that work in the background."""
         me = thread_index()
@@ -226,32 +230,45 @@ class Barrier:
 
     def __init__(self, what, count):
         self.what, self.count = what, count
-        self.phases = self.arrived = 0  # phases that are over; arrivals in this one
-        self.told = self.known = 0
+        self.arrived, self.told = 0, np.int32(0)  # in this phase; what they and those before them know
+        self.ends = []  # for each phase that is over: what was told by then
         self.waiting = []
+
+    @property
+    def phases(self):
+        """Those that are over."""
+        return len(self.ends)
 
     def arrive(self, known=None):
         """known: what they learn from this thread, by default all that it knows."""
         self.told = np.maximum(self.told, shared_memory().tell() if known is None else known)
         self.arrived += 1
         if self.arrived == self.count:
-            self.known, self.arrived, self.phases = self.told, 0, self.phases + 1
+            self.arrived = 0
+            self.ends.append(self.told)
             threading.current_thread().block.ready.extend(self.waiting)
             self.waiting = []
 
-    def wait(self, parity):
-        """Until the last phase that is over has this parity."""
+    def wait(self, phase):
+        """Until a phase is over, by its number; -1 is over from the start.
+
+        On a GPU a phase is known by its parity alone, so a wait for the phase after the next one would end at once.
+        """
         thread = threading.current_thread()
-        while self.phases % 2 == parity:
+        if phase > self.phases or (phase > 0 and not thread.block.shared.knows(self.ends[phase - 1])):
+            raise RaceError(f"thread {thread.number} waits for phase {phase} of {self.what} and cannot know that phase "
+                            f"{phase - 1} is over: phase {phase - 2} has the same parity")
+        while self.phases % 2 == phase % 2:
             self.waiting.append(thread)
             thread.block.wait(self)
-        thread.block.shared.learn(self.known)
+        if self.ends:
+            thread.block.shared.learn(self.ends[-1])
 
     def sync(self, known=None):
         """Arrive and wait."""
-        parity = self.phases % 2
+        phase = self.phases
         self.arrive(known)
-        self.wait(parity)
+        self.wait(phase)
 
 
 class Index3:

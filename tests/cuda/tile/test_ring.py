@@ -34,6 +34,7 @@ from numbattn.cuda.tile import (
     wgmma,
 )
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
+from tests.tools.ptx import AccessError
 
 ROWS = np.int32(64)
 TILE = wgmma(64)
@@ -132,8 +133,8 @@ def test_stages_follow_each_other_and_rounds_alternate():
     shared = SharedMemory()
     RING = Ring.within(shared, shared.boxes(8, 64, np.float16, stages=3), readers=1)
     X = slot(RING, 1)
-    assert [(X.stage, X.parity)] == [(1, 0)]
-    assert [(Y.stage, Y.parity) for Y in (following(X), following(X, 2), following(following(X), 3))] == [
+    assert [(X.stage, X.round)] == [(1, 0)]
+    assert [(Y.stage, Y.round) for Y in (following(X), following(X, 2), following(following(X), 3))] == [
         (2, 0), (0, 1), (2, 1)
     ]  # fmt: skip
     assert RING.tile.box == (1, 1, 8, 64)
@@ -155,6 +156,52 @@ def test_what_a_ring_needs(x, without, seed):
     error, text = FAULTS[without]
     with pytest.raises(error, match=text):
         copied(x, 5, without=without, seed=seed)
+
+
+def turns(acquires):
+    """y = x[1, 0], tile by tile, by two warpgroups in turn: with 3 stages, each stage goes from one to the other."""
+    shared = SharedMemory()
+    RING = Ring.within(shared, shared.boxes(64, 64, np.float16, stages=3), readers=1)
+
+    def copy(mX, y, count):
+        open_ring(RING)
+        cuda.syncthreads()
+        n, group = np.int32(0), warpgroup_index()
+        X = slot(RING, 0)
+        if group == 2:
+            if cuda.threadIdx.x == 2 * WARPGROUP:
+                while n < count:
+                    acquire(X)
+                    fill(X, mX, 1, 0, np.int32(n * ROWS))
+                    X = following(X, 1)
+                    n = np.int32(n + 1)
+        else:
+            n, X = group, following(X, group)
+            while n < count:
+                if acquires:
+                    acquire(X)
+                wait(X)
+                save(y, get(X.tile, TILE), np.int32(n * ROWS))
+                sync_warpgroup()
+                release(X)
+                X = following(X, 2)
+                n = np.int32(n + 2)
+
+    return copy, 3 * WARPGROUP, shared.nbytes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_readers_that_take_turns(x, seed):
+    y = poisoned((5 * 64, 64))
+    start(*turns(acquires=True), tensor_map(x, (1, 1, 64, 64)), y, np.int32(5), seed=seed)
+    np.testing.assert_array_equal(y, x[1, 0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_readers_that_take_turns_acquire(x, seed):
+    """Warpgroup 1 may be done with stage 1 before stage 0 has been filled for warpgroup 0, and go on to stage 0."""
+    with pytest.raises((RaceError, AccessError), match=r"cannot know that phase 0 is over|nobody has written"):
+        start(*turns(acquires=False), tensor_map(x, (1, 1, 64, 64)), poisoned((5 * 64, 64)), np.int32(5), seed=seed)
 
 
 def teller(meets):
