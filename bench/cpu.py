@@ -181,7 +181,7 @@ def main():
     if unknown := set(args.what) - {"speed", "memory"}:
         parser.error(f"--what: got {', '.join(unknown)}, takes speed, memory")
 
-    results = {"machine": machine("numbattn", "numpy", "numba", "scipy", "torch")}
+    results = {"machine": machine("numbattn", "numpy", "numba", "torch")}
     show_machine(results["machine"])
     setting = f"batch 1, {HEADS} heads, head_dim {HEAD_DIM}"
     if "speed" in args.what:

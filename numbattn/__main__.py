@@ -15,7 +15,7 @@ from numbattn import reference
 from numbattn.cache import cache_dir
 from numbattn.problem import DTYPES
 
-PACKAGES = "numpy", "numba", "scipy", "ml_dtypes", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x"
+PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x"
 NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda", "cuda": "cuda-core"}  # for a GPU: modules, packages
 HEAD_DIMS = 40, 24  # of the problem that is checked
 CORES = {"mma": "tensor cores", "fma": "ordinary cores"}

@@ -1,15 +1,65 @@
-"""Where compiled code is kept between processes, and for which sources it holds."""
+"""What was compiled, kept on disk between processes: files by kind and name, whole or not there."""
 
 import hashlib
 import os
+import shutil
+import warnings
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from uuid import uuid4
 
 import platformdirs
 
+VARIABLE = "NUMBATTN_CACHE_DIR"
+KINDS = "cpu", "cuda"
+MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
 
-def cache_dir(kind):
+
+def cache_dir(kind=""):
     """The folder for one kind of compiled code: in $NUMBATTN_CACHE_DIR, or in the user's cache folder."""
-    return Path(os.environ.get("NUMBATTN_CACHE_DIR") or platformdirs.user_cache_dir("numbattn"), kind)
+    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("numbattn"), kind)
+
+
+def read(kind, name):
+    """What was written; None where there is nothing, or nothing whole."""
+    path = cache_dir(kind) / name
+    try:
+        checksum, content = path.read_bytes().split(b"\n", 1)
+    except (OSError, ValueError):
+        return None
+    if _checksum(content) != checksum:
+        return None
+    with suppress(OSError):
+        os.utime(path)  # used just now
+    return content
+
+
+def write(kind, name, content):
+    """Keep these bytes. Where that is not possible a warning says so, once."""
+    folder = cache_dir(kind)
+    draft = folder / f"{name}.{uuid4().hex}"  # in the end renamed: who reads finds all of it or nothing
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(_checksum(content) + b"\n" + content)
+        draft.replace(folder / name)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        _warn(folder, str(error))
+    else:
+        _prune(folder)
+
+
+def clear():
+    """Remove all that was kept."""
+    for kind in KINDS:
+        shutil.rmtree(cache_dir(kind), ignore_errors=True)
+
+
+def sizes():
+    """{kind: bytes of each file}"""
+    return {kind: [path.stat().st_size for path in cache_dir(kind).rglob("*") if path.is_file()] for kind in KINDS}
 
 
 def sources_digest(*patterns):
@@ -17,3 +67,24 @@ def sources_digest(*patterns):
     package = Path(__file__).parent
     paths = sorted(path for pattern in patterns for path in package.glob(pattern))
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+def _checksum(content):
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+@cache
+def _warn(folder, reason):
+    warnings.warn(f"compiled code is not kept: {reason}. Every process compiles again, unless {folder} can be written "
+                  f"or the environment variable {VARIABLE} names another folder", RuntimeWarning, stacklevel=3)  # fmt: skip
+
+
+def _prune(folder):
+    with suppress(OSError):  # another process may be at it
+        files = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
+        size = sum(size for _, size, _ in files)
+        for _, each, path in files:
+            if size <= MOST_BYTES:
+                break
+            path.unlink(missing_ok=True)
+            size -= each

@@ -1,26 +1,30 @@
-"""Attention backward on the CPU: Algorithm 4, key tiles outside, query tiles inside, P computed again from lse."""
+"""Attention backward on the CPU: Algorithm 4, P computed again from lse."""
 
 import math
 
 import numpy as np
 
 from ..problem import sum_to
-from .launch import drops_of, heads_of, kernel, launch, readable, visibility_of
+from .arguments import drops_of, heads_of, readable, scratch_of, sight_of
+from .compile import kernel
+from .forward import EXPONENTIAL
+from .launch import launch
+from .product import product, product_tn
 from .tile import (
-    NONE,
-    SOME,
+    EMPTY,
+    PARTIAL,
+    band_of,
     draw,
     exp2,
     hide_cells,
     hide_outside,
     inline,
+    is_set,
+    keys_in_sight,
     matrix,
-    product,
-    product_nt,
-    product_tn,
-    queries_in_sight,
     state,
     tile,
+    transpose,
 )
 
 TILE_M, TILE_N = 128, 128
@@ -32,22 +36,24 @@ def backward(saved, do, dlse=None, deterministic=True):
     problem, inputs = saved.problem, saved.inputs
     q, k, v, do = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do))
     batches, heads = problem.matrices
-    lse = saved.lse.reshape(batches, heads, problem.seqlen_q)
+    lse = np.ascontiguousarray(saved.lse.reshape(batches, heads, problem.seqlen_q))
     delta = np.einsum("...mc,...mc->...m", do, saved.o.astype(problem.sum_dtype, copy=False))    # Alg. 4 line 19: D
     delta = delta.reshape(lse.shape) - (0 if dlse is None else dlse.reshape(lse.shape))          # lse's own gradient
-    n_tiles = -(-problem.seqlen_k // TILE_N)
-    chunks = max(1, min(n_tiles, BLOCKS // max(batches * problem.heads_k, 1)))
+    n_blocks = -(-problem.seqlen_k // TILE_N)
+    chunks = max(1, min(n_blocks, BLOCKS // max(batches * problem.heads_k, 1)))
     dq = np.zeros((chunks, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
     dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
     dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
-    see, alive = visibility_of(problem, inputs.mask)
+    sight, alive = sight_of(problem, inputs.mask)
     drops, kept_scale = drops_of(inputs.dropout)
     launch(
-        backward_kernel(),
+        backward_kernel,
         batches * problem.heads_k * chunks,
+        lse.size * problem.seqlen_k * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL),
+        scratch_of(problem, TILE_M, TILE_N, backward=True),
         *(heads_of(x, problem) for x in (q, k, v, do)),
-        np.ascontiguousarray(lse), np.ascontiguousarray(delta), dq, dk, dv, see, drops, inputs.scale, kept_scale,
-    )
+        lse, delta, dq, dk, dv, sight, drops, inputs.scale, kept_scale,
+    )  # fmt: skip
     dq = dq[0] if chunks == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     return tuple(
@@ -57,54 +63,70 @@ def backward(saved, do, dlse=None, deterministic=True):
 
 
 @kernel
-def backward_kernel(first, last, q, k, v, do, lse, delta, dq, dk, dv, see, drops, scale, kept_scale):
-    """Blocks first to last; a block is every chunks-th key tile of one (batch, key head), with its own share of dq."""
+def backward_kernel(first, last, stop, scratch, q, k, v, do, lse, delta, dq, dk, dv, sight, drops, scale, kept_scale):
+    """Blocks first to last; a block is every chunks-th tile of keys of one (batch, key head), with a dq of its own.
+
+    Unlike in the paper queries are the outer loop: what products want transposed is transposed once for all keys.
+    """
     chunks, batches, heads, seqlen_q, _ = dq.shape
-    _, heads_k, seqlen_k, _ = dk.shape
-    group_size = heads // heads_k
-    scale_log2, log2_e = scale * math.log2(math.e), math.log2(math.e)
-    scores, grads = np.empty(TILE_N * TILE_M, lse.dtype), np.empty(TILE_N * TILE_M, lse.dtype)
-    kept = np.empty(TILE_N * TILE_M, np.uint8)
-    lse2, D = np.empty(TILE_M, lse.dtype), np.empty(TILE_M, lse.dtype)
+    _, heads_k, _, _ = dk.shape
+    group_size, log2_e, dtype = heads // heads_k, math.log2(math.e), lse.dtype
+    one, kept_scale = dtype.type(1), dtype.type(kept_scale)
+    scale, scale_log2 = dtype.type(scale), dtype.type(scale * log2_e)
     for block in range(first, last):
         chunk, head_k, b = block % chunks, block // chunks % heads_k, block // chunks // heads_k
-        for j0 in range(chunk * TILE_N, seqlen_k, chunks * TILE_N):         # Alg. 4 line 6
-            for h in range(head_k * group_size, (head_k + 1) * group_size):
-                Q, K, V, dO = (matrix(q, b, h, lse.dtype), matrix(k, b, h, lse.dtype),
-                               matrix(v, b, h, lse.dtype), matrix(do, b, h, lse.dtype))
-                band = see.bands[b, h]
-                j1 = min(j0 + TILE_N, seqlen_k, band[3])
-                K, V = K[j0:j1], V[j0:j1]                                   # line 7
-                dQ, dK, dV = dq[chunk, b, h], dk[b, head_k, j0:j1], dv[b, head_k, j0:j1]
-                m_first, m_end = queries_in_sight(band, j0, j1)
-                for i0 in range(m_first // TILE_M * TILE_M, m_end, TILE_M):  # line 9
-                    i1 = min(i0 + TILE_M, m_end)
-                    seen = state(see, b, h, i0, i1, j0, j1)
-                    if seen == NONE:
+        dK, dV = dk[b, head_k], dv[b, head_k]
+        for h in range(head_k * group_size, (head_k + 1) * group_size):
+            K, V = matrix(k, b, h, dtype), matrix(v, b, h, dtype)
+            band = band_of(sight, b, h)
+            for m0 in range(0, min(seqlen_q, band[2]), TILE_M):             # Alg. 4 line 9
+                m_end = min(m0 + TILE_M, seqlen_q, band[2])
+                n_first, n_end = keys_in_sight(band, m0, m_end)
+                if n_first >= n_end:
+                    continue
+                Q, dO = matrix(q, b, h, dtype)[m0:m_end], matrix(do, b, h, dtype)[m0:m_end]     # line 10
+                dQ = dq[chunk, b, h, m0:m_end]
+                QT, dOT = tile(scratch.queries, q.cols, m_end - m0), tile(scratch.outputs, do.cols, m_end - m0)
+                transpose(QT, Q, scale_log2)
+                transpose(dOT, dO, kept_scale)
+                rows = tile(scratch.rows, 2, m_end - m0)
+                lse2, D = rows[0], rows[1]
+                for i in range(m_end - m0):                                 # where lse = -inf no key was seen: P = 0
+                    blind = lse[b, h, m0 + i] == -np.inf
+                    lse2[i] = np.inf if blind else lse[b, h, m0 + i] * log2_e
+                    D[i] = 0 if blind else delta[b, h, m0 + i]
+                n_block = n_first // TILE_N
+                for n0 in range((n_block + (chunk - n_block) % chunks) * TILE_N, n_end, chunks * TILE_N):   # line 6
+                    n1 = min(n0 + TILE_N, n_end)
+                    seen = state(sight, b, h, m0, m_end, n0, n1)
+                    if seen == EMPTY:
                         continue
-                    keys, queries = j1 - j0, i1 - i0
-                    S, dP = tile(scores, keys, queries), tile(grads, keys, queries)
-                    for i in range(queries):                                # where lse = -inf no key was seen: P = 0
-                        blind = lse[b, h, i0 + i] == -np.inf
-                        lse2[i] = np.inf if blind else lse[b, h, i0 + i] * log2_e
-                        D[i] = 0 if blind else delta[b, h, i0 + i]
-                    product_nt(S, K, Q[i0:i1], scale_log2, 0)               # line 11: S = scale Q K^T, transposed
-                    hide_outside(S, band, i0, j0)                           # line 12: MASK(S)
-                    if seen == SOME:
-                        hide_cells(S, see, b, h, i0, j0)
-                    for j in range(keys):                                   # line 13: P = exp(S - lse)
-                        for i in range(queries):
-                            S[j, i] = exp2(S[j, i] - lse2[i])
-                    product_nt(dP, V, dO[i0:i1], kept_scale, 0)             # lines 17, 18: dP = dO V^T Z
+                    if is_set(stop):
+                        return
+                    S, dP = tile(scratch.scores, n1 - n0, m_end - m0), tile(scratch.grads, n1 - n0, m_end - m0)
+                    product(S, K[n0:n1], QT, one, False)                    # line 11: S = scale Q K^T, transposed
+                    hide_outside(S, band, m0, n0)                           # line 12: MASK(S)
+                    if seen == PARTIAL:
+                        hide_cells(S, sight, b, h, m0, n0)
+                    exponentiate(S, lse2)                                   # line 13: P = exp(S - lse)
+                    product(dP, V[n0:n1], dOT, one, False)                  # lines 17, 18: dP = dO V^T Z
                     if drops.threshold > 0:
-                        Z = tile(kept, keys, queries)
-                        draw(Z, drops, b * heads + h, i0, j0)               # line 14
+                        Z = tile(scratch.kept, n1 - n0, m_end - m0)
+                        draw(Z, scratch.words, drops, b * heads + h, m0, n0)    # line 14
                         drop_and_differentiate(S, dP, Z, D)
                     else:
                         differentiate(S, dP, D)
-                    product(dV, S, dO[i0:i1], kept_scale, 1)                # line 16: dV += (P Z)^T dO
-                    product(dK, dP, Q[i0:i1], scale, 1)                     # line 22: dK += scale dS^T Q
-                    product_tn(dQ[i0:i1], dP, K, scale, 1)                  # line 21: dQ += scale dS K
+                    product(dV[n0:n1], S, dO, kept_scale, True)             # line 16: dV += (P Z)^T dO
+                    product(dK[n0:n1], dP, Q, scale, True)                  # line 22: dK += scale dS^T Q
+                    product_tn(dQ, dP, K[n0:n1], scale, True)               # line 21: dQ += scale dS K
+
+
+@inline
+def exponentiate(S, lse2):
+    """Line 13: P = 2^(S - lse2), in place of S."""
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] = exp2(S[j, i] - lse2[i])
 
 
 @inline

@@ -1,183 +1,92 @@
-"""From NumPy arrays to running kernels: tables of addresses, compiled code cached on disk, threads."""
+"""A kernel on several threads, until it is done or a signal handler raises."""
 
-import itertools
-import os
-import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache
-from typing import Any, NamedTuple
+from _thread import start_new_thread
+from contextlib import suppress
 
 import numba
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401  loads the BLAS that Numba's products call
-from threadpoolctl import ThreadpoolController
+from numba.np.ufunc import parallel
 
-from ..cache import cache_dir, sources_digest
-
-
-class Heads(NamedTuple):
-    """Where the matrix of each (batch, head) lies: one type for all shapes, strides, broadcasts and head groups."""
-
-    at: Any  # int64 (batch, heads), addresses
-    rows: int
-    cols: int
-    stride: int  # elements from one row to the next
+# work, see `launch`: a thread does 1e10 to 5e10 in a second
+SERIAL = 5e7  # is done before a second thread would help
+SHORT = 2e9  # is done before anybody waits for a signal handler
 
 
-class Visibility(NamedTuple):
-    """A mask's band and grids as numbers."""
+def launch(kernel, blocks, work, scratch, *args):
+    """Call kernel(first, last, stop, scratch(), *args) for all blocks, a few at a time, on as many threads as pay.
 
-    bands: Any  # int64 (batch, heads, 4): lo, hi, queries, keys
-    cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
-    grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
-
-
-class Drops(NamedTuple):
-    """A Dropout as numbers; threshold 0 drops nothing."""
-
-    threshold: Any
-    offset: Any
-    k0: Any
-    k1: Any
-
-
-def readable(x, dtype):
-    """x itself if BLAS can read its matrices in `dtype`, else a copy."""
-    rows, cols = x.shape[-2:]
-    row, col = (stride // x.itemsize for stride in x.strides[-2:])
-    fits = all(stride % x.itemsize == 0 for stride in x.strides) and x.flags.aligned
-    if x.dtype == dtype and fits and (col == 1 or cols <= 1) and (row >= max(cols, 1) or rows <= 1):
-        return x
-    return np.ascontiguousarray(x, dtype)
-
-
-def heads_of(x, problem):
-    """The Heads of an array (..., heads, rows, columns), broadcast to the problem's batch axes. Keep x alive."""
-    rows, cols = x.shape[-2:]
-    x = x.reshape((1,) * (3 - x.ndim) + x.shape) if x.ndim < 3 else x
-    axes = [np.arange(size) * stride for size, stride in zip(x.shape[:-2], x.strides)]
-    axes[-1] = np.repeat(axes[-1], problem.heads // max(x.shape[-3], 1))
-    at = x.__array_interface__["data"][0] + sum(np.ix_(*axes))
-    at = np.broadcast_to(at, (*problem.batch[:-1], problem.heads)).reshape(problem.matrices)
-    return Heads(np.ascontiguousarray(at, np.int64), rows, cols, max(x.strides[-2] // x.itemsize, cols, 1))
-
-
-def visibility_of(problem, mask):
-    """The Visibility of a mask, and the arrays to keep alive."""
-    band = mask.band(problem.seqlen_q, problem.seqlen_k)
-    bands = [np.broadcast_to(np.asarray(x, np.int64), problem.batch).reshape(problem.matrices) for x in band]
-    grids = [grid._replace(cells=readable(grid.cells, np.uint8)) for grid in mask.grids()]
-    heads = [heads_of(grid.cells, problem) for grid in grids]
-    numbers = [(h.rows, h.stride, g.rows, g.cols, g.packed) for g, h in zip(grids, heads)]
-    visibility = Visibility(
-        np.stack(bands, axis=-1),
-        np.array([h.at for h in heads], np.int64).reshape(len(grids), *problem.matrices),
-        np.array(numbers, np.int64).reshape(len(grids), 5),
-    )
-    return visibility, grids
-
-
-def drops_of(dropout):
-    """The Drops of a Dropout or of None, and the scale of what is kept."""
-    if dropout is None:
-        return Drops(*[np.uint64(0)] * 4), 1.0
-    return Drops(*map(np.uint64, (dropout.threshold, dropout.offset, *dropout.key))), dropout.scale
-
-
-# ------------------------------------------------------------------------------------------------------------ compile
-def kernel(function):
-    """Compile with Numba when first called, cached on disk.
-
-    Numba's cache looks at the file of the function only, so each state of this package's sources has its own folder.
-    Where no file can be written there is no cache.
+    work: how much there is, in multiplications or so. scratch: makes the memory of a thread. The kernel looks at
+    stop[0] after each tile, and returns if it is set. Python runs signal handlers in its main thread, between two
+    steps: so a thread with much to do leaves all of it to others, and waits.
     """
-
-    @cache
-    def compiled():
-        place, before = _cache_dir(), numba.config.CACHE_DIR
-        if place is None:
-            return numba.njit(nogil=True)(function)
-        numba.config.CACHE_DIR = place
-        try:
-            return numba.njit(nogil=True, cache=True)(function)
-        finally:
-            numba.config.CACHE_DIR = before
-
-    return compiled
-
-
-def _cache_dir():
-    place = cache_dir("cpu") / sources_digest("*.py", "cpu/*.py")[:16]
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=place).close()
-    except OSError:
-        return None
-    return str(place)
-
-
-# ------------------------------------------------------------------------------------------------------------ threads
-def launch(compiled, blocks, *args):
-    """Call compiled(first, last, *args) for all blocks, a few at a time, on as many threads as Numba may use."""
-    if blocks == 0:
+    if work < SERIAL:
+        kernel(0, blocks, np.zeros(1, np.int32), scratch(), *args)
         return
-    workers = min(numba.get_num_threads(), blocks)
-    step = max(1, blocks // (8 * workers))
-    starts = itertools.count(0, step)  # next() is atomic: who is free takes the next blocks
-
-    def work():
-        for first in starts:
-            if first >= blocks:
-                return
-            compiled(first, min(first + step, blocks), *args)
-
-    with _blas_on_one_thread():
-        others = [_pool().submit(work) for _ in range(workers - 1)]
-        work()
-        for other in others:
-            other.result()
-
-
-@cache
-def _pool():
-    return ThreadPoolExecutor(max(1, numba.config.NUMBA_NUM_THREADS - 1), "numbattn")
-
-
-@cache
-def _blas():
-    return ThreadpoolController().select(user_api="blas")
-
-
-
-
-_lock, _users, _limit = threading.Lock(), 0, None
-
-
-@contextmanager
-def _blas_on_one_thread():
-    """Each of our threads calls BLAS, which is not to start more. Calls may overlap: the last to leave restores."""
-    global _users, _limit
-    with _lock:
-        if _users == 0:
-            _limit = _blas().limit(limits=1)
-        _users += 1
+    kernel(0, 0, np.zeros(1, np.int32), scratch(), *args)  # compiles, in the thread that can be interrupted
+    threads = max(1, min(_threads(), blocks, int(work / SERIAL)))
+    run = Run(kernel, blocks, max(1, blocks // (8 * threads)), scratch, args)
     try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _limit.restore_original_limits()
+        run.start(threads, takes_part=work < SHORT)
+        run.finish()
+    except BaseException:
+        run.stop[0] = 1
+        run.finish_at_once()
+        raise
+    if run.error:
+        raise run.error
 
 
-def _after_fork():
-    """A child process has none of its parent's threads."""
-    global _lock, _users
-    _lock, _users = threading.Lock(), 0
-    _pool.cache_clear()
+def _threads():
+    """As many as Numba may use. It starts threads of its own to tell, so it is asked only if it has them already."""
+    return numba.get_num_threads() if parallel._is_initialized else numba.config.NUMBA_NUM_THREADS
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+class Run:
+    """The blocks of one call, from which threads take `step` at a time."""
+
+    def __init__(self, kernel, blocks, step, scratch, args):
+        self.kernel, self.blocks, self.step, self.scratch, self.args = kernel, blocks, step, scratch, args
+        self.next = self.active = 0  # block; threads in the kernel
+        self.stop, self.error, self.changed = np.zeros(1, np.int32), None, threading.Condition()
+
+    def start(self, threads, takes_part):
+        """takes_part: whether this thread is one of them."""
+        for _ in range(threads - takes_part):
+            try:
+                start_new_thread(self.work, ())
+            except RuntimeError:  # there are too many, or the interpreter shuts down
+                takes_part = True
+        if takes_part:
+            self.work()
+
+    def work(self):
+        scratch = self.scratch()
+        while (first := self.take()) is not None:
+            try:
+                self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch, *self.args)
+            except BaseException as error:
+                self.error, self.stop[0] = error, 1
+            with self.changed:
+                self.active -= 1
+                self.changed.notify_all()
+
+    def take(self):
+        """The next blocks; None if there are none, or if they are no longer wanted."""
+        with self.changed:
+            if self.stop[0] or self.next >= self.blocks:
+                return None
+            first = self.next
+            self.next, self.active = first + self.step, self.active + 1
+            return first
+
+    def finish(self):
+        """Wait until nobody is in the kernel, nor will be."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.active and (self.stop[0] or self.next >= self.blocks))
+
+    def finish_at_once(self):
+        """As `finish`, whatever handlers of further signals raise."""
+        while self.active:
+            with suppress(BaseException):
+                self.finish()

@@ -1,4 +1,4 @@
-"""What a tile can do: products through BLAS, exponentials, visibility, dropout.
+"""What a tile can do but products: exponentials, visibility, dropout.
 
 Score tiles are transposed: keys down, queries across. What belongs to a query (its maximum, its sum, its lse) is then
 a vector along the tile's contiguous axis, and every loop over a tile is a loop over vectors.
@@ -8,87 +8,96 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import types
 from numba.extending import intrinsic, overload, register_jitable
+from numba.np.arrayobj import populate_array
 
 from .. import dropout
 
-inline = register_jitable(fastmath={"contract"})
+inline = register_jitable(fastmath={"contract"}, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
 for function in dropout.wide_product, dropout.philox_round:
     register_jitable(function)
 philox4x32 = register_jitable(dropout.philox4x32)
-NONE, SOME, EVERY = 0, 1, 2
+EMPTY, PARTIAL, FULL = 0, 1, 2
+INT64 = ir.IntType(64)
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
+def view_of(layout):
+    @intrinsic
+    def view(typingctx, address, rows, cols, stride, dtype):
+        """The array at an address; its rows are contiguous and `stride` elements apart."""
+        element = dtype.dtype
+        out = types.Array(element, 2, layout)
+
+        def generate(context, builder, signature, args):
+            address, rows, cols, stride, _ = args
+            itemsize = context.get_constant(types.intp, element.bitwidth // 8)
+            pointer = builder.inttoptr(address, context.get_data_type(element).as_pointer())
+            array, strides = context.make_array(out)(context, builder), (builder.mul(stride, itemsize), itemsize)
+            populate_array(array, pointer, (rows, cols), strides, itemsize, meminfo=None)
+            return array._getvalue()
+
+        return out(types.intp, types.intp, types.intp, types.intp, dtype), generate
+
+    return view
+
+
+strided_view, contiguous_view = view_of("A"), view_of("C")  # loops over the columns of the latter are vectorised
+
+
 @intrinsic
-def pointer(typingctx, address):
-    """An address as a pointer."""
-
+def address_of(typingctx, array):
     def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        return builder.ptrtoint(context.make_array(array)(context, builder, args[0]).data, INT64)
 
-    return types.voidptr(types.int64), generate
+    return types.intp(array), generate
 
 
 @inline
 def matrix(heads, b, h, dtype):
-    """The matrix of (batch, head) as an array."""
-    whole = carray(pointer(heads.at[b, h]), (heads.rows, heads.stride), dtype)
-    return whole[:, : heads.cols]
+    """The matrix of (batch, head) of an input."""
+    return strided_view(heads.address + heads.offsets[b, h], heads.rows, heads.cols, heads.stride, dtype)
 
 
 @inline
 def tile(buffer, rows, cols):
     """A contiguous tile in a buffer."""
-    return buffer[: rows * cols].reshape(rows, cols)
+    return contiguous_view(address_of(buffer), rows, cols, cols, buffer.dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------- products
-_gemm = types.ExternalFunction(  # Numba's door to the BLAS of scipy: column-major, like all BLAS
-    "numba_xxgemm",
-    types.intc(
-        *[types.char] * 3, *[types.intp] * 3,
-        types.voidptr, types.voidptr, types.intp, types.voidptr, types.intp, types.voidptr, types.voidptr, types.intp,
-    ),
-)
-NORMAL, TRANSPOSED = ord("n"), ord("t")
+@intrinsic
+def is_set(typingctx, flag):
+    """Whether flag[0], which another thread may set at any time, is not 0."""
 
+    def generate(context, builder, signature, args):
+        place = context.make_array(flag)(context, builder, args[0]).data
+        value = builder.load_atomic(place, "monotonic", align=flag.dtype.bitwidth // 8)
+        return builder.icmp_unsigned("!=", value, value.type(0))
 
-@inline
-def _row_stride(x):
-    """In elements, as BLAS wants it where there is less than one row or column."""
-    return max(x.strides[0] // x.itemsize, x.shape[1], 1)
-
-
-@njit
-def _product(out, a, a_form, b, b_form, inner, alpha, beta):
-    size = out.itemsize
-    factors = np.array([alpha, beta], out.dtype)
-    _gemm(
-        ord("s") if size == 4 else ord("d"), b_form, a_form,
-        out.shape[1], out.shape[0], inner,
-        factors.ctypes, b.ctypes, _row_stride(b), a.ctypes, _row_stride(a),
-        factors[1:].ctypes, out.ctypes, _row_stride(out),
-    )
+    return types.boolean(flag), generate
 
 
 @inline
-def product(out, a, b, alpha, beta):
-    """out = alpha a b + beta out."""
-    _product(out, a, NORMAL, b, NORMAL, a.shape[1], alpha, beta)
+def fill(x, value):
+    """x = value, for a vector."""
+    for i in range(x.size):
+        x[i] = value
 
 
 @inline
-def product_nt(out, a, b, alpha, beta):
-    """out = alpha a b^T + beta out."""
-    _product(out, a, NORMAL, b, TRANSPOSED, a.shape[1], alpha, beta)
+def clear(x):
+    """x = 0, for a matrix."""
+    for row in range(x.shape[0]):
+        fill(x[row], 0)
 
 
 @inline
-def product_tn(out, a, b, alpha, beta):
-    """out = alpha a^T b + beta out."""
-    _product(out, a, TRANSPOSED, b, NORMAL, a.shape[0], alpha, beta)
+def transpose(out, x, factor):
+    """out = factor x^T"""
+    for row in range(x.shape[0]):
+        for col in range(x.shape[1]):
+            out[col, row] = factor * x[row, col]
 
 
 # ------------------------------------------------------------------------------------------------------- exponentials
@@ -145,89 +154,94 @@ def _exp2_overload(x):
 
 # --------------------------------------------------------------------------------------------------------- visibility
 @inline
-def keys_in_sight(band, i0, i1):
-    """Keys [first, end): all that queries [i0, i1) see of a band lies there."""
-    lo, hi, queries, keys = band
-    i1 = min(i1, queries)
-    if i0 >= i1:
-        return 0, 0
-    return max(i0 + lo, 0), min(i1 + hi, keys)
+def band_of(sight, b, h):
+    """lo, hi, queries and keys of the band of (batch, head)."""
+    if sight.bands.size == 0:
+        return sight.band
+    lo, hi, queries, keys = sight.bands[b, h]
+    return lo, hi, queries, keys
 
 
 @inline
-def queries_in_sight(band, j0, j1):
-    """Queries [first, end): all that see keys [j0, j1) of a band lie there."""
+def keys_in_sight(band, m0, m_end):
+    """Keys [first, end): all that queries [m0, m_end) see of a band lies there."""
     lo, hi, queries, keys = band
-    j1 = min(j1, keys)
-    if j0 >= j1:
+    m_end = min(m_end, queries)
+    if m0 >= m_end:
         return 0, 0
-    return max(j0 - hi, 0), min(j1 - lo, queries)
+    return max(m0 + lo, 0), min(m_end + hi, keys)
 
 
 @inline
-def hide_outside(S, band, i0, j0):
-    """S = -inf outside of the band; S starts at query i0 and key j0."""
+def hide_outside(S, band, m0, n0):
+    """S = -inf outside of the band; S starts at query m0 and key n0."""
     lo, hi, queries, keys = band
     rows, cols = S.shape
-    if i0 + cols - 1 + lo <= j0 and j0 + rows - 1 <= i0 + hi and i0 + cols <= queries and j0 + rows <= keys:
+    if m0 + cols - 1 + lo <= n0 and n0 + rows - 1 <= m0 + hi and m0 + cols <= queries and n0 + rows <= keys:
         return
     for j in range(rows):
-        first = min(max(j0 + j - hi - i0, 0), cols)
-        end = max(min(j0 + j - lo + 1 - i0, queries - i0, cols), first) if j0 + j < keys else first
-        S[j, :first] = -np.inf
-        S[j, end:] = -np.inf
+        first = min(max(n0 + j - hi - m0, 0), cols)
+        end = max(min(n0 + j - lo + 1 - m0, queries - m0, cols), first) if n0 + j < keys else first
+        fill(S[j, :first], -np.inf)
+        fill(S[j, end:], -np.inf)
 
 
 @inline
-def state(see, b, h, i0, i1, j0, j1):
-    """Whether queries [i0, i1) see NONE, SOME or EVERY one of the keys [j0, j1), by the cells of all grids."""
-    found = EVERY
-    for g in range(len(see.grids)):
-        height, stride, rows, cols, packed = see.grids[g]
-        cells = carray(pointer(see.cells[g, b, h]), (height, stride), np.uint8)
+def state(sight, b, h, m0, m_end, n0, n_end):
+    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, PARTIAL or FULL, by the cells of all
+    grids."""
+    found = FULL
+    for g in range(sight.grids.shape[0]):
+        height, stride, rows, cols, packed = sight.grids[g]
+        cells = contiguous_view(sight.cells[g, b, h], height, stride, stride, np.uint8)
         full = 255 if packed else 1
         some = every = total = 0
-        for r in range(i0 // rows, (i1 + rows - 1) // rows):
-            for c in range(j0 // cols, (j1 + cols - 1) // cols):
+        for r in range(m0 // rows, (m_end + rows - 1) // rows):
+            for c in range(n0 // cols, (n_end + cols - 1) // cols):
                 some += cells[r, c] != 0
                 every += cells[r, c] == full
                 total += 1
         if some == 0:
-            return NONE
+            return EMPTY
         if every < total:
-            found = SOME
+            found = PARTIAL
     return found
 
 
 @inline
-def hide_cells(S, see, b, h, i0, j0):
+def hide_cells(S, sight, b, h, m0, n0):
     """S = -inf where a cell is not set."""
-    for g in range(len(see.grids)):
-        height, stride, rows, cols, packed = see.grids[g]
-        cells = carray(pointer(see.cells[g, b, h]), (height, stride), np.uint8)
-        row_of = (i0 + np.arange(S.shape[1])) // rows
+    for g in range(sight.grids.shape[0]):
+        height, stride, rows, cols, packed = sight.grids[g]
+        cells = contiguous_view(sight.cells[g, b, h], height, stride, stride, np.uint8)
         for j in range(S.shape[0]):
-            c, bit = (j0 + j) // cols, (j0 + j) % cols * packed
-            for i in range(S.shape[1]):
-                if (cells[row_of[i], c] >> bit) & 1 == 0:
-                    S[j, i] = -np.inf
+            c, bit = (n0 + j) // cols, (n0 + j) % cols * packed
+            first, r = 0, m0 // rows
+            while first < S.shape[1]:
+                end = min((r + 1) * rows - m0, S.shape[1])
+                if (cells[r, c] >> bit) & 1 == 0:
+                    fill(S[j, first:end], -np.inf)
+                first, r = end, r + 1
 
 
 # ------------------------------------------------------------------------------------------------------------ dropout
 @inline
-def draw(kept, drops, matrix, i0, j0):
-    """kept = 1 or 0, see dropout_mask, for a tile that starts at query i0 and key j0, multiples of 16."""
+def draw(kept, words, drops, matrix, m0, n0):
+    """kept = 1 or 0, see dropout_mask, for a tile that starts at query m0 and key n0, multiples of 16.
+
+    words: uint64, two for each query or more, rounded up to 16 queries
+    """
     rows, cols = kept.shape
     counters = 8 * ((cols + 15) // 16)
-    words = np.empty((4, counters), np.uint64)
-    first = np.uint64(i0 // 2)
-    for c in range(j0 // 4, j0 // 4 + 4 * ((rows + 15) // 16)):
+    words = tile(words, 4, counters)
+    first = np.uint64(m0 // 2)
+    for c in range(n0 // 4, n0 // 4 + 4 * ((rows + 15) // 16)):
         for t in range(counters):
             words[0, t], words[1, t], words[2, t], words[3, t] = philox4x32(
                 np.uint64(c), first + np.uint64(t), np.uint64(matrix), drops.offset, drops.k0, drops.k1
             )
         for number in range(8):
-            j = 16 * (c // 4) + 2 * (c % 4) + 8 * (number // 2 % 2) + number % 2 - j0
+            j = 16 * (c // 4) + 2 * (c % 4) + 8 * (number // 2 % 2) + number % 2 - n0
             if j >= rows:
                 continue
             shift = np.uint64(16 * (number % 2))

@@ -6,7 +6,6 @@ serialises wgmma and spills.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,14 +16,13 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..cache import cache_dir, sources_digest
+from .. import cache as disk
 
-CACHE_BYTES = 256 << 20  # what the cubins on disk may take; the ones unused for longest go first
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
 
 
@@ -129,14 +127,14 @@ class Binary:
 
 def build(key):
     """The Binary of a Key: from the disk, else compiled and put there."""
-    path = cache_dir("cuda") / _digest(key)
-    binary = _read(path)
+    name = _digest(key)
+    binary = _unpack(disk.read("cuda", name))
     if binary is None:
         source = key.source()
         cubin, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
         overlaps = source.overlaps and key.cc >= (9, 0)
         binary = Binary(key.name, _arguments(source), source.threads, source.shared, overlaps, report, cubin)
-        _write(path, binary)
+        disk.write("cuda", name, _pack(binary))
     return binary
 
 
@@ -304,7 +302,7 @@ def _versions():
 @cache
 def _package_sources():
     """A digest of every file a kernel of ours may be made of, numbattn's version among them."""
-    return sources_digest("*.py", "cuda/**/*.py")
+    return disk.sources_digest("*.py", "cuda/**/*.py")
 
 
 def _module_source(module):
@@ -323,16 +321,16 @@ def _check_plain(name, value):
         raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str and tuples of them")
 
 
-def _read(path):
-    """The Binary in a file; None where there is none, or none that is whole."""
-    try:
-        checksum, content = path.read_bytes().split(b"\n", 1)
-    except (OSError, ValueError):
+def _pack(binary):
+    """A Binary as bytes."""
+    fields = {name: value for name, value in asdict(binary).items() if name != "cubin"}
+    return json.dumps(fields).encode() + b"\n" + binary.cubin
+
+
+def _unpack(content):
+    """The Binary that was packed; None of None."""
+    if content is None:
         return None
-    if hashlib.sha256(content).hexdigest().encode() != checksum:
-        return None
-    with suppress(OSError):
-        os.utime(path)  # used just now
     header, cubin = content.split(b"\n", 1)
     fields = json.loads(header)
     fields["arguments"] = _tuples(fields["arguments"])
@@ -344,26 +342,3 @@ def _read(path):
 def _tuples(x):
     """The tuples that JSON has made lists of."""
     return tuple(map(_tuples, x)) if isinstance(x, list) else x
-
-
-def _write(path, binary):
-    """Keep a Binary. Who reads finds all of it or nothing; where nothing can be written, nothing is kept."""
-    fields = {name: value for name, value in asdict(binary).items() if name != "cubin"}
-    content = json.dumps(fields).encode() + b"\n" + binary.cubin
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-        os.replace(file.name, path)
-        _prune(path.parent)
-
-
-def _prune(folder):
-    """Remove the files unused for longest until the rest fit."""
-    files = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
-    size = sum(size for _, size, _ in files)
-    for _, each, path in files:
-        if size <= CACHE_BYTES:
-            break
-        path.unlink(missing_ok=True)
-        size -= each

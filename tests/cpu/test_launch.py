@@ -1,81 +1,83 @@
-"""Addresses, threads, caches: what a user notices only when it fails."""
+"""Threads, signals, forks, the end of a process: what a user notices only when it fails."""
 
-import itertools
 import os
+import signal
 import subprocess
 import sys
+import textwrap
 import threading
+import time
 
 import numba
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
 
 import numbattn as na
 from numbattn.cpu import launch
-from numbattn.problem import describe
+
+MUCH = 10 * launch.SHORT
 
 
-def blas_threads():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+def nothing():
+    """Scratch of kernels that need none."""
 
 
-
-@pytest.mark.parametrize("shape", [(30, 8), (6, 30, 8), (2, 30, 8), (4, 6, 30, 8), (4, 1, 30, 8), (1, 3, 30, 8)])
-def test_heads_of(rng, shape):
-    """Entry (b, h) is the address of the matrix that NumPy's broadcasting and head groups give."""
-    problem, _ = describe(np.zeros((4, 6, 5, 8)), *np.zeros((2, 4, 6, 30, 8)))
-    x = rng.standard_normal((*shape[:-1], 11))[..., :8]
-    heads = launch.heads_of(x, problem)
-    assert (heads.rows, heads.cols, heads.stride) == (30, 8, 11)
-    x4 = x.reshape((1,) * (4 - x.ndim) + shape)
-    broadcast = np.broadcast_to(np.repeat(x4, 6 // x4.shape[1], axis=1), (4, 6, 30, 8))
-    for b, h in itertools.product(range(4), range(6)):
-        first = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_double * 8).from_address(int(heads.at[b, h])))
-        np.testing.assert_array_equal(first, broadcast[b, h, 0])
+def run(code, timeout=300):
+    """What a fresh process prints, and its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert not done.stderr, done.stderr
+    return done.stdout.split(), done.returncode
 
 
-def test_readable_copies_only_what_blas_cannot_read(rng):
-    x = rng.standard_normal((2, 3, 10, 8)).astype(np.float32)
-    swapped, repeated = x.swapaxes(1, 2).copy().swapaxes(1, 2), np.broadcast_to(x, (4, *x.shape))
-    for view in (x, swapped, repeated, x[:, ::-1], x[..., ::2, :5]):
-        assert launch.readable(view, np.float32) is view
-    for view in (x[..., ::2], x[..., ::-1, :], x[..., ::-1], x.swapaxes(-1, -2), np.broadcast_to(x[:, :, :1], x.shape)):
-        copy = launch.readable(view, np.float32)
-        assert not np.shares_memory(copy, view)
-        np.testing.assert_array_equal(copy, view)
-    assert launch.readable(x.astype(np.float16), np.float32).dtype == np.float32
-
-
+# ------------------------------------------------------------------------------------------------------------- threads
+@pytest.mark.parametrize("work", [0, 2 * launch.SERIAL, MUCH])
 @pytest.mark.parametrize("blocks", [0, 1, 2, 7, 1000])
-def test_every_block_runs_once(blocks):
+def test_every_block_runs_once(blocks, work):
     done = []
-    launch.launch(lambda first, last: done.extend(range(first, last)), blocks)
+    launch.launch(lambda first, last, stop, scratch: done.extend(range(first, last)), blocks, work, nothing)
     assert sorted(done) == list(range(blocks))
 
 
-def test_an_error_in_a_thread_reaches_the_caller():
-    def fail(first, last):
-        raise ZeroDivisionError(first)
+@pytest.mark.parametrize("work", [0, 2 * launch.SERIAL, MUCH])
+def test_an_error_in_a_thread_reaches_the_caller(work):
+    def fail(first, last, stop, scratch):
+        if last:
+            raise ZeroDivisionError(first)
 
-    before = blas_threads()
     with pytest.raises(ZeroDivisionError):
-        launch.launch(fail, 100)
-    assert blas_threads() == before
+        launch.launch(fail, 100, work, nothing)
 
 
-def test_blas_has_one_thread_inside_and_its_own_number_outside():
-    launch.launch(lambda first, last: None, 1)  # BLAS is loaded and known
-    before, inside = blas_threads(), []
-    launch.launch(lambda first, last: inside.extend(blas_threads()), 1)
-    assert set(inside) == {1}
-    assert blas_threads() == before
+@pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
+def test_without_threads_the_caller_does_it_all(work, monkeypatch):
+    def none(*args):
+        raise RuntimeError("can't start new thread")
+
+    done = []
+    monkeypatch.setattr(launch, "start_new_thread", none)
+    launch.launch(lambda first, last, stop, scratch: done.extend(range(first, last)), 20, work, nothing)
+    assert sorted(done) == list(range(20))
+
+
+def test_each_thread_has_its_own_scratch():
+    used = {}
+
+    def note(first, last, stop, scratch):
+        if last:
+            used.setdefault(threading.get_ident(), set()).add(id(scratch))
+            time.sleep(0.01)
+
+    launch.launch(note, 50, MUCH, lambda: np.empty(3))
+    assert all(len(mine) == 1 for mine in used.values())
+    assert len(set.union(*used.values())) == len(used)
 
 
 def test_calls_from_many_threads(rng):
     q, k, v = rng.standard_normal((3, 3, 4, 300, 16))
-    want = na.attention(q, k, v, causal=True)
-    before, wrong = blas_threads(), []
+    want, wrong = na.attention(q, k, v, causal=True), []
 
     def call():
         for _ in range(5):
@@ -87,7 +89,6 @@ def test_calls_from_many_threads(rng):
     for thread in threads:
         thread.join()
     assert wrong == [False] * 20
-    assert blas_threads() == before
 
 
 def test_results_do_not_depend_on_the_number_of_threads(rng):
@@ -107,45 +108,160 @@ def test_results_do_not_depend_on_the_number_of_threads(rng):
         np.testing.assert_array_equal(a, b)
 
 
+def test_as_many_threads_as_numba_may_use(monkeypatch):
+    monkeypatch.setattr(launch.parallel, "_is_initialized", False)
+    assert launch._threads() == numba.config.NUMBA_NUM_THREADS
+    monkeypatch.setattr(launch.parallel, "_is_initialized", True)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 77)
+    assert launch._threads() == 77
+
+
+def test_the_users_blas_keeps_its_threads():
+    """A call leaves NumPy's and SciPy's BLAS alone, in it and after it, from any thread."""
+    out, code = run("""
+        import threading, numpy as np, scipy.linalg.cython_blas, numbattn as na
+        from threadpoolctl import threadpool_info, threadpool_limits
+
+        def threads():
+            return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+        x = np.random.default_rng(0).standard_normal((3, 4, 1000, 64))
+        before, seen = threads(), []
+        calls = [threading.Thread(target=na.attention, args=x) for _ in range(3)]
+        for call in calls:
+            call.start()
+        while any(call.is_alive() for call in calls):
+            seen.append(threads())
+        assert all(found == before for found in seen + [threads()]), (before, seen)
+        with threadpool_limits(1):
+            assert set(threads()) == {1}
+            na.attention(*x)
+            assert set(threads()) == {1}
+        assert threads() == before
+        print(len(seen) > 0)
+    """)
+    assert (out, code) == (["True"], 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+INTERRUPTED = """
+    import os, signal, threading, time
+    import numpy as np, numbattn as na
+
+    class Timeout(Exception):
+        pass
+
+    def handler(number, frame):
+        raise {raised}
+
+    signal.signal(signal.SIGINT, handler)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 8, 16384, 64)).astype(np.float16)
+    small = [x[:, :2000] for x in (q, k, v)]
+    want, back = na.attention_vjp(*small)           # compiles
+    back(want)
+    _, saved = na.attention_forward(q[:, :100], k, v)
+    saved = na.Saved.of(q, k, v, q, np.zeros((8, 16384), np.float32))
+    sent = []
+
+    def send():
+        time.sleep(0.5)
+        sent.append(time.perf_counter())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send).start()
+    try:
+        {call}
+    except {raised} as error:
+        late = time.perf_counter() - sent[0]
+        del error
+    running = [name for name in os.listdir("/proc/self/task")] if os.path.exists("/proc/self/task") else []
+    del q, k, v, saved
+    start = time.perf_counter()
+    assert np.array_equal(na.attention(*small), want)
+    print(late < 0.2)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process there")
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "Timeout"])
+@pytest.mark.parametrize("call", ["na.attention(q, k, v)", "na.attention_backward(q, saved)"])
+def test_a_signal_handler_may_raise(call, raised):
+    """Long calls end at once, nothing that a thread still reads is freed, and the next call is as ever."""
+    assert run(INTERRUPTED.format(call=call, raised=raised)) == (["True"], 0)
+
+
+def test_an_interrupted_call_leaves_no_thread_behind():
+    """However often it is interrupted while it waits for its threads."""
+    inside, left = threading.Semaphore(0), []
+
+    def wait(first, last, stop, scratch):
+        if not last:
+            return
+        inside.release()
+        while not stop[0]:
+            time.sleep(0.001)
+        time.sleep(0.1)  # a tile takes its time
+        left.append(first)
+
+    main = threading.get_ident()
+
+    def interrupt():
+        inside.acquire()
+        for _ in range(3):
+            signal.pthread_kill(main, signal.SIGUSR1)
+            time.sleep(0.02)
+
+    def handler(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(TimeoutError):
+            launch.launch(wait, 10, MUCH, nothing)
+        assert left, "a thread is still in the kernel"
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+# ------------------------------------------------------------------------------------------------------------- the end
+def test_calls_while_a_process_ends():
+    """From a thread that outlives the main thread, and from atexit; small ones and large ones."""
+    out, code = run("""
+        import atexit, threading, time
+        import numpy as np, numbattn as na
+        x = np.random.default_rng(0).standard_normal((3, 4, 2000, 64), dtype=np.float32)
+        want = na.attention(*x)
+
+        def call():
+            assert np.array_equal(na.attention(*x), want)
+            na.attention(*x[:, :, :3])
+            print("called", flush=True)
+
+        def late():
+            threading.main_thread().join()
+            time.sleep(0.2)
+            call()
+
+        atexit.register(call)
+        threading.Thread(target=late).start()
+    """)
+    assert (out, code) == (["called", "called"], 0)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_can_call(tmp_path):
+def test_a_forked_child_can_call():
     """Its parent's threads are not there."""
-    code = """
-import os, warnings
-import numpy as np, numbattn as na
-warnings.simplefilter("ignore")
-x = np.random.default_rng(0).standard_normal((3, 2, 4, 300, 8))
-want = na.attention(*x)
-child = os.fork()
-if child == 0:
-    os._exit(not np.array_equal(na.attention(*x), want))
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
-
-
-CALL = """
-import sys, numpy as np, numbattn as na
-na.attention(*np.zeros((3, 4, 4)))
-from numbattn.cpu.forward import forward_kernel
-print(sum(forward_kernel().stats.cache_hits.values()), sum(forward_kernel().stats.cache_misses.values()))
-"""
-
-
-def call(cache_dir):
-    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(cache_dir)}
-    command = [sys.executable, "-c", CALL]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-
-def test_the_second_process_compiles_nothing(tmp_path):
-    assert call(tmp_path) == "0 1\n"
-    assert call(tmp_path) == "1 0\n"
-
-
-def test_an_unwritable_cache_is_no_cache(tmp_path):
-    place = tmp_path / "file"
-    place.write_text("not a folder")
-    assert call(place) == "0 1\n"
-    assert call(place) == "0 1\n"
-    assert place.read_text() == "not a folder"
+    out, code = run("""
+        import os
+        import numpy as np, numbattn as na
+        x = np.random.default_rng(0).standard_normal((3, 2, 4, 1000, 8))
+        want = na.attention(*x)
+        child = os.fork()
+        if child == 0:
+            os._exit(not np.array_equal(na.attention(*x), want))
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+    assert (out, code) == ([], 0)

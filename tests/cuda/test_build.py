@@ -260,22 +260,12 @@ def test_damaged_entries_are_built_again(damage, cache_dir, no_compiler):
     assert build(key()) == again
 
 
-def test_oldest_entries_go_first(cache_dir, monkeypatch):
-    binary = build(key())
-    (first,) = cache_dir.iterdir()
-    size = first.stat().st_size
-    monkeypatch.setattr(building, "CACHE_BYTES", 3 * size)
-    for name in "abc":  # four files, one too many
-        building._write(cache_dir / name, binary)
-        building._read(first)  # used again and again
-    assert sorted(path.name for path in cache_dir.iterdir()) == sorted([first.name, "b", "c"])
-
-
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_unwritable_place_means_no_cache(place, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path / place))
-    assert build(key()).cubin.startswith(b"\x7fELF")
+    with pytest.warns(RuntimeWarning, match="compiled code is not kept"):
+        assert build(key()).cubin.startswith(b"\x7fELF")
 
 
 # ------------------------------------------------------------------------------------------------------ what is missing

@@ -1,0 +1,111 @@
+"""Arrays, masks and dropout as the numbers that kernels get: one type for all shapes, strides and broadcasts."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Heads(NamedTuple):
+    """Where the matrix of each (batch, head) lies."""
+
+    address: int
+    offsets: Any  # int64 (batch, heads), bytes
+    rows: int
+    cols: int
+    stride: int  # elements from one row to the next
+
+
+class Sight(NamedTuple):
+    """A mask: who sees whom."""
+
+    band: tuple  # lo, hi, queries, keys
+    bands: Any  # int64 (batch, heads, 4), the same where they differ; else empty
+    cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
+    grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
+
+
+class Drops(NamedTuple):
+    """A Dropout; threshold 0 drops nothing."""
+
+    threshold: Any
+    offset: Any
+    k0: Any
+    k1: Any
+
+
+class Scratch(NamedTuple):
+    """Memory of one thread, for one tile at a time."""
+
+    scores: Any
+    grads: Any  # of scores
+    queries: Any  # transposed
+    outputs: Any  # their gradients, transposed
+    rows: Any  # vectors of one number a query
+    kept: Any  # uint8
+    words: Any  # uint64
+
+
+NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 5)))
+NO_DROPS = Drops(*[np.uint64(0)] * 4)
+
+
+def readable(x, dtype):
+    """x itself if products can read its matrices in `dtype`, else a copy."""
+    rows, cols = x.shape[-2:]
+    row, col = x.strides[-2:]
+    item = x.itemsize
+    if x.dtype == dtype and (col == item or cols <= 1) and (row >= cols * item or rows <= 1) and x.flags.aligned:
+        return x
+    return x.astype(dtype, order="C")
+
+
+def heads_of(x, problem):
+    """The Heads of an array (..., heads, rows, columns), broadcast to the problem's batch axes. Keep x alive."""
+    *_, rows, cols = x.shape
+    offsets = _offsets(x.shape[:-2], x.strides[:-2], problem.batch, problem.heads)
+    return Heads(x.ctypes.data, offsets, rows, cols, max(x.strides[-2] // x.itemsize, cols, 1))
+
+
+@lru_cache(maxsize=256)
+def _offsets(shape, strides, batch, heads):
+    """Of the matrices of an array with these batch axes; those of a group of heads share one."""
+    steps = [np.arange(size) * stride for size, stride in zip(shape, strides)] or [np.zeros(1, np.int64)]
+    steps[-1] = np.repeat(steps[-1], heads // max(steps[-1].size, 1))
+    batch = batch or (1,)
+    offsets = np.broadcast_to(sum(np.ix_(*steps)), batch)
+    return np.ascontiguousarray(offsets.reshape(-1, heads) if offsets.size else np.zeros((0, heads)), np.int64)
+
+
+def sight_of(problem, mask):
+    """The Sight of a mask, and the arrays to keep alive."""
+    band, bands = mask.band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
+    if not all(isinstance(number, int) for number in band):
+        numbers = [np.broadcast_to(np.asarray(x, np.int64), problem.batch).reshape(problem.matrices) for x in band]
+        band, bands = (0, 0, 0, 0), np.stack(numbers, axis=-1)
+    if not problem.mask_kinds or not (grids := mask.grids()):
+        return Sight(tuple(band), bands, NO_CELLS, NO_GRIDS), ()
+    grids = [grid._replace(cells=readable(grid.cells, np.uint8)) for grid in grids]
+    heads = [heads_of(grid.cells, problem) for grid in grids]
+    cells = np.stack([h.address + h.offsets for h in heads])
+    numbers = [(h.rows, h.stride, g.rows, g.cols, g.packed) for g, h in zip(grids, heads)]
+    return Sight(tuple(band), bands, cells, np.array(numbers, np.int64)), grids
+
+
+def drops_of(dropout):
+    """The Drops of a Dropout or of None, and the scale of what is kept."""
+    if dropout is None:
+        return NO_DROPS, 1.0
+    return Drops(*map(np.uint64, (dropout.threshold, dropout.offset, *dropout.key))), dropout.scale
+
+
+def scratch_of(problem, tile_m, tile_n, backward=False):
+    """A function that makes a Scratch."""
+    elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
+    sizes = elements, elements * backward, tile_m * problem.head_dim, tile_m * problem.head_dim_v * backward, 4 * tile_m
+
+    def scratch():
+        floats = [np.empty(size, problem.sum_dtype) for size in sizes]
+        return Scratch(*floats, np.empty(dropped, np.uint8), np.empty(2 * tile_m if dropped else 0, np.uint64))
+
+    return scratch

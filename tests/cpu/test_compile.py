@@ -1,0 +1,69 @@
+"""What is compiled is kept on disk, whatever happens to the disk."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CALL = """
+import sys, warnings, numpy as np, numbattn as na
+warnings.simplefilter("always")
+na.attention(*np.zeros((3, 4, 4)))
+from numbattn.cpu.forward import forward_kernel
+print(sum(forward_kernel.stats.cache_hits.values()), sum(forward_kernel.stats.cache_misses.values()))
+"""
+
+
+def call(place):
+    """Hits and misses of a process, and what it says."""
+    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(place)}
+    done = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A cache that one process has filled."""
+    place = tmp_path_factory.mktemp("cache")
+    assert call(place) == ("0 1", "")
+    return place
+
+
+def test_the_second_process_compiles_nothing(filled):
+    assert call(filled) == ("1 0", "")
+
+
+def test_a_file_that_cannot_be_written_is_read(filled):
+    (file,) = (filled / "cpu").iterdir()
+    before = file.stat().st_mode
+    file.chmod(0o444)
+    (filled / "cpu").chmod(0o555)
+    try:
+        assert call(filled) == ("1 0", "")
+    finally:
+        (filled / "cpu").chmod(0o755)
+        file.chmod(before)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: b"",
+    lambda data: data[: len(data) // 2],
+    lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+    lambda data: b"\n".join([b"garbage"] * 100),
+], ids=["empty", "half", "bit", "other"])  # fmt: skip
+def test_a_damaged_file_is_compiled_again(filled, damage):
+    (file,) = (filled / "cpu").iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    assert call(filled) == ("0 1", "")
+    assert call(filled) == ("1 0", "")
+
+
+def test_where_nothing_can_be_written_a_warning_says_so_once(tmp_path):
+    place = tmp_path / "file"
+    place.write_text("not a folder")
+    counts, said = call(place)
+    assert counts == "0 1"
+    assert said.count("RuntimeWarning: compiled code is not kept") == 1
+    assert str(place) in said
+    assert "NUMBATTN_CACHE_DIR" in said

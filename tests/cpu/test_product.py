@@ -1,0 +1,46 @@
+"""Products of tiles, also as CPUs with shorter vectors make them."""
+
+import itertools
+
+import numba
+import numpy as np
+import pytest
+
+from numbattn.cpu import product
+
+FORMS = {"product": lambda x: x, "product_tn": lambda x: x.T}
+
+
+def check(multiply, form, rng, dtype, rows, cols, inner):
+    a, b = rng.standard_normal((rows, inner)), rng.standard_normal((inner, cols))
+    stored = [np.hstack([x, np.full((len(x), 3), np.nan)]).astype(dtype)[:, : x.shape[1]]  # rows apart
+              for x in (FORMS[form](a), b)]  # fmt: skip
+    around = np.full((rows + 2, cols + 5), 7, dtype)
+    out = around[1:-1, 2:-3]
+    out[...] = 1
+    multiply(out, *stored, dtype(2), True)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5 if dtype == np.float32 else 1e-12}
+    np.testing.assert_allclose(out, 2 * a @ b + 1, **tolerance)
+    out[...] = np.nan
+    multiply(out, *stored, dtype(1), False)  # forgets what was there
+    np.testing.assert_allclose(out, a @ b, **tolerance)
+    out[...] = 7
+    assert (around == 7).all()  # nothing is written beside it
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products(rng, form, dtype):
+    whole = product.VECTORS * product.VECTOR_BYTES // dtype().itemsize
+    for rows, cols, inner in itertools.product([1, 8, 13], [1, 7, whole, whole + 9], [0, 1, 30]):
+        check(getattr(product, form), form, rng, dtype, rows, cols, inner)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("nbytes", "rows", "vectors"), [(16, 6, 2), (32, 6, 2), (64, 8, 2)])
+def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):
+    monkeypatch.setattr(product, "VECTOR_BYTES", nbytes)
+    monkeypatch.setattr(product, "ROWS", rows)
+    monkeypatch.setattr(product, "VECTORS", vectors)
+    multiply = product.product_of(transposed=form == "product_tn")
+    check(numba.njit(lambda *args: multiply(*args)), form, rng, np.float32, 13, 75, 20)
