@@ -1,8 +1,9 @@
 """Exact FlashAttention and its gradients for NumPy and CuPy arrays."""
 
-from .api import attention, attention_backward, attention_forward, attention_vjp
+from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
-from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Window
+from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
+from .problem import Saved
 
 __version__ = "0.1.0"
 
@@ -13,11 +14,14 @@ __all__ = [
     "Dense",
     "Dropout",
     "Lengths",
+    "Mask",
+    "Saved",
     "Window",
     "__version__",
     "attention",
     "attention_backward",
     "attention_forward",
     "attention_vjp",
+    "attention_weights",
     "dropout_mask",
 ]

@@ -5,9 +5,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
+from . import reference
+from .checks import flag
 from .dropout import Dropout
 from .masks import Mask
-from .problem import Problem, Saved, check_gradients, describe
+from .problem import Problem, Saved, checked_gradients, describe
 
 Array = TypeVar("Array")  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 
@@ -39,13 +41,14 @@ def attention(
     causal : bool, optional
         The same as ``mask=Causal()``; with a mask too, both hold.
     mask : Causal, Window, Lengths, Dense, Bits, BlockSparse, their ``&``, or a boolean array, optional
-        True = visible. A query that sees nothing gets o = 0.
+        True = visible. A query that sees nothing gets o = 0. A boolean array broadcasts as in NumPy against
+        (..., seqlen_q, seqlen_k).
     scale : float, optional
         Finite and > 0. Default: 1 / sqrt(head_dim).
     dropout : Dropout, optional
         Which elements of P are dropped.
     out : array, (..., seqlen_q, head_dim_v), optional
-        Where to put the result. It must not overlap q, k, v.
+        Where to put the result. It must not overlap q, k, v or itself.
 
     Returns
     -------
@@ -101,6 +104,11 @@ def attention_forward(
         of the visible scores: float32, or float64 for float64; -inf where a query sees nothing. It refers to q, k, v
         and o: who edits them in place between the two calls changes the gradients.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+
     Examples
     --------
     >>> import numbattn as na, numpy as np
@@ -125,11 +133,12 @@ def attention_backward(
     Parameters
     ----------
     do : array, (..., seqlen_q, head_dim_v)
-        The gradient of o, of its shape and dtype.
+        The gradient of o; of another floating dtype it is converted.
     saved : Saved
-        What `attention_forward` returned.
+        What `attention_forward` returned, or `Saved.of` made. It refers to q, k, v and o: who has edited them in place
+        since then gets wrong gradients.
     dlse : array, (..., seqlen_q), optional
-        The gradient of ``saved.lse``, of its shape and dtype; ignored where lse is -inf.
+        The gradient of ``saved.lse``, likewise; ignored where lse is -inf.
     deterministic : bool, optional
         Ask for gradients that are equal bit for bit from call to call. In this version they always are.
 
@@ -137,6 +146,11 @@ def attention_backward(
     -------
     dq, dk, dv : arrays
         Of the shapes and dtypes of q, k, v; over broadcast axes they are summed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
 
     Notes
     -----
@@ -152,8 +166,8 @@ def attention_backward(
     >>> dq.shape
     (100, 64)
     """
-    check_gradients(saved, do, dlse)
-    return _backend(saved.problem).backward(saved, do, dlse, deterministic)
+    do, dlse = checked_gradients(saved, do, dlse)
+    return _backend(saved.problem).backward(saved, do, dlse, flag("deterministic", deterministic))
 
 
 def attention_vjp(
@@ -165,19 +179,26 @@ def attention_vjp(
     mask: Mask | Any = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
+    out: Array | None = None,
 ) -> tuple[Array, Callable[..., tuple[Array, Array, Array]]]:
     """`attention` with its gradients as a closure.
 
     Parameters
     ----------
-    q, k, v, causal, mask, scale, dropout
+    q, k, v, causal, mask, scale, dropout, out
         As in `attention`.
 
     Returns
     -------
     o : array, (..., seqlen_q, head_dim_v)
     backprop : function
-        ``backprop(do, dlse=None)`` returns dq, dk, dv: see `attention_backward`.
+        ``backprop(do, dlse=None)`` returns dq, dk, dv: see `attention_backward`. It refers to q, k, v and o: what is
+        edited in place before it is called, as in ``o += x``, changes the gradients. ``o = o + x`` does not.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
 
     Examples
     --------
@@ -188,12 +209,54 @@ def attention_vjp(
     >>> dv.shape
     (100, 64)
     """
-    o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout)
+    o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, out=out)
 
     def backprop(do: Array, dlse: Array | None = None) -> tuple[Array, Array, Array]:
         return attention_backward(do, saved, dlse=dlse)
 
     return o, backprop
+
+
+def attention_weights(
+    q: Array,
+    k: Array,
+    *,
+    causal: bool = False,
+    mask: Mask | Any = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+) -> Array:
+    """P itself, softmax(scale Q K^T), to look at: an array of seqlen_q x seqlen_k for every head.
+
+    It is made by the plain formula in float64, in memory that grows with seqlen_q x seqlen_k. `attention` makes no
+    such array.
+
+    Parameters
+    ----------
+    q, k, causal, mask, scale, dropout
+        As in `attention`. With dropout the weights are those that multiply v: 0 where dropped, else scaled.
+
+    Returns
+    -------
+    weights : array, (..., seqlen_q, seqlen_k), of the dtype of q
+        Rows sum to 1, but for dropout, and to 0 where a query sees nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> na.attention_weights(q, k, causal=True).round(2)
+    array([[1.  , 0.  , 0.  ],
+           [0.5 , 0.5 , 0.  ],
+           [0.33, 0.33, 0.33]])
+    """
+    problem, inputs = describe(q, k, k, causal, mask, scale, dropout)
+    return reference.weights(problem, inputs)
 
 
 def _backend(problem: Problem) -> ModuleType:

@@ -75,8 +75,9 @@ def _checksum(content):
 
 @cache
 def _warn(folder, reason):
-    warnings.warn(f"compiled code is not kept: {reason}. Every process compiles again, unless {folder} can be written "
-                  f"or the environment variable {VARIABLE} names another folder", RuntimeWarning, stacklevel=3)  # fmt: skip
+    message = (f"compiled code is not kept: {reason}. Every process compiles again, unless {folder} can be written or "
+               f"the environment variable {VARIABLE} names another folder")  # fmt: skip
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def _prune(folder):

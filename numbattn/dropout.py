@@ -4,10 +4,11 @@ Philox is written once, in operators only: it serves NumPy arrays, Numba's CPU c
 """
 
 import math
-import operator
 from dataclasses import dataclass
 
 import numpy as np
+
+from .checks import integer, number, shape_of, words_for
 
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
@@ -76,15 +77,15 @@ class Dropout:
     offset: int = 0
 
     def __post_init__(self):
-        p = _number("Dropout p", self.p)
+        p = number("Dropout p", self.p)
         if not 0 <= p < 1:
             raise ValueError(f"Dropout p: got {self.p!r}, allowed 0 <= p < 1")
         if p > 0 and not 0 < round(65536 * p) < 65536:
             raise ValueError(f"Dropout p: got {self.p!r}, which is rounded to {round(65536 * p) // 65536}: "
                              "p comes in steps of 1/65536")
         object.__setattr__(self, "p", p)
-        object.__setattr__(self, "seed", _integer("Dropout seed", self.seed, 64))
-        object.__setattr__(self, "offset", _integer("Dropout offset", self.offset, 32))
+        object.__setattr__(self, "seed", integer("Dropout seed", self.seed, 0, 2**64 - 1))
+        object.__setattr__(self, "offset", integer("Dropout offset", self.offset, 0, 2**32 - 1))
 
     @property
     def threshold(self) -> int:
@@ -100,26 +101,6 @@ class Dropout:
     def key(self) -> tuple[int, int]:
         """The generator's key: the low and the high word of the seed."""
         return self.seed & 0xFFFFFFFF, self.seed >> 32
-
-
-def _number(name, value):
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: got {value!r}, expected a number") from None
-    if math.isnan(number):
-        raise ValueError(f"{name}: got {value!r}, expected a number")
-    return number
-
-
-def _integer(name, value, bits):
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: got {value!r}, expected an integer") from None
-    if not 0 <= value < 2**bits:
-        raise ValueError(f"{name}: got {value}, allowed 0 <= {name.split()[-1]} < 2**{bits}")
-    return value
 
 
 def dropout_mask(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
@@ -150,11 +131,8 @@ def dropout_mask(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
     (3, 4)
     """
     if not isinstance(dropout, Dropout):
-        raise TypeError(f"dropout: got {type(dropout).__name__}, expected a numbattn.Dropout")
-    shape = tuple(operator.index(n) for n in shape)
-    if len(shape) < 2 or min(shape) < 0:
-        raise ValueError(f"shape: got {shape}, expected (..., seqlen_q, seqlen_k)")
-    *batch, m, n = shape
+        raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
+    *batch, m, n = shape = shape_of("shape", shape)
     matrices = math.prod(batch)
     i, j = np.arange(-(-m // 16) * 16, dtype=np.uint64), np.arange(-(-n // 16) * 16, dtype=np.uint64)
     rows = i[(i // 8) % 2 == 0]             # one counter for rows i and i + 8 ...

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .checks import integer, library, shape_of, words_for
+
 FAR = 2**40  # beyond every sequence, and far from overflow
 
 
@@ -80,6 +82,10 @@ class Mask:
         """Its arrays, each as a Held."""
         return ()
 
+    def fit(self, shape):
+        """The mask for scores of the shape (..., seqlen_q, seqlen_k): boolean arrays are broadcast."""
+        return self
+
     @property
     def parts(self):
         return (self,)
@@ -110,6 +116,7 @@ class Mask:
         array([[1, 1, 0],
                [1, 1, 1]])
         """
+        seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
         held = [x for part in self.parts for x in part._arrays().values()]
         array = next((x for x in held if not isinstance(x, np.ndarray)), np.empty(0))
         mask = self.like(array)
@@ -118,8 +125,11 @@ class Mask:
         visible = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
         for cells, rows, cols, packed in mask.grids():
             cell = cells[..., i // rows, j // cols]
-            visible = visible & ((cell >> (j % cols).astype(np.uint8) if packed else cell) & 1).astype(bool)
+            visible = visible & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)
         return visible
+
+    def __bool__(self):
+        raise TypeError("a mask has no truth value: use & where you wrote `and`, and | or ~ on boolean arrays")
 
     def __and__(self, other):
         return All(self.parts + as_mask(other, "&").parts)
@@ -169,6 +179,10 @@ class All(Mask):
     def grids(self):
         return tuple(grid for part in self.parts for grid in part.grids())
 
+    def fit(self, shape):
+        parts = tuple(part.fit(shape) for part in self.parts)
+        return self if parts == self.parts else All(parts)
+
     def like(self, array):
         parts = tuple(part.like(array) for part in self.parts)
         return self if parts == self.parts else All(parts)
@@ -209,8 +223,8 @@ class Window(Mask):
 
     def __post_init__(self):
         self._set(
-            left=None if self.left is None else _integer("Window left", self.left),
-            right=None if self.right is None else _integer("Window right", self.right),
+            left=None if self.left is None else integer("Window left", self.left),
+            right=None if self.right is None else integer("Window right", self.right),
             offset=None if self.offset is None else _integers("Window offset", self.offset),
         )
 
@@ -310,13 +324,21 @@ class Dense(Mask):
     Parameters
     ----------
     visible : array of bool, (..., seqlen_q, seqlen_k)
-        The leading axes are the batch axes, heads included, each of full size or 1.
+        Broadcast as NumPy does, axes of size 1 and missing axes included, against the batch axes, heads included, and
+        (seqlen_q, seqlen_k). A boolean array that is given as a mask is a Dense.
     """
 
     visible: Any
 
     def __post_init__(self):
-        _require("Dense visible", self.visible, "bool", lambda dtype: dtype == np.bool_)
+        _array("Dense visible", self.visible, np.bool_, ndim=1)
+
+    def fit(self, shape):
+        own = (1,) * (len(shape) - self.visible.ndim) + self.visible.shape
+        if len(own) != len(shape) or any(a not in (1, b) for a, b in zip(own, shape)):
+            raise ValueError(f"mask: got booleans of the shape {self.visible.shape}, which do not broadcast to {shape}")
+        full = (*own[:-2], *shape[-2:])
+        return self if self.visible.shape == full else Dense(np.broadcast_to(self.visible.reshape(own), full))
 
     def grids(self):
         return (Grid(self.visible.view(np.uint8), 1, 1),)
@@ -343,7 +365,7 @@ class Bits(Mask):
     words: Any
 
     def __post_init__(self):
-        _require("Bits words", self.words, "uint32", lambda dtype: dtype == np.uint32)
+        _array("Bits words", self.words, np.uint32)
 
     @classmethod
     def pack(cls, visible):
@@ -363,10 +385,10 @@ class Bits(Mask):
         >>> na.Bits.pack(np.array([[True, False, True]])).words
         array([[5]], dtype=uint32)
         """
-        _require("Bits.pack visible", visible, "bool", lambda dtype: dtype == np.bool_)
+        _array("Bits.pack visible", visible, np.bool_)
         *batch, n = visible.shape
         padded = np.zeros((*batch, -(-n // 32) * 32), bool, like=visible)
-        padded[..., :n] = visible
+        padded[..., :n] = _truths(visible)
         bits = (padded[..., bit::8].view(np.uint8) << np.uint8(bit) for bit in range(8))
         return cls(reduce(operator.or_, bits).view("<u4").astype(np.uint32, copy=False))
 
@@ -443,7 +465,7 @@ class BlockSparse(Mask):
     block_size: tuple = (64, 64)
 
     def __post_init__(self):
-        _require("BlockSparse blocks", self.blocks, "bool", lambda dtype: dtype == np.bool_)
+        _array("BlockSparse blocks", self.blocks, np.bool_)
         self._set(block_size=_block_size(self.block_size))
 
     @classmethod
@@ -474,7 +496,7 @@ class BlockSparse(Mask):
                [1, 0, 1, 0],
                [1, 0, 0, 1]])
         """
-        local, everywhere = _integer("local", local), _integer("everywhere", everywhere)
+        local, everywhere = integer("local", local), integer("everywhere", everywhere)
         return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | (np.minimum(i, j) < everywhere))
 
     @classmethod
@@ -490,14 +512,12 @@ class BlockSparse(Mask):
                [1, 0, 1, 0],
                [0, 1, 0, 1]])
         """
-        local, stride = _integer("local", local), _integer("stride", stride)
-        if stride < 1:
-            raise ValueError(f"stride: got {stride}, allowed 1 or more")
+        local, stride = integer("local", local), integer("stride", stride, low=1)
         return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | ((i - j) % stride == 0))
 
     @classmethod
     def _built(cls, shape, block_size, sees):
-        *batch, m, n = (_integer("shape", length) for length in shape)
+        *batch, m, n = shape_of("shape", shape)
         rows, cols = _block_size(block_size)
         m_blocks, n_blocks = -(-m // rows), -(-n // cols)
         shorter = min(m_blocks, n_blocks)
@@ -520,46 +540,36 @@ def as_mask(mask, name="mask"):
         return All()
     if isinstance(mask, Mask):
         return mask
-    dtype = getattr(mask, "dtype", None)
-    if dtype == np.bool_:
+    if library(mask) and mask.dtype == np.bool_:
         return Dense(mask)
-    got = type(mask).__name__ if dtype is None else f"{type(mask).__name__} of {dtype}"
-    raise TypeError(f"{name}: got {got}, expected a numbattn mask or a boolean array, True = visible "
-                    "(numbers that are added to the scores are not masks)")
+    raise TypeError(f"{name}: got {words_for(mask)}, expected a numbattn mask or a boolean array of NumPy or CuPy, "
+                    "True = visible (numbers that are added to the scores are not masks)")
 
 
-def _require(name, array, wanted, accepts):
-    dtype = getattr(array, "dtype", None)
-    if dtype is None or isinstance(array, np.ma.MaskedArray) or not accepts(dtype):
-        got = type(array).__name__ if dtype is None else f"{type(array).__name__} of {dtype}"
-        raise TypeError(f"{name}: got {got}, expected an array of {wanted}")
-    if array.ndim < 2:
+def _array(name, array, dtype, ndim=2):
+    """Refuse what is no array of this dtype."""
+    if not library(array) or array.dtype != dtype:
+        raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
+    if array.ndim < ndim:
         raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
 
 
-def _integer(name, value):
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: got {value!r}, expected an integer") from None
-
-
 def _integers(name, value):
-    """An int, or an integer array as it is."""
-    array = value if hasattr(value, "dtype") else np.asarray(value)
-    if array.dtype.kind not in "iu" or isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name}: got {type(value).__name__} of {array.dtype}, expected an int or an integer array")
+    """An int, or an integer array as it is; of lists a NumPy array is made."""
+    if isinstance(value, int | np.integer):
+        return integer(name, value, -(2**63), 2**63 - 1)
+    array = np.asarray(value) if isinstance(value, list | tuple) else value
+    if not library(array) or array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
     return array if array.ndim else int(array)
 
 
 def _block_size(block_size):
     try:
-        rows, cols = (_integer("block_size", length) for length in block_size)
+        rows, cols = block_size
     except (TypeError, ValueError):
-        raise TypeError(f"block_size: got {block_size!r}, expected two integers (rows, columns)") from None
-    if rows < 1 or cols < 1:
-        raise ValueError(f"block_size: got {block_size!r}, allowed 1 or more")
-    return rows, cols
+        raise TypeError(f"block_size: got {words_for(block_size)}, expected two integers (rows, columns)") from None
+    return integer("block_size", rows, low=1), integer("block_size", cols, low=1)
 
 
 def _held(**arrays):
@@ -567,7 +577,17 @@ def _held(**arrays):
 
 
 def _clip(x, low, high):
-    return max(low, min(x, high)) if isinstance(x, int) else np.clip(x.astype(np.int64), low, high)
+    """An int, or an array of int64: unsigned numbers beyond it are cut first."""
+    if isinstance(x, int):
+        return max(low, min(x, high))
+    if x.dtype == np.uint64:
+        x = np.minimum(x, np.uint64(2**62))
+    return np.clip(x.astype(np.int64), low, high)
+
+
+def _truths(array):
+    """Booleans as NumPy reads them: a view of other bytes may have True that is not 1."""
+    return array.view(np.uint8) != 0
 
 
 def _larger(x, y):

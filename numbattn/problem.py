@@ -3,17 +3,20 @@
 import math
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from .checks import flag, library, number, overlap, overlaps_itself, same_library, words_for
 from .dropout import Dropout
 from .masks import All, Causal, Mask, as_mask
 
 CAUSAL = All((Causal(),))
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
+SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digits and is finite
+    np.dtype(dtype): (float(np.finfo(dtype).tiny), float(np.finfo(dtype).max) / 2) for dtype in (np.float32, np.float64)
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Inputs:
     dropout: Dropout | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Saved:
     """What the forward pass leaves for the backward pass. It refers to q, k, v and o; it does not copy them.
 
@@ -89,6 +92,10 @@ class Saved:
         Dropout does not touch it.
     o : array, (..., seqlen_q, head_dim_v)
         The output.
+
+    See Also
+    --------
+    Saved.of : from arrays, where a library keeps nothing else between the passes.
     """
 
     problem: Problem
@@ -96,15 +103,57 @@ class Saved:
     o: Any
     lse: Any
 
+    @classmethod
+    def of(cls, q, k, v, o, lse, *, causal=False, mask=None, scale=None, dropout=None):
+        """What `attention_forward` returned as `saved`, made again of its arrays and options.
+
+        For custom gradients of other libraries, which keep arrays between the passes and no objects.
+
+        Parameters
+        ----------
+        q, k, v, causal, mask, scale, dropout
+            As they were given to `attention_forward`.
+        o : array, (..., seqlen_q, head_dim_v)
+            What it returned.
+        lse : array, (..., seqlen_q)
+            Its ``saved.lse``.
+
+        Returns
+        -------
+        Saved
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `attention`, and for an o or lse of another library, shape or dtype.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 100, 64))
+        >>> o, saved = na.attention_forward(q, k, v, causal=True)
+        >>> again = na.Saved.of(q, k, v, o, saved.lse, causal=True)
+        >>> dq, dk, dv = na.attention_backward(do, again)
+        """
+        problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
+        _check_result("o", o, "what attention returns", problem.out_shape, problem.dtype, inputs)
+        _check_result("lse", lse, "saved.lse", problem.lse_shape, problem.sum_dtype, inputs)
+        return cls(problem, inputs, o, lse)
+
+    def __repr__(self):
+        problem = self.problem
+        return (f"<Saved: q {problem.shapes[0]}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
+                f"{problem.dtype}, {problem.xp}>")
+
 
 def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=None):
     """Check a call; return its Problem and its Inputs."""
-    xp = _same_library(q=q, k=k, v=v)
+    xp = same_library(q=q, k=k, v=v)
     mask = as_mask(mask)
-    if _flag("causal", causal):
+    if flag("causal", causal):
         mask = Causal() & mask if mask.parts else CAUSAL
     if dropout is not None and not isinstance(dropout, Dropout):
-        raise TypeError(f"dropout: got {dropout!r}, expected a numbattn.Dropout(p, seed)")
+        raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
     problem = _problem(
         xp,
         (q.dtype, k.dtype, v.dtype),
@@ -114,9 +163,12 @@ def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=Non
         dropout is not None,
     )
     if mask.parts and mask is not CAUSAL:
-        _check_mask(problem, mask)
-        mask = mask.like(q)
-    inputs = Inputs(q, k, v, mask, _scale(scale, problem.head_dim), dropout)
+        shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
+        fitted = mask.fit(shape)
+        _check_mask(problem, fitted)
+        near = mask.like(q)  # arrays are copied to the device before they are broadcast
+        mask = fitted if near is mask else near.fit(shape)
+    inputs = Inputs(q, k, v, mask, _scale(scale, problem), dropout)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
@@ -155,20 +207,31 @@ def _problem(xp, dtypes, shapes, strides, mask_kinds, dropout):
     )
 
 
-def check_gradients(saved, do, dlse=None):
-    """Check the gradients given to the backward pass."""
+def checked_gradients(saved, do, dlse=None):
+    """do and dlse as the backward pass takes them: of the dtypes of o and lse."""
     if not isinstance(saved, Saved):
-        raise TypeError(f"saved: got {type(saved).__name__}, expected what attention_forward returned")
-    problem = saved.problem
-    expected = [("do", do, problem.out_shape, problem.dtype, "o")]
+        raise TypeError(f"saved: got {words_for(saved)}, expected what attention_forward returned")
+    problem, inputs = saved.problem, saved.inputs
+    do = _converted("do", do, "o", problem.out_shape, problem.dtype, inputs)
     if dlse is not None:
-        expected.append(("dlse", dlse, problem.lse_shape, problem.sum_dtype, "lse"))
-    for name, x, shape, dtype, of in expected:
-        _same_library(q=saved.inputs.q, **{name: x})
-        if x.shape != shape:
-            raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")
-        if x.dtype != dtype:
-            raise TypeError(f"{name}: got {x.dtype}, expected {dtype}, the dtype of {of}")
+        dlse = _converted("dlse", dlse, "lse", problem.lse_shape, problem.sum_dtype, inputs)
+    return do, dlse
+
+
+def _converted(name, x, of, shape, dtype, inputs):
+    """A gradient `of` a result, in its dtype."""
+    if library(x) and x.dtype != dtype and x.dtype in DTYPES:
+        x = x.astype(dtype)
+    _check_result(name, x, of, shape, dtype, inputs)
+    return x
+
+
+def _check_result(name, x, like, shape, dtype, inputs):
+    same_library(q=inputs.q, **{name: x})
+    if x.shape != shape:
+        raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {like}")
+    if x.dtype != dtype:
+        raise TypeError(f"{name}: got {x.dtype}, expected {dtype}, the dtype of {like}")
 
 
 def sum_to(x, shape):
@@ -180,30 +243,6 @@ def sum_to(x, shape):
     x = x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]).sum(axis=-3)
     axes = tuple(axis for axis, (size, wanted) in enumerate(zip(x.shape, own)) if size != wanted)
     return x.sum(axis=axes).reshape(shape)
-
-
-def library(x):
-    """ "numpy" or "cupy" for their arrays, None for anything else. Imports neither."""
-    return _library(type(x))
-
-
-@lru_cache
-def _library(kind):
-    if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray | np.matrix):
-        return "numpy"
-    return "cupy" if kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides") else None
-
-
-def _same_library(**arrays):
-    found = list(map(library, arrays.values()))
-    if None in found:
-        name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)
-        got = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{name}: got {got}, expected a numpy.ndarray or a cupy.ndarray")
-    if len(set(found)) > 1:
-        raise TypeError("arrays of NumPy and CuPy do not mix: "
-                        + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))
-    return found[0]
 
 
 def _broadcast(q, k, v):
@@ -247,43 +286,27 @@ def _check_mask(problem, mask):
                 raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
 
 
-def _scale(scale, head_dim):
+def _scale(scale, problem):
     if scale is None:
-        return 1 / math.sqrt(max(head_dim, 1))
-    try:
-        number = float(scale)
-    except (TypeError, ValueError):
-        raise TypeError(f"scale: got {scale!r}, expected a number") from None
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"scale: got {scale!r}, allowed finite and > 0")
-    return number
-
-
-def _flag(name, value):
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name}: got {value!r}, expected True or False")
-    return bool(value)
+        return 1 / math.sqrt(max(problem.head_dim, 1))
+    found = number("scale", scale)
+    smallest, largest = SCALES[problem.sum_dtype]
+    if not smallest <= found <= largest:
+        raise ValueError(f"scale: got {scale!r}, allowed finite and > 0, {smallest:.0e} to {largest:.0e} for "
+                         f"{problem.dtype}")
+    return found
 
 
 def _check_out(problem, inputs, out):
-    _same_library(q=inputs.q, out=out)
+    same_library(q=inputs.q, out=out)
     if out.shape != problem.out_shape:
         raise ValueError(f"out: got the shape {out.shape}, expected {problem.out_shape}")
     if out.dtype != problem.dtype:
         raise TypeError(f"out: got {out.dtype}, expected {problem.dtype}, the dtype of q")
     if problem.xp == "numpy" and not out.flags.writeable:
         raise ValueError("out: got a read-only array")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
-        raise ValueError("out: got a broadcast view, whose elements share memory")
+    if overlaps_itself(out):
+        raise ValueError(f"out: got strides {out.strides} for the shape {out.shape}: elements share memory")
     for name in "qkv":
-        if np.shares_memory(_memory(out), _memory(getattr(inputs, name))):
+        if overlap(out, getattr(inputs, name)):
             raise ValueError(f"out: overlaps {name}")
-
-
-def _memory(x):
-    """x, or for a CuPy array a NumPy array at the same addresses, for comparing them: NumPy compares them without
-    reading any, CuPy would ask the device."""
-    if isinstance(x, np.ndarray):
-        return x
-    about = {"version": 3, "typestr": f"|V{x.itemsize}", "shape": x.shape, "strides": x.strides}
-    return np.asarray(SimpleNamespace(__array_interface__={**about, "data": (x.data.ptr, True)}))

@@ -47,6 +47,12 @@ def attention_backward(do, q, k, v, *, causal=False, mask=None, scale=None, drop
     return sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape)
 
 
+def weights(problem, inputs):
+    """P, dropped, in the dtype of the problem."""
+    _, _, _, P, Z, _ = _recompute(problem, inputs)
+    return (P * Z).astype(problem.dtype).reshape(*problem.batch, problem.seqlen_q, problem.seqlen_k)
+
+
 def _recompute(problem, inputs):
     """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, and lse."""
     Q, K, V = (_heads(x, problem) for x in (inputs.q, inputs.k, inputs.v))

@@ -5,6 +5,7 @@ Arrays in masks are NumPy's, beside CuPy inputs too, where a test does not say o
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,6 +74,32 @@ def test_boolean_array_is_a_mask(rng, xp):
     q, k, v = map(xp.asarray, qkv(rng))
     visible = rng.random((B, H, M, N)) < 0.1
     assert_equal(na.attention(q, k, v, mask=visible), na.attention(q, k, v, mask=na.Dense(visible)))
+
+
+BOOLEANS = {"queries x keys": (M, N), "batch x keys": (B, 1, 1, N), "heads x keys": (H, 1, N), "queries": (M, 1),
+            "keys": (N,), "one": (1, 1), "batch x queries": (B, 1, M, 1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", BOOLEANS.values(), ids=BOOLEANS)
+def test_booleans_broadcast_as_in_numpy(rng, xp, shape):
+    visible = rng.random(shape) < 0.7
+    mask = visible & na.Causal()
+    check(*qkv(rng, heads_k=2), rng, xp, mask=mask)
+    q, k, v = map(xp.asarray, qkv(rng, heads_k=2))
+    whole = na.Dense(np.broadcast_to(visible, (B, H, M, N)).copy())
+    for same in (visible, xp.asarray(visible), np.broadcast_to(visible, (B, H, M, N))):
+        assert_equal(na.attention(q, k, v, mask=same), na.attention(q, k, v, mask=whole))
+
+
+def test_any_bytes_but_0_are_true(rng, xp):
+    """As NumPy reads a boolean view of other bytes."""
+    truth = rng.integers(0, 4, (B, H, M, N)).astype(np.uint8)
+    odd, plain = truth.view(bool), truth != 0
+    q, k, v = map(xp.asarray, qkv(rng))
+    blocks = na.BlockSparse(odd[..., :5, :9], (64, 64)), na.BlockSparse(plain[..., :5, :9], (64, 64))
+    for one, other in ((na.Dense(odd), na.Dense(plain)), (na.Bits.pack(odd), na.Bits.pack(plain)), blocks):
+        np.testing.assert_array_equal(one.dense(M, N), other.dense(M, N))
+        assert_equal(na.attention(q, k, v, mask=one), na.attention(q, k, v, mask=other))
 
 
 def test_causal_and_mask_both_hold(rng, xp):
@@ -313,13 +340,52 @@ def test_gradients_by_finite_differences(rng, xp, options):
 
 def test_vjp(rng, xp):
     q, k, v = map(xp.asarray, qkv(rng))
-    options = {"causal": True, "dropout": na.Dropout(0.1, 3)}
+    options = {"causal": True, "mask": na.Window(50, 0), "scale": 0.1, "dropout": na.Dropout(0.1, seed=1)}
     o, backprop = na.attention_vjp(q, k, v, **options)
     want, saved = na.attention_forward(q, k, v, **options)
     assert_equal(o, want)
-    dlse = xp.asarray(random(rng, saved.lse.shape, np.float32))
-    for got, want in zip(backprop(o, dlse), na.attention_backward(o, saved, dlse=dlse)):
-        assert_equal(got, want)
+    dlse = xp.ones_like(saved.lse)
+    for got, expected in zip(backprop(o, dlse=dlse), na.attention_backward(o, saved, dlse=dlse)):
+        assert_equal(got, expected)
+
+
+def test_gradients_of_other_dtypes_are_converted(rng, xp):
+    """As autograd hands them back."""
+    o, saved = na.attention_forward(*map(xp.asarray, qkv(rng)))
+    do, dlse = random(rng, o.shape, np.float64), random(rng, saved.lse.shape, np.float64)
+    want = na.attention_backward(xp.asarray(do.astype(np.float32)), saved, dlse=xp.asarray(dlse.astype(np.float32)))
+    for got, expected in zip(na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse)), want):
+        assert got.dtype == np.float32
+        assert_equal(got, expected)
+
+
+def test_saved_of_arrays(rng, xp):
+    q, k, v = map(xp.asarray, qkv(rng, heads_k=2))
+    options = {"mask": MASKS["lengths"](rng), "scale": 0.1, "dropout": na.Dropout(0.1, seed=1)}
+    o, saved = na.attention_forward(q, k, v, **options)
+    again = na.Saved.of(q, k, v, o, saved.lse, **options)
+    for got, expected in zip(na.attention_backward(o, again), na.attention_backward(o, saved)):
+        assert_equal(got, expected)
+    assert saved == saved
+    assert saved != again
+    assert len({saved, again, saved}) == 2
+    assert repr(again) == (f"<Saved: q {q.shape}, k {k.shape}, v {v.shape}, float32, {xp.__name__}>")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights(rng, xp, dtype):
+    """Times v they are the output; without dropout a row sums to 1, or to 0 if it sees nothing."""
+    q, k, v = map(xp.asarray, qkv(rng, dtype, heads_k=2))
+    options = {"mask": MASKS["lengths"](rng), "scale": 0.1}
+    weights = na.attention_weights(q, k, **options)
+    assert (weights.shape, weights.dtype) == ((B, H, M, N), dtype)
+    tolerance = 4 * float(ml_dtypes.finfo(dtype).eps)
+    sums, seen = to_numpy(weights).astype(np.float64).sum(-1), to_numpy(na.attention_forward(q, k, v, **options)[1].lse)
+    np.testing.assert_allclose(sums, np.isfinite(seen), atol=tolerance)
+    options["dropout"] = na.Dropout(0.3, seed=2)
+    weights = to_numpy(na.attention_weights(q, k, **options)).astype(np.float64)
+    o = weights @ np.repeat(to_numpy(v).astype(np.float64), 2, axis=1)
+    np.testing.assert_allclose(o, to_numpy(na.attention(q, k, v, **options)).astype(np.float64), atol=8 * tolerance)
 
 
 def test_backward_twice(rng, xp):
@@ -342,7 +408,15 @@ def test_out(rng, xp, dtype):
     o, saved = na.attention_forward(q, k, v, out=out)
     assert o is out
     assert saved.o is out
-    assert_equal(out, na.attention(q, k, v))
+    want = na.attention(q, k, v)
+    assert_equal(out, want)
+    out[...] = np.nan
+    o, backprop = na.attention_vjp(q, k, v, out=out)
+    assert o is out
+    assert_equal(out, want)
+    out[...] = np.nan
+    assert na.attention(q, k, v, out=out) is out
+    assert_equal(out, want)
 
 
 def test_results_are_new_arrays(rng, xp):

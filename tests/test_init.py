@@ -6,8 +6,8 @@ import numbattn as na
 
 def test_public_names():
     assert sorted(na.__all__) == [
-        "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Lengths", "Window", "__version__",
-        "attention", "attention_backward", "attention_forward", "attention_vjp", "dropout_mask",
+        "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Lengths", "Mask", "Saved", "Window", "__version__",
+        "attention", "attention_backward", "attention_forward", "attention_vjp", "attention_weights", "dropout_mask",
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)

@@ -83,19 +83,6 @@ def test_trees_in_any_order_and_batched():
     assert na.Bits.tree(np.zeros((2, 0), int)).words.shape == (2, 0, 0)
 
 
-@pytest.mark.parametrize(("parents", "error", "message"), [
-    ([-2], ValueError, r"got values from -2 to -2, allowed -1 to 0"),
-    ([-1, 2], ValueError, r"got values from -1 to 2, allowed -1 to 1"),
-    ([1, 0], ValueError, r"its own ancestor"),
-    ([0], ValueError, r"its own ancestor"),
-    ([0.5], TypeError, r"Bits.tree parents: got list of float64, expected an int or an integer array"),
-    (3, ValueError, r"got a number, expected an array"),
-])  # fmt: skip
-def test_not_a_tree(parents, error, message):
-    with pytest.raises(error, match=message):
-        na.Bits.tree(parents)
-
-
 @given(LENGTHS, st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_block_sparse(lengths, size):
     m, n = lengths
@@ -218,7 +205,13 @@ def test_far_numbers(far):
 def test_integer_dtypes(dtype):
     lengths = np.array([0, 100, 127], dtype)
     np.testing.assert_array_equal(na.Lengths(lengths).dense(1, 300).sum(axis=(-2, -1)), lengths)
-    assert na.Causal(lengths).dense(300, 300).shape == (3, 300, 300)
+    np.testing.assert_array_equal(na.Causal(lengths).dense(1, 300).sum(axis=(-2, -1)), lengths.astype(int) + 1)
+
+
+def test_unsigned_numbers_do_not_wrap():
+    most = np.array([2**64 - 1, 1], np.uint64)
+    for mask in (na.Causal(most), na.Window(None, 0, most)):
+        np.testing.assert_array_equal(mask.dense(1, 9).sum(axis=(-2, -1)), [9, 2])
 
 
 @pytest.mark.parametrize(("mask", "text"), [
@@ -230,28 +223,6 @@ def test_integer_dtypes(dtype):
 ])  # fmt: skip
 def test_repr(mask, text):
     assert repr(mask) == text
-
-
-@pytest.mark.parametrize(("make", "error", "message"), [
-    (lambda: na.Causal(1.5), TypeError, r"Causal offset: got float of float64, expected an int or an integer array"),
-    (lambda: na.Causal(np.array([1.0])), TypeError, r"Causal offset: got ndarray of float64"),
-    (lambda: na.Window(1.5, 0), TypeError, r"Window left: got 1.5, expected an integer"),
-    (lambda: na.Window(0, "a"), TypeError, r"Window right: got 'a', expected an integer"),
-    (lambda: na.Lengths(keys=np.array([True])), TypeError, r"Lengths keys: got ndarray of bool"),
-    (lambda: na.Lengths(np.ma.array([3])), TypeError, r"Lengths keys: got MaskedArray of int64"),
-    (lambda: na.Dense(np.zeros((2, 2))), TypeError, r"Dense visible: got ndarray of float64, expected .* bool"),
-    (lambda: na.Dense([[True]]), TypeError, r"Dense visible: got list, expected an array of bool"),
-    (lambda: na.Dense(np.zeros(3, bool)), ValueError, r"Dense visible: got the shape \(3,\)"),
-    (lambda: na.Bits(np.zeros((2, 2), np.int32)), TypeError, r"Bits words: got ndarray of int32, expected .* uint32"),
-    (lambda: na.BlockSparse(np.ones((2, 2), bool), 64), TypeError, r"block_size: got 64, expected two integers"),
-    (lambda: na.BlockSparse(np.ones((2, 2), bool), (0, 4)), ValueError, r"block_size: got \(0, 4\), allowed 1 or more"),
-    (lambda: na.BlockSparse.strided((8, 8), stride=0), ValueError, r"stride: got 0, allowed 1 or more"),
-    (lambda: na.Causal() & np.zeros((2, 2)), TypeError, r"&: got ndarray of float64, expected a numbattn mask"),
-    (lambda: 3 & na.Causal(), TypeError, r"&: got int, expected a numbattn mask or a boolean array"),
-])  # fmt: skip
-def test_errors(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_operator_and_leaves_its_operands():

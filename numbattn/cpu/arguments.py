@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..masks import Grid
+
 
 class Heads(NamedTuple):
     """Where the matrix of each (batch, head) lies."""
@@ -85,11 +87,21 @@ def sight_of(problem, mask):
         band, bands = (0, 0, 0, 0), np.stack(numbers, axis=-1)
     if not problem.mask_kinds or not (grids := mask.grids()):
         return Sight(tuple(band), bands, NO_CELLS, NO_GRIDS), ()
-    grids = [grid._replace(cells=readable(grid.cells, np.uint8)) for grid in grids]
+    grids = [_compact(grid) for grid in grids]
     heads = [heads_of(grid.cells, problem) for grid in grids]
     cells = np.stack([h.address + h.offsets for h in heads])
     numbers = [(h.rows, h.stride, g.rows, g.cols, g.packed) for g, h in zip(grids, heads)]
     return Sight(tuple(band), bands, cells, np.array(numbers, np.int64)), grids
+
+
+def _compact(grid):
+    """A Grid whose cells can be read; where all rows of cells, or all columns, are the same, it has one."""
+    cells, rows, cols, packed = grid
+    if cells.strides[-2] == 0 and cells.shape[-2] > 1:
+        cells, rows = cells[..., :1, :], rows * cells.shape[-2]
+    if cells.strides[-1] == 0 and cells.shape[-1] > 1 and not packed:
+        cells, cols = cells[..., :1], cols * cells.shape[-1]
+    return Grid(readable(cells, np.uint8), rows, cols, packed)
 
 
 def drops_of(dropout):

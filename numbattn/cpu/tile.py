@@ -194,12 +194,11 @@ def state(sight, b, h, m0, m_end, n0, n_end):
     for g in range(sight.grids.shape[0]):
         height, stride, rows, cols, packed = sight.grids[g]
         cells = contiguous_view(sight.cells[g, b, h], height, stride, stride, np.uint8)
-        full = 255 if packed else 1
         some = every = total = 0
         for r in range(m0 // rows, (m_end + rows - 1) // rows):
             for c in range(n0 // cols, (n_end + cols - 1) // cols):
                 some += cells[r, c] != 0
-                every += cells[r, c] == full
+                every += cells[r, c] == 255 if packed else cells[r, c] != 0
                 total += 1
         if some == 0:
             return EMPTY
@@ -219,7 +218,7 @@ def hide_cells(S, sight, b, h, m0, n0):
             first, r = 0, m0 // rows
             while first < S.shape[1]:
                 end = min((r + 1) * rows - m0, S.shape[1])
-                if (cells[r, c] >> bit) & 1 == 0:
+                if (cells[r, c] >> bit & 1 if packed else cells[r, c]) == 0:
                     fill(S[j, first:end], -np.inf)
                 first, r = end, r + 1
 

@@ -62,6 +62,7 @@ MASKS = {
     "window": lambda rng: na.Window(30, 9),
     "lengths": lambda rng: na.Lengths(np.array([[33]]), np.array([[0, 65]])),
     "dense": lambda rng: na.Dense(rng.random((1, 1, M, N)) < 0.3),
+    "booleans by key": lambda rng: rng.random(N) < 0.7,
     "bits": lambda rng: na.Bits.pack(rng.random((1, 2, M, N)) < 0.5),
     "blocks": lambda rng: na.BlockSparse(rng.random((1, 2, 5, 5)) < 0.5, block_size=(16, 17)),
     "two grids of blocks": lambda rng: na.BlockSparse(rng.random((1, 1, 2, 2)) < 0.7, (64, 64))

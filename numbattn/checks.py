@@ -1,0 +1,124 @@
+"""What a user hands over: numbers, flags, arrays of NumPy's or CuPy's. Says what it is, and refuses what it is not.
+
+Of arrays it looks at shapes, strides and addresses, not at what is in them.
+"""
+
+import operator
+from functools import lru_cache
+from types import SimpleNamespace
+
+import numpy as np
+
+
+def library(x):
+    """ "numpy" or "cupy" for their arrays, None for anything else. Imports neither."""
+    return _library(type(x))
+
+
+@lru_cache
+def _library(kind):
+    if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray | np.matrix):
+        return "numpy"
+    return "cupy" if kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides") else None
+
+
+def words_for(x):
+    """What x is, for a message: "numpy.ndarray of float32", "torch.Tensor", 'three', 3.5."""
+    if isinstance(x, int | float | str | bytes | None):
+        return repr(x)
+    if library(x):
+        return f"{library(x)}.ndarray of {x.dtype}"
+    if isinstance(x, type):
+        return f"the class {x.__qualname__}"
+    kind = type(x)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def number(name, value):
+    """As a float."""
+    if isinstance(value, bool | np.bool_) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise TypeError(f"{name}: got {words_for(value)}, expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: got {words_for(value)}, expected a number") from None
+    except OverflowError:
+        raise ValueError(f"{name}: got {value}, allowed are floats") from None
+
+
+def integer(name, value, low=None, high=None):
+    """As an int."""
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: got {value}, expected an integer")
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {words_for(value)}, expected an integer") from None
+    if (low is not None and found < low) or (high is not None and found > high):
+        allowed = f"{low} or more" if high is None else f"{low} to {_power(high)}"
+        raise ValueError(f"{name}: got {found}, allowed {allowed}")
+    return found
+
+
+def _power(n):
+    """2**64 - 1 in as many words."""
+    bits = n.bit_length()
+    return f"2**{bits} - 1" if bits > 31 and n == 2**bits - 1 else n
+
+
+def flag(name, value):
+    """As a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: got {words_for(value)}, expected True or False")
+    return bool(value)
+
+
+def shape_of(name, value):
+    """A shape, (..., seqlen_q, seqlen_k), as a tuple of ints."""
+    try:
+        shape = tuple(integer(name, n, low=0) for n in value)
+    except TypeError:
+        raise TypeError(f"{name}: got {words_for(value)}, expected (..., seqlen_q, seqlen_k), integers") from None
+    if len(shape) < 2:
+        raise ValueError(f"{name}: got {shape}, expected (..., seqlen_q, seqlen_k)")
+    return shape
+
+
+def same_library(**arrays):
+    """The library that all of them are of."""
+    found = list(map(library, arrays.values()))
+    if None in found:
+        name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)
+        raise TypeError(f"{name}: got {words_for(x)}, expected a numpy.ndarray or a cupy.ndarray")
+    if len(set(found)) > 1:
+        raise TypeError("arrays of NumPy and CuPy do not mix: "
+                        + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))
+    return found[0]
+
+
+def overlap(x, y):
+    """Whether two arrays share an element."""
+    return np.shares_memory(_memory(x), _memory(y))
+
+
+def overlaps_itself(x):
+    """Whether two elements of an array share memory."""
+    steps = sorted((abs(stride), n) for stride, n in zip(x.strides, x.shape) if n > 1)
+    end = x.itemsize  # of what the axes so far take
+    for step, n in steps:
+        if step < end:
+            break
+        end += step * (n - 1)
+    else:
+        return False
+    offsets = sum(np.ix_(*(np.arange(n) * step for step, n in steps)))  # axes may be interleaved all the same
+    return x.size > 0 and bool(np.diff(np.sort(offsets, axis=None)).min() < x.itemsize)
+
+
+def _memory(x):
+    """x, or for a CuPy array a NumPy array at the same addresses, for comparing them: NumPy compares them without
+    reading any, CuPy would ask the device."""
+    if isinstance(x, np.ndarray):
+        return x
+    about = {"version": 3, "typestr": f"|V{x.itemsize}", "shape": x.shape, "strides": x.strides}
+    return np.asarray(SimpleNamespace(__array_interface__={**about, "data": (x.data.ptr, True)}))
