@@ -1,30 +1,36 @@
 """The public functions."""
 
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from . import reference
-from .checks import flag
+from .checks import Array, flag
 from .dropout import Dropout
 from .masks import Mask
-from .problem import Problem, Saved, checked_gradients, describe
+from .problem import A, Problem, Saved, checked_gradients, describe
 
-Array = TypeVar("Array")  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Backprop(Protocol[A_co]):
+    """What `attention_vjp` returns beside o."""
+
+    def __call__(self, do: Array, dlse: Array | None = None) -> tuple[A_co, A_co, A_co]: ...
+
 
 
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     causal: bool = False,
-    mask: Mask | Any = None,
+    mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
-    out: Array | None = None,
-) -> Array:
+    out: A | None = None,
+) -> A:
     """Exact attention, softmax(scale Q K^T) V, in memory linear in the sequence length.
 
     Broadcasts like a generalized ufunc of the signature ``(m,d),(n,d),(n,e)->(m,e)``: the last two axes are (sequence,
@@ -79,16 +85,16 @@ def attention(
 
 
 def attention_forward(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     causal: bool = False,
-    mask: Mask | Any = None,
+    mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
-    out: Array | None = None,
-) -> tuple[Array, Saved]:
+    out: A | None = None,
+) -> tuple[A, Saved[A]]:
     """`attention`, and what `attention_backward` needs.
 
     Parameters
@@ -123,11 +129,11 @@ def attention_forward(
 
 def attention_backward(
     do: Array,
-    saved: Saved,
+    saved: Saved[A],
     *,
     dlse: Array | None = None,
     deterministic: bool = False,
-) -> tuple[Array, Array, Array]:
+) -> tuple[A, A, A]:
     """The exact gradients of `attention_forward`.
 
     Parameters
@@ -171,16 +177,16 @@ def attention_backward(
 
 
 def attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     causal: bool = False,
-    mask: Mask | Any = None,
+    mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
-    out: Array | None = None,
-) -> tuple[Array, Callable[..., tuple[Array, Array, Array]]]:
+    out: A | None = None,
+) -> tuple[A, Backprop[A]]:
     """`attention` with its gradients as a closure.
 
     Parameters
@@ -211,21 +217,21 @@ def attention_vjp(
     """
     o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, out=out)
 
-    def backprop(do: Array, dlse: Array | None = None) -> tuple[Array, Array, Array]:
+    def backprop(do: Array, dlse: Array | None = None) -> tuple[A, A, A]:
         return attention_backward(do, saved, dlse=dlse)
 
     return o, backprop
 
 
 def attention_weights(
-    q: Array,
-    k: Array,
+    q: A,
+    k: A,
     *,
     causal: bool = False,
-    mask: Mask | Any = None,
+    mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
-) -> Array:
+) -> A:
     """P itself, softmax(scale Q K^T), to look at: an array of seqlen_q x seqlen_k for every head.
 
     It is made by the plain formula in float64, in memory that grows with seqlen_q x seqlen_k. `attention` makes no

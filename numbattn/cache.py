@@ -16,12 +16,12 @@ KINDS = "cpu", "cuda"
 MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
 
 
-def cache_dir(kind=""):
+def cache_dir(kind: str = "") -> Path:
     """The folder for one kind of compiled code: in $NUMBATTN_CACHE_DIR, or in the user's cache folder."""
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("numbattn"), kind)
 
 
-def read(kind, name):
+def read(kind: str, name: str) -> bytes | None:
     """What was written; None where there is nothing, or nothing whole."""
     path = cache_dir(kind) / name
     try:
@@ -35,7 +35,7 @@ def read(kind, name):
     return content
 
 
-def write(kind, name, content):
+def write(kind: str, name: str, content: bytes) -> None:
     """Keep these bytes. Where that is not possible a warning says so, once."""
     folder = cache_dir(kind)
     draft = folder / f"{name}.{uuid4().hex}"  # in the end renamed: who reads finds all of it or nothing
@@ -51,36 +51,36 @@ def write(kind, name, content):
         _prune(folder)
 
 
-def clear():
+def clear() -> None:
     """Remove all that was kept."""
     for kind in KINDS:
         shutil.rmtree(cache_dir(kind), ignore_errors=True)
 
 
-def sizes():
+def sizes() -> dict[str, list[int]]:
     """{kind: bytes of each file}"""
     return {kind: [path.stat().st_size for path in cache_dir(kind).rglob("*") if path.is_file()] for kind in KINDS}
 
 
-def sources_digest(*patterns):
+def sources_digest(*patterns: str) -> str:
     """A digest of the files of this package that code is compiled from: other sources, other code."""
     package = Path(__file__).parent
     paths = sorted(path for pattern in patterns for path in package.glob(pattern))
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
-def _checksum(content):
+def _checksum(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
 
 
 @cache
-def _warn(folder, reason):
+def _warn(folder: Path, reason: str) -> None:
     message = (f"compiled code is not kept: {reason}. Every process compiles again, unless {folder} can be written or "
                f"the environment variable {VARIABLE} names another folder")  # fmt: skip
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _prune(folder):
+def _prune(folder: Path) -> None:
     with suppress(OSError):  # another process may be at it
         files = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
         size = sum(size for _, size, _ in files)

@@ -4,25 +4,42 @@ Of arrays it looks at shapes, strides and addresses, not at what is in them.
 """
 
 import operator
+from collections.abc import Iterable
 from functools import lru_cache
 from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 
 
-def library(x):
+class Array(Protocol):
+    """What type checkers know of arrays, NumPy's and CuPy's alike. At run time see `library`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+def library(x: Any) -> str | None:
     """ "numpy" or "cupy" for their arrays, None for anything else. Imports neither."""
-    return _library(type(x))
+    kind: Any = type(x)
+    return _library(kind)
 
 
 @lru_cache
-def _library(kind):
+def _library(kind: Any) -> str | None:
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray | np.matrix):
         return "numpy"
     return "cupy" if kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides") else None
 
 
-def words_for(x):
+def words_for(x: Any) -> str:
     """What x is, for a message: "numpy.ndarray of float32", "torch.Tensor", 'three', 3.5."""
     if isinstance(x, int | float | str | bytes | None):
         return repr(x)
@@ -34,7 +51,7 @@ def words_for(x):
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def number(name, value):
+def number(name: str, value: Any) -> float:
     """As a float."""
     if isinstance(value, bool | np.bool_) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise TypeError(f"{name}: got {words_for(value)}, expected a number")
@@ -46,7 +63,7 @@ def number(name, value):
         raise ValueError(f"{name}: got {value}, allowed are floats") from None
 
 
-def integer(name, value, low=None, high=None):
+def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """As an int."""
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{name}: got {value}, expected an integer")
@@ -60,20 +77,20 @@ def integer(name, value, low=None, high=None):
     return found
 
 
-def _power(n):
+def _power(n: int) -> int | str:
     """2**64 - 1 in as many words."""
     bits = n.bit_length()
     return f"2**{bits} - 1" if bits > 31 and n == 2**bits - 1 else n
 
 
-def flag(name, value):
+def flag(name: str, value: Any) -> bool:
     """As a bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name}: got {words_for(value)}, expected True or False")
     return bool(value)
 
 
-def shape_of(name, value):
+def shape_of(name: str, value: Iterable[int]) -> tuple[int, ...]:
     """A shape, (..., seqlen_q, seqlen_k), as a tuple of ints."""
     try:
         shape = tuple(integer(name, n, low=0) for n in value)
@@ -84,7 +101,7 @@ def shape_of(name, value):
     return shape
 
 
-def same_library(**arrays):
+def same_library(**arrays: Any) -> str:
     """The library that all of them are of."""
     found = list(map(library, arrays.values()))
     if None in found:
@@ -93,15 +110,15 @@ def same_library(**arrays):
     if len(set(found)) > 1:
         raise TypeError("arrays of NumPy and CuPy do not mix: "
                         + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))
-    return found[0]
+    return str(found[0])
 
 
-def overlap(x, y):
+def overlap(x: Any, y: Any) -> bool:
     """Whether two arrays share an element."""
     return np.shares_memory(_memory(x), _memory(y))
 
 
-def overlaps_itself(x):
+def overlaps_itself(x: Any) -> bool:
     """Whether two elements of an array share memory."""
     steps = sorted((abs(stride), n) for stride, n in zip(x.strides, x.shape) if n > 1)
     end = x.itemsize  # of what the axes so far take
@@ -115,7 +132,7 @@ def overlaps_itself(x):
     return x.size > 0 and bool(np.diff(np.sort(offsets, axis=None)).min() < x.itemsize)
 
 
-def _memory(x):
+def _memory(x: Any) -> Any:
     """x, or for a CuPy array a NumPy array at the same addresses, for comparing them: NumPy compares them without
     reading any, CuPy would ask the device."""
     if isinstance(x, np.ndarray):

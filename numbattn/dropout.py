@@ -4,9 +4,12 @@ Philox is written once, in operators only: it serves NumPy arrays, Numba's CPU c
 """
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .checks import integer, number, shape_of, words_for
 
@@ -19,16 +22,16 @@ W0, W1 = WEYL
 ROUNDS = 10
 
 
-def wide_product(word, factor):
+def wide_product(word: Any, factor: Any) -> tuple[Any, Any]:
     """The high and the low word of a product."""
     product = factor * word
     return product >> HALF, product & LOW
 
 
-def round_by(product):
+def round_by(product: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., tuple[Any, ...]]:
     """A round of Philox4x32: the next counter and the next key. product is `wide_product` of the words in question."""
 
-    def philox_round(c0, c1, c2, c3, k0, k1):
+    def philox_round(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
         (x_high, x_low), (y_high, y_low) = product(c0, M0), product(c2, M1)
         return y_high ^ c1 ^ k0, y_low, x_high ^ c3 ^ k1, x_low, (k0 + W0) & LOW, (k1 + W1) & LOW
 
@@ -38,7 +41,7 @@ def round_by(product):
 philox_round = round_by(wide_product)
 
 
-def philox4x32(c0, c1, c2, c3, k0, k1):
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
     """Philox4x32-10 of Random123 (Salmon et al., SC 2011): four 32-bit words from a counter of four and a key of two.
 
     All arguments and results are unsigned 64-bit numbers below 2**32, scalars or arrays.
@@ -76,7 +79,7 @@ class Dropout:
     seed: int
     offset: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         p = number("Dropout p", self.p)
         if not 0 <= p < 1:
             raise ValueError(f"Dropout p: got {self.p!r}, allowed 0 <= p < 1")
@@ -103,7 +106,7 @@ class Dropout:
         return self.seed & 0xFFFFFFFF, self.seed >> 32
 
 
-def dropout_mask(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+def dropout_mask(dropout: Dropout, shape: Iterable[int]) -> NDArray[np.bool_]:
     """Show what a Dropout keeps.
 
     Parameters

@@ -13,16 +13,22 @@ one library, which band and grids expect. Device memory is never read, but for `
 have no axes.
 """
 
+from __future__ import annotations
+
 import math
 import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .checks import integer, library, shape_of, words_for
+from .checks import Array, integer, library, shape_of, words_for
 
+M = TypeVar("M", bound="Mask")
+Integers: TypeAlias = int | Sequence[int] | Array
 FAR = 2**40  # beyond every sequence, and far from overflow
 
 
@@ -37,7 +43,7 @@ class Band(NamedTuple):
     queries: Any
     keys: Any
 
-    def __and__(self, other):
+    def __and__(self, other: Band) -> Band:
         return Band(
             _larger(self.lo, other.lo),
             _smaller(self.hi, other.hi),
@@ -63,7 +69,7 @@ class Held(NamedTuple):
 
     name: str
     array: Any
-    shape: tuple
+    shape: tuple[int, ...]
     largest: Any = None
 
 
@@ -72,31 +78,31 @@ class Mask:
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
 
-    def band(self, seqlen_q, seqlen_k):
+    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
         return Band(-seqlen_q, seqlen_k, seqlen_q, seqlen_k)
 
-    def grids(self):
+    def grids(self) -> tuple[Grid, ...]:
         return ()
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         """Its arrays, each as a Held."""
         return ()
 
-    def fit(self, shape):
+    def fit(self, shape: tuple[int, ...]) -> Mask:
         """The mask for scores of the shape (..., seqlen_q, seqlen_k): boolean arrays are broadcast."""
         return self
 
     @property
-    def parts(self):
+    def parts(self) -> tuple[Mask, ...]:
         return (self,)
 
-    def like(self, array):
+    def like(self: M, array: Any) -> M:
         """The mask with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
         copies = {name: _like(x, array) for name, x in self._arrays().items()}
-        copy = replace(self, **copies) if copies else self
+        copy: M = replace(cast(Any, self), **copies) if copies else self
         return self if copy == self else copy
 
-    def dense(self, seqlen_q, seqlen_k):
+    def dense(self, seqlen_q: int, seqlen_k: int) -> NDArray[np.bool_]:
         """The boolean array that the mask stands for.
 
         Parameters
@@ -128,35 +134,35 @@ class Mask:
             visible = visible & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)
         return visible
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError("a mask has no truth value: use & where you wrote `and`, and | or ~ on boolean arrays")
 
-    def __and__(self, other):
+    def __and__(self, other: Mask | Array) -> Mask:
         return All(self.parts + as_mask(other, "&").parts)
 
-    def __rand__(self, other):
+    def __rand__(self, other: Mask | Array) -> Mask:
         return All(as_mask(other, "&").parts + self.parts)
 
-    def _arrays(self):
+    def _arrays(self) -> dict[str, Any]:
         """Its own arrays by the names of their fields, without those of its parts."""
         return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}
 
-    def _key(self):
-        values = (getattr(self, field.name) for field in fields(self))
+    def _key(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(cast(Any, self)))
         return type(self), tuple(("array", id(x)) if hasattr(x, "shape") else x for x in values)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Mask) and self._key() == other._key()
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self._key())
 
-    def __repr__(self):
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+    def __repr__(self) -> str:
+        values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))
         inside = ", ".join(f"{name}={_show(x)}" for name, x in values if x is not None)
         return f"{type(self).__name__}({inside})"
 
-    def _set(self, **values):
+    def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -165,32 +171,32 @@ class Mask:
 class All(Mask):
     """Visible where every part is; with no part, everywhere."""
 
-    _parts: tuple = ()
+    _parts: tuple[Mask, ...] = ()
 
     @property
-    def parts(self):
+    def parts(self) -> tuple[Mask, ...]:
         return self._parts
 
-    def band(self, seqlen_q, seqlen_k):
+    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
         if not self.parts:
             return super().band(seqlen_q, seqlen_k)
         return reduce(operator.and_, [part.band(seqlen_q, seqlen_k) for part in self.parts])
 
-    def grids(self):
+    def grids(self) -> tuple[Grid, ...]:
         return tuple(grid for part in self.parts for grid in part.grids())
 
-    def fit(self, shape):
+    def fit(self, shape: tuple[int, ...]) -> Mask:
         parts = tuple(part.fit(shape) for part in self.parts)
         return self if parts == self.parts else All(parts)
 
-    def like(self, array):
+    def like(self, array: Any) -> All:
         parts = tuple(part.like(array) for part in self.parts)
         return self if parts == self.parts else All(parts)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return tuple(held for part in self.parts for held in part.held(seqlen_q, seqlen_k))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return " & ".join(map(repr, self.parts)) or "All()"
 
 
@@ -217,32 +223,32 @@ class Window(Mask):
            [0, 0, 1, 1]])
     """
 
-    left: Any
-    right: Any
-    offset: Any = None
+    left: int | None
+    right: int | None
+    offset: Integers | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._set(
             left=None if self.left is None else integer("Window left", self.left),
             right=None if self.right is None else integer("Window right", self.right),
             offset=None if self.offset is None else _integers("Window offset", self.offset),
         )
 
-    def band(self, seqlen_q, seqlen_k):
+    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
         everything = super().band(seqlen_q, seqlen_k)
         offset = seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FAR, FAR)
 
-        def diagonal(shift):
+        def diagonal(shift: int) -> Any:
             return _clip(offset + _clip(shift, -FAR, FAR), -seqlen_q, seqlen_k)
 
         lo = everything.lo if self.left is None else diagonal(-self.left)
         hi = everything.hi if self.right is None else diagonal(self.right)
         return everything._replace(lo=lo, hi=hi)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return _held(offset=self.offset)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Window({self.left}, {self.right}{'' if self.offset is None else f', offset={_show(self.offset)}'})"
 
 
@@ -263,16 +269,16 @@ class Causal(Mask):
            [1, 1, 0]])
     """
 
-    offset: Any = None
+    offset: Integers | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else _integers("Causal offset", self.offset))
 
-    def band(self, seqlen_q, seqlen_k):
+    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
         offset = seqlen_k - seqlen_q if self.offset is None else self.offset
         return Band(-seqlen_q, _clip(offset, -seqlen_q, seqlen_k), seqlen_q, seqlen_k)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return _held(offset=self.offset)
 
 
@@ -297,21 +303,21 @@ class Lengths(Mask):
            [[1, 1, 1]]])
     """
 
-    keys: Any = None
-    queries: Any = None
+    keys: Integers | None = None
+    queries: Integers | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._set(
             keys=None if self.keys is None else _integers("Lengths keys", self.keys),
             queries=None if self.queries is None else _integers("Lengths queries", self.queries),
         )
 
-    def band(self, seqlen_q, seqlen_k):
+    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
         keys = seqlen_k if self.keys is None else _clip(self.keys, 0, seqlen_k)
         queries = seqlen_q if self.queries is None else _clip(self.queries, 0, seqlen_q)
         return super().band(seqlen_q, seqlen_k)._replace(queries=queries, keys=keys)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))
         return tuple(h for h in held if h.array is not None)
 
@@ -328,22 +334,23 @@ class Dense(Mask):
         (seqlen_q, seqlen_k). A boolean array that is given as a mask is a Dense.
     """
 
-    visible: Any
+    visible: Array
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _array("Dense visible", self.visible, np.bool_, ndim=1)
 
-    def fit(self, shape):
-        own = (1,) * (len(shape) - self.visible.ndim) + self.visible.shape
+    def fit(self, shape: tuple[int, ...]) -> Dense:
+        visible: Any = self.visible
+        own = (1,) * (len(shape) - visible.ndim) + visible.shape
         if len(own) != len(shape) or any(a not in (1, b) for a, b in zip(own, shape)):
-            raise ValueError(f"mask: got booleans of the shape {self.visible.shape}, which do not broadcast to {shape}")
+            raise ValueError(f"mask: got booleans of the shape {visible.shape}, which do not broadcast to {shape}")
         full = (*own[:-2], *shape[-2:])
-        return self if self.visible.shape == full else Dense(np.broadcast_to(self.visible.reshape(own), full))
+        return self if visible.shape == full else Dense(np.broadcast_to(visible.reshape(own), full))
 
-    def grids(self):
-        return (Grid(self.visible.view(np.uint8), 1, 1),)
+    def grids(self) -> tuple[Grid, ...]:
+        return (Grid(cast(Any, self.visible).view(np.uint8), 1, 1),)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("visible", self.visible, (seqlen_q, seqlen_k)),)
 
 
@@ -362,13 +369,13 @@ class Bits(Mask):
     Bits.tree : from the parents of a tree of tokens.
     """
 
-    words: Any
+    words: Array
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _array("Bits words", self.words, np.uint32)
 
     @classmethod
-    def pack(cls, visible):
+    def pack(cls, visible: Array) -> Bits:
         """Pack a boolean array.
 
         Parameters
@@ -387,13 +394,13 @@ class Bits(Mask):
         """
         _array("Bits.pack visible", visible, np.bool_)
         *batch, n = visible.shape
-        padded = np.zeros((*batch, -(-n // 32) * 32), bool, like=visible)
+        padded = np.zeros((*batch, -(-n // 32) * 32), bool, like=cast(Any, visible))
         padded[..., :n] = _truths(visible)
         bits = (padded[..., bit::8].view(np.uint8) << np.uint8(bit) for bit in range(8))
         return cls(reduce(operator.or_, bits).view("<u4").astype(np.uint32, copy=False))
 
     @classmethod
-    def tree(cls, parents):
+    def tree(cls, parents: Sequence[int] | Array) -> Bits:
         """The mask of a tree of tokens: a node sees itself and its ancestors, as in speculative decoding.
 
         Parameters
@@ -417,12 +424,12 @@ class Bits(Mask):
         given = _integers("Bits.tree parents", parents)
         if isinstance(given, int):
             raise ValueError("Bits.tree parents: got a number, expected an array (..., nodes)")
-        parents = _like(given, np.empty(0))
-        nodes = parents.shape[-1]
-        if parents.size and not -1 <= parents.min() <= parents.max() < nodes:
-            raise ValueError(f"Bits.tree parents: got values from {parents.min()} to {parents.max()}, "
+        parent = _like(given, np.empty(0))
+        nodes = parent.shape[-1]
+        if parent.size and not -1 <= parent.min() <= parent.max() < nodes:
+            raise ValueError(f"Bits.tree parents: got values from {parent.min()} to {parent.max()}, "
                              f"allowed -1 to {nodes - 1}")
-        flat = parents.reshape(math.prod(parents.shape[:-1]), nodes)
+        flat = parent.reshape(math.prod(parent.shape[:-1]), nodes)
         visible = np.zeros((len(flat), nodes, nodes), bool)
         node = np.broadcast_to(np.arange(nodes), flat.shape)  # an ancestor of each node, one generation a turn
         for _ in range(nodes):
@@ -433,13 +440,14 @@ class Bits(Mask):
             node = np.where(node >= 0, np.take_along_axis(flat, np.maximum(node, 0), axis=1), -1)
         if (node >= 0).any():
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
-        return cls.pack(visible.reshape(*parents.shape, nodes)).like(given)
+        return cls.pack(visible.reshape(*parent.shape, nodes)).like(given)
 
-    def grids(self):
-        words = np.ascontiguousarray(self.words, like=self.words)
+    def grids(self) -> tuple[Grid, ...]:
+        given: Any = self.words
+        words = np.ascontiguousarray(given, like=given)
         return (Grid(words.astype("<u4", copy=False).view(np.uint8), 1, 8, True),)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("words", self.words, (seqlen_q, -(-seqlen_k // 32))),)
 
 
@@ -461,15 +469,15 @@ class BlockSparse(Mask):
     stretched along the longer one.
     """
 
-    blocks: Any
-    block_size: tuple = (64, 64)
+    blocks: Array
+    block_size: tuple[int, int] = (64, 64)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _array("BlockSparse blocks", self.blocks, np.bool_)
         self._set(block_size=_block_size(self.block_size))
 
     @classmethod
-    def butterfly(cls, shape, block_size=(64, 64)):
+    def butterfly(cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64)) -> BlockSparse:
         """Block i sees block j iff i and j are equal or differ in one bit: the paper's pattern, log2(n) blocks a row.
 
         Examples
@@ -484,7 +492,9 @@ class BlockSparse(Mask):
         return cls._built(shape, block_size, lambda i, j: ((i ^ j) & ((i ^ j) - 1)) == 0)
 
     @classmethod
-    def local_global(cls, shape, block_size=(64, 64), local=1, everywhere=1):
+    def local_global(
+        cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64), local: int = 1, everywhere: int = 1
+    ) -> BlockSparse:
         """Block i sees block j iff ``|i - j| <= local``, or one of them is among the first `everywhere` blocks.
 
         Examples
@@ -500,7 +510,9 @@ class BlockSparse(Mask):
         return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | (np.minimum(i, j) < everywhere))
 
     @classmethod
-    def strided(cls, shape, block_size=(64, 64), local=1, stride=4):
+    def strided(
+        cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64), local: int = 1, stride: int = 4
+    ) -> BlockSparse:
         """Block i sees block j iff ``|i - j| <= local``, or i - j is a multiple of `stride`.
 
         Examples
@@ -516,7 +528,7 @@ class BlockSparse(Mask):
         return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | ((i - j) % stride == 0))
 
     @classmethod
-    def _built(cls, shape, block_size, sees):
+    def _built(cls, shape: Iterable[int], block_size: tuple[int, int], sees: Callable[[Any, Any], Any]) -> BlockSparse:
         *batch, m, n = shape_of("shape", shape)
         rows, cols = _block_size(block_size)
         m_blocks, n_blocks = -(-m // rows), -(-n // cols)
@@ -525,16 +537,16 @@ class BlockSparse(Mask):
         j = np.arange(n_blocks) * shorter // max(n_blocks, 1)
         return cls(np.broadcast_to(sees(i, j), (*batch, m_blocks, n_blocks)).copy(), (rows, cols))
 
-    def grids(self):
-        return (Grid(self.blocks.view(np.uint8), *self.block_size),)
+    def grids(self) -> tuple[Grid, ...]:
+        return (Grid(cast(Any, self.blocks).view(np.uint8), *self.block_size),)
 
-    def held(self, seqlen_q, seqlen_k):
+    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         rows, cols = self.block_size
         return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
 
 
 # ----------------------------------------------------------------------------------------------- from the user's hand
-def as_mask(mask, name="mask"):
+def as_mask(mask: Any, name: str = "mask") -> Mask:
     """A Mask from what a user may give: None, a Mask, a boolean array."""
     if mask is None:
         return All()
@@ -546,7 +558,7 @@ def as_mask(mask, name="mask"):
                     "True = visible (numbers that are added to the scores are not masks)")
 
 
-def _array(name, array, dtype, ndim=2):
+def _array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
     """Refuse what is no array of this dtype."""
     if not library(array) or array.dtype != dtype:
         raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
@@ -554,7 +566,7 @@ def _array(name, array, dtype, ndim=2):
         raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
 
 
-def _integers(name, value):
+def _integers(name: str, value: Any) -> Any:
     """An int, or an integer array as it is; of lists a NumPy array is made."""
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
@@ -564,7 +576,7 @@ def _integers(name, value):
     return array if array.ndim else int(array)
 
 
-def _block_size(block_size):
+def _block_size(block_size: Any) -> tuple[int, int]:
     try:
         rows, cols = block_size
     except (TypeError, ValueError):
@@ -572,11 +584,11 @@ def _block_size(block_size):
     return integer("block_size", rows, low=1), integer("block_size", cols, low=1)
 
 
-def _held(**arrays):
+def _held(**arrays: Any) -> tuple[Held, ...]:
     return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
 
 
-def _clip(x, low, high):
+def _clip(x: Any, low: int, high: int) -> Any:
     """An int, or an array of int64: unsigned numbers beyond it are cut first."""
     if isinstance(x, int):
         return max(low, min(x, high))
@@ -585,25 +597,25 @@ def _clip(x, low, high):
     return np.clip(x.astype(np.int64), low, high)
 
 
-def _truths(array):
+def _truths(array: Any) -> Any:
     """Booleans as NumPy reads them: a view of other bytes may have True that is not 1."""
     return array.view(np.uint8) != 0
 
 
-def _larger(x, y):
+def _larger(x: Any, y: Any) -> Any:
     return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
 
 
-def _smaller(x, y):
+def _smaller(x: Any, y: Any) -> Any:
     return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
 
 
-def _like(x, array):
+def _like(x: Any, array: Any) -> Any:
     """An array in the library of another one: itself if it is already."""
     if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):
         return x
     return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
 
 
-def _show(x):
+def _show(x: Any) -> str:
     return f"<{x.dtype} array {x.shape}>" if hasattr(x, "shape") else repr(x)

@@ -1,17 +1,21 @@
 """What is to be computed: arrays and options -> one frozen Problem. Every error a user can make is found here."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ml_dtypes
 import numpy as np
 
-from .checks import flag, library, number, overlap, overlaps_itself, same_library, words_for
+from .checks import Array, flag, library, number, overlap, overlaps_itself, same_library, words_for
 from .dropout import Dropout
 from .masks import All, Causal, Mask, as_mask
 
+A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
+B = TypeVar("B", bound=Array)  # the same, of functions in a class
 CAUSAL = All((Causal(),))
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digits and is finite
@@ -25,46 +29,46 @@ class Problem:
     gets at run time."""
 
     xp: str  # "numpy" or "cupy"
-    dtype: np.dtype  # of q, k, v and o
-    batch: tuple  # the axes before the last two of o, broadcast; the last of them, if any, are the query heads
+    dtype: np.dtype[Any]  # of q, k, v and o
+    batch: tuple[int, ...]  # axes before the last two of o, broadcast; the last of them, if any, are the query heads
     heads: int
     heads_k: int  # heads is a multiple of it
     seqlen_q: int
     seqlen_k: int
     head_dim: int
     head_dim_v: int
-    shapes: tuple  # of q, k and v
-    strides: tuple  # of q, k and v, in bytes
-    mask_kinds: tuple
+    shapes: tuple[tuple[int, ...], ...]  # of q, k and v
+    strides: tuple[tuple[int, ...], ...]  # of q, k and v, in bytes
+    mask_kinds: tuple[type, ...]
     dropout: bool
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return self._hash
 
     @cached_property
-    def _hash(self):  # asked for many times, of the same Problem
+    def _hash(self) -> int:  # asked for many times, of the same Problem
         return hash(astuple(self))
 
     @cached_property
-    def out_shape(self):
+    def out_shape(self) -> tuple[int, ...]:
         return (*self.batch, self.seqlen_q, self.head_dim_v)
 
     @cached_property
-    def lse_shape(self):
+    def lse_shape(self) -> tuple[int, ...]:
         return (*self.batch, self.seqlen_q)
 
     @cached_property
-    def sum_dtype(self):
+    def sum_dtype(self) -> np.dtype[Any]:
         """The dtype of all sums, of lse and of dlse."""
         return np.dtype("float64" if self.dtype == np.float64 else "float32")
 
     @property
-    def group_size(self):
+    def group_size(self) -> int:
         """Query heads for each key head."""
         return self.heads // self.heads_k
 
     @property
-    def matrices(self):
+    def matrices(self) -> tuple[int, int]:
         """How many score matrices there are: batch x heads, as (batch, heads)."""
         return math.prod(self.batch[:-1]), self.heads
 
@@ -82,7 +86,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Saved:
+class Saved(Generic[A]):
     """What the forward pass leaves for the backward pass. It refers to q, k, v and o; it does not copy them.
 
     Attributes
@@ -100,11 +104,14 @@ class Saved:
 
     problem: Problem
     inputs: Inputs
-    o: Any
-    lse: Any
+    o: A
+    lse: A
 
     @classmethod
-    def of(cls, q, k, v, o, lse, *, causal=False, mask=None, scale=None, dropout=None):
+    def of(
+        cls, q: B, k: B, v: B, o: B, lse: B, *, causal: bool = False, mask: Mask | Array | None = None,
+        scale: float | None = None, dropout: Dropout | None = None,
+    ) -> Saved[B]:  # fmt: skip
         """What `attention_forward` returned as `saved`, made again of its arrays and options.
 
         For custom gradients of other libraries, which keep arrays between the passes and no objects.
@@ -138,20 +145,23 @@ class Saved:
         problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
         _check_result("o", o, "what attention returns", problem.out_shape, problem.dtype, inputs)
         _check_result("lse", lse, "saved.lse", problem.lse_shape, problem.sum_dtype, inputs)
-        return cls(problem, inputs, o, lse)
+        return Saved(problem, inputs, o, lse)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         problem = self.problem
         return (f"<Saved: q {problem.shapes[0]}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
                 f"{problem.dtype}, {problem.xp}>")
 
 
-def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=None):
+def describe(
+    q: Any, k: Any, v: Any, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
+    dropout: Dropout | None = None, out: Any = None,
+) -> tuple[Problem, Inputs]:  # fmt: skip
     """Check a call; return its Problem and its Inputs."""
     xp = same_library(q=q, k=k, v=v)
-    mask = as_mask(mask)
+    given = as_mask(mask)
     if flag("causal", causal):
-        mask = Causal() & mask if mask.parts else CAUSAL
+        given = Causal() & given if given.parts else CAUSAL
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
     problem = _problem(
@@ -159,23 +169,26 @@ def describe(q, k, v, causal=False, mask=None, scale=None, dropout=None, out=Non
         (q.dtype, k.dtype, v.dtype),
         (q.shape, k.shape, v.shape),
         (q.strides, k.strides, v.strides),
-        tuple(map(type, mask.parts)),
+        tuple(map(type, given.parts)),
         dropout is not None,
     )
-    if mask.parts and mask is not CAUSAL:
+    if given.parts and given is not CAUSAL:
         shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-        fitted = mask.fit(shape)
+        fitted = given.fit(shape)
         _check_mask(problem, fitted)
-        near = mask.like(q)  # arrays are copied to the device before they are broadcast
-        mask = fitted if near is mask else near.fit(shape)
-    inputs = Inputs(q, k, v, mask, _scale(scale, problem), dropout)
+        near = given.like(q)  # arrays are copied to the device before they are broadcast
+        given = fitted if near is given else near.fit(shape)
+    inputs = Inputs(q, k, v, given, _scale(scale, problem), dropout)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
 
 
 @lru_cache(maxsize=1024)
-def _problem(xp, dtypes, shapes, strides, mask_kinds, dropout):
+def _problem(
+    xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], dropout: bool,
+) -> Problem:  # fmt: skip
     """The Problem of q, k and v. Small models ask for the same one again and again."""
     for name, shape, dtype in zip("qkv", shapes, dtypes):
         if len(shape) < 2:
@@ -207,7 +220,7 @@ def _problem(xp, dtypes, shapes, strides, mask_kinds, dropout):
     )
 
 
-def checked_gradients(saved, do, dlse=None):
+def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any, Any]:
     """do and dlse as the backward pass takes them: of the dtypes of o and lse."""
     if not isinstance(saved, Saved):
         raise TypeError(f"saved: got {words_for(saved)}, expected what attention_forward returned")
@@ -218,7 +231,7 @@ def checked_gradients(saved, do, dlse=None):
     return do, dlse
 
 
-def _converted(name, x, of, shape, dtype, inputs):
+def _converted(name: str, x: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Inputs) -> Any:
     """A gradient `of` a result, in its dtype."""
     if library(x) and x.dtype != dtype and x.dtype in DTYPES:
         x = x.astype(dtype)
@@ -226,7 +239,9 @@ def _converted(name, x, of, shape, dtype, inputs):
     return x
 
 
-def _check_result(name, x, like, shape, dtype, inputs):
+def _check_result(
+    name: str, x: Any, like: str, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Inputs
+) -> None:
     same_library(q=inputs.q, **{name: x})
     if x.shape != shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {like}")
@@ -234,7 +249,7 @@ def _check_result(name, x, like, shape, dtype, inputs):
         raise TypeError(f"{name}: got {x.dtype}, expected {dtype}, the dtype of {like}")
 
 
-def sum_to(x, shape):
+def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
     """A gradient (..., heads, rows, columns) of a broadcast input, summed to the input's own shape."""
     if x.shape == shape:
         return x
@@ -245,7 +260,7 @@ def sum_to(x, shape):
     return x.sum(axis=axes).reshape(shape)
 
 
-def _broadcast(q, k, v):
+def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
     """Batch axes of o (heads included), query heads, key heads, from the shapes of q, k and v."""
     try:
         batch = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
@@ -264,7 +279,7 @@ def _broadcast(q, k, v):
     return (*batch, heads), heads, heads_k
 
 
-def _check_mask(problem, mask):
+def _check_mask(problem: Problem, mask: Mask) -> None:
     for part in mask.parts:
         for name, array, shape, largest in part.held(problem.seqlen_q, problem.seqlen_k):
             name = f"mask: {type(part).__name__} {name}"
@@ -286,7 +301,7 @@ def _check_mask(problem, mask):
                 raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
 
 
-def _scale(scale, problem):
+def _scale(scale: Any, problem: Problem) -> float:
     if scale is None:
         return 1 / math.sqrt(max(problem.head_dim, 1))
     found = number("scale", scale)
@@ -297,7 +312,7 @@ def _scale(scale, problem):
     return found
 
 
-def _check_out(problem, inputs, out):
+def _check_out(problem: Problem, inputs: Inputs, out: Any) -> None:
     same_library(q=inputs.q, out=out)
     if out.shape != problem.out_shape:
         raise ValueError(f"out: got the shape {out.shape}, expected {problem.out_shape}")

@@ -5,14 +5,20 @@ It makes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, ret
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
-from .dropout import dropout_mask
-from .problem import describe, sum_to
+from .checks import Array
+from .dropout import Dropout, dropout_mask
+from .masks import Mask
+from .problem import Inputs, Problem, describe, sum_to
 
 
-def attention_forward(q, k, v, *, causal=False, mask=None, scale=None, dropout=None):
+def attention_forward(
+    q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Algorithm 0, with scale, mask and dropout as in appendix B.3; takes what `numbattn.attention` takes.
 
     Returns
@@ -26,7 +32,10 @@ def attention_forward(q, k, v, *, causal=False, mask=None, scale=None, dropout=N
     return O.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
 
 
-def attention_backward(do, q, k, v, *, causal=False, mask=None, scale=None, dropout=None, dlse=None):
+def attention_backward(
+    do: Any, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Array | None = None,
+    scale: float | None = None, dropout: Dropout | None = None, dlse: Any = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """Algorithm 3, with dropout and with the gradient `dlse` of lse.
 
     Returns
@@ -37,7 +46,7 @@ def attention_backward(do, q, k, v, *, causal=False, mask=None, scale=None, drop
     Q, K, V, P, Z, lse = _recompute(problem, inputs)
     seen = np.isfinite(lse)[..., None]
     dO = np.where(seen, do.astype(np.float64).reshape(*lse.shape, problem.head_dim_v), 0)
-    dLse = 0 if dlse is None else np.where(seen, dlse.astype(np.float64).reshape(*lse.shape, 1), 0)
+    dLse: Any = 0 if dlse is None else np.where(seen, dlse.astype(np.float64).reshape(*lse.shape, 1), 0)
     dV = np.swapaxes(P * Z, -2, -1) @ dO                        # Alg. 3 line 1: dV = P^T dO, with P dropped
     dP = (dO @ np.swapaxes(V, -2, -1)) * Z                      # line 2: dP = dO V^T, dropped as P was
     D = (P * dP).sum(axis=-1, keepdims=True)
@@ -47,17 +56,17 @@ def attention_backward(do, q, k, v, *, causal=False, mask=None, scale=None, drop
     return sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape)
 
 
-def weights(problem, inputs):
+def weights(problem: Problem, inputs: Inputs) -> Any:
     """P, dropped, in the dtype of the problem."""
     _, _, _, P, Z, _ = _recompute(problem, inputs)
     return (P * Z).astype(problem.dtype).reshape(*problem.batch, problem.seqlen_q, problem.seqlen_k)
 
 
-def _recompute(problem, inputs):
+def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, and lse."""
     Q, K, V = (_heads(x, problem) for x in (inputs.q, inputs.k, inputs.v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
-    visible = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
+    visible: Any = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
     visible = np.broadcast_to(visible, shape).reshape(*Q.shape[:-1], problem.seqlen_k)
     # queries that see nothing, and keys that none sees, may be anything, NaN included: keep them out of the sums
     Q = np.where(visible.any(axis=-1)[..., None], Q, 0)
@@ -71,14 +80,14 @@ def _recompute(problem, inputs):
     l = np.where(seen, E.sum(axis=-1, keepdims=True), 1)
     P = E / l                                                   # line 2: P = softmax(S)
     lse = np.where(seen, m + np.log(l), -math.inf)[..., 0]
-    Z = 1.0
+    Z: Any = 1.0
     if inputs.dropout is not None:
         kept = dropout_mask(inputs.dropout, shape).reshape(S.shape)
         Z = np.asarray(kept, like=Q) * inputs.dropout.scale
     return Q, K, V, P, Z, lse
 
 
-def _heads(x, problem):
+def _heads(x: Any, problem: Problem) -> Any:
     """x in float64 with all batch axes, query head h beside its key head h // group_size."""
     x = x.astype(np.float64).reshape((1,) * (3 - x.ndim) + x.shape)
     x = np.repeat(x, problem.heads // max(x.shape[-3], 1), axis=-3)

@@ -1,0 +1,39 @@
+"""What a type checker accepts, and the types that it finds. Not run."""
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_type
+
+import numbattn as na
+
+Floats = NDArray[np.float32]
+Booleans = NDArray[np.bool_]
+
+
+def model(q: Floats, k: Floats, v: Floats, do: Floats, visible: Booleans, lengths: NDArray[np.int64]) -> Floats:
+    assert_type(na.attention(q, k, v), Floats)
+    o, saved = na.attention_forward(q, k, v, causal=True, scale=0.1, dropout=na.Dropout(0.1, seed=1), out=do)
+    assert_type(o, Floats)
+    assert_type(saved, na.Saved[Floats])
+    assert_type(saved.lse, Floats)
+    assert_type(saved.o, Floats)
+    assert_type(na.attention_backward(do, saved, dlse=saved.lse, deterministic=True), tuple[Floats, Floats, Floats])
+    o, backprop = na.attention_vjp(q, k, v, mask=visible)
+    assert_type(backprop(do), tuple[Floats, Floats, Floats])
+    dq, dk, dv = backprop(do.astype(np.float64), dlse=saved.lse)
+    assert_type(dq, Floats)
+    assert_type(na.Saved.of(q, k, v, o, saved.lse, mask=na.Causal()), na.Saved[Floats])
+    assert_type(na.attention_weights(q, k, mask=na.Window(3, None)), Floats)
+    mask = na.Causal(0) & na.Lengths(keys=lengths, queries=[3, 4]) & visible
+    assert_type(mask, na.Mask)
+    assert_type(na.Causal() & visible, na.Mask)
+    assert_type(mask.dense(3, 4), Booleans)
+    assert_type(na.Bits.pack(visible), na.Bits)
+    assert_type(na.Bits.tree([-1, 0, 0]), na.Bits)
+    assert_type(na.BlockSparse.butterfly((1, 1, 64, 64), block_size=(16, 16)), na.BlockSparse)
+    assert_type(na.dropout_mask(na.Dropout(0.5, 1), (3, 4)), Booleans)
+    na.attention(q, k, v, mask=na.Dense(visible), scale=np.float32(2).item())
+    bits: NDArray[np.generic] = q.astype(ml_dtypes.bfloat16)
+    na.attention(bits, bits, bits)
+    return o
