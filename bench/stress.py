@@ -125,7 +125,7 @@ class Problem:
             for mask in masks:
                 self.poison(mask)
             mask = masks[0] if len(masks) == 1 else masks[0] & masks[1]
-            self.options["mask"] = mask.like(self.q)
+            self.options["mask"] = mask._like(self.q)
         if kind.dropout:
             self.options["dropout"] = na.Dropout(float(rng.uniform(0.01, 0.9)), seed=int(rng.integers(1 << 31)))
 

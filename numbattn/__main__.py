@@ -1,5 +1,6 @@
 """python -m numbattn: what this machine can run, checked against the reference."""
 
+import argparse
 import os
 import platform
 import sys
@@ -11,8 +12,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import numbattn as na
-from numbattn import reference
-from numbattn.cache import cache_dir
+from numbattn import cache, reference
 from numbattn.problem import DTYPES
 
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x"
@@ -22,7 +22,18 @@ CORES = {"mma": "tensor cores", "fma": "ordinary cores"}
 TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
 
-def main():
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m numbattn", description=__doc__.partition(": ")[2])
+    parser.add_argument("--clear-cache", action="store_true", help="remove the compiled code that is kept on disk")
+    if parser.parse_args(arguments).clear_cache:
+        _say(f"removed: {_kept()}")
+        cache.clear()
+        return 0
+    return check()
+
+
+def check():
+    """0 if all results of this machine are right."""
     _say(f"numbattn {na.__version__}, Python {platform.python_version()}, {platform.platform()}")
     for name in PACKAGES:
         _say(f"  {name:13}{_version(name)}")
@@ -42,7 +53,7 @@ def main():
     if why_not:
         print("cuda   not checked: there is no GPU to check")
     print()
-    _say(f"cache: {_cached()}")
+    _say(f"cache: {_kept()}")
     print(f"\n{wrong} results are wrong" if wrong else "\nall results agree with the reference in float64")
     return 1 if wrong else 0
 
@@ -121,10 +132,11 @@ def _unit(name, dtype):
     return " and ".join(CORES[unit] for unit in sorted(units, reverse=True))
 
 
-def _cached():
-    """Where compiled code is kept, and how many kernels for GPUs."""
-    cubins = [path.stat().st_size for path in cache_dir("cuda").glob("*")]
-    return f"{cache_dir('')}, in it {len(cubins)} GPU kernels, {sum(cubins) / 1e6:.1f} MB"
+def _kept():
+    """Where compiled code is kept, and how much."""
+    kept = (f"{len(sizes)} for the {kind}, {sum(sizes) / 1e6:.1f} MB"
+            for kind, sizes in zip(("CPU", "GPU"), cache.sizes().values()))  # fmt: skip
+    return f"{cache.cache_dir()}, kernels: {'; '.join(kept)}"
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ class Dropout:
     offset : int, optional
         0 <= offset < 2**32: one word of the generator's counter, for instance the number of the training step.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For what are no numbers, and for numbers beyond these.
+
     Examples
     --------
     >>> import numbattn as na
@@ -119,6 +124,11 @@ def dropout_mask(dropout: Dropout, shape: Iterable[int]) -> NDArray[np.bool_]:
     -------
     numpy.ndarray of bool, of that shape
         True = kept.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no Dropout, or no shape.
 
     Notes
     -----

@@ -8,8 +8,8 @@ Every mask is a band and some grids, and `&` joins them:
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1), Bits
   (1 x 8, one bit an element) and BlockSparse (any size).
 
-The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's arrays on to CuPy); `Mask.like` brings them to
-one library, which band and grids expect. Device memory is never read, but for `Bits.tree` and offsets or lengths that
+The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's arrays on to CuPy); `_like` brings them to one
+library, which bands and grids expect. Device memory is never read, but for `Bits.tree` and offsets or lengths that
 have no axes.
 """
 
@@ -78,27 +78,27 @@ class Mask:
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
 
-    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
+    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
         return Band(-seqlen_q, seqlen_k, seqlen_q, seqlen_k)
 
-    def grids(self) -> tuple[Grid, ...]:
+    def _grids(self) -> tuple[Grid, ...]:
         return ()
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         """Its arrays, each as a Held."""
         return ()
 
-    def fit(self, shape: tuple[int, ...]) -> Mask:
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
         """The mask for scores of the shape (..., seqlen_q, seqlen_k): boolean arrays are broadcast."""
         return self
 
     @property
-    def parts(self) -> tuple[Mask, ...]:
+    def _parts(self) -> tuple[Mask, ...]:
         return (self,)
 
-    def like(self: M, array: Any) -> M:
+    def _like(self: M, array: Any) -> M:
         """The mask with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
-        copies = {name: _like(x, array) for name, x in self._arrays().items()}
+        copies = {name: _moved(x, array) for name, x in self._arrays().items()}
         copy: M = replace(cast(Any, self), **copies) if copies else self
         return self if copy == self else copy
 
@@ -115,6 +115,11 @@ class Mask:
             True = visible. The leading axes are those of the arrays in the mask; without arrays there are none. It is
             a CuPy array if the mask holds one.
 
+        Raises
+        ------
+        TypeError, ValueError
+            For what are no lengths.
+
         Examples
         --------
         >>> import numbattn as na
@@ -123,13 +128,13 @@ class Mask:
                [1, 1, 1]])
         """
         seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
-        held = [x for part in self.parts for x in part._arrays().values()]
+        held = [x for part in self._parts for x in part._arrays().values()]
         array = next((x for x in held if not isinstance(x, np.ndarray)), np.empty(0))
-        mask = self.like(array)
+        mask = self._like(array)
         i, j = np.arange(seqlen_q, like=array)[:, None], np.arange(seqlen_k, like=array)
-        lo, hi, queries, keys = (np.asarray(x, like=array)[..., None, None] for x in mask.band(seqlen_q, seqlen_k))
+        lo, hi, queries, keys = (np.asarray(x, like=array)[..., None, None] for x in mask._band(seqlen_q, seqlen_k))
         visible = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
-        for cells, rows, cols, packed in mask.grids():
+        for cells, rows, cols, packed in mask._grids():
             cell = cells[..., i // rows, j // cols]
             visible = visible & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)
         return visible
@@ -138,10 +143,10 @@ class Mask:
         raise TypeError("a mask has no truth value: use & where you wrote `and`, and | or ~ on boolean arrays")
 
     def __and__(self, other: Mask | Array) -> Mask:
-        return All(self.parts + as_mask(other, "&").parts)
+        return All(self._parts + as_mask(other, "&")._parts)
 
     def __rand__(self, other: Mask | Array) -> Mask:
-        return All(as_mask(other, "&").parts + self.parts)
+        return All(as_mask(other, "&")._parts + self._parts)
 
     def _arrays(self) -> dict[str, Any]:
         """Its own arrays by the names of their fields, without those of its parts."""
@@ -171,33 +176,33 @@ class Mask:
 class All(Mask):
     """Visible where every part is; with no part, everywhere."""
 
-    _parts: tuple[Mask, ...] = ()
+    of: tuple[Mask, ...] = ()
 
     @property
-    def parts(self) -> tuple[Mask, ...]:
-        return self._parts
+    def _parts(self) -> tuple[Mask, ...]:
+        return self.of
 
-    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        if not self.parts:
-            return super().band(seqlen_q, seqlen_k)
-        return reduce(operator.and_, [part.band(seqlen_q, seqlen_k) for part in self.parts])
+    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
+        if not self._parts:
+            return super()._band(seqlen_q, seqlen_k)
+        return reduce(operator.and_, [part._band(seqlen_q, seqlen_k) for part in self._parts])
 
-    def grids(self) -> tuple[Grid, ...]:
-        return tuple(grid for part in self.parts for grid in part.grids())
+    def _grids(self) -> tuple[Grid, ...]:
+        return tuple(grid for part in self._parts for grid in part._grids())
 
-    def fit(self, shape: tuple[int, ...]) -> Mask:
-        parts = tuple(part.fit(shape) for part in self.parts)
-        return self if parts == self.parts else All(parts)
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
+        parts = tuple(part._fit(shape) for part in self._parts)
+        return self if parts == self._parts else All(parts)
 
-    def like(self, array: Any) -> All:
-        parts = tuple(part.like(array) for part in self.parts)
-        return self if parts == self.parts else All(parts)
+    def _like(self, array: Any) -> All:
+        parts = tuple(part._like(array) for part in self._parts)
+        return self if parts == self._parts else All(parts)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return tuple(held for part in self.parts for held in part.held(seqlen_q, seqlen_k))
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return tuple(held for part in self._parts for held in part._held(seqlen_q, seqlen_k))
 
     def __repr__(self) -> str:
-        return " & ".join(map(repr, self.parts)) or "All()"
+        return " & ".join(map(repr, self._parts)) or "All()"
 
 
 # ------------------------------------------------------------------------------------------------------------- bands
@@ -234,8 +239,8 @@ class Window(Mask):
             offset=None if self.offset is None else _integers("Window offset", self.offset),
         )
 
-    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        everything = super().band(seqlen_q, seqlen_k)
+    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
+        everything = super()._band(seqlen_q, seqlen_k)
         offset = seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FAR, FAR)
 
         def diagonal(shift: int) -> Any:
@@ -245,8 +250,8 @@ class Window(Mask):
         hi = everything.hi if self.right is None else diagonal(self.right)
         return everything._replace(lo=lo, hi=hi)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return _held(offset=self.offset)
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return _given(offset=self.offset)
 
     def __repr__(self) -> str:
         return f"Window({self.left}, {self.right}{'' if self.offset is None else f', offset={_show(self.offset)}'})"
@@ -274,12 +279,12 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else _integers("Causal offset", self.offset))
 
-    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
+    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
         offset = seqlen_k - seqlen_q if self.offset is None else self.offset
         return Band(-seqlen_q, _clip(offset, -seqlen_q, seqlen_k), seqlen_q, seqlen_k)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return _held(offset=self.offset)
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return _given(offset=self.offset)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -312,12 +317,12 @@ class Lengths(Mask):
             queries=None if self.queries is None else _integers("Lengths queries", self.queries),
         )
 
-    def band(self, seqlen_q: int, seqlen_k: int) -> Band:
+    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
         keys = seqlen_k if self.keys is None else _clip(self.keys, 0, seqlen_k)
         queries = seqlen_q if self.queries is None else _clip(self.queries, 0, seqlen_q)
-        return super().band(seqlen_q, seqlen_k)._replace(queries=queries, keys=keys)
+        return super()._band(seqlen_q, seqlen_k)._replace(queries=queries, keys=keys)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))
         return tuple(h for h in held if h.array is not None)
 
@@ -339,7 +344,7 @@ class Dense(Mask):
     def __post_init__(self) -> None:
         _array("Dense visible", self.visible, np.bool_, ndim=1)
 
-    def fit(self, shape: tuple[int, ...]) -> Dense:
+    def _fit(self, shape: tuple[int, ...]) -> Dense:
         visible: Any = self.visible
         own = (1,) * (len(shape) - visible.ndim) + visible.shape
         if len(own) != len(shape) or any(a not in (1, b) for a, b in zip(own, shape)):
@@ -347,10 +352,10 @@ class Dense(Mask):
         full = (*own[:-2], *shape[-2:])
         return self if visible.shape == full else Dense(np.broadcast_to(visible.reshape(own), full))
 
-    def grids(self) -> tuple[Grid, ...]:
+    def _grids(self) -> tuple[Grid, ...]:
         return (Grid(cast(Any, self.visible).view(np.uint8), 1, 1),)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("visible", self.visible, (seqlen_q, seqlen_k)),)
 
 
@@ -386,6 +391,11 @@ class Bits(Mask):
         -------
         Bits
 
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no array of booleans of two axes or more.
+
         Examples
         --------
         >>> import numbattn as na, numpy as np
@@ -412,6 +422,13 @@ class Bits(Mask):
         -------
         Bits, (..., nodes, nodes), of the library of `parents`
 
+        Raises
+        ------
+        TypeError
+            For what are no integers.
+        ValueError
+            For a parent that is no node, and for a node that is its own ancestor.
+
         Examples
         --------
         >>> import numbattn as na
@@ -424,7 +441,7 @@ class Bits(Mask):
         given = _integers("Bits.tree parents", parents)
         if isinstance(given, int):
             raise ValueError("Bits.tree parents: got a number, expected an array (..., nodes)")
-        parent = _like(given, np.empty(0))
+        parent = _moved(given, np.empty(0))
         nodes = parent.shape[-1]
         if parent.size and not -1 <= parent.min() <= parent.max() < nodes:
             raise ValueError(f"Bits.tree parents: got values from {parent.min()} to {parent.max()}, "
@@ -440,14 +457,14 @@ class Bits(Mask):
             node = np.where(node >= 0, np.take_along_axis(flat, np.maximum(node, 0), axis=1), -1)
         if (node >= 0).any():
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
-        return cls.pack(visible.reshape(*parent.shape, nodes)).like(given)
+        return cls.pack(visible.reshape(*parent.shape, nodes))._like(given)
 
-    def grids(self) -> tuple[Grid, ...]:
+    def _grids(self) -> tuple[Grid, ...]:
         given: Any = self.words
         words = np.ascontiguousarray(given, like=given)
         return (Grid(words.astype("<u4", copy=False).view(np.uint8), 1, 8, True),)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("words", self.words, (seqlen_q, -(-seqlen_k // 32))),)
 
 
@@ -462,11 +479,14 @@ class BlockSparse(Mask):
     block_size : (int, int)
         Rows and columns of a block, any size.
 
+    See Also
+    --------
+    BlockSparse.butterfly, BlockSparse.local_global, BlockSparse.strided : patterns.
+
     Notes
     -----
-    The builders take the shape of the mask, (..., seqlen_q, seqlen_k), its leading axes usually 1. Their patterns are
-    symmetric; ``& Causal()`` makes them causal. Of a matrix that is not square, the pattern of the shorter axis is
-    stretched along the longer one.
+    The patterns are symmetric; ``& Causal()`` makes them causal. Of a matrix that is not square, the pattern of the
+    shorter axis is stretched along the longer one.
     """
 
     blocks: Array
@@ -479,6 +499,22 @@ class BlockSparse(Mask):
     @classmethod
     def butterfly(cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64)) -> BlockSparse:
         """Block i sees block j iff i and j are equal or differ in one bit: the paper's pattern, log2(n) blocks a row.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+
+        Returns
+        -------
+        BlockSparse
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no shape, and for blocks without elements.
 
         Examples
         --------
@@ -497,6 +533,26 @@ class BlockSparse(Mask):
     ) -> BlockSparse:
         """Block i sees block j iff ``|i - j| <= local``, or one of them is among the first `everywhere` blocks.
 
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+        local : int, optional
+            Blocks on either side that a block sees.
+        everywhere : int, optional
+            So many first blocks see all, and all see them.
+
+        Returns
+        -------
+        BlockSparse
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no shape, and for blocks without elements.
+
         Examples
         --------
         >>> import numbattn as na
@@ -514,6 +570,26 @@ class BlockSparse(Mask):
         cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64), local: int = 1, stride: int = 4
     ) -> BlockSparse:
         """Block i sees block j iff ``|i - j| <= local``, or i - j is a multiple of `stride`.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+        local : int, optional
+            Blocks on either side that a block sees.
+        stride : int, optional
+            1 or more.
+
+        Returns
+        -------
+        BlockSparse
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no shape, and for blocks without elements.
 
         Examples
         --------
@@ -537,10 +613,10 @@ class BlockSparse(Mask):
         j = np.arange(n_blocks) * shorter // max(n_blocks, 1)
         return cls(np.broadcast_to(sees(i, j), (*batch, m_blocks, n_blocks)).copy(), (rows, cols))
 
-    def grids(self) -> tuple[Grid, ...]:
+    def _grids(self) -> tuple[Grid, ...]:
         return (Grid(cast(Any, self.blocks).view(np.uint8), *self.block_size),)
 
-    def held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         rows, cols = self.block_size
         return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
 
@@ -584,7 +660,7 @@ def _block_size(block_size: Any) -> tuple[int, int]:
     return integer("block_size", rows, low=1), integer("block_size", cols, low=1)
 
 
-def _held(**arrays: Any) -> tuple[Held, ...]:
+def _given(**arrays: Any) -> tuple[Held, ...]:
     return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
 
 
@@ -610,7 +686,7 @@ def _smaller(x: Any, y: Any) -> Any:
     return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
 
 
-def _like(x: Any, array: Any) -> Any:
+def _moved(x: Any, array: Any) -> Any:
     """An array in the library of another one: itself if it is already."""
     if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):
         return x

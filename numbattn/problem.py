@@ -161,7 +161,7 @@ def describe(
     xp = same_library(q=q, k=k, v=v)
     given = as_mask(mask)
     if flag("causal", causal):
-        given = Causal() & given if given.parts else CAUSAL
+        given = Causal() & given if given._parts else CAUSAL
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
     problem = _problem(
@@ -169,15 +169,15 @@ def describe(
         (q.dtype, k.dtype, v.dtype),
         (q.shape, k.shape, v.shape),
         (q.strides, k.strides, v.strides),
-        tuple(map(type, given.parts)),
+        tuple(map(type, given._parts)),
         dropout is not None,
     )
-    if given.parts and given is not CAUSAL:
+    if given._parts and given is not CAUSAL:
         shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-        fitted = given.fit(shape)
+        fitted = given._fit(shape)
         _check_mask(problem, fitted)
-        near = given.like(q)  # arrays are copied to the device before they are broadcast
-        given = fitted if near is given else near.fit(shape)
+        near = given._like(q)  # arrays are copied to the device before they are broadcast
+        given = fitted if near is given else near._fit(shape)
     inputs = Inputs(q, k, v, given, _scale(scale, problem), dropout)
     if out is not None:
         _check_out(problem, inputs, out)
@@ -280,8 +280,8 @@ def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tu
 
 
 def _check_mask(problem: Problem, mask: Mask) -> None:
-    for part in mask.parts:
-        for name, array, shape, largest in part.held(problem.seqlen_q, problem.seqlen_k):
+    for part in mask._parts:
+        for name, array, shape, largest in part._held(problem.seqlen_q, problem.seqlen_k):
             name = f"mask: {type(part).__name__} {name}"
             if isinstance(array, int):
                 if largest is not None and not 0 <= array <= largest:

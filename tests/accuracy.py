@@ -100,7 +100,7 @@ def check(q, k, v, rng, xp=np, bits=4, **options):
     assert all(isinstance(x, xp.ndarray) for x in results)
     o, lse, *grads = map(to_numpy, results)
     call = do, *map(to_numpy, (q, k, v)), dlse
-    options["mask"] = as_mask(options.get("mask")).like(do)
+    options["mask"] = as_mask(options.get("mask"))._like(do)
     wanted, others = exact(*call, **options), plain(*call, **options)
     for name, got, want, other in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *grads), wanted, others):
         assert_accurate(name, got, want, other, lse.dtype if name == "lse" else o.dtype, bits)

@@ -1,5 +1,9 @@
+import inspect
+import re
 import subprocess
 import sys
+
+import pytest
 
 import numbattn as na
 
@@ -11,6 +15,36 @@ def test_public_names():
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)
+
+
+def functions():
+    """All that a user may call, by name."""
+    for name in na.__all__:
+        thing = getattr(na, name)
+        if inspect.isfunction(thing):
+            yield name, thing
+        elif inspect.isclass(thing):
+            for method, value in vars(thing).items():
+                function = getattr(value, "__func__", value)
+                if not method.startswith("_") and inspect.isfunction(function):
+                    yield f"{name}.{method}", function
+
+
+@pytest.mark.parametrize(("name", "function"), list(functions()))
+def test_docstrings_are_whole(name, function):
+    sections = re.findall(r"^ *(\w+)\n *-+$", function.__doc__, re.M)
+    assert [section for section in sections if section != "Notes"] == ["Parameters", "Returns", "Raises", "Examples"]
+    parameters = set(inspect.signature(function).parameters) - {"self", "cls"}
+    described = re.search(r"Parameters\n *-+\n(.*?)\n *Returns", function.__doc__, re.S)[1]
+    names = re.findall(r"^ *(\w+(?:, \w+)*)(?: : .*)?$", described, re.M)
+    assert parameters <= set(re.findall(r"\w+", " ".join(names)))
+
+
+@pytest.mark.parametrize("name", ["Mask", "Causal", "Window", "Lengths", "Dense", "Bits", "BlockSparse"])
+def test_masks_show_nothing_internal(name):
+    public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
+    fields = {"left", "right", "offset", "keys", "queries", "visible", "words", "blocks", "block_size"}
+    assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
 
 
 def test_import_is_light():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbattn import __main__ as main
-from numbattn import cpu
+from numbattn import cache, cpu
 
 from .conftest import no_gpu
 
@@ -37,7 +37,7 @@ def test_lines_are_short(lines):
 def test_a_gpu_is_described(lines):
     text = "\n".join(lines)
     assert "compute capability" in text
-    assert re.search(r"in it [1-9]\d* GPU\s+kernels", text)
+    assert re.search(r"[1-9]\d* for\s+the\s+GPU", text)
 
 
 @pytest.mark.skipif(not no_gpu(), reason="there is a GPU")
@@ -46,9 +46,20 @@ def test_why_there_is_no_gpu(lines):
     assert any(line.startswith("cuda   not checked") for line in lines)
 
 
+def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    cache.write("cpu", "name", bytes(1_200_000))
+    cache.write("cuda", "name", b"")
+    shown = " ".join(main._kept().split())
+    assert shown == f"{tmp_path}, kernels: 1 for the CPU, 1.2 MB; 1 for the GPU, 0.0 MB"
+    assert main.main(["--clear-cache"]) == 0
+    assert "removed: " in capsys.readouterr().out
+    assert cache.sizes() == {"cpu": [], "cuda": []}
+
+
 def test_missing_packages_are_named(monkeypatch, capsys):
     monkeypatch.setattr(main, "find_spec", lambda module: None)
-    assert main.main() == 0
+    assert main.main([]) == 0
     assert "GPU: none: CuPy and numba-cuda and cuda-core not installed" in capsys.readouterr().out
 
 
@@ -61,7 +72,7 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
         return o, saved
 
     monkeypatch.setattr(cpu, "forward", wrong)
-    assert main.main() == 1
+    assert main.main([]) == 1
     assert "WRONG" in capsys.readouterr().out
 
 

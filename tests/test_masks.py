@@ -138,14 +138,14 @@ def test_and_with_a_boolean_array_on_either_side(rng, xp):
 @pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All()], ids=repr)
 def test_like(xp, mask):
     there, here = xp.empty(0), np.empty(0)
-    copy = mask.like(there)
-    assert copy.like(there) is copy
-    assert (copy is mask) == (xp is np or not any(part._arrays() for part in mask.parts))
+    copy = mask._like(there)
+    assert copy._like(there) is copy
+    assert (copy is mask) == (xp is np or not any(part._arrays() for part in mask._parts))
     assert_equal(copy.dense(5, 6), mask.dense(5, 6))
-    np.testing.assert_array_equal(copy.like(here).dense(5, 6), mask.dense(5, 6))
-    for number in copy.band(5, 6):
+    np.testing.assert_array_equal(copy._like(here).dense(5, 6), mask.dense(5, 6))
+    for number in copy._band(5, 6):
         assert isinstance(number, int | xp.ndarray)
-    for grid in copy.grids():
+    for grid in copy._grids():
         assert isinstance(grid.cells, xp.ndarray)
 
 
@@ -153,8 +153,8 @@ def test_like(xp, mask):
 @pytest.mark.parametrize("other", KINDS, ids=repr)
 def test_arrays_of_both_libraries(xp, one, other):
     want = one.dense(5, 6) & other.dense(5, 6)
-    assert_equal((one & other.like(xp.empty(0))).dense(5, 6), want)
-    assert_equal((one.like(xp.empty(0)) & other).dense(5, 6), want)
+    assert_equal((one & other._like(xp.empty(0))).dense(5, 6), want)
+    assert_equal((one._like(xp.empty(0)) & other).dense(5, 6), want)
 
 
 def test_lengths_out_of_range_are_clamped(xp):
@@ -228,5 +228,5 @@ def test_repr(mask, text):
 def test_operator_and_leaves_its_operands():
     one, other = na.Causal(), na.Window(1, 1)
     both = operator.and_(one, other)
-    assert both.parts == (one, other)
-    assert one.parts == (one,)
+    assert both._parts == (one, other)
+    assert one._parts == (one,)

@@ -81,11 +81,11 @@ def _offsets(shape, strides, batch, heads):
 
 def sight_of(problem, mask):
     """The Sight of a mask, and the arrays to keep alive."""
-    band, bands = mask.band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
+    band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
         numbers = [np.broadcast_to(np.asarray(x, np.int64), problem.batch).reshape(problem.matrices) for x in band]
         band, bands = (0, 0, 0, 0), np.stack(numbers, axis=-1)
-    if not problem.mask_kinds or not (grids := mask.grids()):
+    if not problem.mask_kinds or not (grids := mask._grids()):
         return Sight(tuple(band), bands, NO_CELLS, NO_GRIDS), ()
     grids = [_compact(grid) for grid in grids]
     heads = [heads_of(grid.cells, problem) for grid in grids]

@@ -88,7 +88,7 @@ class Call:
             self.check_device(name, x)
         self.is_empty = not (problem.seqlen_q and problem.seqlen_k and math.prod(problem.batch))
         self.qkv = [_with_features(x) for x in (inputs.q, inputs.k, inputs.v)]
-        self.band = inputs.mask.band(problem.seqlen_q, problem.seqlen_k)
+        self.band = inputs.mask._band(problem.seqlen_q, problem.seqlen_k)
         self.mask, self.in_mask, self.cell_sizes = ("band",), [], []  # kinds; arrays; rows and columns of cells
         if problem.mask_kinds:
             self.unpack(inputs.mask)
@@ -99,7 +99,7 @@ class Call:
             numbers = [cupy.broadcast_to(cupy.asarray(x, np.int32), self.problem.batch) for x in self.band]
             self.mask, self.band, self.in_mask = ("bands",), (0, 0, 0, 0), [cupy.stack(numbers, axis=-1)]
         self.mask += tuple(GRIDS[kind] for kind in self.problem.mask_kinds if kind in GRIDS)
-        for cells, rows, cols, _ in mask.grids():
+        for cells, rows, cols, _ in mask._grids():
             self.check_device("mask", cells)
             self.in_mask.append(cells)
             self.cell_sizes += rows, cols

@@ -102,9 +102,9 @@ def test_grids(m0, queries, n0, keys, data):
         assert not visible.any()
     if state == tile.FULL:
         assert visible.all()
-    if share == 0 and mask.parts:
+    if share == 0 and mask._parts:
         assert state == tile.EMPTY
-    if share == 1 and not any(isinstance(part, na.Bits) for part in mask.parts):
+    if share == 1 and not any(isinstance(part, na.Bits) for part in mask._parts):
         assert state == tile.FULL
 
 

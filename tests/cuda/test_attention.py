@@ -32,7 +32,7 @@ OPTIONS = {
 def options(request, rng):
     """Options of a call; the arrays in masks are CuPy's."""
     found = OPTIONS[request.param](rng)
-    return {name: x.like(cupy.empty(0)) if name == "mask" else x for name, x in found.items()}
+    return {name: x._like(cupy.empty(0)) if name == "mask" else x for name, x in found.items()}
 
 
 def inputs(rng, dtype=np.float32):
@@ -68,7 +68,7 @@ def test_head_dims_end_at_256(d, e, name):
 
 def test_cpu_and_gpu_agree(rng, options):
     arrays = inputs(rng)
-    on_cpu = {name: x.like(np.empty(0)) if name == "mask" else x for name, x in options.items()}
+    on_cpu = {name: x._like(np.empty(0)) if name == "mask" else x for name, x in options.items()}
     for got, want in zip(run(*arrays, **options), run(*map(to_numpy, arrays), **on_cpu)):
         np.testing.assert_allclose(to_numpy(got), want, rtol=1e-5, atol=1e-5 * np.abs(want[np.isfinite(want)]).max())
 
@@ -98,7 +98,7 @@ def test_numpy_arrays_in_masks(rng, options):
     arrays = inputs(rng)
     want = run(*arrays, **options)
     if "mask" in options:
-        options["mask"] = options["mask"].like(np.empty(0))
+        options["mask"] = options["mask"]._like(np.empty(0))
     assert_all_equal(run(*arrays, **options), want)
 
 
