@@ -1,7 +1,8 @@
-"""numbattn on the CPU: speed beside torch and the plain NumPy formula, and memory.
+"""numbattn on the CPU: speed beside torch and the plain NumPy formula, small calls, memory, and on a busy machine.
 
     python bench/cpu.py
     python bench/cpu.py --what speed --seqlens 1024,2048 --rounds 15 --json cpu.json
+    python bench/cpu.py --what small,busy
 
 Needs tabulate and tqdm; compares with torch where it is installed. Memory is measured on Linux only.
 """
@@ -10,10 +11,12 @@ import argparse
 import math
 import multiprocessing
 import os
+import subprocess
+import sys
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 from common import interleaved, machine, save, show, show_machine, standard_vjp
@@ -24,6 +27,9 @@ import numbattn as na
 HEADS, HEAD_DIM = 8, 64
 SPEED_SEQLENS = [1024, 4096]
 MEMORY_SEQLENS = [1024, 2048, 4096, 8192, 16384, 32768]
+SMALL = [(1, 8, 8), (4, 4, 16, 16), (2, 8, 100, 64)]  # shapes of q, k and v
+BUSY = "import numpy as np; a = np.ones((2048, 2048), np.float32)\nwhile True: a @ a"
+PARTS = "speed", "small", "memory", "busy"
 PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # of the largest element
 
@@ -128,6 +134,56 @@ def matmul_ceiling(rounds, size=2048):
     return {dtype: 2e-9 * size**3 / median for dtype, median in medians.items()}
 
 
+# -------------------------------------------------------------------------------------------------------------- small
+def small(rounds):
+    """Rows of the table: microseconds of a call, and of a call with its gradients, beside the formula."""
+    rows = []
+    for shape in SMALL:
+        runs = small_calls(*np.random.default_rng(0).standard_normal((3, *shape), dtype=np.float32))
+        timers = {name: partial(microseconds, run) for name, run in runs.items()}
+        rows.append({"shape": shape, **interleaved(timers, rounds)})
+    return rows
+
+
+def small_calls(q, k, v):
+    return {
+        "numbattn": lambda: na.attention(q, k, v),
+        "numbattn, causal": lambda: na.attention(q, k, v, causal=True),
+        "formula": lambda: numpy_vjp(q, k, v, causal=False),
+        "numbattn, gradients": lambda: na.attention_vjp(q, k, v)[1](q),
+        "formula, gradients": lambda: numpy_vjp(q, k, v, causal=False)[1](q),
+    }
+
+
+def microseconds(run, calls=300):
+    """Of a call, the median."""
+    taken = []
+    for _ in range(calls):
+        start = perf_counter()
+        run()
+        taken.append(perf_counter() - start)
+    return 1e6 * float(np.median(taken))
+
+
+# --------------------------------------------------------------------------------------------------------------- busy
+def busy(rounds, seqlen=1024):
+    """Rows of the table: seconds of attention alone, and beside a process that multiplies matrices on all cores."""
+    peers = {"numbattn": na.attention_vjp, "torch": make_torch_vjp(), "numpy": numpy_vjp}
+    arrays = inputs(seqlen, "float32")
+    timers = {name: lambda vjp=vjp: sum(seconds(vjp, *arrays, causal=False)) for name, vjp in peers.items() if vjp}
+    for run in timers.values():
+        run()
+    alone = interleaved(timers, rounds)
+    other = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        sleep(1)
+        beside = interleaved(timers, rounds)
+    finally:
+        other.kill()
+    return [{"": name, "alone, ms": 1e3 * alone[name], "beside, ms": 1e3 * beside[name],
+             "slower by": beside[name] / alone[name]} for name in timers]  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def memory(seqlens):
     """Rows of the table: what forward + backward take beyond their inputs."""
@@ -143,9 +199,9 @@ def memory(seqlens):
 
 
 def peak_growth(seqlen):
-    """By how many MB forward + backward raise this process's peak of resident memory, Numba's and BLAS's included."""
+    """By how many MB forward + backward raise this process's peak of resident memory, Numba's included."""
     small, (q, k, v, do) = inputs(256, "float32"), inputs(seqlen, "float32")
-    seconds(na.attention_vjp, *small, causal=False)  # compiled code, threads, BLAS's buffers
+    seconds(na.attention_vjp, *small, causal=False)  # compiled code, threads
     Path("/proc/self/clear_refs").write_text("5")    # the peak starts again from what is resident now
     before = peak_resident()
     seconds(na.attention_vjp, q, k, v, do, causal=False)
@@ -173,13 +229,13 @@ def main():
         return [int(n) for n in text.split(",")]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", type=names, default="speed,memory", help="speed, memory or both (the default)")
+    parser.add_argument("--what", type=names, default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--seqlens", type=numbers, help=f"default: {SPEED_SEQLENS} and {MEMORY_SEQLENS}")
     parser.add_argument("--rounds", type=int, default=7, help="speed is the median of so many (default: 7)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too")
     args = parser.parse_args()
-    if unknown := set(args.what) - {"speed", "memory"}:
-        parser.error(f"--what: got {', '.join(unknown)}, takes speed, memory")
+    if unknown := set(args.what) - set(PARTS):
+        parser.error(f"--what: got {', '.join(unknown)}, takes {', '.join(PARTS)}")
 
     results = {"machine": machine("numbattn", "numpy", "numba", "torch")}
     show_machine(results["machine"])
@@ -193,6 +249,14 @@ def main():
               ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in results["matmul"].items()))
         if not results["machine"]["versions"]["torch"]:
             print("torch is not installed: no comparison with it")
+    if "small" in args.what:
+        results["small"] = small(args.rounds)
+        show(f"Microseconds of small calls: float32, median of {args.rounds} rounds", results["small"],
+             ["", *[".0f"] * 5])  # fmt: skip
+    if "busy" in args.what:
+        results["busy"] = busy(args.rounds)
+        show(f"Forward + backward on a busy machine: float32, seqlen 1024, {setting}", results["busy"],
+             ["", ".1f", ".1f", ".1f"])  # fmt: skip
     if "memory" in args.what:
         results["memory"] = memory(args.seqlens or MEMORY_SEQLENS)
         show(f"Peak memory of forward + backward beyond the inputs: float32, {setting}",
