@@ -23,6 +23,10 @@ def run(cwd, name, *args, **environment):
     return done.stdout
 
 
+def needs(package):
+    return pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"{package} is not installed")
+
+
 @pytest.fixture(scope="module")
 def example():
     """02_transformer as a module."""
@@ -76,11 +80,43 @@ def test_standard_attention_of_the_transformer(example, rng):
         np.testing.assert_allclose(got, want, atol=1e-13)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
+@needs("numba_cuda")
 def test_own_attention_simulated(tmp_path):
     out = run(tmp_path, "03_own_attention.py", CUDA_VISIBLE_DEVICES="")
     assert "simulated" in out
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("04_jax.py", marks=needs("jax")), pytest.param("07_torch.py", marks=needs("torch"))]
+)
+def test_gradients_in_other_libraries(tmp_path, name):
+    errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run(tmp_path, name), re.M)
+    assert [gradient for gradient, _ in errors] == ["dq", "dk", "dv"]
+    assert all(float(error) < 1e-4 for _, error in errors)
+
+
+@needs("autograd")
+def test_autograd_learns_a_metric(tmp_path):
+    out = run(tmp_path, "05_autograd.py")
+    assert float(re.search(r"gradient of the formula: (\S+)", out)[1]) < 1e-12
+    at_first, after = re.search(r"error: (\S+) at first, (\S+) after", out).groups()
+    assert float(after) < 0.02 < float(at_first)  # of which the noise is 0.01
+    weights = [float(w) for w in re.search(r"features: \[(.*)\]", out)[1].split()]
+    assert min(weights[:2]) > 4 * max(weights[2:])
+
+
+@needs("thinc")
+def test_thinc_finds_the_largest(tmp_path):
+    right = re.findall(r"(\d+)% right", run(tmp_path, "06_thinc.py"))
+    assert int(right[0]) < 40
+    assert int(right[-1]) > 90
+
+
+def test_attention_maps(tmp_path):
+    out = run(tmp_path, "08_attention_maps.py", "--steps", "40", "--plot", "drawn.png")
+    assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.gpu
