@@ -38,6 +38,7 @@ from peers import (
     event_seconds,
     gpu,
     inputs,
+    make_attention,
     make_forward,
     one_stream,
     release,
@@ -51,6 +52,7 @@ import numbattn as na
 PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
 SAMPLE_SECONDS = 0.01  # a sample repeats a run for about so long
+WAITED = 50  # calls of a sample of --latency
 SETTLE_SECONDS = 0.3  # of work before the samples of a case: a GPU that is cool runs up to a tenth faster, for a moment
 TOKENS, WIDTH = 16384, 2048  # setting "field", in which kernels are published: batch * seqlen, heads * head_dim
 SINGLE = 1, 16  # setting "single": batch, heads
@@ -60,6 +62,7 @@ DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal
     "memory": (["float32"], [64], [False], [1024, 2048, 4096, 8192, 16384, 32768]),
     "sparse": (["float16"], [64], [False], [4096, 16384]),
     "accuracy": (list(HALF), [64, 128], [False, True], [512, 4096]),
+    "latency": (["bfloat16"], [64, 128, 256], [False, True], [512, 1024, 2048]),
     "first call": (["float16", "float32"], [64], [False], [256]),
 }
 SPEED_SEQLENS = {"field": [1024, 4096, 16384], "single": [4096]}
@@ -94,7 +97,7 @@ def cases_of(part, args):
         causals = args.causal
     cases = []
     for dtype in args.dtype or dtypes:
-        setting = args.setting or ("field" if dtype in HALF and part in ("speed", "sparse") else "single")
+        setting = args.setting or ("field" if dtype in HALF and part in ("speed", "sparse", "latency") else "single")
         for head_dim, causal in product(args.head_dim or head_dims, causals):
             for seqlen in args.seqlen or seqlens or SPEED_SEQLENS[setting]:
                 cases.append(make_case(dtype, head_dim, causal, seqlen, setting))
@@ -279,6 +282,58 @@ def plot_speed(path, records):
         axis.set_xlabel("seqlen")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=150)
+
+
+# ------------------------------------------------------------------------------------------------------------- latency
+def latency(cases, peers, rounds):
+    """One record for each case: seconds from a call of the forward pass, the GPU idle, to its result, by peer."""
+    records = []
+    for case in progress(cases):
+        release()
+        q, k, v, _ = inputs(case.shape, case.dtype)
+        timers, failed = {}, {}
+        for name in available(case.dtype, peers):
+            try:
+                run = make_attention(name, (q, k, v), case.causal)
+                waiting_seconds(name, run)
+            except Exception as error:
+                failed[name] = why(error)
+            else:
+                timers[name] = partial(waiting_seconds, name, run)
+        settle(timers)
+        found = {name: np.ravel(times).tolist() for name, times in sampled(timers, rounds).items()}
+        records.append({**case._asdict(), "pass": "latency", "seconds": medians(found), "failed": failed})
+    return records
+
+
+def waiting_seconds(name, run):
+    """Of some calls, each waited for."""
+    stream, taken = cupy.cuda.get_current_stream(), []
+    with context_of(name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(WAITED):
+            stream.synchronize()
+            start = time.perf_counter()
+            run()
+            stream.synchronize()
+            taken.append(time.perf_counter() - start)
+    return taken
+
+
+def show_latency(records):
+    for (dtype,), chosen in grouped(records, "dtype"):
+        names = ran(chosen, "seconds")
+        rows = []
+        for record in chosen:
+            found = record["seconds"]
+            others = [seconds for name, seconds in found.items() if name != "numbattn"]
+            best = min(others) / found["numbattn"] if others and "numbattn" in found else None
+            rows.append({**columns_of_case(record), **{name: scaled(found.get(name), 1e6) for name in names},
+                         "best / numbattn": best})
+        show(f"{dtype}: microseconds from a call on an idle GPU to its result, median", rows,
+             [""] * 5 + [".1f"] * len(names) + [".2f"])
+        for record in chosen:
+            show_failed(record)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -496,6 +551,7 @@ def parse():
     parts.add_argument("--memory", action="store_true", help="what forward + backward take beyond the inputs")
     parts.add_argument("--sparse", action="store_true", help="time by share of visited blocks, and of a window")
     parts.add_argument("--accuracy", action="store_true", help="errors against float64 beside the peers")
+    parts.add_argument("--latency", action="store_true", help="one call on an idle GPU, from the call to its result")
     parts.add_argument("--first-call", action="store_true", help="a fresh process, with an empty and a warm cache")
     cases = parser.add_argument_group("what is run (the defaults differ by part)")
     cases.add_argument("--dtype", nargs="+", choices=list(DTYPE))
@@ -516,7 +572,7 @@ def parse():
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
     parser.add_argument("--plot", metavar="FILE", help="draw the speeds: a PNG")
     args = parser.parse_args()
-    if not (args.memory or args.sparse or args.accuracy or args.first_call):
+    if not (args.memory or args.sparse or args.accuracy or args.latency or args.first_call):
         args.speed = True
     if args.plot and not args.speed:
         parser.error("--plot: draws the results of --speed")
@@ -535,6 +591,7 @@ def main():
         "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
                                         dropout=args.dropout), show_sparse),
         "accuracy": (args.accuracy, partial(accuracy, passes=args.passes, peers=args.peers), show_accuracy),
+        "latency": (args.latency, partial(latency, peers=args.peers, rounds=args.rounds), show_latency),
         "first call": (args.first_call, first_call, show_first_call),
     }
     with one_stream():

@@ -23,16 +23,16 @@ from peers import (
     PACKAGES,
     TORCH,
     Replay,
+    attention_of,
     available,
     context_of,
     cupy,
     gpu,
     inputs,
     make_forward,
+    native,
     one_stream,
     require_gpu,
-    tensor_of,
-    torch,
 )
 from tqdm import tqdm
 
@@ -42,6 +42,7 @@ SHAPE = 1, 2, 64, 64
 BATCH = 32  # calls between two waits for the GPU
 WARM_UP = 3  # batches; the pools then hold all that a batch needs
 PROFILED = 2000
+PROFILED_KINDS = "arrays reused", "fresh arrays", "forward + backward"
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -50,6 +51,16 @@ def reused(name, dtype, calls):
     """attention on the same arrays."""
     q, k, v, _ = native(name, inputs(SHAPE, dtype))
     return attention_of(name), repeat((q, k, v))
+
+
+def option(**options):
+    """attention with an option that is to cost next to nothing."""
+
+    def calls_of(name, dtype, calls):
+        q, k, v, _ = inputs(SHAPE, dtype)
+        return partial(na.attention, **options), repeat((q, k, v))
+
+    return calls_of
 
 
 def fresh(name, dtype, calls):
@@ -85,25 +96,20 @@ def replayed_both(name, dtype, calls):
 KINDS = {
     "arrays reused": reused,
     "fresh arrays": fresh,
+    "causal=True": option(causal=True),
+    "mask=Window(20, 0)": option(mask=na.Window(20, 0)),
+    "mask=Lengths(50)": option(mask=na.Lengths(50)),
+    "dropout": option(dropout=na.Dropout(0.1, seed=1)),
     "forward + backward": both_passes,
     "graph replay": replayed,
     "graph replay, both": replayed_both,
 }
 
 
-def native(name, arrays):
-    return tuple(map(tensor_of, arrays)) if name in TORCH else tuple(arrays)
-
-
-def attention_of(name):
-    return torch.nn.functional.scaled_dot_product_attention if name in TORCH else na.attention
-
-
 def peers_of(kind, dtype):
-    """Graphs are for numbattn alone, and the formula in CuPy is a dozen calls, not one."""
-    if kind in (replayed, replayed_both):
-        return ["numbattn"]
-    return [name for name in available(dtype) if name != "cupy"]
+    """The formula in CuPy is a dozen calls, not one."""
+    compared = reused, fresh, both_passes
+    return [name for name in available(dtype) if name != "cupy"] if kind in compared else ["numbattn"]
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
@@ -176,7 +182,7 @@ def show_overhead(records, calls):
 # ------------------------------------------------------------------------------------------------------------- profile
 def profile(dtype):
     """Print where numbattn's host time goes."""
-    for title, kind in list(KINDS.items())[:3]:
+    for title, kind in ((title, KINDS[title]) for title in PROFILED_KINDS):
         run, arguments = warmed_up("numbattn", kind, dtype, PROFILED)
         profiler = cProfile.Profile()
         for i in range(PROFILED):

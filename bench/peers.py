@@ -32,7 +32,7 @@ TORCH = {  # backends of scaled_dot_product_attention, and for which dtypes they
     "math": ("MATH", ("float64",)),
 }
 PEERS = ["numbattn", *TORCH, "cupy"]
-PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x", "torch"]
+PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch"]
 
 
 def require_gpu():
@@ -118,6 +118,20 @@ def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0):
         return partial(_cupy, *arrays, bias, dropout)
     *leaves, do = map(tensor_of, arrays)
     return partial(_torch, *(x.requires_grad_() for x in leaves), do, is_causal=causal, dropout_p=dropout)
+
+
+def make_attention(name, arrays, causal=False):
+    """o of a peer on the arrays q, k, v, of which nothing is kept for gradients."""
+    option = "is_causal" if name in TORCH else "causal"
+    return partial(attention_of(name), *native(name, arrays), **{option: causal})
+
+
+def attention_of(name):
+    return torch.nn.functional.scaled_dot_product_attention if name in TORCH else na.attention
+
+
+def native(name, arrays):
+    return tuple(map(tensor_of, arrays)) if name in TORCH else tuple(arrays)
 
 
 def dropout_of(p):

@@ -1,4 +1,4 @@
-"""What the rows of plan.py's tables for the forward pass on Hopper reach: the share of the tensor cores' peak.
+"""What the rows of the tables in kernels/forward_hopper.py reach: the share of the tensor cores' peak.
 
     python bench/rows.py --head-dim 128
     python bench/rows.py --head-dim 64 --row 64,4,6,5 --row 128,3,3,5 --mask none causal --seqlen 2048 16384
@@ -10,7 +10,7 @@ Needs tabulate and tqdm. A row is compiled when it is first met, which takes som
 
 import argparse
 import math
-from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from unittest.mock import patch
@@ -33,12 +33,15 @@ from peers import (
 )
 
 import numbattn as na
-from numbattn.cuda import passes, plan
+from numbattn import api
+from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, NARROW, SPEC, USUAL, Warpgroups
+from numbattn.cuda.launch import current_gpu
+from numbattn.cuda.passes import Passes
 
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
 CALLS = 5  # in a graph
 MASKS = ["none", "causal", "Window(1023, 0)", "random 10%", "random 20%", "random 50%", "random 100%", "local_global"]
-TABLES = plan.HOPPER_FORWARD, plan.HOPPER_LONG, plan.HOPPER_NARROW, plan.HOPPER_CELLS
+TABLES = USUAL, LONG, NARROW, CELLS
 CLOCKS = r"""
 extern "C" __global__ void clocks(long long* found) {
     unsigned multiprocessor;
@@ -63,15 +66,10 @@ def cycles(read_clocks, replay, repetitions):
     return float((read_clocks() - before).mean()) / repetitions / CALLS
 
 
-@contextmanager
 def always(row):
     """Every plan takes this row."""
-    with patch.object(plan, "warpgroups_of", lambda *_: row):
-        passes._launches.cache_clear()
-        try:
-            yield
-        finally:
-            passes._launches.cache_clear()
+    spec = replace(SPEC, tiles=lambda work: (row,))
+    return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, forward=((spec,),)))
 
 
 def prepare(arrays, row, options):
@@ -110,24 +108,24 @@ def show_shares(args, rows, records):
               **{name_of(row): record["shares"].get(row) for row in rows}} for record in records]
     dropout = f", dropout {args.dropout}" if args.dropout else ""
     show(f"{args.dtype}, forward, head_dim {args.head_dim}{dropout}: share of the tensor cores' peak, by "
-         "tile_n x consumers (stages, q_places)", table, ["", ""] + [".3f"] * len(rows))
+         "tile_n x consumers (stages, q_stages)", table, ["", ""] + [".3f"] * len(rows))
     for record in records:
         for row, reason in record["failed"].items():
             print(f"{name_of(row)}, {record['mask']}, seqlen {record['seqlen']}: {reason}")
 
 
 def name_of(row):
-    return f"{row.tile_n} x {row.consumers} ({row.stages}, {row.q_places})"
+    return f"{row.tile_n} x {row.consumers} ({row.stages}, {row.q_stages})"
 
 
 def row_of(text):
-    return plan.Warpgroups(*map(int, text.split(",")))
+    return Warpgroups(*map(int, text.split(",")))
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head-dim", type=int, choices=plan.HOPPER_FORWARD, default=128)
-    parser.add_argument("--row", type=row_of, action="append", metavar="TILE_N,CONSUMERS,STAGES,Q_PLACES",
+    parser.add_argument("--head-dim", type=int, choices=USUAL, default=128)
+    parser.add_argument("--row", type=row_of, action="append", metavar="TILE_N,CONSUMERS,STAGES,Q_STAGES",
                         help="default: all that the tables have for this head_dim")
     parser.add_argument("--mask", nargs="+", choices=MASKS, default=MASKS[:3])
     parser.add_argument("--seqlen", nargs="+", type=int, metavar="N", default=[512, 16384])

@@ -23,7 +23,7 @@ from numbattn.cuda.tile import (
     SharedMemory,
     allocate,
     col_index,
-    copying,
+    copy_layout,
     device,
     dot,
     exp2,
@@ -50,7 +50,7 @@ TWO_LOG2_E, ZERO, NO_SCORE = np.float32(2 * math.log2(math.e)), np.float32(0), n
 # layouts: which thread holds which elements. 8 lanes share a row of S and of O, in runs of 1 and 4 columns
 S_TILE, O_TILE = simt(TILE_M, TILE_N, THREADS, 8, 1), simt(TILE_M, HEAD_DIM, THREADS, 8, 4)
 ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()  # a number for each row; a summand of it in each thread
-COPY_Q, COPY_K = copying(TILE_M, HEAD_DIM, THREADS, 4), copying(TILE_N, HEAD_DIM, THREADS, 4)
+COPY_Q, COPY_K = copy_layout(TILE_M, HEAD_DIM, THREADS, 4), copy_layout(TILE_N, HEAD_DIM, THREADS, 4)
 
 # places in the memory that the threads of a block share
 shared = SharedMemory()

@@ -1,13 +1,16 @@
-"""python -m numbattn: what this machine can run, checked against the reference."""
+"""python -m numbattn: what this machine can run, checked against the reference; plan and compile, for GPUs."""
 
 import argparse
 import os
 import platform
 import sys
 import textwrap
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import product
+from multiprocessing import get_context
 
 import numpy as np
 
@@ -15,23 +18,163 @@ import numbattn as na
 from numbattn import cache, reference
 from numbattn.problem import DTYPES
 
-PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cuda-core", "cupy-cuda12x", "cupy-cuda13x"
-NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda", "cuda": "cuda-core"}  # for a GPU: modules, packages
+PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"
+NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda"}  # for a GPU: modules, packages
 HEAD_DIMS = 40, 24  # of the problem that is checked
-CORES = {"mma": "tensor cores", "fma": "ordinary cores"}
+CORES = {"wgmma": "tensor cores", "mma": "tensor cores", "fma": "CUDA cores"}
 TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m numbattn", description=__doc__.partition(": ")[2])
     parser.add_argument("--clear-cache", action="store_true", help="remove the compiled code that is kept on disk")
-    if parser.parse_args(arguments).clear_cache:
+    commands = parser.add_subparsers(dest="command", metavar="plan | compile")
+    for name, (_, about) in COMMANDS.items():
+        _add_options(commands.add_parser(name, help=about, description=about), name)
+    args = parser.parse_args(arguments)
+    if args.clear_cache:
         _say(f"removed: {_kept()}")
         cache.clear()
         return 0
-    return check()
+    if args.command is None:
+        return check()
+    command, _ = COMMANDS[args.command]
+    return command(args)
 
 
+def _add_options(parser, command):
+    several = {"nargs": "+"} if command == "compile" else {}
+    default = (lambda value: [value]) if several else (lambda value: value)
+    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], default=default("float16"), **several)
+    parser.add_argument("--head-dim", type=int, default=default(128), metavar="D", **several)
+    parser.add_argument("--seqlen", type=int, default=default(4096), metavar="N", **several,
+                        help="of queries and keys; kernels for long and short sequences differ on some GPUs")
+    parser.add_argument("--mask", choices=MASKS, default=default("none"), **several)
+    parser.add_argument("--dropout", action="store_true")
+    parser.add_argument("--cc", type=_cc, help="compute capability, as in 9.0 (default: that of this machine's GPU)")
+    if command == "plan":
+        parser.add_argument("--batch", type=int, default=1)
+        parser.add_argument("--heads", type=int, default=16)
+        parser.add_argument("--heads-k", type=int, help="default: as many")
+        parser.add_argument("--head-dim-v", type=int, metavar="D", help="default: head_dim")
+        parser.add_argument("--seqlen-k", type=int, metavar="N", help="of keys; default: seqlen")
+    else:
+        parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
+        parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
+
+
+def _cc(text):
+    from numbattn.cuda.plan import DEVICES
+
+    cc = tuple(map(int, text.split(".")))
+    if cc not in DEVICES:
+        raise argparse.ArgumentTypeError(f"got {text}, known are {', '.join(f'{x}.{y}' for x, y in DEVICES)}")
+    return cc
+
+
+# ------------------------------------------------------------------------------------------------------ plan, compile
+MASKS = {
+    "none": lambda m, n: None,
+    "causal": lambda m, n: na.Causal(),
+    "window": lambda m, n: na.Window(n // 8, 0),
+    "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
+    "dense": lambda m, n: na.Dense(np.broadcast_to(True, (1, 1, m, n))),
+    "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
+    "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
+}
+PASSES = ["forward", "backward"]
+
+
+def _device(cc):
+    """The Device with this compute capability; the current one if it is None."""
+    from numbattn.cuda.plan import DEVICES
+
+    if cc is not None:
+        return DEVICES[cc]
+    if why_not := _why_no_gpu():
+        raise SystemExit(f"no GPU: {why_not}. --cc says for which one")
+    return import_module("numbattn.cuda.launch").current_gpu().device
+
+
+def _plans(device, dtype, q, k, v, mask, dropout):
+    """Both passes for arrays of these shapes, of which there is no memory."""
+    from numbattn.cuda.passes import plans
+    from numbattn.cuda.views import without_memory
+
+    arrays = [without_memory(shape, dtype) for shape in (q, k, v)]
+    options = {"mask": MASKS[mask](q[-2], k[-2]), "dropout": na.Dropout(0.1, seed=0) if dropout else None}
+    return dict(zip(PASSES, plans(device, *arrays, **options)))
+
+
+def plan(args):
+    """Print the plans of both passes."""
+    from tabulate import tabulate
+
+    device, dtype = _device(args.cc), np.dtype(args.dtype)
+    n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
+    q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
+               (args.batch, heads_k, n, args.head_dim_v or d))  # fmt: skip
+    print(f"compute capability {device.cc[0]}.{device.cc[1]}: {device.multiprocessors} multiprocessors, "
+          f"{device.shared >> 10} KB of shared memory for a block")
+    print(f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{', dropout' if args.dropout else ''}")
+    for name, planned in _plans(device, dtype, q, k, v, args.mask, args.dropout).items():
+        print(f"\n{name}")
+        for x in planned.stand_ins:
+            print(f"  {'from' if x.is_result else 'to'} {x.shape} of {x.dtype}: {x.name} {x.why}")
+        rows = [_row(step, device) for step in planned.steps]
+        print(textwrap.indent(tabulate(rows, headers="keys", tablefmt="plain"), "  "))
+        for x in planned.temporaries:
+            print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes")
+    return 0
+
+
+def _row(step, device):
+    from numbattn.cuda.build import build
+
+    binary, tiles = build(step.key), step.tiles
+    report, threads, most = binary.report, binary.threads, MOST_THREADS.get(device.cc, 2048)
+    room = [most // threads, 65536 // max(report.registers * threads, 1)]
+    shared = binary.shared + report.shared
+    if shared:
+        room.append((device.shared + 1024) // (shared + 1024))
+    return {
+        "kernel": step.key.factory.rpartition(".")[2].replace(":", "."),
+        "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "blocks": step.blocks, "threads": threads,
+        "registers": report.registers, "shared": f"{shared / 1024:.1f} KB",
+        "waves": f"{step.blocks / device.multiprocessors / max(min(room), 1):.2f}",
+    }  # fmt: skip
+
+
+MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, others 2048
+
+
+def compile_kernels(args):
+    """Build the kernels of all plans for these kinds of calls, by several processes."""
+    from tqdm import tqdm
+
+    from numbattn.cuda.build import build
+
+    device, keys = _device(args.cc), {}
+    for dtype, d, n, mask in product(args.dtype, args.head_dim, args.seqlen, args.mask):
+        shape = 1, 2, n, d
+        planned = _plans(device, np.dtype(dtype), shape, shape, shape, mask, args.dropout)
+        keys |= {step.key: None for name in args.passes for step in planned[name].steps}
+    with ProcessPoolExecutor(min(args.j, len(keys)), get_context("spawn")) as workers:
+        built = [workers.submit(build, key) for key in keys]
+        for found in tqdm(as_completed(built), total=len(built), unit="kernel", disable=None):
+            found.result()
+    _say(f"{len(keys)} kernels for compute capability {device.cc[0]}.{device.cc[1]}")
+    _say(f"cache: {_kept()}")
+    return 0
+
+
+COMMANDS = {
+    "plan": (plan, "Show what a call does on a GPU, here or not: kernels, tiles, registers, memory."),
+    "compile": (compile_kernels, "Build kernels before they are needed. The cache that they go to may be copied."),
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- check
 def check():
     """0 if all results of this machine are right."""
     _say(f"numbattn {na.__version__}, Python {platform.python_version()}, {platform.platform()}")
@@ -48,7 +191,7 @@ def check():
             for name, error in _errors(xp, dtype).items():
                 right = error <= allowed  # False for NaN
                 wrong += not right
-                by = f"  {_unit(name, dtype)}" if tier == "cuda" else ""
+                by = f"  {_unit(_device(None), name, dtype)}" if tier == "cuda" else ""
                 print(f"{tier:6} {dtype.name:9} {name:8} {error:7.0e} {allowed:10.0e}{by}{'' if right else '  WRONG'}")
     if why_not:
         print("cuda   not checked: there is no GPU to check")
@@ -121,15 +264,12 @@ def _gpus():
                f"{about['sharedMemPerBlockOptin'] >> 10} KB of shared memory for a block")
 
 
-def _unit(name, dtype):
-    """Which cores compute a pass of `_errors` on the current GPU."""
-    from numbattn.cuda.launch import current_device
-    from numbattn.cuda.plan import PASSES, rounded, tiles_of
-
-    device, head_dims = current_device(), [rounded("head_dim", d) for d in HEAD_DIMS]
-    factories = [factory for factory in PASSES if factory.startswith(name)]
-    units = {tiles_of(factory, device, dtype.name, *head_dims, crowded=True).unit for factory in factories}
-    return " and ".join(CORES[unit] for unit in sorted(units, reverse=True))
+def _unit(device, name, dtype):
+    """Which cores compute a pass of `_errors`."""
+    shapes = [(2, heads, n, d) for heads, n, d in zip((4, 2, 2), (300, 270, 270), (HEAD_DIMS[0], *HEAD_DIMS))]
+    planned = _plans(device, dtype, *shapes, mask="dense", dropout=True)[name]
+    units = {step.tiles.unit for step in planned.steps if hasattr(step.tiles, "unit")}
+    return " and ".join(sorted({CORES[unit] for unit in units}, reverse=True))
 
 
 def _kept():

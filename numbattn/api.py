@@ -1,8 +1,6 @@
 """The public functions."""
 
-from functools import cache
-from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from . import reference
 from .checks import Array, flag
@@ -265,18 +263,20 @@ def attention_weights(
     return reference.weights(problem, inputs)
 
 
-def _backend(problem: Problem) -> ModuleType:
-    """cpu or cuda: each offers forward and backward."""
-    return _imported(problem.xp)
+BACKENDS: dict[str, Any] = {}  # by library: what offers forward and backward
 
 
-@cache
-def _imported(xp: str) -> ModuleType:
+def _backend(problem: Problem) -> Any:
+    return BACKENDS.get(problem.xp) or _imported(problem.xp)
+
+
+def _imported(xp: str) -> Any:
     """Imported when first needed, since Numba takes its time."""
     if xp == "cupy":
-        from .cuda import passes as cuda
+        from .cuda.launch import current_gpu
+        from .cuda.passes import Passes
 
-        return cuda
+        return BACKENDS.setdefault(xp, Passes(current_gpu))
     from . import cpu
 
-    return cpu
+    return BACKENDS.setdefault(xp, cpu)

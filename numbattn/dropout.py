@@ -6,6 +6,7 @@ Philox is written once, in operators only: it serves NumPy arrays, Numba's CPU c
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,15 @@ class Dropout:
         """An element is kept iff its 16-bit number is at least this."""
         return round(65536 * self.p)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """What kept elements are multiplied by: 1 / (1 - p), with p as it was rounded."""
         return 65536 / (65536 - self.threshold)
+
+    @cached_property
+    def _numbers(self) -> tuple[int, int, int, int]:
+        """What kernels get: threshold, offset and key."""
+        return self.threshold, self.offset, *self.key
 
     @property
     def key(self) -> tuple[int, int]:

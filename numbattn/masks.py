@@ -19,7 +19,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -43,13 +43,13 @@ class Band(NamedTuple):
     queries: Any
     keys: Any
 
-    def __and__(self, other: Band) -> Band:
-        return Band(
-            _larger(self.lo, other.lo),
-            _smaller(self.hi, other.hi),
-            _smaller(self.queries, other.queries),
-            _smaller(self.keys, other.keys),
-        )
+
+class Edge(NamedTuple):
+    """A bound of a Band: at + shift. Of all edges of a side the narrowest holds."""
+
+    side: str  # "lo", "hi", "queries" or "keys"
+    at: Any  # an int, or an integer array over the batch axes
+    shift: int = 0
 
 
 class Grid(NamedTuple):
@@ -78,8 +78,12 @@ class Mask:
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
 
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        """Where its band ends; on other sides it goes on to the end of the matrix."""
+        return ()
+
     def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        return Band(-seqlen_q, seqlen_k, seqlen_q, seqlen_k)
+        return band_of(self._edges(seqlen_q, seqlen_k), seqlen_q, seqlen_k)
 
     def _grids(self) -> tuple[Grid, ...]:
         return ()
@@ -95,6 +99,18 @@ class Mask:
     @property
     def _parts(self) -> tuple[Mask, ...]:
         return (self,)
+
+    @cached_property
+    def _kinds(self) -> tuple[type, ...]:
+        return tuple(map(type, self._parts))
+
+    @cached_property
+    def _holds_arrays(self) -> bool:
+        return any(part._arrays() for part in self._parts)
+
+    @cached_property
+    def _and_causal(self) -> Mask:
+        return Causal() & self
 
     def _like(self: M, array: Any) -> M:
         """The mask with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
@@ -157,9 +173,13 @@ class Mask:
         return type(self), tuple(("array", id(x)) if hasattr(x, "shape") else x for x in values)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mask) and self._key() == other._key()
+        return self is other or (isinstance(other, Mask) and self._key() == other._key())
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self._key())
 
     def __repr__(self) -> str:
@@ -182,10 +202,8 @@ class All(Mask):
     def _parts(self) -> tuple[Mask, ...]:
         return self.of
 
-    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        if not self._parts:
-            return super()._band(seqlen_q, seqlen_k)
-        return reduce(operator.and_, [part._band(seqlen_q, seqlen_k) for part in self._parts])
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        return tuple(edge for part in self._parts for edge in part._edges(seqlen_q, seqlen_k))
 
     def _grids(self) -> tuple[Grid, ...]:
         return tuple(grid for part in self._parts for grid in part._grids())
@@ -206,6 +224,16 @@ class All(Mask):
 
 
 # ------------------------------------------------------------------------------------------------------------- bands
+def band_of(edges: Iterable[Edge], seqlen_q: int, seqlen_k: int) -> Band:
+    """The Band with these edges."""
+    ends = {"lo": -seqlen_q, "hi": seqlen_k, "queries": seqlen_q, "keys": seqlen_k}
+    for side, at, shift in edges:
+        low, high = {"queries": (0, seqlen_q), "keys": (0, seqlen_k)}.get(side, (-seqlen_q, seqlen_k))
+        end = _clip(_clip(at, -FAR, FAR) + _clip(shift, -FAR, FAR), low, high)
+        ends[side] = (_larger if side == "lo" else _smaller)(ends[side], end)
+    return Band(**ends)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Window(Mask):
     """Key j is visible to query i iff ``i + offset - left <= j <= i + offset + right``.
@@ -239,16 +267,10 @@ class Window(Mask):
             offset=None if self.offset is None else _integers("Window offset", self.offset),
         )
 
-    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        everything = super()._band(seqlen_q, seqlen_k)
-        offset = seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FAR, FAR)
-
-        def diagonal(shift: int) -> Any:
-            return _clip(offset + _clip(shift, -FAR, FAR), -seqlen_q, seqlen_k)
-
-        lo = everything.lo if self.left is None else diagonal(-self.left)
-        hi = everything.hi if self.right is None else diagonal(self.right)
-        return everything._replace(lo=lo, hi=hi)
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        offset = seqlen_k - seqlen_q if self.offset is None else self.offset
+        left = () if self.left is None else (Edge("lo", offset, -self.left),)
+        return left if self.right is None else (*left, Edge("hi", offset, self.right))
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return _given(offset=self.offset)
@@ -279,9 +301,8 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else _integers("Causal offset", self.offset))
 
-    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        offset = seqlen_k - seqlen_q if self.offset is None else self.offset
-        return Band(-seqlen_q, _clip(offset, -seqlen_q, seqlen_k), seqlen_q, seqlen_k)
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        return (Edge("hi", seqlen_k - seqlen_q if self.offset is None else self.offset),)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return _given(offset=self.offset)
@@ -317,10 +338,9 @@ class Lengths(Mask):
             queries=None if self.queries is None else _integers("Lengths queries", self.queries),
         )
 
-    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
-        keys = seqlen_k if self.keys is None else _clip(self.keys, 0, seqlen_k)
-        queries = seqlen_q if self.queries is None else _clip(self.queries, 0, seqlen_q)
-        return super()._band(seqlen_q, seqlen_k)._replace(queries=queries, keys=keys)
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        edges = Edge("keys", self.keys), Edge("queries", self.queries)
+        return tuple(edge for edge in edges if edge.at is not None)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))

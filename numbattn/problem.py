@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ from .masks import All, Causal, Mask, as_mask
 
 A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 B = TypeVar("B", bound=Array)  # the same, of functions in a class
-CAUSAL = All((Causal(),))
+NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digits and is finite
     np.dtype(dtype): (float(np.finfo(dtype).tiny), float(np.finfo(dtype).max) / 2) for dtype in (np.float32, np.float64)
@@ -67,14 +67,23 @@ class Problem:
         """Query heads for each key head."""
         return self.heads // self.heads_k
 
+    @cached_property
+    def is_empty(self) -> bool:
+        """Whether there are no scores."""
+        return not (self.seqlen_q and self.seqlen_k and math.prod(self.batch))
+
+    @cached_property
+    def scale(self) -> float:
+        """Of the scores, unless one is given."""
+        return 1 / math.sqrt(max(self.head_dim, 1))
+
     @property
     def matrices(self) -> tuple[int, int]:
         """How many score matrices there are: batch x heads, as (batch, heads)."""
         return math.prod(self.batch[:-1]), self.heads
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What one call was given: the arrays as they are, the mask with arrays of the library of q, and the numbers."""
 
     q: Any
@@ -158,38 +167,36 @@ def describe(
     dropout: Dropout | None = None, out: Any = None,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
     """Check a call; return its Problem and its Inputs."""
-    xp = same_library(q=q, k=k, v=v)
-    given = as_mask(mask)
-    if flag("causal", causal):
-        given = Causal() & given if given._parts else CAUSAL
+    given = NOTHING_HIDDEN if mask is None else as_mask(mask)
+    if causal is not False and flag("causal", causal):
+        given = CAUSAL if mask is None else given._and_causal
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
+    xp = library(q)
+    if xp is None or type(q) is not type(k) or type(k) is not type(v):
+        xp = same_library(q=q, k=k, v=v)
     problem = _problem(
-        xp,
-        (q.dtype, k.dtype, v.dtype),
-        (q.shape, k.shape, v.shape),
-        (q.strides, k.strides, v.strides),
-        tuple(map(type, given._parts)),
+        xp, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, given._kinds,
         dropout is not None,
-    )
-    if given._parts and given is not CAUSAL:
-        shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-        fitted = given._fit(shape)
-        _check_mask(problem, fitted)
-        near = given._like(q)  # arrays are copied to the device before they are broadcast
-        given = fitted if near is given else near._fit(shape)
-    inputs = Inputs(q, k, v, given, _scale(scale, problem), dropout)
+    )  # fmt: skip
+    if given._holds_arrays:
+        given = _placed(problem, given, q)
+    elif given is not NOTHING_HIDDEN and given is not CAUSAL:
+        _check_numbers(problem, given)
+    inputs = Inputs(q, k, v, given, problem.scale if scale is None else _scale(scale, problem), dropout)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _problem(
-    xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
-    strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], dropout: bool,
+    xp: str, q_dtype: np.dtype[Any], k_dtype: np.dtype[Any], v_dtype: np.dtype[Any], q: tuple[int, ...],
+    k: tuple[int, ...], v: tuple[int, ...], q_strides: tuple[int, ...], k_strides: tuple[int, ...],
+    v_strides: tuple[int, ...], mask_kinds: tuple[type, ...], dropout: bool,
 ) -> Problem:  # fmt: skip
-    """The Problem of q, k and v. Small models ask for the same one again and again."""
+    """The Problem of q, k and v, given by dtypes, shapes and strides. Nearly all calls ask for one that is known."""
+    dtypes, shapes, strides = (q_dtype, k_dtype, v_dtype), (q, k, v), (q_strides, k_strides, v_strides)
     for name, shape, dtype in zip("qkv", shapes, dtypes):
         if len(shape) < 2:
             raise ValueError(f"{name}: got the shape {shape}, expected (..., sequence, features)")
@@ -197,7 +204,6 @@ def _problem(
             raise TypeError(f"{name}: got {dtype}, allowed {', '.join(map(str, DTYPES))}")
         if dtype != dtypes[0]:
             raise TypeError(f"{name}: got {dtype}, expected {dtypes[0]}, the dtype of q")
-    q, k, v = shapes
     if k[-1] != q[-1]:
         raise ValueError(f"k: got head_dim {k[-1]}, expected {q[-1]}, the head_dim of q")
     if v[-2] != k[-2]:
@@ -279,6 +285,15 @@ def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tu
     return (*batch, heads), heads, heads_k
 
 
+def _placed(problem: Problem, mask: Mask, q: Any) -> Mask:
+    """A mask with arrays, checked, broadcast, and in the library of q."""
+    shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
+    fitted = mask._fit(shape)
+    _check_mask(problem, fitted)
+    near = mask._like(q)  # arrays are copied to the device before they are broadcast
+    return fitted if near is mask else near._fit(shape)
+
+
 def _check_mask(problem: Problem, mask: Mask) -> None:
     for part in mask._parts:
         for name, array, shape, largest in part._held(problem.seqlen_q, problem.seqlen_k):
@@ -301,9 +316,10 @@ def _check_mask(problem: Problem, mask: Mask) -> None:
                 raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
 
 
+_check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change
+
+
 def _scale(scale: Any, problem: Problem) -> float:
-    if scale is None:
-        return 1 / math.sqrt(max(problem.head_dim, 1))
     found = number("scale", scale)
     smallest, largest = SCALES[problem.sum_dtype]
     if not smallest <= found <= largest:

@@ -60,7 +60,7 @@ def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
 def test_missing_packages_are_named(monkeypatch, capsys):
     monkeypatch.setattr(main, "find_spec", lambda module: None)
     assert main.main([]) == 0
-    assert "GPU: none: CuPy and numba-cuda and cuda-core not installed" in capsys.readouterr().out
+    assert "GPU: none: CuPy and numba-cuda not installed" in capsys.readouterr().out
 
 
 def test_a_wrong_result_is_reported(monkeypatch, capsys):
@@ -76,9 +76,39 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
     assert "WRONG" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("cc", "shared", "cores"), [((7, 5), 64, "ordinary cores"), ((8, 6), 99, "tensor cores")])
-def test_which_cores_compute(monkeypatch, cc, shared, cores):
-    launch = pytest.importorskip("numbattn.cuda.launch", exc_type=ImportError)
-    monkeypatch.setattr(launch, "current_device", lambda: launch.Device(0, cc, 100, shared << 10))
+@pytest.mark.parametrize(("cc", "cores"), [((7, 5), "CUDA cores"), ((8, 6), "tensor cores")])
+def test_which_cores_compute(cc, cores):
+    plan = pytest.importorskip("numbattn.cuda.plan", exc_type=ImportError)
     for name in ("forward", "backward"):
-        assert main._unit(name, np.dtype(np.float32)) == cores
+        assert main._unit(plan.DEVICES[cc], name, np.dtype(np.float32)) == cores
+
+
+# ------------------------------------------------------------------------------------------------------ plan, compile
+def test_a_plan_is_shown(capsys):
+    pytest.importorskip("numba.cuda")
+    options = "--cc 9.0 --dtype bfloat16 --seqlen 300 --head-dim 60 --heads 4 --heads-k 2 --mask causal --dropout"
+    assert main.main(["plan", *options.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "q (1, 4, 300, 60), k (1, 2, 300, 60), v (1, 2, 300, 60), bfloat16, mask causal, dropout" in shown
+    assert "o does not lie as tensor maps need it" in shown
+    forward, backward = shown.split("backward\n")
+    kernels = [re.findall(r"^  \w+\.(\w+) .* \d+\.\d KB ", text, re.M) for text in (forward, backward)]
+    assert kernels == [["forward"], ["delta", "backward_kv", "backward_q"]]
+    assert "temporary: delta, (1, 4, 300) of float32, 4,800 bytes" in backward
+
+
+def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("numba.cuda")
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    options = "--cc 8.0 --dtype float16 float32 --head-dim 32 --seqlen 100 --mask none causal --pass forward -j 2"
+    assert main.main(["compile", *options.split()]) == 0
+    assert len(cache.sizes()["cuda"]) == 2      # masks of numbers are the same kernel
+    assert "2 kernels for compute capability 8.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "compile"])
+def test_of_an_unknown_gpu(command, capsys):
+    pytest.importorskip("numba.cuda")
+    with pytest.raises(SystemExit):
+        main.main([command, "--cc", "4.2"])
+    assert "known are 7.5, 8.0" in capsys.readouterr().err

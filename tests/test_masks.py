@@ -100,6 +100,31 @@ def test_butterfly():
     assert np.linalg.matrix_power(blocks.astype(int), 4).all()
 
 
+SMALL = st.integers(0, 4)
+
+
+@given(st.integers(0, 12), SMALL, SMALL, st.integers(1, 5))
+def test_patterns(n, local, everywhere, stride):
+    """Of blocks of one element."""
+    patterns = {
+        na.BlockSparse.butterfly((n, n), (1, 1)): lambda i, j: bin(i ^ j).count("1") <= 1,
+        na.BlockSparse.local_global((n, n), (1, 1), local, everywhere):
+            lambda i, j: abs(i - j) <= local or i < everywhere or j < everywhere,
+        na.BlockSparse.strided((n, n), (1, 1), local, stride):
+            lambda i, j: abs(i - j) <= local or (i - j) % stride == 0,
+    }  # fmt: skip
+    for mask, sees in patterns.items():
+        np.testing.assert_array_equal(mask.dense(n, n), by_definition(n, n, sees))
+
+
+@pytest.mark.parametrize("build", [na.BlockSparse.butterfly, na.BlockSparse.local_global, na.BlockSparse.strided])
+def test_the_pattern_of_the_shorter_axis_is_stretched(build):
+    square = build((96, 96), (16, 16)).blocks
+    np.testing.assert_array_equal(build((96, 288), (16, 16)).blocks, square.repeat(3, axis=1))
+    np.testing.assert_array_equal(build((192, 96), (16, 16)).blocks, square.repeat(2, axis=0))
+    np.testing.assert_array_equal(build((96, 192), (16, 32)).blocks, square)
+
+
 @pytest.mark.parametrize("build", [
     na.BlockSparse.butterfly,
     na.BlockSparse.local_global,
@@ -132,6 +157,21 @@ def test_and_with_a_boolean_array_on_either_side(rng, xp):
     visible = xp.asarray(visible)
     assert_equal((na.Causal() & visible).dense(4, 4), want)
     assert_equal((visible & na.Causal()).dense(4, 4), want)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 1), (1, 1), (4, 5), (3, 1, 5), (2, 1, 1, 5), (2, 1, 4, 1), (2, 3, 4, 5)])
+def test_booleans_are_broadcast_as_in_numpy(rng, shape):
+    visible = rng.random(shape) < 0.5
+    shown = as_mask(visible)._fit((2, 3, 4, 5)).dense(4, 5)
+    np.testing.assert_array_equal(np.broadcast_to(shown, (2, 3, 4, 5)), np.broadcast_to(visible, (2, 3, 4, 5)))
+
+
+def test_any_bytes_but_0_are_true(rng):
+    """As NumPy reads a boolean view of other bytes."""
+    numbers = rng.integers(0, 4, (5, 40)).astype(np.uint8)
+    odd = numbers.view(bool)
+    for mask in na.Dense(odd), na.Bits.pack(odd), na.BlockSparse(odd, (1, 1)):
+        np.testing.assert_array_equal(mask.dense(5, 40), numbers != 0)
 
 
 # --------------------------------------------------------------------------------------------------- arrays of CuPy
@@ -199,6 +239,28 @@ def test_masks_do_not_change():
 def test_far_numbers(far):
     assert na.Window(far, far).dense(3, 4).all() == (far > 0)
     assert na.Causal(np.array([np.clip(far, -(2**63), 2**63 - 1)])).dense(3, 4).all() == (far > 0)
+
+
+FAR = np.array([-(2**63), -300, 3, 300, 2**63 - 1])
+
+
+@pytest.mark.parametrize("mask", [
+    na.Causal(FAR), na.Window(2**70, 2**70), na.Window(-(2**70), -(2**70)), na.Window(3, 1, offset=FAR),
+    na.Lengths(FAR, FAR), na.Lengths(FAR[:, None]) & na.Causal(FAR),
+], ids=repr)  # fmt: skip
+def test_bands_end_with_the_matrix(mask):
+    """Kernels add to these numbers in int32, and take them for lengths."""
+    for number, (low, high) in zip(mask._band(7, 9), [(-7, 9), (-7, 9), (0, 7), (0, 9)]):
+        assert np.min(number) >= low
+        assert np.max(number) <= high
+
+
+@pytest.mark.parametrize("make", [
+    na.Causal, lambda offset: na.Window(None, 1, offset), lambda offset: na.Window(1, None, offset)
+], ids=["causal", "right", "left"])  # fmt: skip
+def test_far_beyond_the_matrix_is_beyond_the_matrix(make):
+    """Sums of such numbers do not overflow."""
+    np.testing.assert_array_equal(make(FAR).dense(7, 9), make(np.clip(FAR, -300, 300)).dense(7, 9))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint64])

@@ -108,7 +108,7 @@ def drops_of(dropout):
     """The Drops of a Dropout or of None, and the scale of what is kept."""
     if dropout is None:
         return NO_DROPS, 1.0
-    return Drops(*map(np.uint64, (dropout.threshold, dropout.offset, *dropout.key))), dropout.scale
+    return Drops(*map(np.uint64, dropout._numbers)), dropout.scale
 
 
 def scratch_of(problem, tile_m, tile_n, backward=False):

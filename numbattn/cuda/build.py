@@ -39,7 +39,7 @@ class Key:
         """The key of factory(**parameters), values being None, bool, int, float, str or tuples of them."""
         for name, value in parameters.items():
             _check_plain(name, value)
-        return cls(factory, tuple(cc), tuple(sorted(parameters.items())))
+        return cls(f"{factory.__module__}:{factory.__qualname__}", tuple(cc), tuple(sorted(parameters.items())))
 
     @property
     def name(self):

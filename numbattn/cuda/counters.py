@@ -1,34 +1,44 @@
-"""Two counters on the device for each kernel that runs, by which its blocks share out their work.
+"""Memory on the device that all calls use: counters, and a sink.
 
-They are 0 whenever no kernel uses them: the last block of a kernel sets them back. So kernels that may run at the same
-time have different ones: those of a stream come one after the other and share a pair, what is captured in a graph may
-run whenever the graph does and gets a pair of its own.
+Two counters for each kernel that runs, by which its blocks share out their work. They are 0 whenever no kernel uses
+them: the last block of a kernel sets them back. So kernels that may run at the same time have different ones: those of
+a stream come one after the other and share a pair, what is captured in a graph may run whenever the graph does and gets
+a pair of its own. The sink is for what nobody reads.
 """
 
 import threading
-from functools import cache
 from itertools import count
 
 import cupy
 import numpy as np
+
+from .plan import SINK_BYTES
 
 PAIR_BYTES = 8
 STREAMS, CAPTURED = 1 << 12, 1 << 16  # pairs; beyond so many the first ones are used again
 PER_THREAD = 2  # the handle of every thread's own default stream
 
 
-class _Pairs:
-    """All pairs of a device."""
+class Counters:
+    """Those of CuPy's current device."""
 
     def __init__(self):
         stream = cupy.cuda.Stream(non_blocking=True)  # the current one may be capturing
         with stream, cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
-            self.memory = cupy.zeros((STREAMS + CAPTURED) * PAIR_BYTES, np.uint8)
+            self.memory = cupy.zeros((STREAMS + CAPTURED) * PAIR_BYTES + SINK_BYTES, np.uint8)
         stream.synchronize()
+        self.first = self.memory.data.ptr
+        self.sink = self.first + (STREAMS + CAPTURED) * PAIR_BYTES
         self.of_streams, self.lock = {}, threading.Lock()
         self.captured = count()
 
     def of(self, stream, capturing):
+        """The address of the pair for a kernel on this stream."""
+        if stream == PER_THREAD:
+            stream = stream, threading.get_ident()
+        return self.first + PAIR_BYTES * self.number(stream, capturing)
+
+    def number(self, stream, capturing):
         if capturing:
             return STREAMS + next(self.captured) % CAPTURED
         found = self.of_streams.get(stream)
@@ -36,16 +46,3 @@ class _Pairs:
             with self.lock:
                 found = self.of_streams.setdefault(stream, len(self.of_streams) % STREAMS)
         return found
-
-
-@cache
-def _pairs(device):
-    return _Pairs()
-
-
-def counters(device, capturing):
-    """The address of the pair for a kernel on CuPy's current stream and device, whose number is `device`."""
-    pairs, stream = _pairs(device), cupy.cuda.get_current_stream().ptr
-    if stream == PER_THREAD:
-        stream = stream, threading.get_ident()
-    return pairs.memory.data.ptr + PAIR_BYTES * pairs.of(stream, capturing)

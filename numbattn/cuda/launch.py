@@ -1,83 +1,97 @@
-"""Kernels on CuPy's current device and stream: the only file that talks to the driver.
+"""Plans on CuPy's current device and stream: the only file that talks to the driver.
 
-    kernel = get_kernel(Key.of("package.module:factory", cc, head_dim=64))
-    kernel.launch(blocks, view_of(q), scale)
+    program = current_gpu().load(plan, names, sum_dtype)
+    program(addresses, numbers, stream)
 
-A launch neither synchronises nor allocates nor copies: it may be captured in a CUDA graph.
+A call neither synchronises nor allocates nor copies: it may be captured in a CUDA graph.
 """
 
+import ctypes
 import math
+import os
+import struct
 import threading
-from functools import lru_cache
-from typing import NamedTuple
+from contextlib import nullcontext
+from ctypes import byref, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from functools import cache, lru_cache
 
-import cuda.core
 import cupy
 import numpy as np
-from cuda.bindings import driver
-from cuda.core._tensor_map import TensorMapL2Promotion, TensorMapSwizzle
-from cuda.core.utils import StridedMemoryView
 
 from .build import build
-from .views import View, for_tensor_map
+from .counters import Counters
+from .plan import At
+from .spec import NUMBERS, Device
+from .views import VECTOR_BYTES, for_tensor_map
 
 LARGEST_GRID = 2**31 - 1  # along x, the only axis used: y and z end at 65535
-SWIZZLES = {
-    0: TensorMapSwizzle.NONE,
-    32: TensorMapSwizzle.SWIZZLE_32B,
-    64: TensorMapSwizzle.SWIZZLE_64B,
-    128: TensorMapSwizzle.SWIZZLE_128B,
-}
+PROGRAMS = 4096  # that a device keeps
+WORD = 8  # bytes
+FORMATS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}
+KINDS = ["int32"] * 6 + ["uint32"] + ["uint64"] * 3  # of NUMBERS, before the floats
 
 
-class Device(NamedTuple):
-    """What a plan needs to know of a GPU."""
+# ------------------------------------------------------------------------------------------------------------- device
+class GPU:
+    """A device, and what all calls on it share."""
 
-    index: int
-    cc: tuple  # (major, minor)
-    multiprocessors: int
-    shared: int  # bytes of shared memory that a block may have
+    empty = cupy.ndarray  # what cupy.empty calls
+    zeros = staticmethod(cupy.zeros)
+
+    def __init__(self, index):
+        about = cupy.cuda.runtime.getDeviceProperties(index)
+        cc = about["major"], about["minor"]
+        self.device = Device(index, cc, about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
+        self.index, self.programs, self.lock = index, {}, threading.Lock()
+        counters = Counters()
+        self.sink, self.counters = counters.sink, counters.of
+
+    def addresses(self, arrays):
+        """Of arrays by name, which have to lie on this device, and what is odd about any of them."""
+        found, odd = [], 0
+        for name, x in arrays.items():
+            memory = x.data
+            if memory.device_id != self.index:
+                raise ValueError(f"{name}: got an array of device {memory.device_id}, expected device {self.index}, "
+                                 "CuPy's current one")
+            address = memory.ptr
+            odd |= address
+            found.append(address)
+        return found, odd % VECTOR_BYTES
+
+    def load(self, plan, names, sum_dtype):
+        """The Program of a Plan for arrays of these names."""
+        return Program(self.index, plan, names, sum_dtype)
+
+    def keep(self, key, program):
+        """Among `programs`."""
+        with self.lock:
+            while len(self.programs) >= PROGRAMS:
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = program
+
+    stream = staticmethod(cupy.cuda.get_current_stream)
+
+    @staticmethod
+    def scratch_memory(capturing):
+        """Where a call's own arrays come from: CuPy's pool, but in a capture the graph, which keeps them."""
+        return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if capturing else nullcontext()
 
 
-def current_device():
-    """The Device that is CuPy's current one."""
-    return _device(cupy.cuda.runtime.getDevice())
+def current_gpu():
+    """The GPU of CuPy's current device."""
+    return _gpu(cupy.cuda.runtime.getDevice())
 
 
-@lru_cache
-def _device(index):
-    about = cupy.cuda.runtime.getDeviceProperties(index)
-    cc = about["major"], about["minor"]
-    return Device(index, cc, about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
+_gpu = lru_cache(GPU)  # made twice by threads that are both first, the last one stays
 
 
-def device_of(array):
-    """The index of the device that a CuPy array lies on."""
-    return array.data.device_id
-
-
-def is_capturing():
-    """Whether CuPy's current stream records a CUDA graph."""
-    return cupy.cuda.get_current_stream().is_capturing()
-
-
-def pointer_of(array):
-    """The address of a CuPy array."""
-    return array.data.ptr
-
-
-def view_of(array):
-    """The View of a CuPy array."""
-    return View(array.data.ptr, array.itemsize, array.shape, array.strides)
-
-
-# ------------------------------------------------------------------------------------------------------------- launch
+# ------------------------------------------------------------------------------------------------------------ kernels
 _kernels, _lock = {}, threading.Lock()
 
 
-def get_kernel(key):
-    """The Kernel of a Key on the current device, built and loaded when first asked for."""
-    device = cupy.cuda.runtime.getDevice()
+def get_kernel(key, device):
+    """The Kernel of a Key on a device, built and loaded when first asked for."""
     kernel = _kernels.get((key, device))
     if kernel is None:
         with _lock:
@@ -88,138 +102,147 @@ def get_kernel(key):
 
 
 class Kernel:
-    """A kernel that is loaded on one device."""
+    """A kernel that is loaded."""
 
     def __init__(self, binary, device):
-        _make_current(device)
-        self.binary = binary
-        self._kernel = cuda.core.ObjectCode.from_cubin(binary.cubin).get_kernel(binary.name)
+        self.binary, self.handle, library = binary, c_void_p(), c_void_p()
+        call("cuLibraryLoadData", byref(library), binary.cubin, None, None, 0, None, None, 0)
+        call("cuLibraryGetKernel", byref(self.handle), library, binary.name.encode())
         if binary.shared:  # more than 48 KB has to be asked for
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            device = driver.CUdevice(device)
-            (result,) = driver.cuKernelSetAttribute(attribute, binary.shared, self._kernel.handle, device)
-            if result != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"{binary.name}: {binary.shared} bytes of shared memory in a block: {result.name}")
+            try:
+                call("cuKernelSetAttribute", MAX_DYNAMIC_SHARED_SIZE_BYTES, binary.shared, self.handle, device)
+            except RuntimeError as error:
+                raise RuntimeError(f"{binary.name}: {binary.shared} bytes of shared memory: {error}") from None
 
-    def launch(self, blocks, *arguments):
-        """Start `blocks` blocks on CuPy's current stream. No blocks are no launch.
 
-        Parameters
-        ----------
-        blocks : int
-            0 <= blocks < 2**31
-        *arguments
-            As in the kernel's signature: a `View` for an array or a tensor map, a number for a scalar. An array that
-            the signature declares contiguous has to be; the caller sees to it that views belong to this device.
-        """
-        wanted = len(self.binary.arguments)
-        if len(arguments) != wanted:
-            raise TypeError(f"{self.binary.name}: got {len(arguments)} arguments, expected {wanted}")
-        views = [x for x in arguments if isinstance(x, View)]
-        self.prepare(blocks, views)([0] * len(views), [x for x in arguments if not isinstance(x, View)])
+# ----------------------------------------------------------------------------------------------------------- programs
+class Program(threading.local):
+    """The launches of a Plan for arrays of these names, and all that the plan adds to them.
 
-    def prepare(self, blocks, views):
-        """A launch with all but its addresses and numbers: launch(addresses, numbers).
+    The driver reads parameters where they lie: the addresses and the numbers of a call are written to `memory`, all
+    others stay as they are. Each thread has memory of its own: of a threading.local, each thread runs __init__.
+    """
 
-        addresses : of the arrays, to which the pointers of their Views are added
-        numbers : the other arguments
-        """
-        if not 0 <= blocks <= LARGEST_GRID:
-            raise ValueError(f"{self.binary.name}: got {blocks} blocks, allowed 0 to {LARGEST_GRID}")
-        name, views = self.binary.name, iter(views)
-        template, pointers, scalars = [], [], []
-        for i, (kind, *about) in enumerate(self.binary.arguments):
+    def __init__(self, device, plan, names, sum_dtype):
+        cupy.cuda.runtime.setDevice(device)  # a thread that has only used memory out of a pool has no context yet
+        self.plan, self.names = plan, plan.names(names)
+        views = {(x.array, x.view.pointer) for step in plan.steps for x in step.arguments if isinstance(x, At)}
+        self.moved = sorted((self.names.index(name), pointer) for name, pointer in views if pointer)
+        count = len(self.names) + len(self.moved)
+        self.words = {(i, 0): i for i in range(len(self.names))}
+        self.words |= {moved: len(self.names) + i for i, moved in enumerate(self.moved)}
+        kinds, self.slots, offset = [*KINDS, *[np.dtype(sum_dtype).name] * 3], {}, count * WORD
+        for name, kind in zip(NUMBERS, kinds, strict=True):
+            size = struct.calcsize(FORMATS[kind])
+            offset += -offset % size
+            self.slots[name] = kind, offset
+            offset += size
+        layout = struct.Struct("".join(FORMATS[kind] for kind in ["uint64"] * count + kinds))
+        self.write, self.memory = layout.pack_into, ctypes.create_string_buffer(layout.size)
+        kernels = [get_kernel(step.key, device) for step in plan.steps]
+        self.configs = [Config.of(step.blocks, kernel.binary) for step, kernel in zip(plan.steps, kernels)]
+        self.constants, self.tensor_maps, self.stream = [], {}, None
+        self.calls = [
+            (byref(config), kernel.handle, self.parameters_of(step, kernel.binary))
+            for config, kernel, step in zip(self.configs, kernels, plan.steps)
+        ]
+        self.maps, self.launch = list(self.tensor_maps.values()), driver().cuLaunchKernelEx
+
+    def __call__(self, addresses, numbers, stream):
+        """Launch all steps on a stream: addresses of the arrays in order, NUMBERS in order."""
+        if self.moved:
+            addresses += [addresses[i] + pointer for i, pointer in self.moved]
+        self.write(self.memory, 0, *addresses, *numbers)
+        for tensor_map, i in self.maps:
+            if tensor_map.address != addresses[i]:
+                tensor_map.move(addresses[i])
+        if stream != self.stream:
+            self.stream = None  # should a signal's exception come in between
+            for config in self.configs:
+                config.stream = stream
+            self.stream = stream
+        for config, kernel, parameters in self.calls:
+            if result := self.launch(config, kernel, parameters, None):
+                raise_for("cuLaunchKernelEx", result)
+
+    def parameters_of(self, step, binary):
+        """Pointers to the parameters of a kernel."""
+        found = []
+        for i, ((kind, *about), x) in enumerate(zip(binary.arguments, step.arguments, strict=True)):
             if kind == "array":
-                view = next(views)
-                pointers.append((len(template) + 4, view.pointer.__add__))
-                template += _array_parameters(name, i, view, *about)
+                found += self.array(f"{binary.name}, argument {i}", x, *about)
             elif kind == "tensor_map":
-                pointers.append((len(template), TensorMaps(next(views), *about).at))
-                template.append(None)
+                found.append(self.tensor_map(x, *about))
+            elif isinstance(x, str):
+                expected, offset = self.slots[x]
+                if kind != expected:
+                    raise TypeError(f"{binary.name}, argument {i}: {x} is {expected}, the signature says {kind}")
+                found.append(ctypes.addressof(self.memory) + offset)
             else:
-                scalars.append((len(template), getattr(np, kind)))  # NumPy refuses integers that do not fit
-                template.append(None)
-        config = cuda.core.LaunchConfig(
-            grid=max(blocks, 1), block=self.binary.threads, shmem_size=self.binary.shared,
-            programmatic_stream_serialization=self.binary.overlaps,
-        )  # fmt: skip
+                found.append(self.constant(x, kind))
+        return (c_void_p * len(found))(*found)
 
-        lock = threading.Lock()  # until its tensor maps are copied into a launch, they are not to be used for another
+    def array(self, argument, x, ndim, itemsize):
+        """What an array is to a kernel of Numba's: two owners, size, size of an item, address, shape, strides."""
+        view = x.view
+        if len(view.shape) != ndim or view.itemsize != itemsize:
+            raise TypeError(f"{argument}: got {len(view.shape)} axes of {view.itemsize} bytes, "
+                            f"expected {ndim} axes of {itemsize} bytes")
+        before, after = (0, 0, math.prod(view.shape), itemsize), (*view.shape, *view.strides)
+        address = ctypes.addressof(self.memory) + WORD * self.word_of(x)
+        return [*map(self.constant, before), address, *map(self.constant, after)]
 
-        @lru_cache(maxsize=64)
-        def with_numbers(*numbers):  # most calls come with those of the call before
-            parameters = template.copy()
-            for (at, convert), number in zip(scalars, numbers, strict=True):
-                parameters[at] = convert(number)
-            return parameters
+    def word_of(self, x):
+        """Which word of `memory` has the address of a View."""
+        return self.words[self.names.index(x.array), x.view.pointer]
 
-        def launch(addresses, numbers):
-            parameters = with_numbers(*numbers).copy()
-            if not hasattr(_thread, "ready"):
-                _make_current(cupy.cuda.runtime.getDevice())
-            with lock:
-                for (at, parameter), address in zip(pointers, addresses, strict=True):
-                    parameters[at] = parameter(address)
-                cuda.core.launch(_stream(cupy.cuda.get_current_stream().ptr), config, self._kernel, *parameters)
+    def constant(self, number, kind="int64"):
+        memory = ctypes.create_string_buffer(struct.pack(FORMATS[kind], number), WORD)
+        self.constants.append(memory)
+        return ctypes.addressof(memory)
 
-        return launch if blocks else _no_launch
-
-
-def _array_parameters(name, i, view, ndim, itemsize):
-    """What an array is to a kernel of Numba's: two owners, size, size of an item, address, shape, strides."""
-    if len(view.shape) != ndim or view.itemsize != itemsize:
-        raise TypeError(f"{name}: got {len(view.shape)} axes of {view.itemsize} bytes as argument {i}, "
-                        f"expected {ndim} axes of {itemsize} bytes")
-    return 0, 0, math.prod(view.shape), itemsize, None, *view.shape, *view.strides
+    def tensor_map(self, x, box, swizzle):
+        key = x, box, swizzle
+        if key not in self.tensor_maps:
+            self.tensor_maps[key] = TensorMap(x.view, box, swizzle), self.word_of(x)
+        tensor_map, _ = self.tensor_maps[key]
+        return tensor_map.pointer.value
 
 
-def _no_launch(addresses, numbers):
-    """No blocks."""
+class Config(ctypes.Structure):
+    """CUlaunchConfig"""
+
+    _fields_ = (
+        ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", c_void_p),
+        ("attributes", c_void_p), ("attribute_count", c_uint),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, blocks, binary):
+        if not 0 < blocks <= LARGEST_GRID:
+            raise ValueError(f"{binary.name}: got {blocks} blocks, allowed 1 to {LARGEST_GRID}")
+        overlaps = ctypes.addressof(OVERLAPS) if binary.overlaps else None
+        return cls((blocks, 1, 1), (binary.threads, 1, 1), binary.shared, None, overlaps, int(binary.overlaps))
 
 
-@lru_cache
-def _stream(pointer):
-    return cuda.core.Stream.from_handle(pointer)
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute"""
+
+    _fields_ = ("id", c_int), ("padding", c_int), ("value", c_int * 16)
 
 
-_thread = threading.local()
-
-
-def _make_current(device):
-    """A thread that has only used memory out of CuPy's pool has no context yet: give it the device's primary one."""
-    result, context = driver.cuCtxGetCurrent()
-    if result != driver.CUresult.CUDA_SUCCESS or not int(context):
-        cuda.core.Device(device).set_current()
-    _thread.ready = True
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+OVERLAPS = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
 
 
 # -------------------------------------------------------------------------------------------------------- tensor maps
-class TensorMaps:
-    """The tensor maps of a View whose pointer counts from an address, by address.
-
-    To give one that has long been unused a new address takes a fourth of the time that it takes to make one.
-    """
-
-    KEPT = 16
-
-    def __init__(self, view, box, swizzle):
-        self.view, self.box, self.swizzle, self.found = for_tensor_map(view), box, swizzle, {}
-
-    def at(self, address):
-        found = self.found.pop(address, None)
-        if found is None:
-            view = self.view._replace(pointer=address + self.view.pointer)
-            if len(self.found) < self.KEPT:
-                found = tensor_map(view, self.box, self.swizzle)
-            else:
-                found = self.found.pop(next(iter(self.found)))
-                found.replace_address(_Memory(view))
-        self.found[address] = found  # the last one: the first has been unused for longest
-        return found
+UNSIGNED = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType by bytes: bits are bits, what lies outside becomes 0
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+L2_PROMOTION_256B = 3
 
 
-def tensor_map(view, box, swizzle=128):
-    """A tensor map: boxes of a View for the tensor memory accelerator, to pass to a kernel by value.
+class TensorMap:
+    """Boxes of a View for the tensor memory accelerator: what a kernel gets by value.
 
     Parameters
     ----------
@@ -230,21 +253,49 @@ def tensor_map(view, box, swizzle=128):
     swizzle : int, optional
         0, 32, 64 or 128 bytes; a row of the box has no more.
     """
-    return StridedMemoryView.from_cuda_array_interface(_Memory(view), stream_ptr=-1).as_tensor_map(
-        box, swizzle=SWIZZLES[swizzle], l2_promotion=TensorMapL2Promotion.L2_256B
-    )
+
+    def __init__(self, view, box, swizzle=128):
+        self.encoding = for_tensor_map(view), box, swizzle
+        self.memory = ctypes.create_string_buffer(192)  # of which 128 bytes, aligned to 64, are the tensor map
+        self.pointer = c_void_p(-(-ctypes.addressof(self.memory) // 64) * 64)
+        self.address, self.replace = None, driver().cuTensorMapReplaceAddress
+
+    def move(self, address):
+        """To memory at another address. What it takes is a fraction of what it takes to make a tensor map."""
+        known, self.address = self.address, None  # should a signal's exception come in between
+        if known is None:
+            self.encode(address)
+        elif result := self.replace(self.pointer, c_void_p(address)):
+            raise_for("cuTensorMapReplaceAddress", result)
+        self.address = address
+
+    def encode(self, address):
+        view, box, swizzle = self.encoding
+        axes = len(view.shape)
+        call(
+            "cuTensorMapEncodeTiled", self.pointer, UNSIGNED[view.itemsize], axes, c_void_p(address),
+            (c_uint64 * axes)(*reversed(view.shape)), (c_uint64 * (axes - 1))(*reversed(view.strides[:-1])),
+            (c_uint32 * axes)(*reversed(box)), (c_uint32 * axes)(*[1] * axes), 0, SWIZZLES[swizzle],
+            L2_PROMOTION_256B, 0,
+        )  # fmt: skip
 
 
-class _Memory:
-    """A View as something cuda.core reads. A tensor map refers to what it was made of: from an array, it would keep the
-    array's memory for as long as it is cached."""
+# ------------------------------------------------------------------------------------------------------------- driver
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 
-    def __init__(self, view):
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "shape": view.shape,
-            "typestr": f"<u{view.itemsize}",  # bits are bits: what lies outside becomes 0 either way
-            "data": (view.pointer, False),
-            "strides": view.strides,
-            "stream": None,
-        }
+
+@cache
+def driver():
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+def call(function, *arguments):
+    """Call a function of the driver's."""
+    if result := getattr(driver(), function)(*arguments):
+        raise_for(function, result)
+
+
+def raise_for(function, result):
+    name = ctypes.c_char_p()
+    driver().cuGetErrorName(result, byref(name))
+    raise RuntimeError(f"{function}: {name.value.decode() if name.value else result}")

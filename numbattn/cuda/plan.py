@@ -1,298 +1,243 @@
-"""Problem and device -> which kernels, in which tiles. Tables, no CUDA: any machine can read a plan.
+"""Problem, device and layouts -> Plan: what a pass does, in order. Values, no CUDA: any machine can read a plan."""
 
-The first row of a table whose shared memory fits is taken. The fastest come first, of those that spill no registers,
-as measured on an H200; the others serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
-"""
+import math
+from typing import Any, NamedTuple
 
-from typing import NamedTuple
+import numpy as np
 
-from ..problem import DTYPES
 from .build import Key
+from .kernels.visibility import GRIDS, STATES, states_shape
+from .spec import COUNTERS, DROPOUT, MASK, NUMBERS, SIDES, Boxes, Device, Line, Matrix, Work
+from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
-KERNELS = __package__ + ".kernels."
-HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
-LARGEST = HEAD_DIMS[-1]
-ITEM_BYTES = {dtype.name: dtype.itemsize for dtype in DTYPES}
-DELTA_ROWS = 32  # of a block that computes delta
-STATES_TILES = 64  # of a block that looks up which tiles are empty
-STATES_WORD = 32  # tiles whose states are bits of one word
-
-
-class Tiles(NamedTuple):
-    """Queries and keys of a tile; "mma", tensor cores, or "fma", ordinary ones with so many lanes in a row.
-
-    stages: tiles in shared memory at once of what is walked over.
-    """
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    stages: int = 1
-
-
-# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
-FORWARD = {
-    (True, 2): {
-        64: (Tiles("mma", 128, 64, 128),),                          # 299; 128 x 128 in 256 threads 238
-        128: (Tiles("mma", 128, 128, 256), Tiles("mma", 128, 64, 256)),     # 290, 277
-        256: (Tiles("mma", 128, 32, 256),),
-    },
-    (True, 4): {
-        64: (Tiles("mma", 128, 64, 256),),                          # 52
-        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),      # 55, 52
-        256: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),       # 49; 128 x 16 45
-    },
-    (True, 8): {
-        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),        # 35, 34
-        128: (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),       # 36, 36; 64 x 32 spills: 26
-        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # sums of 16 x 256 do not fit a warp
-    },
-    (False, 2): {
-        64: (Tiles("fma", 64, 32, 128, 8),),
-        128: (Tiles("fma", 64, 32, 128, 8),),
-        256: (Tiles("fma", 32, 32, 128, 8),),
-    },
-    (False, 4): {
-        64: (Tiles("fma", 64, 32, 128, 8),),
-        128: (Tiles("fma", 32, 32, 128, 8),),
-        256: (Tiles("fma", 16, 16, 64, 8),),
-    },
-    (False, 8): {
-        64: (Tiles("fma", 32, 16, 128, 8),),
-        128: (Tiles("fma", 16, 16, 64, 8),),
-        256: (Tiles("fma", 16, 4, 64, 4),),
-    },
+UINT32 = np.dtype(np.uint32)
+KB = 1024
+DEVICES = {  # of a compute capability: a usual one, for plans without it
+    (7, 5): Device(0, (7, 5), 40, 64 * KB),
+    (8, 0): Device(0, (8, 0), 108, 163 * KB),
+    (8, 6): Device(0, (8, 6), 84, 99 * KB),
+    (8, 9): Device(0, (8, 9), 128, 99 * KB),
+    (9, 0): Device(0, (9, 0), 132, 227 * KB),
+    (10, 0): Device(0, (10, 0), 148, 227 * KB),
+    (12, 0): Device(0, (12, 0), 170, 99 * KB),
 }
-BACKWARD_KV = {  # keeps two sums, keys x head_dim: see sums_of_kv
-    (True, 2): {
-        64: (Tiles("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
-        128: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
-        256: (Tiles("mma", 16, 64, 128, stages=2), Tiles("mma", 16, 64, 128)),
-    },
-    (True, 4): {  # 64 x 128 is as fast, and spills with dropout
-        64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),    # 54, 52
-        128: tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
-        256: (Tiles("mma", 8, 64, 128, stages=2), Tiles("fma", 16, 16, 128, 8)),
-    },
-    (True, 8): {
-        64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),       # 40; on ordinary cores 14
-        128: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),         # 11
-        256: (Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 32)),
-    },
-    (False, 2): {
-        64: (Tiles("fma", 32, 32, 256, 16),),
-        128: (Tiles("fma", 32, 32, 128, 8),),
-        256: (Tiles("fma", 16, 32, 128, 8),),
-    },
-    (False, 4): {
-        64: (Tiles("fma", 16, 32, 128, 8),),
-        128: (Tiles("fma", 16, 32, 128, 8),),
-        256: (Tiles("fma", 8, 16, 64, 8),),
-    },
-    (False, 8): {
-        64: (Tiles("fma", 16, 16, 256, 16),),
-        128: (Tiles("fma", 8, 16, 64, 8),),
-        256: (Tiles("fma", 4, 8, 256, 32),),
-    },
-}
-BACKWARD_Q = {
-    (True, 2): {
-        64: (Tiles("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
-        128: (Tiles("mma", 128, 64, 256, stages=2), Tiles("mma", 128, 32, 256)),    # 299; one stage 234
-        256: (Tiles("mma", 64, 32, 128),),
-    },
-    (True, 4): {
-        64: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
-        128: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128)),     # 58, 53
-        256: (Tiles("mma", 64, 8, 128), Tiles("fma", 16, 16, 128, 8)),
-    },
-    (True, 8): {
-        64: (Tiles("mma", 128, 16, 256, stages=2), Tiles("mma", 64, 16, 128, stages=2)),    # 37
-        128: (Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 128, 8)),             # 25
-        256: (Tiles("fma", 16, 16, 128, 8), Tiles("fma", 16, 8, 128, 8)),
-    },
-    (False, 2): {
-        64: (Tiles("fma", 32, 32, 128, 8),),
-        128: (Tiles("fma", 32, 32, 128, 8),),
-        256: (Tiles("fma", 32, 16, 128, 8),),
-    },
-    (False, 4): {
-        64: (Tiles("fma", 32, 32, 128, 8),),
-        128: (Tiles("fma", 32, 16, 128, 8),),
-        256: (Tiles("fma", 16, 8, 64, 8),),
-    },
-    (False, 8): {
-        64: (Tiles("fma", 16, 16, 64, 8),),
-        128: (Tiles("fma", 16, 8, 64, 8),),
-        256: (Tiles("fma", 8, 4, 64, 8),),
-    },
-}
+RESULTS = "o", "dq", "dk", "dv"
+SINK, SINK_BYTES = "sink", 1 << 20  # memory of the device for what nobody reads
 
 
-# with dropout or cells in the mask, which take registers, too: these rows come before those above
-CROWDED_FORWARD = {
-    (True, 2): {64: (Tiles("mma", 64, 64, 128),), 128: (Tiles("mma", 128, 64, 256),)},
-    (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
-    (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
-}
-CROWDED_BACKWARD_KV = {
-    (True, 2): {
-        64: (Tiles("mma", 32, 128, 256, stages=2),),
-        128: (Tiles("mma", 16, 128, 256, stages=2),),
-        256: (Tiles("mma", 16, 64, 128),),
-    },
-    (True, 8): {64: (Tiles("mma", 8, 128, 256, stages=2),)},
-}
-CROWDED_BACKWARD_Q = {
-    (True, 2): {64: (Tiles("mma", 128, 32, 256, stages=2),)},
-    (True, 8): {128: (Tiles("mma", 64, 8, 128),)},
-}
+class StandIn(NamedTuple):
+    """An array that the kernels get in place of a given one, copied before or, of a result, summed into it after."""
+
+    name: str
+    shape: tuple
+    dtype: Any
+    why: str
+    is_result: bool
 
 
-# ----------------------------------------------------------------------------------------------------------- Hopper
-class Warpgroups(NamedTuple):
-    """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, and places for
-    `q_places` tiles of Q, or O."""
+class Temporary(NamedTuple):
+    """An array that lives as long as the pass."""
 
-    tile_n: int
-    consumers: int
-    stages: int
-    q_places: int
+    name: str
+    shape: tuple
+    dtype: Any
 
     @property
-    def tile_m(self):
-        return 64 * self.consumers
+    def nbytes(self):
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
-HOPPER = "forward_wgmma:forward"
-# Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
-HOPPER_FORWARD = {  # of the largest head_dim
-    64: Warpgroups(64, 4, 6, 5),                                    # 46, 57 %
-    128: Warpgroups(128, 2, 2, 5),                                  # 65, 81 %
-    192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
-    256: Warpgroups(64, 2, 2, 3),                                   # 63, 96 %; 80 keys 57, 95
-}
-HOPPER_LONG = {  # instead, where LONG keys are in sight, or more
-    64: Warpgroups(128, 3, 3, 5),                                   # 44, 62 %; 96 keys 37, 57
-    128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
-}
-LONG = 2048
-HOPPER_NARROW = {  # instead, for bands narrower than the keys: smaller tiles have less at their edges
-    128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 65 %; 128 keys 63, 80 keys 63
-}
-HOPPER_CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
-    64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
-    128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
-    192: Warpgroups(64, 2, 2, 4),
-    256: Warpgroups(64, 2, 2, 3),
-}
-HOPPER_CELLS_AND_DROPOUT = HOPPER_CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
+class At(NamedTuple):
+    """An argument: a View of an array of the call, by name; its pointer counts from the array's address."""
+
+    array: str
+    view: View
 
 
-def forward_factory(device, item):
-    """The kernel of the forward pass for elements of so many bytes."""
-    return HOPPER if device.cc == (9, 0) and item == 2 else "forward_simt:forward"
+class Step(NamedTuple):
+    """A launch."""
+
+    key: Key
+    tiles: Any
+    blocks: int
+    arguments: tuple  # as in the kernel's signature, tuples flat: At, a name of NUMBERS, or a number
 
 
-def warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout, group_size, seqlen_q):
-    """The Warpgroups for head_dims that are multiples of 64 and so many keys in sight, of more if it is narrow; mask is
-    kinds, see kernels.visibility. Few queries: the row in which most heads of a group share the tiles of keys."""
-    size, cells = max(head_dim, head_dim_v), len(mask) > 1
-    if dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the rows above 25.5, 39.4
-        return (HOPPER_CELLS_AND_DROPOUT if dropout and cells else HOPPER_CELLS)[size]
-    usual, instead = HOPPER_FORWARD[size], HOPPER_LONG if keys >= LONG else HOPPER_NARROW if narrow else {}
-    return max(instead.get(size, usual), usual, key=lambda row: heads_abreast(row, mask, group_size, seqlen_q))
+class Plan(NamedTuple):
+    """A pass: first the stand-ins of inputs are filled, then the steps are launched, then those of results are read."""
+
+    stand_ins: tuple
+    temporaries: tuple
+    steps: tuple
+    allocates: bool  # whether there are stand-ins or temporaries
+    uses_counters: bool
+
+    def names(self, arrays):
+        """Of all whose addresses its launches take, in order, for a call with arrays of these names."""
+        return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS.name] * self.uses_counters]
 
 
-def near_masked(head_dim):
-    """How many matrices at a time (see kernels.schedule) give jobs enough, of all weights, and stay in the cache."""
-    return 64 if head_dim <= 64 else 32
+class Call(NamedTuple):
+    """What a plan follows from, beside Problem and Device."""
+
+    layouts: dict  # of all its arrays by name; "lse" is missing if nobody wants it
+    keys: int  # the most keys that a query sees, as far as the band tells
+    last_key: int  # no query sees this one, or one behind it: what lies there may be NaN
+    grids: tuple = ()  # rows and columns of a cell, of each grid of the mask
 
 
-def heads_abreast(tiles, mask, group_size, seqlen_q):
-    """How many query heads of a group share a job of the forward pass on Hopper: as many as it has room for, if all see
-    the same keys."""
-    if mask != ("band",):
-        return 1
-    divisors = (n for n in range(1, tiles.consumers + 1) if tiles.consumers % n == group_size % n == 0)
-    return max(n for n in divisors if n == 1 or n * seqlen_q <= tiles.tile_m)
+def plan(candidates, problem, device, call):
+    """The Plan of a pass whose kernels are, in order, the first of the candidates that take the work."""
+    return Planner(problem, device, call).plan(candidates)
 
 
-def hopper_plan(dtype, head_dim, head_dim_v, keys, narrow, mask, dropout, group_size, seqlen_q):
-    """The Warpgroups and the Key of the forward pass on Hopper."""
-    head_dim, head_dim_v = (max(64, -(-size // 64) * 64) for size in (head_dim, head_dim_v))
-    tiles = warpgroups_of(head_dim, head_dim_v, keys, narrow, mask, dropout, group_size, seqlen_q)
-    sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
-    return tiles, Key.of(KERNELS + HOPPER, (9, 0, "a"), **sizes, mask=mask, dropout=dropout)
+class Planner:
+    def __init__(self, problem, device, call):
+        self.problem, self.device, self.call = problem, device, call
+        self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
+        self.axes, self.states = problem.batch[:-1] or (1,), None
+        bands = "bands" if any(side in self.layouts for side in SIDES) else "band"
+        self.mask = (bands, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
 
+    def plan(self, candidates):
+        for specs in candidates:
+            self.add(next(spec for spec in specs if spec.takes(self.work())))
+        stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
+        counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
+        return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
 
-# --------------------------------------------------------------------------------------------------- shared memory
-def _tile(rows, cols, itemsize):
-    """Bytes of a tile: see tile.SharedTile."""
-    return rows * (cols * itemsize + 16)
+    def add(self, spec):
+        """The steps of a kernel."""
+        for argument in spec.arguments:
+            if isinstance(argument, Matrix | Boxes):
+                self.find_matrix(argument)
+            elif isinstance(argument, Line):
+                self.find_line(argument)
+        work = self.work(spec)
+        tiles = spec.fitting(work)
+        if tiles is None:
+            sizes = f"{self.problem.dtype} with head_dim {self.problem.head_dim}, {self.problem.head_dim_v}"
+            room = f"{self.device.shared} bytes of shared memory"
+            raise NotImplementedError(f"{spec.name}: no tiles of {sizes} in {room}")
+        if "blocks" in self.mask and MASK in spec.arguments:
+            self.find_states(spec, tiles, work)
+        for more in spec.variants(work):
+            self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
 
+    def work(self, spec=None):
+        """What `spec` has to do."""
+        matrices = [] if spec is None else [x.name for x in spec.arguments if isinstance(x, Matrix)]
+        aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
+        dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
+        nbytes = VECTOR_BYTES if aligned else 0
+        return Work(self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes)
 
-def forward_shared(tiles, item, sums, d, e):
-    q, k, v = _tile(tiles.tile_m, d, item), _tile(tiles.tile_n, d, item), _tile(tiles.tile_n, e, item)
-    p = _tile(tiles.tile_m, tiles.tile_n, sums)
-    return q + k + v + (p if tiles.unit == "fma" else 0)
+    # ------------------------------------------------------------------------------------------------------- arrays
+    def find_matrix(self, argument):
+        """An array that the kernel can take: the given one, or one that stands in for it."""
+        name = argument.name
+        if name in self.stand_ins:
+            return
+        given, is_result = self.layouts[name], name in RESULTS and not (name == "o" and "do" in self.layouts)
+        shape, dtype, why = given.shape, given.dtype, None
+        heads = self.problem.heads if argument.heads == "q" else self.problem.heads_k
+        if name in ("dq", "dk", "dv") and shape[:-2] != (whole := self.batch(heads)):
+            shape, dtype, why = (*whole, *shape[-2:]), self.problem.sum_dtype, "summed over the axes that are broadcast"
+        if not shape[-1]:
+            shape, why = (*shape[:-1], 1), "has no features"
+        if isinstance(argument, Boxes) and not fits_tensor_map(given):
+            columns = VECTOR_BYTES // dtype.itemsize
+            shape = *shape[:-1], -(-shape[-1] // columns) * columns
+            why = "does not lie as tensor maps need it"
+        if why is not None:
+            self.stand_ins[name] = StandIn(name, shape, dtype, why, is_result)
+            self.layouts[name] = contiguous(shape, dtype)
 
+    def find_line(self, argument):
+        """One that the call does not have: a temporary, or, of what nobody wants, a line that all heads write to."""
+        name, shape, dtype = argument.name, self.problem.lse_shape, self.problem.sum_dtype
+        if name in self.layouts or name == "dlse":
+            return
+        if name == "lse" and shape[-1] * dtype.itemsize <= SINK_BYTES:
+            self.layouts[SINK] = contiguous(shape[-1:], dtype)
+            return
+        self.add_temporary(name, shape, dtype)
 
-def backward_kv_shared(tiles, item, sums, d, e):
-    rows = tiles.tile_n + tiles.stages * tiles.tile_m
-    lines, p = 2 * tiles.stages * tiles.tile_m * sums, _tile(tiles.tile_n, tiles.tile_m, sums)
-    return _tile(rows, d, item) + _tile(rows, e, item) + lines + (2 * p if tiles.unit == "fma" else 0)
+    def add_temporary(self, name, shape, dtype):
+        self.temporaries[name] = Temporary(name, shape, dtype)
+        self.layouts[name] = contiguous(shape, dtype)
 
+    def find_states(self, spec, tiles, work):
+        """The temporary for the states of tiles, and the step that finds them."""
+        m_blocks, n_blocks = self.tiles_of(tiles)
+        walked = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
+        shape = *self.problem.batch, *states_shape(*walked)
+        name, states = f"states of {spec.name}", STATES[spec.keeps]
+        self.add_temporary(name, shape, UINT32)
+        self.states = name
+        self.add_launches(states, work, tiles, states.parameters(work, tiles))
 
-def backward_q_shared(tiles, item, sums, d, e):
-    rows, p = tiles.tile_m + tiles.stages * tiles.tile_n, _tile(tiles.tile_m, tiles.tile_n, sums)
-    return _tile(rows, d, item) + _tile(rows, e, item) + (p if tiles.unit == "fma" else 0)
+    def batch(self, heads):
+        """The batch axes of an array with so many heads."""
+        return (*self.problem.batch[:-1], heads) if self.problem.batch else ()
 
+    # ----------------------------------------------------------------------------------------------------- launches
+    def add_launches(self, spec, work, tiles, parameters):
+        """A step for each piece of the batch."""
+        key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers)]
+        views = [x.view if isinstance(x, At) and x.array != COUNTERS.name else None for x in arguments]
+        blocks = spec.blocks(work, tiles, *self.tiles_of(tiles))
+        for piece in pieces(self.axes, views):
+            own = tuple(
+                piece.first * self.problem.heads if x == "first" else x if view is None else At(x.array, view)
+                for x, view in zip(arguments, piece.views)
+            )
+            started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
+            self.steps.append(Step(key, tiles, started, own))
 
-PASSES = {  # factory: tables and shared memory
-    "forward_simt:forward": (FORWARD, CROWDED_FORWARD, forward_shared),
-    "backward_simt:backward_kv": (BACKWARD_KV, CROWDED_BACKWARD_KV, backward_kv_shared),
-    "backward_simt:backward_q": (BACKWARD_Q, CROWDED_BACKWARD_Q, backward_q_shared),
-}
+    def tiles_of(self, tiles):
+        return -(-self.problem.seqlen_q // tiles.tile_m), -(-self.problem.seqlen_k // tiles.tile_n)
 
+    def flat(self, argument, numbers):
+        """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
+        problem = self.problem
+        if isinstance(argument, Boxes) and argument.heads == "k":
+            yield self.at(argument.name, "k", rows=max(self.call.last_key, 1))
+        elif isinstance(argument, Matrix | Boxes):
+            yield self.at(argument.name, argument.heads)
+        elif isinstance(argument, Line):
+            other = {"lse": SINK, "dlse": "lse"}            # which nobody wants; which nobody has and no kernel reads
+            yield self.at(argument.name if argument.name in self.layouts else other[argument.name], own=1)
+        elif argument is DROPOUT:
+            yield from ("threshold", "offset", "key_low", "key_high", "first")
+        elif argument is COUNTERS:
+            yield At(COUNTERS.name, View(0, 4, (2,), (4,)))
+        elif argument is MASK:
+            yield from self.sight()
+        elif argument in numbers:
+            yield numbers[argument]
+        else:
+            yield argument if argument in NUMBERS else getattr(problem, argument)
 
-# ------------------------------------------------------------------------------------------------------------ plans
-def rounded(name, head_dim):
-    """The head_dim that a kernel is compiled for."""
-    for size in HEAD_DIMS:
-        if head_dim <= size:
-            return size
-    raise ValueError(f"{name}: got {head_dim}, at most {LARGEST} on a GPU")
+    def sight(self):
+        """As kernels.visibility.Sight has it."""
+        yield from SIDES
+        if self.mask[0] == "bands":
+            nothing = At("q", View(0, 4, (*self.axes, 0), (0,) * (len(self.axes) + 1)))
+            for side in SIDES:
+                yield self.at(side, own=0) if side in self.layouts else nothing
+            yield from ("lo_shift", "hi_shift")
+        for number, sizes in enumerate(self.call.grids):
+            yield self.at(f"cells {number}")
+            yield from sizes
+        if "blocks" in self.mask:
+            yield self.at(self.states)
 
-
-def tiles_of(factory, device, dtype, d, e, crowded=False):
-    """The Tiles of a pass for head_dims as `rounded` gives them.
-
-    device has cc and shared, the bytes of shared memory that a block may have. crowded: with dropout or cells in the
-    mask.
-    """
-    table, crowded_table, shared_of = PASSES[factory]
-    item = ITEM_BYTES[dtype]
-    unit, size = (device.cc >= (8, 0), item), next(size for size in (64, 128, 256) if size >= max(d, e))
-    rows = table[unit][size]
-    if crowded:
-        rows = crowded_table.get(unit, {}).get(size, ()) + rows
-    for tiles in rows:
-        if shared_of(tiles, item, max(item, 4), d, e) <= device.shared:
-            return tiles
-    raise NotImplementedError(f"no tiles of {dtype} with head_dim {d}, {e} in {device.shared} bytes of shared memory")
-
-
-def sums_of_kv(device, dtype, d, e):
-    """The sums of each kernel that makes dK and dV: beyond head_dim 128 a warp has registers for one of them only."""
-    return ("v", "k") if device.cc >= (8, 0) and dtype != "float64" and max(d, e) > 128 else ("kv",)
-
-
-def plan(factory, device, dtype, head_dim, head_dim_v, mask, dropout, **compiled_in):
-    """The Tiles and the Key of a pass; head_dims are as `rounded` gives them, mask is kinds, see kernels.visibility."""
-    crowded = dropout or len(mask) > 1
-    tiles = tiles_of(factory, device, dtype, head_dim, head_dim_v, crowded)
-    sizes = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict()}
-    return tiles, Key.of(KERNELS + factory, device.cc, **sizes, mask=mask, dropout=dropout, **compiled_in)
+    def at(self, name, heads="q", own=2, rows=None):
+        """A View with all batch axes, stride 0 where it is broadcast, of `rows` rows of each matrix."""
+        shape, strides, dtype, _ = self.layouts[name]
+        if rows is not None:
+            shape = *shape[:-2], min(rows, shape[-2]), shape[-1]
+        heads = self.problem.heads if heads == "q" else self.problem.heads_k
+        return At(name, broadcast(View(0, dtype.itemsize, shape, strides), (*self.axes, heads), own))

@@ -2,9 +2,20 @@
 
 import math
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 VECTOR_BYTES = 16  # the most that one thread moves at once
+
+
+class Layout(NamedTuple):
+    """What a kernel may depend on of an array."""
+
+    shape: tuple
+    strides: tuple  # bytes
+    dtype: Any
+    address: int = 0  # modulo VECTOR_BYTES
 
 
 class View(NamedTuple):
@@ -24,23 +35,39 @@ class Piece(NamedTuple):
     views: list
 
 
-def alignment(shape, strides, itemsize, address):
+def layout_of(array, address):
+    return Layout(array.shape, array.strides, array.dtype, address % VECTOR_BYTES)
+
+
+def contiguous(shape, dtype):
+    """The Layout of a new array."""
+    strides = [dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return Layout(tuple(shape), tuple(strides), dtype)
+
+
+def without_memory(shape, dtype):
+    """What looks like a new NumPy array and must not be read."""
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, contiguous(shape, dtype).strides)
+
+
+def alignment(layout):
     """What holds for all the matrices (last two axes) of an array, in bytes, at most 16.
 
     Their last axis is contiguous; each row starts at a multiple of it and is a multiple of it long; rows are less than
     2**31 bytes apart. 0 promises nothing.
     """
+    shape, strides, dtype, address = layout
     *outer, rows, cols = strides
-    if (shape[-1] > 1 and cols != itemsize) or (shape[-2] > 1 and abs(rows) >= 2**31):
+    if (shape[-1] > 1 and cols != dtype.itemsize) or (shape[-2] > 1 and abs(rows) >= 2**31):
         return 0
     steps = [abs(stride) for stride, n in zip((*outer, rows), shape) if n > 1]
-    common = math.gcd(VECTOR_BYTES, address, shape[-1] * itemsize, *steps)
-    return common if common >= itemsize else 0
+    common = math.gcd(VECTOR_BYTES, address, shape[-1] * dtype.itemsize, *steps)
+    return common if common >= dtype.itemsize else 0
 
 
-def fits_tensor_map(shape, strides, itemsize, address):
+def fits_tensor_map(layout):
     """Whether the tensor memory accelerator can move all the matrices of an array as it lies."""
-    return shape[-1] > 0 and alignment(shape, strides, itemsize, address) == VECTOR_BYTES and min(strides) >= 0
+    return layout.shape[-1] > 0 and alignment(layout) == VECTOR_BYTES and min(layout.strides) >= 0
 
 
 def for_tensor_map(view):
@@ -52,9 +79,10 @@ def for_tensor_map(view):
 
 def broadcast(view, batch, own=2):
     """The View with all batch axes, heads included, before its last `own` axes: stride 0 where it is broadcast."""
-    missing = len(batch) + own - len(view.shape)
-    lead = [0 if n == 1 else stride for n, stride in zip(view.shape[:-own], view.strides)]
-    shape, strides = (*batch, *view.shape[-own:]), (*[0] * missing, *lead, *view.strides[-own:])
+    given = len(view.shape) - own
+    lead = [0 if n == 1 else stride for n, stride in zip(view.shape[:given], view.strides)]
+    shape = *batch, *view.shape[given:]
+    strides = *[0] * (len(batch) - given), *lead, *view.strides[given:]
     return view._replace(shape=shape, strides=strides)
 
 

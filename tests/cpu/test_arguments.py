@@ -37,9 +37,9 @@ def test_readable_copies_only_what_products_cannot_read(rng):
     for view in (x, swapped, repeated, x[:, ::-1], x[..., ::2, :5]):
         assert arguments.readable(view, np.float32) is view
     unaligned = np.frombuffer(b"x" + x.tobytes(), np.float32, offset=1).reshape(x.shape)
-    overlapping = np.lib.stride_tricks.as_strided(x, (3, 10, 8), (0, 6, 4))
-    for view in (x[..., ::2], x[..., ::-1, :], x[..., ::-1], x.swapaxes(-1, -2), np.broadcast_to(x[:, :, :1], x.shape),
-                 unaligned, overlapping):  # fmt: skip
+    overlapping = np.lib.stride_tricks.as_strided(x, (3, 10, 8), (0, 16, 4))
+    for view in (x[..., ::2], x[..., ::4], x[..., ::-1, :], x[..., ::-1], x.swapaxes(-1, -2),
+                 np.broadcast_to(x[:, :, :1], x.shape), unaligned, overlapping):  # fmt: skip
         copy = arguments.readable(view, np.float32)
         assert not np.shares_memory(copy, view)
         np.testing.assert_array_equal(copy, view)

@@ -62,6 +62,43 @@ def test_without_threads_the_caller_does_it_all(work, monkeypatch):
     assert sorted(done) == list(range(20))
 
 
+@pytest.mark.parametrize(("work", "started"), [(0, 0), (2 * launch.SERIAL, 1), (MUCH, 3)])
+def test_no_more_threads_than_pay(work, started, monkeypatch):
+    """The caller is one of them, unless they have much to do."""
+    start, starts = launch.start_new_thread, []
+    monkeypatch.setattr(launch, "_threads", lambda: 3)
+    monkeypatch.setattr(launch, "start_new_thread", lambda *args: starts.append(start(*args)))
+    launch.launch(lambda first, last, stop, scratch: None, 20, work, nothing)
+    assert len(starts) == started
+
+
+@pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
+def test_a_call_ends_after_its_last_block(work):
+    done = []
+
+    def slow(first, last, stop, scratch):
+        if last:
+            time.sleep(0.02)
+            done.extend(range(first, last))
+
+    launch.launch(slow, 8, work, nothing)
+    assert sorted(done) == list(range(8))
+
+
+def test_no_block_starts_after_an_error(monkeypatch):
+    starts = []
+
+    def fail(first, last, stop, scratch):
+        if last:
+            starts.append(first)
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(launch, "_threads", lambda: 1)
+    with pytest.raises(ZeroDivisionError):
+        launch.launch(fail, 100, 2 * launch.SERIAL, nothing)
+    assert starts == [0]
+
+
 def test_each_thread_has_its_own_scratch():
     used = {}
 

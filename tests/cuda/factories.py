@@ -6,7 +6,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from numbattn.cuda.build import Source, TensorMap
-from numbattn.cuda.tile import let_kernel_after_start, wait_for_kernel_before
+from numbattn.cuda.tile import launch_dependents, wait_on_dependencies
 
 VECTOR = types.Array(types.float32, 1, "A")
 MATRIX = types.Array(types.float32, 2, "A")
@@ -113,8 +113,8 @@ def box(rows, columns):
 def shift():
     def kernel(x, y):
         """y[i] = x[i + 1] + 1, by blocks that start while those that make x still run."""
-        let_kernel_after_start()
-        wait_for_kernel_before()
+        launch_dependents()
+        wait_on_dependencies()
         i = cuda.grid(1)
         y[i] = x[(i + 1) % x.size] + 1
 

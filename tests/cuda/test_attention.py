@@ -269,7 +269,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     from numba import cuda
 
     from numbattn.cuda.kernels.dropout import Drops
-    from numbattn.cuda.kernels.forward_simt import forward
+    from numbattn.cuda.kernels.forward import forward
     from numbattn.cuda.kernels.visibility import Sight
 
     source = forward(

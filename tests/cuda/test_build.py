@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[2]
 IN_A_PROCESS = """
 import sys
 from numbattn.cuda.build import Key, build
-binary = build(Key.of("tests.cuda.factories:scale", (8, 0), times=3))
+binary = build(Key("tests.cuda.factories:scale", (8, 0), (("times", 3),)))
 print(len(binary.cubin), "numba.cuda" in sys.modules)
 """
 
 
 def key(cc=(8, 0), factory="scale", **parameters):
-    return Key.of(f"tests.cuda.factories:{factory}", cc, **parameters)
+    return Key.of(getattr(factories, factory), cc, **parameters)
 
 
 def process(code):
@@ -239,9 +239,9 @@ def test_another_state_of_a_factory(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "factory_to_edit.py"
     file.write_text("times = 1")
-    before = building._digest(Key.of("factory_to_edit:f", (8, 0)))
+    before = building._digest(Key("factory_to_edit:f", (8, 0)))
     file.write_text("times = 2")
-    assert building._digest(Key.of("factory_to_edit:f", (8, 0))) != before
+    assert building._digest(Key("factory_to_edit:f", (8, 0))) != before
 
 
 @pytest.mark.parametrize("damage", [

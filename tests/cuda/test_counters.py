@@ -26,7 +26,6 @@ class Stream:
 @pytest.fixture
 def pair_of(monkeypatch):
     """pair_of(stream, capturing=False) of a device of NumPy's."""
-    now = Stream()
 
     def zeros(n, dtype):
         memory = np.zeros(n, dtype)
@@ -34,16 +33,16 @@ def pair_of(monkeypatch):
 
     pool = SimpleNamespace(malloc=None)
     fake = SimpleNamespace(zeros=zeros, get_default_memory_pool=lambda: pool, cuda=SimpleNamespace(
-        Stream=Stream, using_allocator=lambda malloc: nullcontext(), get_current_stream=lambda: now))  # fmt: skip
+        Stream=Stream, using_allocator=lambda malloc: nullcontext()))  # fmt: skip
     monkeypatch.setattr(counters, "cupy", fake)
-    counters._pairs.cache_clear()
+    memory = counters.Counters()
 
     def pair_of(stream, capturing=False):
-        now.ptr = stream
-        return counters.counters(0, capturing)
+        found = memory.of(stream, capturing)
+        assert memory.first <= found < memory.sink
+        return found
 
-    yield pair_of
-    counters._pairs.cache_clear()
+    return pair_of
 
 
 def test_a_stream_keeps_its_pair(pair_of):

@@ -1,72 +1,174 @@
+import ctypes
 import gc
 import threading
-import time
-from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
-pytest.importorskip("cuda.core")
 
 import cupy
 
 from numbattn.cuda import launch as launching
 from numbattn.cuda.build import Key
-from numbattn.cuda.launch import TensorMaps, View, current_device, get_kernel, tensor_map, view_of
+from numbattn.cuda.launch import TensorMap, current_gpu, get_kernel
+from numbattn.cuda.plan import At, Plan, Step
+from numbattn.cuda.spec import NUMBERS
+from numbattn.cuda.views import View
+
+from . import factories
+
+
+def view_of(x):
+    return View(0, x.itemsize, x.shape, x.strides)
 
 
 def key_of(factory, **parameters):
-    cc = current_device().cc
-    return Key.of(f"tests.cuda.factories:{factory}", (9, 0, "a") if cc == (9, 0) else cc, **parameters)
+    cc = current_gpu().device.cc
+    return Key.of(getattr(factories, factory), (9, 0, "a") if cc == (9, 0) else cc, **parameters)
 
 
-def kernel_of(factory, **parameters):
-    return get_kernel(key_of(factory, **parameters))
+class Launch:
+    """A kernel of the factories as a plan of one step: launch(*arrays) has them in the order of the arguments."""
+
+    def __init__(self, factory, blocks, *arguments, **parameters):
+        names = [str(i) for i, x in enumerate(arguments) if isinstance(x, View)]
+        given = tuple(At(str(i), x) if isinstance(x, View) else x for i, x in enumerate(arguments))
+        plan = Plan((), (), (Step(key_of(factory, **parameters), None, blocks, given),), False, False)
+        self.program = current_gpu().load(plan, names, np.float32)
+
+    def __call__(self, *arrays):
+        gpu = current_gpu()
+        addresses, _ = gpu.addresses({str(i): x for i, x in enumerate(arrays)})
+        self.program([*addresses, gpu.sink], [0] * len(NUMBERS), gpu.stream().ptr)
+
+
+def launch(factory, blocks, *arguments, **parameters):
+    """Once, on CuPy arrays and numbers."""
+    views = (view_of(x) if isinstance(x, cupy.ndarray) else x for x in arguments)
+    Launch(factory, blocks, *views, **parameters)(*(x for x in arguments if isinstance(x, cupy.ndarray)))
 
 
 def scale(x, stream=None, a=3.0):
     """What kernel and NumPy make of x; the kernel on a stream."""
     y = cupy.full_like(x, cupy.nan)
-    blocks = -(-x.size // 64)
     with stream or cupy.cuda.get_current_stream():
-        kernel_of("scale").launch(blocks, view_of(x), view_of(y), a)
+        launch("scale", -(-x.size // 64), x, y, a)
     return y, 2 * np.float32(a) * x
 
 
 # ------------------------------------------------------------------------------------------------------- without a GPU
-def test_arrays_are_what_numba_makes_of_them():
-    found = launching._array_parameters("kernel", 0, View(4096, 4, (3, 5), (20, 4)), 2, 4)
-    assert found == (0, 0, 15, 4, None, 3, 5, 20, 4)  # the address is filled in with each launch
+class Driver:
+    """Reads, instead of launching, what parameters point at."""
+
+    def __init__(self, *kinds):
+        self.kinds, self.found = kinds, []
+
+    def cuLaunchKernelEx(self, config, kernel, parameters, extra):
+        values = [kind.from_address(at).value for kind, at in zip(self.kinds, parameters, strict=True)]
+        self.found.append((config._obj.stream, kernel, *values))
+        return 0
+
+
+I32, I64, F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+ARRAY = [I64] * 7
+
+
+def launches(monkeypatch, arguments, kinds, driver_kinds):
+    """Those of one step with these arguments, and a Driver."""
+    driver = Driver(*driver_kinds)
+    monkeypatch.setattr(launching, "driver", lambda: driver)
+    binary = SimpleNamespace(name="kernel", arguments=kinds, threads=64, shared=0, overlaps=False)
+    plan = Plan((), (), (Step(None, None, 2, arguments),), False, False)
+    monkeypatch.setattr(launching, "get_kernel", lambda key, device: SimpleNamespace(binary=binary, handle="handle"))
+    monkeypatch.setattr(cupy.cuda.runtime, "setDevice", lambda device: None)
+    return launching.Program(0, plan, ["x", "y"], np.float32), driver
+
+
+def numbers(**given):
+    return [given.get(name, 0) for name in NUMBERS]
+
+
+def test_each_launch_has_its_own_addresses_numbers_and_stream(monkeypatch):
+    y = View(16, 4, (3,), (4,))
+    arguments = At("y", y), At("y", y._replace(pointer=0)), "keys", "scale", 5
+    kinds = ("array", 1, 4), ("array", 1, 4), ("int32",), ("float32",), ("int32",)
+    run, driver = launches(monkeypatch, arguments, kinds, [*ARRAY, *ARRAY, I32, F32, I32])
+    calls = [(1000, 7, 0.5, 1), (2000, 7, 0.5, 2), (2000, -8, 0.25, 2), (1000, 7, 0.5, None)]
+    for address, keys, scale, stream in calls:
+        run([99, address, 0], numbers(keys=keys, scale=scale, lo=1, hi=1, scale_log2=9), stream)
+    assert driver.found == [
+        (stream, "handle", 0, 0, 3, 4, 16 + address, 3, 4, 0, 0, 3, 4, address, 3, 4, keys, scale, 5)
+        for address, keys, scale, stream in calls
+    ]
+    with pytest.raises(launching.struct.error):
+        run([99, 1000, 0], numbers(keys=2**31), None)
+
+
+def test_every_number_arrives(monkeypatch):
+    kinds = [*launching.KINDS, *["float32"] * 3]
+    types = {"int32": I32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": F32}
+    run, driver = launches(monkeypatch, NUMBERS, [(kind,) for kind in kinds], [types[kind] for kind in kinds])
+    given = [-1, -(2**31), 2**31 - 1, 4, 5, 6, 2**32 - 1, 8, 2**64 - 1, 10, 0.5, 0.25, 2.0]
+    run([0, 0, 0], given, None)
+    assert driver.found == [(None, "handle", *given)]
+
+
+def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
+    """KeyboardInterrupt may come between any two steps of a call."""
+    run, driver = launches(monkeypatch, (At("x", View(0, 4, (3,), (4,))),) * 2, [("array", 1, 4)] * 2, [*ARRAY, *ARRAY])
+    run([16, 0, 0], numbers(), 1)
+
+    class Interrupted:
+        @property
+        def stream(self):
+            return None
+
+        @stream.setter
+        def stream(self, value):
+            raise KeyboardInterrupt
+
+    configs = run.configs
+    run.configs = [*configs, Interrupted()]
+    with pytest.raises(KeyboardInterrupt):
+        run([16, 0, 0], numbers(), 2)
+    run.configs = configs
+    run([16, 0, 0], numbers(), 1)
+    assert [stream for stream, *_ in driver.found] == [1, 1]
+
+
+def test_tensor_maps_are_made_again_after_an_interrupt(monkeypatch):
+    made = []
+    monkeypatch.setattr(TensorMap, "encode", lambda self, address: made.append(address))
+    monkeypatch.setattr(launching, "driver", lambda: SimpleNamespace(cuTensorMapReplaceAddress=interrupt))
+    tensor_map = TensorMap(View(0, 2, (64, 64), (128, 2)), (64, 64))
+    tensor_map.move(16)
+    with pytest.raises(KeyboardInterrupt):
+        tensor_map.move(32)
+    tensor_map.move(16)
+    assert made == [16, 16]
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("view", [View(0, 4, (3,), (4,)), View(0, 2, (3, 5), (10, 2))])
-def test_arrays_of_another_kind(view):
-    with pytest.raises(TypeError, match="as argument 1, expected 2 axes of 4 bytes"):
-        launching._array_parameters("kernel", 1, view, 2, 4)
+def test_arrays_of_another_kind(monkeypatch, view):
+    with pytest.raises(TypeError, match=r"kernel, argument 0: .* expected 2 axes of 4 bytes"):
+        launches(monkeypatch, (At("x", view),), [("array", 2, 4)], [])
 
 
-def test_each_launch_has_its_own_addresses_and_numbers(monkeypatch):
-    found = []
-    monkeypatch.setattr(launching.cuda.core, "launch", lambda *given: found.append(given[3:]))
-    monkeypatch.setattr(launching, "_stream", lambda pointer: None)
-    monkeypatch.setattr(launching._thread, "ready", True, raising=False)
-    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=0))
-    kernel = object.__new__(launching.Kernel)
-    arguments = ("int32",), ("array", 1, 4), ("float32",)
-    kernel.binary = SimpleNamespace(name="kernel", arguments=arguments, threads=64, shared=0, overlaps=False)
-    kernel._kernel = None
-    launch = kernel.prepare(2, [View(16, 4, (3,), (4,))])
-    calls = [(1000, (7, 0.5)), (2000, (7, 0.5)), (2000, (8, 0.1)), (1000, (7, 0.5))]
-    for address, numbers in calls:
-        launch([address], numbers)
-    assert found == [(i, 0, 0, 3, 4, 16 + address, 3, 4, np.float32(x)) for address, (i, x) in calls]
-    assert {(type(first), type(last)) for first, *_, last in found} == {(np.int32, np.float32)}
-    with pytest.raises(OverflowError):
-        launch([1000], (2**31, 0.5))
-    with pytest.raises(ValueError, match="zip"):
-        launch([1000], (7,))
+def test_numbers_of_another_kind(monkeypatch):
+    with pytest.raises(TypeError, match="argument 0: scale is float32, the signature says float64"):
+        launches(monkeypatch, ("scale",), [("float64",)], [])
+
+
+@pytest.mark.parametrize("blocks", [0, 2**31])
+def test_number_of_blocks(blocks):
+    with pytest.raises(ValueError, match=f"kernel: got {blocks} blocks, allowed 1 to 2147483647"):
+        launching.Config.of(blocks, SimpleNamespace(name="kernel"))
 
 
 # ---------------------------------------------------------------------------------------------------------- with a GPU
@@ -80,14 +182,15 @@ def test_launch():
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
 def test_numbers_that_do_not_fit(number):
     out, matrix = cupy.zeros(8), cupy.zeros((3, 2), "f")
-    with pytest.raises(OverflowError):
-        kernel_of("numbers").launch(1, view_of(out), 0, view_of(matrix), number, 0, 0, 0, 0.0, 0.0)
+    with pytest.raises(launching.struct.error):
+        launch("numbers", 1, out, 0, matrix, number, 0, 0, 0, 0.0, 0.0)
 
 
 @pytest.mark.gpu
 def test_kernels_are_loaded_once():
-    assert kernel_of("scale") is kernel_of("scale")
-    assert kernel_of("scale") is not kernel_of("scale", times=2)
+    device = current_gpu().index
+    assert get_kernel(key_of("scale"), device) is get_kernel(key_of("scale"), device)
+    assert get_kernel(key_of("scale"), device) is not get_kernel(key_of("scale", times=2), device)
 
 
 @pytest.mark.gpu
@@ -95,24 +198,9 @@ def test_every_kind_of_argument():
     out = cupy.full(10, cupy.nan)
     matrix = cupy.arange(24, dtype="f").reshape(4, 6)[::-1, 1:5]
     values = -(2**31), 2**32 - 1, -(2**62), 2**63, 1 / 3, 1 / 3
-    kernel_of("numbers").launch(1, view_of(out), 2, view_of(matrix), *values)
+    launch("numbers", 1, out, 2, matrix, *values)
     expected = [*values[:4], np.float32(1 / 3), 1 / 3, *matrix[2].get()]
     np.testing.assert_array_equal(out.get(), expected)
-
-
-@pytest.mark.gpu
-def test_wrong_calls():
-    kernel, x = kernel_of("scale"), view_of(cupy.zeros(3, "f"))
-    with pytest.raises(TypeError, match="scale: got 2 arguments, expected 3"):
-        kernel.launch(1, x, x)
-    with pytest.raises(ValueError, match="scale: got -1 blocks"):
-        kernel.launch(-1, x, x, 1.0)
-
-
-@pytest.mark.gpu
-def test_no_blocks_are_no_launch():
-    x = view_of(cupy.zeros(0, "f"))
-    kernel_of("scale").launch(0, x, x, 1.0)
 
 
 @pytest.mark.gpu
@@ -124,19 +212,19 @@ def test_many_blocks_along_x():
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [12 * 1024, 16 * 1024, None], ids=["48 KB", "64 KB", "all there is"])
 def test_shared_memory(size):
-    size = size or current_device().shared // 4
-    if 4 * size > current_device().shared:
-        pytest.skip(f"this GPU gives a block {current_device().shared} bytes")
+    size = size or current_gpu().device.shared // 4
+    if 4 * size > current_gpu().device.shared:
+        pytest.skip(f"this GPU gives a block {current_gpu().device.shared} bytes")
     x, y = cupy.arange(size, dtype="f"), cupy.full(size, cupy.nan, "f")
-    kernel_of("reverse", size=size).launch(1, view_of(x), view_of(y))
+    launch("reverse", 1, x, y, size=size)
     cupy.testing.assert_array_equal(y, x[::-1])
 
 
 @pytest.mark.gpu
 def test_too_much_shared_memory():
-    shared = current_device().shared
+    shared = current_gpu().device.shared
     with pytest.raises(RuntimeError, match=f"reverse: {shared + 4} bytes of shared memory"):
-        kernel_of("reverse", size=shared // 4 + 1)
+        get_kernel(key_of("reverse", size=shared // 4 + 1), current_gpu().index)
 
 
 @pytest.mark.gpu
@@ -163,13 +251,13 @@ def test_default_streams(stream):
 @pytest.mark.gpu
 def test_new_thread():
     x, y = cupy.ones(64, "f"), cupy.zeros(64, "f")
-    kernel, views = kernel_of("scale"), (view_of(x), view_of(y))
+    run_scale = Launch("scale", 1, view_of(x), view_of(y), 2.0)
     cupy.cuda.Device().synchronize()
     errors = []
 
     def run():
         try:
-            kernel.launch(1, *views, 2.0)
+            run_scale(x, y)
         except Exception as error:
             errors.append(error)
 
@@ -184,11 +272,10 @@ def test_new_thread():
 def test_graph_capture():
     stream = cupy.cuda.Stream(non_blocking=True)
     x, y = cupy.arange(1000, dtype="f"), cupy.full(1000, cupy.nan, "f")
-    kernel = kernel_of("scale", times=5)  # one that has never run
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        kernel.launch(16, view_of(x), view_of(y), 3.0)
+        launch("scale", 16, x, y, 3.0, times=5)
         graph = stream.end_capture()
     assert cupy.isnan(y).all()
     for _ in range(2):
@@ -200,22 +287,17 @@ def test_graph_capture():
 
 
 def needs_hopper():
-    if current_device().cc < (9, 0):
+    if current_gpu().device.cc < (9, 0):
         pytest.skip("tensor maps and overlapping kernels need compute capability 9.0")
-
-
-def boxes():
-    needs_hopper()
-    return kernel_of("box", rows=8, columns=32)
 
 
 @pytest.mark.gpu
 def test_tensor_map():
     matrix, y = cupy.arange(40 * 100, dtype="f").reshape(40, 100), cupy.full((8, 32), cupy.nan, "f")
-    kernel = boxes()
-    kernel.launch(1, view_of(y), view_of(matrix), 8, 64)
+    needs_hopper()
+    launch("box", 1, y, matrix, 8, 64, rows=8, columns=32)
     cupy.testing.assert_array_equal(y, matrix[8:16, 64:96])
-    kernel.launch(1, view_of(y), view_of(matrix), 36, 96)  # what lies outside is zero
+    launch("box", 1, y, matrix, 36, 96, rows=8, columns=32)  # what lies outside is zero
     expected = np.zeros((8, 32), "f")
     expected[:4, :4] = matrix[36:, 96:].get()
     np.testing.assert_array_equal(y.get(), expected)
@@ -223,95 +305,78 @@ def test_tensor_map():
 
 @pytest.mark.gpu
 def test_one_launch_for_matrices_at_many_addresses():
-    matrices, y, launch = many_matrices()
+    matrices, y, copy_box = many_matrices()
     for matrix in (*matrices, *matrices[::-1]):
-        launch([y.data.ptr, matrix.data.ptr], [8, 64])
+        copy_box(y, matrix)
         cupy.testing.assert_array_equal(y, matrix[8:16, 64:96])
 
 
 def many_matrices():
-    """More than tensor maps are kept, the result, and a launch that copies a box of any of them there."""
-    count = TensorMaps.KEPT + 3
-    matrices = cupy.arange(count * 40 * 100, dtype="f").reshape(count, 40, 100)
+    """Matrices, a result, and a launch that copies a box of any of them there."""
+    needs_hopper()
+    matrices = cupy.arange(5 * 40 * 100, dtype="f").reshape(5, 40, 100)
     y = cupy.full((8, 32), cupy.nan, "f")
-    return matrices, y, boxes().prepare(1, [view_of(x)._replace(pointer=0) for x in (y, matrices[0])])
+    return matrices, y, Launch("box", 1, view_of(y), view_of(matrices[0]), 8, 64, rows=8, columns=32)
 
 
 @pytest.mark.gpu
 def test_kernels_that_overlap_see_what_those_before_have_written():
     needs_hopper()
     blocks, rounds = 1000, 50
-    x, y, kernel = cupy.arange(32 * blocks, dtype="i4"), cupy.full(32 * blocks, -1, "i4"), kernel_of("shift")
+    x, y = cupy.arange(32 * blocks, dtype="i4"), cupy.full(32 * blocks, -1, "i4")
+    run_shift = Launch("shift", blocks, view_of(x), view_of(y))
     for _ in range(rounds):
-        kernel.launch(blocks, view_of(x), view_of(y))
-        kernel.launch(blocks, view_of(y), view_of(x))
+        run_shift(x, y)
+        run_shift(y, x)
     np.testing.assert_array_equal(x.get(), np.roll(np.arange(32 * blocks), -2 * rounds) + 2 * rounds)
 
 
 @pytest.mark.gpu
 def test_a_graph_has_its_own_tensor_maps():
     stream = cupy.cuda.Stream(non_blocking=True)
-    matrices, y, launch = many_matrices()
+    matrices, y, copy_box = many_matrices()
     with stream:
         stream.begin_capture()
-        launch([y.data.ptr, matrices[0].data.ptr], [8, 64])
+        copy_box(y, matrices[0])
         graph = stream.end_capture()
         for matrix in matrices[1:]:  # give the tensor map another address
-            launch([y.data.ptr, matrix.data.ptr], [8, 64])
+            copy_box(y, matrix)
     graph.launch(stream)
     stream.synchronize()
     cupy.testing.assert_array_equal(y, matrices[0, 8:16, 64:96])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_tensor_maps_are_kept_and_keep_no_memory(dtype):
-    needs_hopper()
+def test_a_program_keeps_no_memory():
+    matrices, y, copy_box = many_matrices()
+    copy_box(y, matrices[0])
     pool = cupy.get_default_memory_pool()
-    matrix = cupy.zeros((64, 1 << 16), dtype)
-    used, start = pool.used_bytes(), matrix.data.ptr
-    maps = TensorMaps(view_of(matrix)._replace(pointer=0), (8, 16), 128)
-    first = maps.at(start)
-    assert maps.at(start) is first
-    others = [maps.at(start + 16 * i) for i in range(1, TensorMaps.KEPT)]
-    assert maps.at(start) is first
-    assert maps.at(start + 16 * TensorMaps.KEPT) is others[0], "the one that is unused for longest is to be used anew"
-    del matrix
+    used = pool.used_bytes()
+    del matrices
     gc.collect()
     assert pool.used_bytes() < used
 
 
 @pytest.mark.gpu
-def test_host_time(capsys):
-    """A launch is to take some 10 microseconds; the bound leaves room for a busy machine."""
-    x, y = cupy.ones(64, "f"), cupy.ones(64, "f")
-    kernel = kernel_of("scale")
-    key = key_of("scale")
-    stream = cupy.cuda.Stream(non_blocking=True)
+def test_threads_have_launches_of_their_own():
+    """Of one program: each with a stream, at the same time, first calls among them."""
+    failed = []
+    views = [view_of(cupy.zeros(64 * 100, "f"))] * 2
+    run_scale = Launch("scale", 100, *views, 1.0)
+    cupy.cuda.Device().synchronize()
 
-    def microseconds(step, rounds=20, calls=100):
-        times = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            for _ in range(calls):
-                step()
-            times.append((time.perf_counter() - start) / calls * 1e6)
+    def run(number):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            for i in range(200):
+                x, y = cupy.full(6400, number + i, "f"), cupy.zeros(6400, "f")
+                run_scale(x, y)
+                if not bool((y == 2 * (number + i)).all()):
+                    failed.append((number, i))
             stream.synchronize()
-        return sorted(times)[rounds // 2]
 
-    views = view_of(x), view_of(y)
-    with stream:
-        found = {
-            "get_kernel": microseconds(lambda: get_kernel(key)),
-            "view_of": microseconds(lambda: view_of(x)),
-            "launch": microseconds(lambda: kernel.launch(1, *views, 1.0)),
-        }
-        if current_device().cc >= (9, 0):
-            matrix = view_of(cupy.zeros((64, 64), "f"))
-            found["tensor_map"] = microseconds(lambda: tensor_map(matrix, (8, 16)))
-            maps, addresses = TensorMaps(matrix._replace(pointer=0), (8, 16), 128), cycle(range(0, 1 << 12, 16))
-            found["tensor_map, known"] = microseconds(lambda: maps.at(matrix.pointer))
-            found["tensor_map, another address"] = microseconds(lambda: maps.at(matrix.pointer + next(addresses)))
-    with capsys.disabled():
-        print("\nmicroseconds:", ", ".join(f"{name} {value:.1f}" for name, value in found.items()))
-    assert found["launch"] < 30
+    threads = [threading.Thread(target=run, args=(1000 * n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

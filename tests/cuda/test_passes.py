@@ -6,14 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.cuda.plan import HOPPER_FORWARD, HOPPER_LONG
+from numbattn.cuda.kernels.forward_hopper import LONG, USUAL
 from numbattn.cuda.tile import SIMULATED
 from numbattn.problem import DTYPES
 from tests.tools.device import HOPPER, TURING, on
 
 from ..accuracy import assert_accurate, check, exact, plain, random
 
-DEVICES = {"ordinary cores": TURING, "tensor cores": HOPPER}
+DEVICES = {"CUDA cores": TURING, "tensor cores": HOPPER}
 
 
 @pytest.fixture(params=DEVICES)
@@ -61,6 +61,11 @@ MASKS = {
     "causal offsets": lambda rng: na.Causal(offset=rng.integers(-M, N, (1, 2))),
     "window": lambda rng: na.Window(30, 9),
     "lengths": lambda rng: na.Lengths(np.array([[33]]), np.array([[0, 65]])),
+    "edges in int32": lambda rng: na.Lengths(np.array([[33]], "i4"), np.array([[0, 65]], "i4"))
+    & na.Window(40, 9, offset=rng.integers(-M, N, (1, 2)).astype("i4")),
+    "two edges of a side": lambda rng: na.Causal(np.array([[5, 30]], "i4")) & na.Causal(np.array([[20, 10]], "i4")),
+    "far edges": lambda rng: na.Causal(np.array([[2**31 - 1, -(2**31)]], "i4"))
+    & na.Window(2**40, 2**40, offset=np.array([[-(2**31), 2**31 - 1]], "i4")),
     "dense": lambda rng: na.Dense(rng.random((1, 1, M, N)) < 0.3),
     "booleans by key": lambda rng: rng.random(N) < 0.7,
     "bits": lambda rng: na.Bits.pack(rng.random((1, 2, M, N)) < 0.5),
@@ -170,6 +175,19 @@ def test_out(rng, hopper, dtype, e):
     np.testing.assert_array_equal(out, na.attention(q, k, v))
 
 
+@BOTH_FORWARDS
+def test_saved_or_not(rng, hopper, dtype):
+    """The same problem again and again, with lse and without, with dlse and without."""
+    q, k, v = qkv(rng, dtype)
+    o = na.attention(q, k, v)
+    other, saved = na.attention_forward(q, k, v)
+    np.testing.assert_array_equal(other, o)
+    np.testing.assert_array_equal(na.attention(q, k, v), o)
+    dq, _, _ = na.attention_backward(o, saved)
+    other, _, _ = na.attention_backward(o, saved, dlse=np.zeros_like(saved.lse))
+    np.testing.assert_array_equal(other, dq)
+
+
 def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
     q, k, v = qkv(rng, np.float16, batch=(2,), m=8, n=8, d=68, e=64)
     check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng)
@@ -177,7 +195,7 @@ def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
 
 @pytest.mark.parametrize(("m", "heads", "heads_k"), [(1, 8, 2), (60, 4, 1), (100, 4, 2), (130, 6, 3)])
 def test_heads_of_a_group_side_by_side(rng, m, heads, heads_k):
-    """Where a job has room for all queries of several heads, they share tiles of K and V."""
+    """Where a work tile has room for all queries of several heads, they share tiles of K and V."""
     q, k, v = qkv(rng, np.float16, heads=heads, heads_k=heads_k, m=m, n=150, d=40, e=24)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):
@@ -196,10 +214,10 @@ def test_whole_tiles_and_others_in_turn(rng, tiles):
 
 
 @pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
-@pytest.mark.parametrize("head_dim", HOPPER_LONG)
+@pytest.mark.parametrize("head_dim", LONG)
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     """One block does them all, and the consumers of a tile see different keys. Dropout has tiles of its own."""
-    monkeypatch.setitem(HOPPER_FORWARD, head_dim, HOPPER_LONG[head_dim])
+    monkeypatch.setitem(USUAL, head_dim, LONG[head_dim])
     q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):

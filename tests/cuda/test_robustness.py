@@ -1,5 +1,6 @@
 """What may happen around a call on a GPU: memory that runs out, freed arrays, threads, captures, processes, signals."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -50,6 +51,7 @@ def test_out_of_memory_in_the_middle(rng, dtype, room):
     want = [to_numpy(x) for x in results(*arrays)]
     pool = cupy.get_default_memory_pool()
     cupy.cuda.Device().synchronize()
+    gc.collect()
     pool.free_all_blocks()
     before = pool.used_bytes()
     pool.set_limit(size=before + room * arrays[0].nbytes + arrays[0].nbytes // 2)
@@ -184,8 +186,8 @@ def test_an_interrupted_process_goes_on():
         x = cupy.asarray(np.random.default_rng(0).standard_normal((3, 2, 100, 64)).astype(np.float16))
         want = na.attention(*x)
         for i in range(20):
-            threading.Timer(0.01 + 0.0003 * i, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.01 + 0.0003 * i, os.kill, (os.getpid(), signal.SIGINT)).start()
                 while True:
                     na.attention(*x)
             except KeyboardInterrupt:

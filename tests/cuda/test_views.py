@@ -1,7 +1,17 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.views import View, alignment, broadcast, fits_tensor_map, for_tensor_map, pieces
+from numbattn.cuda.views import (
+    Layout,
+    View,
+    alignment,
+    broadcast,
+    contiguous,
+    fits_tensor_map,
+    for_tensor_map,
+    layout_of,
+    pieces,
+)
 from tests.tools.device import Memory
 
 
@@ -23,6 +33,17 @@ def test_broadcast_is_numpys(rng, shape):
 def test_lines_are_broadcast_before_their_last_axis(rng):
     x = rng.standard_normal((2, 1, 5))
     np.testing.assert_array_equal(array(broadcast(view(x), (2, 4), own=1)), np.broadcast_to(x, (2, 4, 5)))
+
+
+def test_numbers_are_broadcast_as_arrays_without_axes_of_their_own(rng):
+    x = rng.standard_normal((2, 1))
+    np.testing.assert_array_equal(array(broadcast(view(x), (2, 4), own=0)), np.broadcast_to(x, (2, 4)))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 5), (2, 0, 5)])
+def test_new_arrays_are_contiguous(shape):
+    x = np.zeros(shape, np.float32)
+    assert contiguous(shape, x.dtype) == Layout(x.shape, x.strides, x.dtype) or not x.size
 
 
 @pytest.mark.parametrize(("lead", "others", "count"), [
@@ -59,8 +80,8 @@ def test_pieces_together_are_the_whole(rng, lead, others, count):
     (np.zeros((5, 2, 8), np.float16).swapaxes(0, 1), 16),
 ])  # fmt: skip
 def test_alignment(x, nbytes):
-    assert alignment(x.shape, x.strides, x.itemsize, 1024) == nbytes
-    assert alignment(x.shape, x.strides, x.itemsize, 1024 + x.itemsize) <= max(x.itemsize, 0)
+    assert alignment(layout_of(x, 1024)) == nbytes
+    assert alignment(layout_of(x, 1024 + x.itemsize)) <= max(x.itemsize, 0)
 
 
 @pytest.mark.parametrize(("make", "fits"), [
@@ -75,7 +96,7 @@ def test_alignment(x, nbytes):
 ])  # fmt: skip
 def test_what_fits_a_tensor_map(make, fits):
     x = make(np.zeros((2, 3, 6, 64), np.float16))
-    assert fits_tensor_map(x.shape, x.strides, x.itemsize, x.ctypes.data % 16) == fits
+    assert fits_tensor_map(layout_of(x, x.ctypes.data)) == fits
 
 
 def test_axes_of_one_get_strides_that_a_tensor_map_takes():

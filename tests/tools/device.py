@@ -1,6 +1,7 @@
-"""A device without a GPU: numbattn.cuda.passes on NumPy arrays, its kernels simulated, or compiled and interpreted."""
+"""A device without a GPU: the CUDA kernels on NumPy arrays, simulated, or compiled and interpreted."""
 
-from contextlib import contextmanager
+import re
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -10,95 +11,116 @@ from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import api
-from numbattn.cuda import passes
 from numbattn.cuda.build import compile_ptx
-from numbattn.cuda.launch import Device
+from numbattn.cuda.passes import Passes
+from numbattn.cuda.plan import DEVICES, SINK_BYTES, At
+from numbattn.cuda.spec import NUMBERS
 from numbattn.cuda.tile import SIMULATED, simulate
-from numbattn.cuda.views import for_tensor_map
+from numbattn.cuda.views import VECTOR_BYTES, for_tensor_map
 
 from . import ptx
 from .ptx import interpret
 
-HOPPER = Device(0, (9, 0), 132, 227 << 10)
-TURING = Device(0, (7, 5), 40, 64 << 10)
+HOPPER, TURING = DEVICES[9, 0], DEVICES[7, 5]
+ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 
 
 @contextmanager
 def on(device):
-    """Inside, numbattn takes NumPy arrays for CuPy's and runs the CUDA kernels here."""
-    cupy = SimpleNamespace(
-        empty=poisoned, zeros=np.zeros, asarray=np.asarray, stack=np.stack, broadcast_to=np.broadcast_to
-    )  # fmt: skip
-    counts = np.zeros(2, np.uint32)
-    with patch.object(api, "_backend", lambda problem: passes), patch.multiple(
-        passes, cupy=cupy, current_device=lambda: device, device_of=lambda array: device.index,
-        counters=lambda index, capturing: counts.ctypes.data, is_capturing=lambda: False,
-        pointer_of=lambda array: array.ctypes.data, get_kernel=Kernel,
-    ):  # fmt: skip
-        forget()
-        try:
-            yield
-            assert not counts.any(), "a kernel has left counters behind that are not 0"
-        finally:
-            forget()
+    """Inside, numbattn takes NumPy arrays for a device's and runs the CUDA kernels here."""
+    gpu = GPU(device)
+    with patch.dict(api.BACKENDS, numpy=Passes(lambda: gpu)):
+        yield gpu
+    assert not gpu.counts.any(), "a kernel has left counters behind that are not 0"
 
 
-def poisoned(shape, dtype):
-    """Memory that shows if it is read before it is written."""
-    return np.full(shape, np.nan if np.dtype(dtype).kind not in "iu" else 0xAA, dtype)
+class GPU:
+    """What numbattn.cuda.launch.GPU is on a GPU."""
+
+    zeros = staticmethod(np.zeros)
+
+    def __init__(self, device):
+        self.device, self.programs = device, {}
+        self.keep = self.programs.__setitem__
+        self.counts, self.memory = np.zeros(2, np.uint32), np.zeros(SINK_BYTES, np.uint8)
+        self.sink = self.memory.ctypes.data
+
+    @staticmethod
+    def empty(shape, dtype):
+        """Memory that shows if it is read before it is written."""
+        return np.full(shape, np.nan if np.dtype(dtype).kind not in "iu" else 0xAA, dtype)
+
+    @staticmethod
+    def addresses(arrays):
+        found = [x.ctypes.data for x in arrays.values()]
+        return found, any(address % VECTOR_BYTES for address in found)
+
+    def counters(self, stream, capturing):
+        return self.counts.ctypes.data
+
+    def stream(self):
+        return SimpleNamespace(ptr=0, is_capturing=lambda: False)
+
+    def scratch_memory(self, capturing):
+        return nullcontext()
+
+    def load(self, plan, names, sum_dtype):
+        return Program(plan, names)
 
 
-def forget():
-    """Launches are prepared for a device by its numbers: none of ours is to be used on a real one."""
-    passes._launches.cache_clear()
-    passes._delta_launches.cache_clear()
+class Program:
+    def __init__(self, plan, names):
+        self.plan, self.names = plan, plan.names(names)
+
+    def __call__(self, addresses, numbers, stream):
+        addresses, numbers = (dict(zip(*x, strict=True)) for x in ((self.names, addresses), (NUMBERS, numbers)))
+        for step in self.plan.steps:
+            run(step, addresses, numbers)
 
 
-class Kernel:
-    def __init__(self, key):
-        self.key, self.source = key, key.source()
+def run(step, addresses, numbers):
+    """A step, its arguments put together again as the signature has them."""
+    source, given = step.key.source(), iter(step.arguments)
+    tensor_maps = {found.argument: found for found in source.tensor_maps}
 
-    def prepare(self, blocks, views):
-        """Arguments are put together again as the signature has them."""
-        source = self.source
-        tensor_maps = {found.argument: found for found in source.tensor_maps}
+    def view():
+        at = next(given)
+        assert isinstance(at, At)
+        return at.view._replace(pointer=at.view.pointer + addresses[at.array])
 
-        def start(addresses, numbers):
-            moved = (view._replace(pointer=view.pointer + at) for view, at in zip(views, addresses, strict=True))
-            numbers = iter(numbers)
-            arguments = [
-                mapped(next(moved), tensor_maps[i]) if i in tensor_maps else together(kind, moved, numbers)
-                for i, kind in enumerate(source.signature.args)
-            ]
-            assert next(numbers, None) is None, "there are more numbers than the signature has"
-            if not blocks:
-                return
-            if SIMULATED:
-                simulate(source.function, (blocks, 1, 1), source.threads, source.shared, *arguments)
-            else:
-                interpret(compiled(self.key), (blocks, 1, 1), source.threads, source.shared, *arguments)
+    def argument(kind, tensor_map=None):
+        if tensor_map:
+            return mapped(view(), tensor_map)
+        if isinstance(kind, types.BaseTuple):
+            values = [argument(part) for part in kind]
+            return kind.instance_class(*values) if isinstance(kind, types.BaseNamedTuple) else tuple(values)
+        if isinstance(kind, types.Array):
+            return np.asarray(Memory(view(), as_dtype(kind.dtype)))
+        number = next(given)
+        return as_dtype(kind).type(numbers[number] if isinstance(number, str) else number)
 
-        return start
+    arguments = [argument(kind, tensor_maps.get(i)) for i, kind in enumerate(source.signature.args)]
+    assert next(given, None) is None, "there are more arguments than the signature has"
+    if SIMULATED:
+        simulate(source.function, (step.blocks, 1, 1), source.threads, source.shared, *arguments)
+    else:
+        interpret(compiled(step.key), (step.blocks, 1, 1), source.threads, source.shared, *arguments)
 
 
 @lru_cache(maxsize=64)
 def compiled(key):
-    return ptx.Kernel(compile_ptx(key.source(), key.cc))
+    source = key.source()
+    text = compile_ptx(source, key.cc)
+    if source.overlaps and key.cc >= (9, 0):
+        before, _, _ = text.partition("griddepcontrol.wait")
+        assert not ACCESS.search(before), f"{key} does not wait for the kernel before it"
+    return ptx.Kernel(text)
 
 
 def mapped(view, tensor_map):
     """What a tensor map is here; its bits are the kernel's to name."""
     array = np.asarray(Memory(for_tensor_map(view), np.dtype(f"u{view.itemsize}")))
     return array if SIMULATED else ptx.TensorMap(array, tensor_map.box, tensor_map.swizzle)
-
-
-def together(kind, views, numbers):
-    if isinstance(kind, types.BaseTuple):
-        values = [together(part, views, numbers) for part in kind]
-        return kind.instance_class(*values) if isinstance(kind, types.BaseNamedTuple) else tuple(values)
-    if isinstance(kind, types.Array):
-        return np.asarray(Memory(next(views), as_dtype(kind.dtype)))
-    return as_dtype(kind).type(next(numbers))
 
 
 class Memory:

@@ -29,9 +29,11 @@ class Barrier:
     """An mbarrier."""
 
     count: int
+    thread: int  # that has initialised it
     pending: int  # arrivals that this phase still waits for
     nbytes: int = 0  # that are still to come
     phase: int = 0
+    fenced: bool = False  # whether the TMA may use it
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Group:
 
     number: int = 1  # of the work that is not committed yet
     finished: int = 0  # the last number that has been waited for
+    fenced: bool = False  # whether the registers of the products that are not committed yet are ready
     reads: list = field(default_factory=list)  # (number, places)
 
     def read(self, shared, places):
@@ -180,17 +183,17 @@ class Hopper:
             number = int(np.broadcast_to(last, self.n)[thread])
             address = int(addresses[thread])
             if what == "init":
-                self.open_barrier(address, number)
+                self.open_barrier(address, number, int(thread))
             elif "expect_tx" in op:
                 self.arrive(address, 1, number)
             else:
                 self.arrive(address, number)
 
-    def open_barrier(self, address, count):
+    def open_barrier(self, address, count, thread):
         places = self.shared.places(np.array([address]), 8, "mbarrier.init", read=False)
         self.shared.demand_unused(places)
         self.shared.users[places] += 1
-        self.barriers[address] = Barrier(count, count)
+        self.barriers[address] = Barrier(count, thread, count)
 
     def barrier(self, address):
         if address not in self.barriers:
@@ -222,7 +225,10 @@ class Hopper:
     def op_fence(self, op, args):
         if op[1:3] == ["proxy", "async"]:
             self.shared.fence(self.mask)
-        elif op[1] not in ("mbarrier_init", "acq_rel", "sc"):
+        elif op[1] == "mbarrier_init":
+            for barrier in self.barriers.values():
+                barrier.fenced |= bool(self.mask[barrier.thread])
+        elif op[1] not in ("acq_rel", "sc"):
             raise NotImplementedError(".".join(op))
 
     def op_setmaxnreg(self, op, args):
@@ -264,7 +270,8 @@ class Hopper:
         values[inside] = self.memory.bytes[self.memory.places(addresses[inside], item, "a box", read=True)]
         target, barrier = int(self.address(target)[thread]), int(self.address(barrier)[thread])
         places = self.shared.places_of_units(tensor_map.chunks(target), "a box", read=False)
-        self.barrier(barrier)
+        if not self.barrier(barrier).fenced:
+            raise AccessError(f"a box for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
         self.shared.written[places] = False  # until it has arrived
         self.arriving.append((barrier, places, values.reshape(-1, CHUNK)))
 
@@ -292,14 +299,19 @@ class Hopper:
     def op_wgmma(self, op, args):
         for number in self._whole(WARPGROUP, "wgmma"):
             group, threads = self.products[number], slice(WARPGROUP * number, WARPGROUP * (number + 1))
-            if op[1] == "mma_async":
+            if op[1] == "fence":
+                group.fenced = True
+            elif op[1] == "mma_async":
+                if not group.fenced:
+                    raise AccessError("wgmma: the first product of a group without a wgmma.fence before")
                 self._multiply(group, threads, op, args)
             elif op[1] == "commit_group":
                 group.commit()
+                group.fenced = False
             elif op[1] == "wait_group":
                 group.wait(self.shared, int(args[0]))
                 self.finished[threads] = group.finished
-            elif op[1] != "fence":
+            else:
                 raise NotImplementedError(".".join(op))
         if op[1] == "wait_group":
             for registers in (self.sums, self.lefts):

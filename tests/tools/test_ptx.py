@@ -468,7 +468,9 @@ FENCE = "fence.proxy.async.shared::cta; bar.sync 0;"
     (WARPS + "mov.u64 %rd5, %rd1;" + sent(0, 0, 0).replace("cvta.param.u64 %rd6, %rd6", "mov.u64 %rd6, %rd5"),
      AccessError, "no tensor map at"),
     (WARPS + sent(0, 0, 0), AccessError, "nobody has written"),
-], ids=range(10))  # fmt: skip
+    (filled((0, 0, 0, 0)).replace("fence.mbarrier_init.release.cluster;", ""), AccessError,
+     "without a fence.mbarrier_init"),
+], ids=range(11))  # fmt: skip
 def test_faults_of_boxes(body, error, text):
     with pytest.raises(error, match=text):
         boxes(body, matrix(64, 64), matrix(64, 64))
@@ -602,7 +604,8 @@ def test_products_on_their_way(body):
     (f"mov.b64 %rd7, {{%r8, 64}}; {ONCE}", NotImplementedError, "not swizzled"),
     (f"@%p1 bra $on; {ONCE} $on:", DeadlockError, "threads 32-127 wait for their warpgroup"),
     (f"@%p2 bra $on; {ONCE} $on:", RuntimeError, "not all 32 threads"),
-], ids=range(14))  # fmt: skip
+    (ONCE.replace("wgmma.fence.sync.aligned;", "") + WAIT, AccessError, "without a wgmma.fence"),
+], ids=range(15))  # fmt: skip
 def test_faults_of_products(body, error, text):
     with pytest.raises(error, match=text):
         boxes(READY + body, matrix(128, 64), x=np.zeros(128 * len(SUMS), np.float32))

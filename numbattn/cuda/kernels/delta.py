@@ -1,23 +1,35 @@
 """delta = rowsum(dO * O) - dlse: what the backward pass subtracts from dP (Algorithm 4, line 19)."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
-from ..plan import DELTA_ROWS
+from ..spec import Line, Matrix, Spec
 from ..tile import Alignment, aligned, convert, full, load, row_sum, save, simt, where
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
+from .tables import rounded
 
-THREADS, LANES = 4 * DELTA_ROWS, 8
+
+class Rows(NamedTuple):
+    """Of a block; it keeps no keys."""
+
+    tile_m: int
+    tile_n: int = 1
+
+
+TILES = Rows(32)
+THREADS, LANES = 4 * TILES.tile_m, 8
 
 
 def delta(*, dtype, head_dim_v, dlse, nbytes):
     """The kernel; dlse says whether lse has a gradient."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    TILE_M, ROWS_OF = np.int32(DELTA_ROWS), Alignment(nbytes)
-    TILE = simt(DELTA_ROWS, head_dim_v, THREADS, LANES, vector(dtype))
+    TILE_M, ROWS_OF = np.int32(TILES.tile_m), Alignment(nbytes)
+    TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, ZERO, NOTHING = TILE.row_vector(), ACC(0), ACC(-np.inf)
 
     def kernel(mDO, mO, mLse, mDlse, mDelta):
@@ -34,3 +46,18 @@ def delta(*, dtype, head_dim_v, dlse, nbytes):
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
     return Source(kernel, types.void(matrix, matrix, line, line, line), THREADS)
+
+
+def parameters(work, tiles):
+    return {
+        "dtype": work.problem.dtype.name, "dlse": "dlse" in work.dtypes, "nbytes": work.nbytes,
+        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
+    }  # fmt: skip
+
+
+SPEC = Spec(
+    delta,
+    (Matrix("do"), Matrix("o"), Line("lse"), Line("dlse"), Line("delta")),
+    tiles=lambda work: (TILES,),
+    parameters=parameters,
+)

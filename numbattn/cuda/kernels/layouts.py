@@ -27,7 +27,7 @@ def vector(dtype):
 
 
 def sums(unit, lanes, rows, cols, threads, run=1):
-    """The layout of a tile of sums: by mma.sync on tensor cores, by fused multiply-adds on ordinary ones."""
+    """The layout of a tile of sums: by mma.sync on tensor cores, by fused multiply-adds on CUDA cores."""
     return mma(rows, cols, threads) if unit == "mma" else simt(rows, cols, threads, lanes, run)
 
 
@@ -51,7 +51,7 @@ def places_of(transposed):
 def left_operand(layout, shared, dtype):
     """How a tile of sums becomes the left operand of the next product.
 
-    Tensor cores take it from the registers that it lies in. Ordinary cores read it from shared memory, each row by the
+    Tensor cores take it from the registers that it lies in. CUDA cores read it from shared memory, each row by the
     warp that wrote it.
     """
     if layout.unit == "mma":

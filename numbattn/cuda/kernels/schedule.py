@@ -22,25 +22,25 @@ def place(block, matrices, heads):
 
 
 @device
-def place_near(number, tiles, matrices, heads, near):
-    """As `place`, but tiles count slowest among `near` matrices only: their keys and values stay in the cache."""
-    group, number = split(number, np.int32(near * tiles))
-    first = np.int32(group * near)
-    tile, matrix = split(number, minimum(near, matrices - first))
+def place_grouped(number, tiles, matrices, heads, at_once):
+    """As `place`, but tiles count slowest among `at_once` matrices only: their keys and values stay in the L2 cache."""
+    group, number = split(number, np.int32(at_once * tiles))
+    first = np.int32(group * at_once)
+    tile, matrix = split(number, minimum(at_once, matrices - first))
     batch, head = split(np.int32(first + matrix), heads)
     return tile, batch, head
 
 
 # ------------------------------------------------------------------------------------ blocks that do many tiles
-# Block b starts with number b. `jobs` holds two counters, both 0 before and after a kernel.
+# Block b starts with number b. `counters` holds two counters, both 0 before and after a kernel.
 @device
-def draw(jobs):
+def next_number(counters):
     """The number of the next tile for the block that asks: who is done first, takes it."""
-    return np.int32(cuda.gridDim.x + cuda.atomic.add(jobs, 0, 1))
+    return np.int32(cuda.gridDim.x + cuda.atomic.add(counters, 0, 1))
 
 
 @device
-def leave(jobs):
-    """This block draws no more; the last one to leave sets the counters back."""
-    if cuda.atomic.inc(jobs, 1, cuda.gridDim.x - 1) == cuda.gridDim.x - 1:
-        jobs[0] = 0
+def finish(counters):
+    """This block draws no more; the last one to finish sets the counters back."""
+    if cuda.atomic.inc(counters, 1, cuda.gridDim.x - 1) == cuda.gridDim.x - 1:
+        counters[0] = 0

@@ -1,4 +1,4 @@
-"""The online softmax over one tile of scores, in base 2 (Algorithm 1, lines 10 to 12)."""
+"""The online softmax over one tile of scores, in base 2 (Algorithm 1, lines 10 and 11)."""
 
 import numpy as np
 

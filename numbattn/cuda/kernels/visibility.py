@@ -13,27 +13,30 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
+from ...masks import Bits, BlockSparse, Dense
 from ..build import Source
-from ..plan import STATES_TILES
-from ..plan import STATES_WORD as WORD
+from ..spec import MASK, Spec
 from ..tile import (
     ballot,
     cols_between,
     device,
     has_bits,
-    let_kernel_after_start,
+    launch_dependents,
     lowest_bit,
     maximum,
     minimum,
     quotient,
     row_index,
-    wait_for_kernel_before,
+    wait_on_dependencies,
     where,
 )
 from .layouts import places_of
 from .schedule import place, split
 
+GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
 EMPTY, PARTIAL, FULL = 0, 1, 2
+WORD = 32  # tiles whose states are bits of one word
+TILES = 64  # whose states a block finds
 NOTHING = np.int32(-1)
 
 
@@ -45,6 +48,17 @@ class Cells(NamedTuple):
     cols: Any
 
 
+class Bands(NamedTuple):
+    """Edges that are not the same for all, int32 (batch, heads) each. An array without elements bounds nothing."""
+
+    lo: Any
+    hi: Any
+    queries: Any
+    keys: Any
+    lo_shift: Any  # added to lo
+    hi_shift: Any
+
+
 class Sight(NamedTuple):
     """A mask as kernels get it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
 
@@ -52,13 +66,14 @@ class Sight(NamedTuple):
     hi: Any
     queries: Any
     keys: Any
-    bands: Any  # () or one array, int32 (batch, heads, 4): lo, hi, queries, keys where they are not the same for all
+    bands: Any  # () or one Bands, which narrow the band
     grids: Any  # a Cells for each grid
     states: Any  # () or one array, uint32 (batch, heads, kept, 2 words of WORD tiles): which are not empty; are full
 
 
 INT32, BYTES, WORDS = types.int32, types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INT32, INT32], Cells)
+BANDS = types.NamedTuple([types.Array(INT32, 2, "A")] * 4 + [INT32] * 2, Bands)
 
 
 def several(kind, count):
@@ -71,7 +86,7 @@ def sight_type(mask):
     return types.NamedTuple(
         [
             INT32, INT32, INT32, INT32,
-            several(types.Array(INT32, 3, "A"), bands == "bands"),
+            several(BANDS, bands == "bands"),
             several(CELLS, len(grids)),
             several(WORDS, "blocks" in grids),
         ],
@@ -87,8 +102,23 @@ def one_band(sight, batch, head):
 
 @device
 def own_band(sight, batch, head):
-    band = sight.bands[0][batch, head]
-    return band[0], band[1], band[2], band[3]
+    lo, hi, queries, keys, lo_shift, hi_shift = sight.bands[0]
+    first, last = np.int32(-sight.queries), sight.keys                    # beyond them a diagonal says nothing more
+    return (
+        maximum(sight.lo, edge_at(lo, batch, head, lo_shift, first, last, sight.lo)),
+        minimum(sight.hi, edge_at(hi, batch, head, hi_shift, first, last, sight.hi)),
+        edge_at(queries, batch, head, np.int32(0), np.int32(0), sight.queries, sight.queries),
+        edge_at(keys, batch, head, np.int32(0), np.int32(0), sight.keys, sight.keys),
+    )
+
+
+@device
+def edge_at(edges, batch, head, shift, first, last, otherwise):
+    """An edge, within first and last; `otherwise` if there are none."""
+    if edges.shape[1] == 0:
+        return otherwise
+    edge = minimum(edges[batch, head], np.int32(last - shift))         # before the shift: no sum overflows
+    return np.int32(maximum(edge, np.int32(first - shift)) + shift)
 
 
 def band_of(mask):
@@ -250,7 +280,7 @@ def needs_test(mask):
 
 def tile_states(*, tile_m, tile_n, kept, mask):
     """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
-    TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(STATES_TILES // WORD)
+    TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(TILES // WORD)
     KEEPS_Q = kept == "q"
     bands, *grids = mask
 
@@ -279,8 +309,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     state = reduce(least, [state_of(g) for g, kind in enumerate(grids) if kind == "blocks"])
 
     def kernel(sight, seqlen_q, seqlen_k):
-        let_kernel_after_start()
-        wait_for_kernel_before()
+        launch_dependents()
+        wait_on_dependencies()
         out = sight.states[0]
         batches, heads, kept_tiles, words = out.shape
         words = np.int32(words // 2)
@@ -297,4 +327,36 @@ def tile_states(*, tile_m, tile_n, kept, mask):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, types.void(sight_type(mask), INT32, INT32), STATES_TILES, overlaps=True)
+    return Source(kernel, types.void(sight_type(mask), INT32, INT32), TILES, overlaps=True)
+
+
+def states_shape(kept_tiles, walked_tiles):
+    """Of the states of one matrix."""
+    return kept_tiles, 2 * -(-walked_tiles // WORD)
+
+
+def states_blocks(kept_tiles, words):
+    """How many find the states of one matrix."""
+    return -(-kept_tiles * words // 2 * WORD // TILES)
+
+
+def states_spec(kept):
+    """Of the kernel that finds the states for another one, in that one's tiles."""
+
+    def blocks(work, tiles, m_blocks, n_blocks):
+        shape = states_shape(*((m_blocks, n_blocks) if kept == "q" else (n_blocks, m_blocks)))
+        return work.problem.heads * states_blocks(*shape)
+
+    return Spec(
+        tile_states,
+        (MASK, "seqlen_q", "seqlen_k"),
+        tiles=None,
+        parameters=lambda work, tiles: {
+            "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "kept": kept, "mask": work.mask,
+        },
+        keeps=kept,
+        blocks=blocks,
+    )  # fmt: skip
+
+
+STATES = {kept: states_spec(kept) for kept in ("q", "k")}

@@ -81,25 +81,25 @@ def sync_warpgroups(count):
 
 
 @primitive
-def wait_for_kernel_before():
+def wait_on_dependencies():
     """Until the stream's kernel before this one is over, and what it has written is seen: see build.Source.overlaps.
 
     Before Hopper it is over when this one starts, and there is nothing to wait for.
     """
 
 
-@wait_for_kernel_before.lowering
-def wait_for_kernel_before():
+@wait_on_dependencies.lowering
+def wait_on_dependencies():
     return types.void(), lambda b: emit_for_overlap(b, "wait")
 
 
 @primitive
-def let_kernel_after_start():
+def launch_dependents():
     """As far as this block is concerned, the stream's next kernel may start, if it overlaps: it waits for this one."""
 
 
-@let_kernel_after_start.lowering
-def let_kernel_after_start():
+@launch_dependents.lowering
+def launch_dependents():
     return types.void(), lambda b: emit_for_overlap(b, "launch_dependents")
 
 
@@ -109,15 +109,15 @@ def emit_for_overlap(b, what):
 
 
 @primitive
-def give_registers(left):
+def decrease_registers(left):
     """Each thread of this warpgroup gives back registers, so that it has `left` of them."""
-    _check_registers("give_registers", left)
+    _check_registers("decrease_registers", left)
 
 
 @primitive
-def take_registers(count):
+def increase_registers(count):
     """Each thread of this warpgroup gets registers, so that it has `count` of them, once others have given so many."""
-    _check_registers("take_registers", count)
+    _check_registers("increase_registers", count)
 
 
 def _check_registers(name, count):
@@ -135,5 +135,5 @@ def _lower_registers(how):
     return lower
 
 
-give_registers = give_registers.lowering(_lower_registers("dec"))
-take_registers = take_registers.lowering(_lower_registers("inc"))
+decrease_registers = decrease_registers.lowering(_lower_registers("dec"))
+increase_registers = increase_registers.lowering(_lower_registers("inc"))

@@ -95,7 +95,7 @@ ONE = Axis(1)  # an axis that broadcasts: row vectors have cols=ONE, column vect
 class Layout:
     """How a tile is dealt to `threads` threads: each holds rows.slots x cols.slots elements.
 
-    `unit` says who multiplies into such a tile: "fma", the ordinary cores, "mma", the tensor cores warp by warp, or
+    `unit` says who multiplies into such a tile: "fma", CUDA cores, "mma", the tensor cores warp by warp, or
     "wgmma", the tensor cores for a warpgroup: its threads count from 0, whichever of a block's it is.
     """
 
@@ -162,7 +162,7 @@ def deal(size, shift, hands, run):
 
 
 def simt(rows, cols, threads, lanes_per_row, vector, row_vector=1):
-    """Accumulators on the ordinary cores: each row in `lanes_per_row` neighbouring lanes, in runs of `vector` columns.
+    """Accumulators on CUDA cores: each row in `lanes_per_row` neighbouring lanes, in runs of `vector` columns.
 
     The rows are dealt to the groups of lanes in turn, `row_vector` at a time.
     """
@@ -171,7 +171,7 @@ def simt(rows, cols, threads, lanes_per_row, vector, row_vector=1):
     return Layout(row_axis, deal(cols, 0, lanes_per_row, vector), threads)
 
 
-def copying(rows, cols, threads, vector):
+def copy_layout(rows, cols, threads, vector):
     """For moving a row-major tile: neighbouring threads hold neighbouring runs of `vector` elements."""
     vectors = cols // vector
     per_row = min(vectors & -vectors, threads)  # the largest power of two in it: 4 for a head_dim of 96 float16

@@ -335,13 +335,13 @@ def lowest_bit(word):
 
 
 @primitive
-def unforeseen(x):
+def opaque(x):
     """An int32 of which the compiler knows nothing: a loop that counts with it is not unrolled."""
     return np.int32(x)
 
 
-@unforeseen.lowering
-def unforeseen(x):
+@opaque.lowering
+def opaque(x):
     return types.int32(types.int32), lambda b, x: asm(b, "mov.u32 $0, $1;", I32, x, effect=True)
 
 

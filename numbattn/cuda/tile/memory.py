@@ -17,7 +17,7 @@ from numba.cuda.datamodel import default_manager
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 from numba.cuda.models import cuda_data_manager
 
-from ..views import VECTOR_BYTES, alignment
+from ..views import VECTOR_BYTES, alignment, layout_of
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place
@@ -67,9 +67,9 @@ class Alignment:
     nbytes: int
 
     @classmethod
-    def of(cls, shape, strides, itemsize, address):
-        """The widest alignment that holds for all the matrices (last two axes) of an array."""
-        return cls(alignment(shape, strides, itemsize, address))
+    def of(cls, array):
+        """The widest alignment that holds for all the matrices (last two axes) of a NumPy array."""
+        return cls(alignment(layout_of(array, array.ctypes.data)))
 
 
 class MatrixType(types.Type):
@@ -101,7 +101,7 @@ def aligned(matrix, alignment):
     """The matrix, with a promise from the host: vectors are moved instead of elements."""
     n = alignment.nbytes
     if n:
-        held = Alignment.of(matrix.shape, matrix.strides, matrix.itemsize, matrix.ctypes.data)
+        held = Alignment.of(matrix)
         assert held.nbytes >= n, f"{n} bytes are promised, {held.nbytes} are held"
     return matrix
 
@@ -600,8 +600,8 @@ def get(shared, layout):
 
 # ------------------------------------------------------------------------------------- from global to shared memory
 @primitive
-def fetch(shared, matrix, layout, first):
-    """put(shared, load(matrix, layout, first)), past the registers and in the background: see `fetched`.
+def copy_async(shared, matrix, layout, first):
+    """put(shared, load(matrix, layout, first)), past the registers and in the background: see `wait_copies`.
 
     The tile and the matrix are of one dtype. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
     the way through the registers.
@@ -611,10 +611,10 @@ def fetch(shared, matrix, layout, first):
         shared.memory.note_fetch(shared.granules_of(*places(layout)))
 
 
-@fetch.lowering
-def fetch(shared, matrix, layout, first):
+@copy_async.lowering
+def copy_async(shared, matrix, layout, first):
     layout_type, layout, plan = layout, layout.value, shared.plan
-    _check_shape("fetch", plan, layout)
+    _check_shape("copy_async", plan, layout)
     _check_vector(matrix, layout)
     if stored(matrix.dtype) != shared.dtype or plan.transposed:
         raise TypingError(f"fetch: a matrix of {stored(matrix.dtype)} does not go as it is to {plan}")
@@ -658,13 +658,13 @@ def emit_copy(b, target, place, nbytes, inside):
 
 
 @primitive
-def fetched():
+def wait_copies():
     """What this thread has fetched has arrived. The others know after the next barrier."""
     simulator.shared_memory().note_arrival()
 
 
-@fetched.lowering
-def fetched():
+@wait_copies.lowering
+def wait_copies():
     def generate(b):
         if capability() >= (8, 0):
             asm(b, "cp.async.wait_all;", VOID, effect=True)

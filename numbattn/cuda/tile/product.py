@@ -1,6 +1,6 @@
 """Products of tiles, added to a fragment: `dot`. The layout of the sum says who multiplies.
 
-On the ordinary cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
+On CUDA cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
 tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
 may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Either operand may be
 transposed: `sK.T`.
@@ -32,7 +32,7 @@ def dot(acc, x, y):
     """acc + x @ y, summed in acc's dtype. A layout in acc's place is a tile of zeros.
 
     y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype. Where a
-    warpgroup multiplies, x is a tile or an `operand`, and the sum is there only when it has `finished`.
+    warpgroup multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
     """
     if isinstance(acc, Layout):
         acc = Fragment(acc, np.zeros(1, np.float64 if y.plan.dtype == np.float64 else np.float32))
@@ -95,7 +95,7 @@ def loop(b, ks, registers, turn):
     return ends
 
 
-# ------------------------------------------------------------------------------------------------- ordinary cores
+# ----------------------------------------------------------------------------------------------------- CUDA cores
 def reader(b, tile, pointer, axis, along, dtype):
     """How a thread reads its part of an operand: read(k, count) -> [slot][k, k + 1, ...], registers of `dtype`.
 
@@ -126,7 +126,7 @@ def reader(b, tile, pointer, axis, along, dtype):
 
 def emit_fma(acc, x, y):
     if isinstance(x, FragmentType):
-        raise TypingError("dot: on the ordinary cores both operands are tiles in shared memory")
+        raise TypingError("dot: on CUDA cores both operands are tiles in shared memory")
     depth = y.plan.shape[0]
     step = VECTOR_BYTES // size_of(LLVM[acc.dtype])  # of k, in one turn of the loop
     if depth % step:
@@ -356,7 +356,7 @@ def split(b, values):
 
 
 def add_doubles(b, sums, lefts, ys):
-    """Add a chunk's product, lefts[row of pieces][step of k]. Sums are rounded to the nearest, as on ordinary cores."""
+    """Add a chunk's product, lefts[row of pieces][step of k]. Sums are rounded to the nearest, as on CUDA cores."""
 
     def add(n):
         for i, right in enumerate(ys.blocks(n, 0, len(lefts[0]))):

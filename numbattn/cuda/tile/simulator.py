@@ -93,7 +93,7 @@ class SharedMemory:
         self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
-        self.rings = {}  # see ring.open_ring
+        self.pipelines = {}  # see pipeline.init_pipeline
 
     def merge(self, threads):
         """A barrier for these threads: each knows what all have done so far."""
@@ -182,7 +182,7 @@ class SharedMemory:
         known, shared = (fresh | (written <= self.clocks[i, thread_index(), writer]) for i in range(2))
         self._demand(known, granules, writer, what)
         if work:
-            self._demand(shared, granules, writer, what, "share_with_tma() before the barrier")
+            self._demand(shared, granules, writer, what, "fence_async_proxy() before the barrier")
 
     def _demand(self, known, granules, other, what, missing="barrier between"):
         if not known.all():

@@ -1,6 +1,6 @@
 """Products of a warpgroup on Hopper's tensor cores, which run on while the warpgroup does something else.
 
-`dot` starts one, of two tiles in shared memory or of an `operand` in registers and a tile, and `finished` waits for it.
+`dot` starts one, of two tiles in shared memory or of an `operand` in registers and a tile; `wgmma_wait` waits for it.
 Until then the sum must not be touched and the tiles must not change.
 """
 
@@ -63,7 +63,7 @@ def operand(tile, plan):
 
 
 class InFlight(Fragment):
-    """A sum that is not there yet, of a product in plain Python: only `dot` and `finished` take it."""
+    """A sum that is not there yet, of a product in plain Python: only `dot` and `wgmma_wait` take it."""
 
     __slots__ = ("sums", "work")
 
@@ -72,7 +72,7 @@ class InFlight(Fragment):
 
     @property
     def registers(self):
-        raise RaceError("the sum of a product is used before it has `finished`")
+        raise RaceError("the sum of a product is used before `wgmma_wait`")
 
 
 def _products():
@@ -87,13 +87,13 @@ def product_of_warpgroup():
 
 
 def meet_for_product():
-    """All threads of the warpgroup have done their share: one that has `finished` knows it of all, and that none of
+    """All threads of the warpgroup have done their share: after `wgmma_wait` one knows it of all, and that none of
     them waits for what came before. Else it orders nothing."""
     _products().sync(shared_memory().tell_waits())
 
 
 @primitive
-def finished(tile, later):
+def wgmma_wait(tile, later):
     """The sum of a product, once all products that were started but the `later` last ones are there.
 
     ptxas moves the wait up, before all that does not need it to be over.
@@ -108,8 +108,8 @@ def finished(tile, later):
     return Fragment(tile.layout, tile.sums)
 
 
-@finished.lowering
-def finished(tile, later):
+@wgmma_wait.lowering
+def wgmma_wait(tile, later):
     if not isinstance(later, types.IntegerLiteral):
         return None
     text = f"wgmma.wait_group.sync.aligned {later.literal_value};"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from numbattn.cuda.kernels.schedule import draw, leave, place, place_near
+from numbattn.cuda.kernels.schedule import finish, next_number, place, place_grouped
 from tests.tools.launch import launch
 
 TILES, HEADS, BATCHES = 5, 3, 2
@@ -32,28 +32,28 @@ def test_place_counts_tiles_slowest():
     assert places(place, np.int32(MATRICES), np.int32(HEADS)) == EVERY
 
 
-@pytest.mark.parametrize("near", [1, 2, 4, 6, 100])
-def test_place_near_counts_tiles_slowest_among_few_matrices(near):
-    found = places(place_near, np.int32(TILES), np.int32(MATRICES), np.int32(HEADS), np.int32(near))
+@pytest.mark.parametrize("at_once", [1, 2, 4, 6, 100])
+def test_place_near_counts_tiles_slowest_among_few_matrices(at_once):
+    found = places(place_grouped, np.int32(TILES), np.int32(MATRICES), np.int32(HEADS), np.int32(at_once))
     assert sorted(found) == EVERY
     matrices = [batch * HEADS + head for _, batch, head in found]
-    assert [m // near for m in matrices] == sorted(m // near for m in matrices)
-    for group in range(-(-MATRICES // near)):
-        tiles = [tile for (tile, _, _), m in zip(found, matrices) if m // near == group]
+    assert [m // at_once for m in matrices] == sorted(m // at_once for m in matrices)
+    for group in range(-(-MATRICES // at_once)):
+        tiles = [tile for (tile, _, _), m in zip(found, matrices) if m // at_once == group]
         assert tiles == sorted(tiles)
 
 
 def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
-    def kernel(jobs, taken):
+    def kernel(counters, taken):
         if cuda.threadIdx.x == 0:
             number = np.int32(cuda.blockIdx.x)
             while number < taken.shape[0]:
                 taken[number] += 1
-                number = draw(jobs)
-            leave(jobs)
+                number = next_number(counters)
+            finish(counters)
 
-    jobs, taken = np.zeros(2, np.uint32), np.zeros(20, np.int32)
+    counters, taken = np.zeros(2, np.uint32), np.zeros(20, np.int32)
     for _ in range(2):
-        launch(kernel, (3, 1, 1), 32, 0, jobs, taken)
-        assert jobs.tolist() == [0, 0]
+        launch(kernel, (3, 1, 1), 32, 0, counters, taken)
+        assert counters.tolist() == [0, 0]
     assert taken.tolist() == [2] * 20

@@ -1,16 +1,174 @@
-"""The states of tiles, and the walk over those that are not empty, beyond a word of them."""
+"""Which keys are in sight of a tile of queries, and the other way round; the states of tiles, beyond a word of them."""
+
+import operator
+from functools import reduce
+from itertools import product
 
 import numpy as np
 import pytest
 from numba import cuda
 
-from numbattn.cuda.kernels.visibility import Cells, Sight, next_tile, tile_states
-from numbattn.cuda.plan import STATES_TILES, STATES_WORD
-from numbattn.cuda.tile import WARPGROUP
+import numbattn as na
+from numbattn.cuda.kernels.visibility import (
+    TILES,
+    WORD,
+    Bands,
+    Cells,
+    Sight,
+    element_test,
+    in_band,
+    keys_in_sight,
+    needs_test,
+    next_tile,
+    own_band,
+    queries_in_sight,
+    tile_states,
+)
+from numbattn.cuda.tile import WARPGROUP, save, simt
 from tests.tools.launch import launch
 
+# ---------------------------------------------------------------------------------------------------------- the band
+M0, M_END, N0, N_END = map(np.int32, (5, 8, 6, 10))  # a tile of queries and keys
+SHIFTS = -20, *range(-9, 8), 20
+BANDS = np.array(list(product(SHIFTS, SHIFTS, (0, *range(4, 10)), (0, *range(5, 12)))), np.int32)
+EVERYTHING = np.arange(20)
+
+
+def sees(bands, i, j):
+    """[band, query, key], by the definition."""
+    lo, hi, queries, keys = bands.T[..., None, None]
+    i = i[:, None]
+    return (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
+
+
+@pytest.fixture(scope="module")
+def bounds():
+    """keys_in_sight, queries_in_sight and in_band of the tile, for each band."""
+
+    def kernel(bands, out):
+        n = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if n < bands.shape[0]:
+            band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
+            out[n, 0], out[n, 1] = keys_in_sight(band, M0, M_END)
+            out[n, 2], out[n, 3] = queries_in_sight(band, N0, N_END)
+            out[n, 4] = in_band(band, M0, M_END, N0, N_END)
+
+    out = np.full((len(BANDS), 5), -99, np.int32)
+    launch(kernel, (-(-len(BANDS) // 1024), 1, 1), 1024, 0, BANDS, out)
+    return out
+
+
+def test_a_tile_is_whole_where_each_of_its_queries_sees_each_of_its_keys(bounds):
+    tile = sees(BANDS, np.arange(M0, M_END), np.arange(N0, N_END))
+    np.testing.assert_array_equal(bounds[:, 4], tile.all((1, 2)))
+
+
+@pytest.mark.parametrize("side", ["keys", "queries"])
+def test_all_that_is_in_sight_and_no_more(bounds, side):
+    if side == "keys":
+        (first, end), seen = bounds.T[:2], sees(BANDS, np.arange(M0, M_END), EVERYTHING).any(1)
+    else:
+        (first, end), seen = bounds.T[2:4], sees(BANDS, EVERYTHING, np.arange(N0, N_END)).any(2)
+    assert (first >= 0).all()
+    assert (end >= 0).all()
+    some, narrow = seen.any(1), BANDS[:, 0] > BANDS[:, 1]       # lo > hi: nobody sees anything
+    np.testing.assert_array_equal(first[some], seen[some].argmax(1))
+    np.testing.assert_array_equal(end[some], len(EVERYTHING) - seen[some, ::-1].argmax(1))
+    assert (first >= end)[~some & ~narrow].all()
+
+
+FAR = 2**31 - 1
+OWN = {  # edges, shifts
+    "all": ([-3, 7, 9, 12], (0, 0)), "shifted": ([4, 4, 9, 12], (-6, 5)), "none": ([None] * 4, (0, 0)),
+    "some": ([None, 3, None, 5], (0, 1)), "wider": ([-20, 20, 30, 30], (0, 0)),
+    "far": ([-FAR, FAR, FAR, FAR], (2**30, -(2**30))), "farther": ([FAR, -FAR - 1, -FAR, -FAR - 1], (2**30, -(2**30))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_band_of_its_own_is_narrowed_by_that_of_all(case):
+    """For one head; of the other the edges lie elsewhere."""
+    edges, shifts = OWN[case]
+    lo, hi, queries, keys = everyone = -12, 13, 14, 15
+
+    def kernel(sight, out):
+        if cuda.threadIdx.x == 0:
+            band = own_band(sight, np.int32(0), np.int32(1))
+            for i in range(4):
+                out[i] = band[i]
+
+    arrays = [np.zeros((1, 0) if edge is None else (1, 2), np.int32) for edge in edges]
+    for array, edge in zip(arrays, edges):
+        array[:, 1:] = edge or 0
+    out = np.full(4, -99, np.int32)
+    bands = Bands(*arrays, *map(np.int32, shifts))
+    launch(kernel, (1, 1, 1), 32, 0, Sight(*map(np.int32, everyone), (bands,), (), ()), out)
+    own = [other if edge is None else edge + shift for edge, shift, other in zip(edges, (*shifts, 0, 0), everyone)]
+    wanted = [max(lo, min(own[0], keys)), min(hi, max(own[1], -queries)), max(min(own[2], queries), 0),
+              max(min(own[3], keys), 0)]  # fmt: skip
+    np.testing.assert_array_equal(out, wanted)
+
+
+TILE = simt(4, 8, 32, 8, 1)
+
+
+def turned(tiles, transposed):
+    return tiles.swapaxes(1, 2) if transposed else tiles
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
+def test_elements_of_a_band(transposed):
+    """Of a tile that lies before, across and behind the ends of the bands."""
+    test, bands = element_test(("band",), TILE, transposed), BANDS[::37]
+
+    def kernel(bands, out):
+        for n in range(bands.shape[0]):
+            band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
+            save(out[n], test((), band, np.int32(0), np.int32(0), M0, N0), 0)
+
+    out = np.zeros((len(bands), *TILE.shape), np.bool_)
+    launch(kernel, (1, 1, 1), TILE.threads, 0, bands, out)
+    m, n = turned(out, transposed).shape[1:]
+    np.testing.assert_array_equal(turned(out, transposed), sees(bands, M0 + np.arange(m), N0 + np.arange(n)))
+
+
+# --------------------------------------------------------------------------------------------------------- the grids
+M, N = 14, 60
+MASKS = {
+    "dense": lambda rng: na.Dense(rng.random((2, 3, M, N)) < 0.5),
+    "bits": lambda rng: na.Bits.pack(rng.random((2, 3, M, N)) < 0.5),
+    "blocks": lambda rng: na.BlockSparse(rng.random((2, 3, 5, 9)) < 0.5, block_size=(3, 7)),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
+@pytest.mark.parametrize("kinds", [("dense",), ("bits",), ("blocks",), ("dense", "bits")], ids="+".join)
+def test_elements_of_grids(rng, kinds, transposed):
+    """As `dense` shows them, with a band; beyond the matrix there is nothing."""
+    mask = reduce(operator.and_, [MASKS[kind](rng) for kind in kinds], na.Window(4, 45, offset=0))
+    cells = [Cells(grid.cells, np.int32(grid.rows), np.int32(grid.cols)) for grid in mask._grids()]
+    sight = Sight(*map(np.int32, mask._band(M, N)), (), tuple(cells), ())
+    test = element_test(("band", *kinds), TILE, transposed)
+
+    def kernel(sight, places, out):
+        band = sight.lo, sight.hi, sight.queries, sight.keys
+        for n in range(places.shape[0]):
+            batch, head, i0, j0 = places[n, 0], places[n, 1], places[n, 2], places[n, 3]
+            save(out[n], test(sight, band, batch, head, i0, j0), 0)
+
+    places = np.array([(0, 0, 0, 0), (0, 2, 5, 9), (0, 1, 10, 2), (1, 1, 6, 40), (1, 2, 12, 56)], np.int32)
+    out = np.zeros((len(places), *TILE.shape), np.bool_)
+    launch(kernel, (1, 1, 1), TILE.threads, 0, sight, places, out)
+    whole = np.pad(mask.dense(M, N), [(0, 0), (0, 0), (0, 8), (0, 8)])
+    for tile, (batch, head, i0, j0) in zip(turned(out, transposed), places):
+        m, n = tile.shape
+        np.testing.assert_array_equal(tile, whole[batch, head, i0 : i0 + m, j0 : j0 + n])
+
+
+# ---------------------------------------------------------------------------------------------------- states of tiles
 TILE_M, TILE_N, ROWS, COLS, SEQLEN_Q, SEQLEN_K = 4, 6, 3, 10, 10, 400
 KEPT, WALKED = -(-SEQLEN_Q // TILE_M), -(-SEQLEN_K // TILE_N)
+WORDS = -(-WALKED // WORD)
 
 
 @pytest.fixture
@@ -28,9 +186,9 @@ def sight_of(cells, rows, cols, words):
     return Sight(*numbers, (), (Cells(cells, np.int32(rows), np.int32(cols)),), (states,)), states
 
 
-def shown(cells):
+def shown(cells, rows=ROWS, cols=COLS):
     """Whether some and whether all elements of each tile [head, tile of queries, tile of keys] are."""
-    whole = cells[0].repeat(ROWS, 1).repeat(COLS, 2)[:, :SEQLEN_Q, :SEQLEN_K] != 0
+    whole = cells[0].repeat(rows, 1).repeat(cols, 2)[:, :SEQLEN_Q, :SEQLEN_K] != 0
     tiles = [[whole[:, m : m + TILE_M, n : n + TILE_N] for n in range(0, SEQLEN_K, TILE_N)]
              for m in range(0, SEQLEN_Q, TILE_M)]  # fmt: skip
     for of in np.any, np.all:
@@ -39,26 +197,42 @@ def shown(cells):
 
 def states_of(cells, kept):
     """The states as the kernel finds them, and those that it is to find; `kept` queries, or keys by turning it all."""
-    words = -(-WALKED // STATES_WORD)
     if kept == "q":
-        sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * words))
+        sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
         sizes, lengths = {"tile_m": TILE_M, "tile_n": TILE_N}, (SEQLEN_Q, SEQLEN_K)
     else:
-        sight, states = sight_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * words))
+        sight, states = sight_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * WORDS))
         sizes, lengths = {"tile_m": TILE_N, "tile_n": TILE_M}, (SEQLEN_K, SEQLEN_Q)
     source = tile_states(**sizes, kept=kept, mask=("band", "blocks"))
-    blocks = 2 * -(-KEPT * words * STATES_WORD // STATES_TILES)
+    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
     launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, lengths))
     return sight, states
+
+
+def assert_states(states, *wanted):
+    """Of each tile whether it is not empty, and whether it is full."""
+    for which, want in enumerate(wanted):
+        bits = np.unpackbits(states[0, ..., which::2].copy().view(np.uint8), axis=-1, bitorder="little")
+        np.testing.assert_array_equal(bits[..., :WALKED], want)
+        assert not bits[..., WALKED:].any()
 
 
 @pytest.mark.parametrize("kept", ["q", "k"])
 def test_states(cells, kept):
     _, states = states_of(cells, kept)
-    for which, want in enumerate(shown(cells)):
-        bits = np.unpackbits(states[0, ..., which::2].copy().view(np.uint8), axis=-1, bitorder="little")
-        np.testing.assert_array_equal(bits[..., :WALKED], want)
-        assert not bits[..., WALKED:].any()
+    assert_states(states, *shown(cells))
+
+
+def test_states_of_several_grids(cells, rng):
+    """A tile is empty if one of them shows nothing of it, full if each of them shows all of it."""
+    others = rng.random((1, 2, 2, 9)) < 0.6
+    sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
+    grids = *sight.grids, Cells(others.astype(np.uint8), np.int32(5), np.int32(45))
+    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=("band", "blocks", "blocks"))
+    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
+    lengths = np.int32(SEQLEN_Q), np.int32(SEQLEN_K)
+    launch(source.function, (blocks, 1, 1), source.threads, 0, sight._replace(grids=grids), *lengths)
+    assert_states(states, *(one & other for one, other in zip(shown(cells), shown(others, 5, 45))))
 
 
 def test_next_tile(cells):
@@ -78,3 +252,30 @@ def test_next_tile(cells):
         for head, kept, tile in np.ndindex(2, KEPT, end):
             ahead = np.flatnonzero(some[head, kept, tile:end])
             assert left[head, kept, tile] == (ahead[0] if ahead.size else end - tile)
+
+
+def test_tiles_are_whole_if_grids_and_band_say_so(cells):
+    sight, _ = states_of(cells, "q")
+    _, whole = shown(cells)
+    band, tested = (-9, 300, 1000, 1000), np.ones((2, KEPT, WALKED), np.bool_)
+    lo, hi, queries, keys = map(np.int32, band)
+    test = needs_test(("band", "blocks"))
+
+    def ask(sight, tested):
+        tile = cuda.threadIdx.x
+        if tile < tested.shape[2]:
+            n0 = np.int32(tile * TILE_N)
+            for head in range(tested.shape[0]):
+                for kept in range(tested.shape[1]):
+                    m0 = np.int32(kept * TILE_M)
+                    tested[head, kept, tile] = test(
+                        sight, (lo, hi, queries, keys), np.int32(0), head, kept, np.int32(tile),
+                        m0, np.int32(m0 + TILE_M), n0, np.int32(n0 + TILE_N),
+                    )  # fmt: skip
+
+    launch(ask, (1, 1, 1), WARPGROUP, 0, sight, tested)
+    i, j = np.arange(KEPT * TILE_M), np.arange(WALKED * TILE_N)
+    in_band = sees(np.array([band]), i, j)[0].reshape(KEPT, TILE_M, WALKED, TILE_N).all((1, 3))
+    np.testing.assert_array_equal(tested, ~(whole & in_band))
+    assert (whole & in_band).any()
+    assert (whole & ~in_band).any()

@@ -5,26 +5,28 @@ import pytest
 from numba import cuda
 
 from numbattn.cuda.tile import (
+    SIMULATED,
     WARPGROUP,
     DeadlockError,
     RaceError,
     SharedMemory,
     allocate,
-    copying,
+    copy_layout,
+    decrease_registers,
     get,
-    give_registers,
+    increase_registers,
     load,
     put,
     save,
     simt,
+    sync_warp,
     sync_warpgroup,
     sync_warpgroups,
-    take_registers,
     warpgroup_index,
 )
-from tests.tools.launch import launch, poisoned, simulated_only
+from tests.tools.launch import launch, poisoned, ptx_of, simulated_only
 
-ROWS, COLS = copying(32, 32, WARPGROUP, 4), simt(32, 32, WARPGROUP, 2, 1)
+ROWS, COLS = copy_layout(32, 32, WARPGROUP, 4), simt(32, 32, WARPGROUP, 2, 1)
 shared = SharedMemory()
 TILE = shared.tile(32, 32, np.float32)
 x = np.arange(1024, dtype=np.float32).reshape(32, 32)
@@ -96,6 +98,39 @@ def test_a_barrier_of_the_first_warpgroups_that_is_missing():
         run(across_all(syncs=False), groups=3)
 
 
+def test_barriers_do_not_mix():
+    """Warpgroup 1 waits for both, while warpgroup 0 still has a barrier of its own to pass."""
+
+    def meet(x, y):
+        sync_warpgroup()
+        n, group = np.int32(0), warpgroup_index()
+        while n < 2:
+            if n + group == 1:
+                sync_warpgroups(2)
+            if n + group == 0:
+                sync_warpgroup()
+            n = np.int32(n + 1)
+
+    run(meet)
+
+
+@pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+def test_instructions():
+    """Threads that run in step do not miss a barrier."""
+
+    def wait(x, y):
+        decrease_registers(24)
+        sync_warp()
+        sync_warpgroup()
+        sync_warpgroups(2)
+        increase_registers(240)
+
+    found = ptx_of(wait, 2 * WARPGROUP, x, x, cc=(9, 0, "a"))
+    for instruction in (r"bar\.warp\.sync 0xffffffff", r"bar\.sync %r\d+, 128", r"bar\.sync 1, 256",
+                        r"setmaxnreg\.dec\.\S+ 24", r"setmaxnreg\.inc\.\S+ 240"):  # fmt: skip
+        assert found.count(instruction) == 1
+
+
 @simulated_only
 def test_a_barrier_that_a_part_of_the_warpgroup_misses():
     def wait(x, y):
@@ -110,12 +145,12 @@ def test_a_barrier_that_a_part_of_the_warpgroup_misses():
 def test_registers_come_in_eights():
     def kernel(count):
         def give(x, y):
-            give_registers(24)
-            take_registers(count)
+            decrease_registers(24)
+            increase_registers(count)
 
         return give
 
     run(kernel(240))
     for count in (20, 100, 248):
-        with pytest.raises(ValueError, match=f"take_registers: got {count}"):
+        with pytest.raises(ValueError, match=f"increase_registers: got {count}"):
             run(kernel(count))

@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from numbattn.cuda.tile import WARPGROUP, RaceError, SharedMemory, allocate, clear, copying, get, load, put, save, wgmma
+from numbattn.cuda.tile import (
+    WARPGROUP,
+    RaceError,
+    SharedMemory,
+    allocate,
+    clear,
+    copy_layout,
+    get,
+    load,
+    put,
+    save,
+    wgmma,
+)
 from numbattn.cuda.tile.boxes import ALIGNMENT, Boxes
 from tests.tools.launch import launch, poisoned, simulated_only
 
@@ -32,10 +44,10 @@ def test_boxes_start_where_the_pattern_does():
     assert shared.nbytes == 12 * ALIGNMENT
 
 
-@pytest.mark.parametrize("layout", [wgmma(128), copying(64, 128, WARPGROUP, 8)], ids=str)
+@pytest.mark.parametrize("layout", [wgmma(128), copy_layout(64, 128, WARPGROUP, 8)], ids=str)
 def test_put_and_get(layout):
     shared = SharedMemory()
-    TILE, OTHER = shared.boxes(64, 128, np.float16, stages=2), copying(64, 128, WARPGROUP, 2)
+    TILE, OTHER = shared.boxes(64, 128, np.float16, stages=2), copy_layout(64, 128, WARPGROUP, 2)
 
     def move(x, y):
         for stage in range(2):
@@ -53,7 +65,7 @@ def test_put_and_get(layout):
 @simulated_only
 def test_boxes_are_watched():
     shared = SharedMemory()
-    TILE, PUT, GET = shared.boxes(64, 64, np.float16), wgmma(64), copying(64, 64, WARPGROUP, 8)
+    TILE, PUT, GET = shared.boxes(64, 64, np.float16), wgmma(64), copy_layout(64, 64, WARPGROUP, 8)
 
     def move(x, y):
         tile = allocate(TILE)
@@ -67,7 +79,7 @@ def test_boxes_are_watched():
 
 def test_sums_of_a_warpgroup_are_put_as_matrices():
     shared = SharedMemory()
-    TILE, SUMS, COPY = shared.boxes(64, 128, np.float16), wgmma(128), copying(64, 128, WARPGROUP, 8)
+    TILE, SUMS, COPY = shared.boxes(64, 128, np.float16), wgmma(128), copy_layout(64, 128, WARPGROUP, 8)
 
     def move(x, y):
         put(allocate(TILE), load(x, SUMS, 0))
@@ -85,7 +97,7 @@ def test_sums_of_a_warpgroup_are_put_as_matrices():
 @pytest.mark.parametrize("first", [0, 5, 79, 80])
 def test_rows_are_cleared(first):
     shared = SharedMemory()
-    TILE, COPY = shared.boxes(80, 128, np.float16), copying(80, 128, WARPGROUP, 8)
+    TILE, COPY = shared.boxes(80, 128, np.float16), copy_layout(80, 128, WARPGROUP, 8)
 
     def keep(x, y, first):
         put(allocate(TILE), load(x, COPY, 0))

@@ -1,4 +1,4 @@
-"""What the interpreter of PTX finds in rings and in tiles that are sent; their words are tested in test_ring."""
+"""What the interpreter of PTX finds in pipelines and in TMA stores; their words are tested in test_pipeline."""
 
 import numpy as np
 import pytest
@@ -7,26 +7,26 @@ from numba import cuda
 from numbattn.cuda.tile import (
     SIMULATED,
     WARPGROUP,
-    Ring,
+    Pipeline,
     SharedMemory,
     acquire,
+    advance,
     allocate,
+    decrease_registers,
     device,
-    fill,
-    following,
+    fence_async_proxy,
     get,
-    give_registers,
+    increase_registers,
+    init_pipeline,
     load,
-    open_ring,
     put,
     release,
     save,
-    send,
-    sent,
-    share_with_tma,
-    slot,
+    stage,
     sync_warpgroup,
-    take_registers,
+    tma_load,
+    tma_store,
+    tma_store_wait,
     wait,
     warpgroup_index,
     wgmma,
@@ -53,31 +53,31 @@ def words(without):
 
 
 def copier(stages, without=""):
-    """y = a matrix, tile by tile through a ring."""
+    """y = a matrix, tile by tile through a pipeline."""
     shared = SharedMemory()
-    RING = Ring.within(shared, shared.boxes(64, 64, np.float16, stages), readers=1)
+    PIPELINE = Pipeline.within(shared, shared.boxes(64, 64, np.float16, stages), readers=1)
     _acquire, _wait, _release = words(without)
 
     def copy(mX, y, count):
-        open_ring(RING)
+        init_pipeline(PIPELINE)
         cuda.syncthreads()
-        X, n = slot(RING, 0), np.int32(0)
+        X, n = stage(PIPELINE, 0), np.int32(0)
         if warpgroup_index() == 1:
-            give_registers(40)
+            decrease_registers(40)
             if cuda.threadIdx.x == WARPGROUP:
                 while n < count:
                     _acquire(X)
-                    fill(X, mX, 1, 0, n * ROWS)
-                    X = following(X, 1)
+                    tma_load(X, mX, 1, 0, n * ROWS)
+                    X = advance(X, 1)
                     n = np.int32(n + 1)
         else:
-            take_registers(232)
+            increase_registers(232)
             while n < count:
                 _wait(X)
                 save(y, get(X.tile, TILE), n * ROWS)
                 sync_warpgroup()
                 _release(X)
-                X = following(X, 1)
+                X = advance(X, 1)
                 n = np.int32(n + 1)
 
     return copy, 2 * WARPGROUP, shared.nbytes
@@ -110,13 +110,13 @@ def sender(without=""):
         leads = cuda.threadIdx.x == 0
         while n < count:
             put(tile, load(x, WIDE, n * ROWS))
-            if without != "share_with_tma":
-                share_with_tma()
+            if without != "fence_async_proxy":
+                fence_async_proxy()
             sync_warpgroup()
             if leads:
-                send(mY, tile, 0, 1, n * ROWS)
-                if without != "sent":
-                    sent()
+                tma_store(mY, tile, 0, 1, n * ROWS)
+                if without != "tma_store_wait":
+                    tma_store_wait()
             sync_warpgroup()
             n = np.int32(n + 1)
 
@@ -130,7 +130,9 @@ def test_tiles_are_sent(rng):
     assert np.isnan(y[0, 0]).all()
 
 
-@pytest.mark.parametrize(("without", "text"), [("share_with_tma", "without a fence"), ("sent", "on its way")])
+@pytest.mark.parametrize(("without", "text"), [
+    ("fence_async_proxy", "without a fence"), ("tma_store_wait", "on its way"),
+])  # fmt: skip
 def test_what_sending_needs(without, text):
     y = TensorMap(np.zeros((1, 2, 150, 104), np.float16), (1, 1, 64, 64))
     with pytest.raises(AccessError, match=text):

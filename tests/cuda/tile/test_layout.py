@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.tile import ONE, Axis, copying, mma, simt
+from numbattn.cuda.tile import ONE, Axis, copy_layout, mma, simt
 
 LAYOUTS = [
     simt(64, 64, 128, 8, 1),
     simt(64, 128, 256, 16, 4),
     simt(128, 64, 128, 8, 4, row_vector=4),
-    copying(64, 96, 128, 8),
-    copying(16, 80, 256, 4),
-    copying(4, 8, 128, 4),
+    copy_layout(64, 96, 128, 8),
+    copy_layout(16, 80, 256, 4),
+    copy_layout(4, 8, 128, 4),
     mma(128, 48, 128),
     mma(64, 256, 128),
 ]
@@ -74,7 +74,7 @@ def test_runs_are_as_wide_as_can_be():
 
 def test_rows_of_two_warps_have_no_reductions():
     with pytest.raises(TypeError, match="not held by one warp"):
-        copying(8, 256, 64, 4).row_parts()
+        copy_layout(8, 256, 64, 4).row_parts()
 
 
 def test_what_cannot_be_dealt():

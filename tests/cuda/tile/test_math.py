@@ -13,7 +13,7 @@ from numbattn.cuda.tile import (
     col_index,
     cols_between,
     convert,
-    copying,
+    copy_layout,
     device,
     exp2,
     full,
@@ -23,6 +23,7 @@ from numbattn.cuda.tile import (
     maximum,
     minimum,
     mma,
+    opaque,
     part_sum,
     quotient,
     reciprocal,
@@ -32,7 +33,6 @@ from numbattn.cuda.tile import (
     row_sum,
     save,
     simt,
-    unforeseen,
     where,
     wide_product,
 )
@@ -254,7 +254,7 @@ def test_loops_over_the_unforeseen_are_not_unrolled():
 
         return ptx_of(kernel, 32, np.zeros(2, np.int32), np.int32(9)).count(r"div\.u32")
 
-    assert counting(device(lambda i: unforeseen(i + 1))) == 1
+    assert counting(device(lambda i: opaque(i + 1))) == 1
 
 
 @each_layout
@@ -337,7 +337,7 @@ def test_ballot_and_lowest_bit():
 
 
 def test_copying_deals_small_tiles_to_part_of_the_threads():
-    layout = copying(4, 8, 64, 1)
+    layout = copy_layout(4, 8, 64, 1)
     x, z = numbers()[:4, :8].copy(), np.zeros((4, 8), np.float32)
 
     def kernel(x, z):

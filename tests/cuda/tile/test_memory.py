@@ -13,9 +13,8 @@ from numbattn.cuda.tile import (
     allocate,
     bfloat16,
     col_index,
-    copying,
-    fetch,
-    fetched,
+    copy_async,
+    copy_layout,
     get,
     has_bits,
     load,
@@ -24,6 +23,7 @@ from numbattn.cuda.tile import (
     row_index,
     save,
     simt,
+    wait_copies,
 )
 from tests.tools.launch import launch, poisoned, ptx_of
 from tests.tools.ptx import AccessError
@@ -35,7 +35,7 @@ LAYOUTS = {
     "simt": simt(32, 32, THREADS, 8, 1),
     "simt in vectors": simt(32, 32, THREADS, 8, 4),
     "simt in blocks": simt(32, 32, THREADS, 8, 2, row_vector=4),
-    "copying": copying(32, 32, THREADS, 8),
+    "copy_layout": copy_layout(32, 32, THREADS, 8),
     "mma": mma(32, 32, THREADS),
 }
 
@@ -92,7 +92,7 @@ def test_any_strides(dtype, strides):
 def test_promised_alignment(dtype, cols, nbytes):
     x, y = numbers((40, cols), dtype), np.zeros((40, cols), dtype)
     nbytes = max(nbytes, x.itemsize)
-    launch(copier(LAYOUTS["copying"], nbytes), (1, 1, 1), THREADS, 0, as_device(x), as_device(y), np.int32(8))
+    launch(copier(LAYOUTS["copy_layout"], nbytes), (1, 1, 1), THREADS, 0, as_device(x), as_device(y), np.int32(8))
     np.testing.assert_array_equal(y[8:], x[8:])
     assert not y[:8].any()
 
@@ -102,10 +102,10 @@ def test_promised_alignment(dtype, cols, nbytes):
                                                     (np.float16, r"v4\.[bu]32")])  # fmt: skip
 def test_promised_alignment_moves_vectors(dtype, instruction):
     x = numbers((32, 32), dtype)
-    vectors = ptx_of(copier(LAYOUTS["copying"], 16), THREADS, x, x, np.int32(0))
+    vectors = ptx_of(copier(LAYOUTS["copy_layout"], 16), THREADS, x, x, np.int32(0))
     assert vectors.count(rf"ld\.global\.({instruction})") == 32 * 32 * x.itemsize // 16 // THREADS
     assert vectors.count(rf"st\.global\.({instruction})") == 32 * 32 * x.itemsize // 16 // THREADS
-    single = ptx_of(copier(LAYOUTS["copying"]), THREADS, x, x, np.int32(0))
+    single = ptx_of(copier(LAYOUTS["copy_layout"]), THREADS, x, x, np.int32(0))
     assert single.count(r"ld\.global\.v") == single.count(r"st\.global\.v") == 0
 
 
@@ -176,7 +176,7 @@ def test_has_bits(layout, kind):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("way_in", ["copying", "simt in blocks"])
+@pytest.mark.parametrize("way_in", ["copy_layout", "simt in blocks"])
 def test_through_shared_memory(dtype, transposed, way_in):
     shared = SharedMemory()
     shared.tile(3, 5, np.float16)  # something before it
@@ -198,6 +198,21 @@ def test_through_shared_memory(dtype, transposed, way_in):
 
     launch(turned if transposed else straight, (1, 1, 1), THREADS, shared.nbytes, x, y)
     np.testing.assert_array_equal(y, (x.T if transposed else x).astype(dtype).astype(np.float32))
+
+
+def test_stages_lie_apart():
+    shared, layout = SharedMemory(), LAYOUTS["copy_layout"]
+    TILE = shared.tile(32, 32, np.float32, stages=2)
+    x, y = numbers((64, 32)), poisoned((64, 32))
+
+    def copy(source, target):
+        for stage in range(2):
+            put(allocate(TILE, stage), load(source, layout, 32 * stage))
+        for stage in range(2):
+            save(target, get(allocate(TILE, stage), layout), 32 * stage)
+
+    launch(copy, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, x)
 
 
 def test_vectors_through_shared_memory():
@@ -223,7 +238,7 @@ def test_vectors_through_shared_memory():
 def test_shared_tiles_move_in_vectors_without_conflicts():
     shared = SharedMemory()
     TILE = shared.tile(32, 32, np.float32)
-    layout = LAYOUTS["copying"]
+    layout = LAYOUTS["copy_layout"]
 
     def copy(source, target):
         tile = allocate(TILE)
@@ -243,7 +258,7 @@ def test_alignment_of_arrays():
     assert start % 16 == 0
 
     def alignment(view):
-        return Alignment.of(view.shape, view.strides, view.itemsize, view.ctypes.data).nbytes
+        return Alignment.of(view).nbytes
 
     assert alignment(x) == 16
     assert alignment(x.swapaxes(0, 1)) == 16
@@ -262,7 +277,7 @@ def test_offsets_have_64_bits():
     from tests.tools.assembler import compile_ptx
     from tests.tools.ptx import GLOBAL_BASE, Kernel, Memory
 
-    layout = copying(4, 8, 32, 1)
+    layout = copy_layout(4, 8, 32, 1)
     step = 2**33
 
     def copy(source, target):
@@ -293,8 +308,8 @@ def fetcher(layout, dtype, alignment, stages=1):
 
     def kernel(source, target, first):
         tile = allocate(PLACE, stages - 1)
-        fetch(tile, aligned(source, ALIGNMENT), layout, first)
-        fetched()
+        copy_async(tile, aligned(source, ALIGNMENT), layout, first)
+        wait_copies()
         cuda.syncthreads()
         save(target, get(tile, layout), 0)
 
@@ -306,7 +321,7 @@ def fetcher(layout, dtype, alignment, stages=1):
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0)])
 def test_fetch_brings_a_tile_and_zeros_beyond_the_end(dtype, alignment, cc):
     source, target = numbers((50, 24), dtype), poisoned((32, 32), dtype)
-    kernel, nbytes = fetcher(copying(32, 32, THREADS, 16 // np.dtype(dtype).itemsize), dtype, alignment, stages=2)
+    kernel, nbytes = fetcher(copy_layout(32, 32, THREADS, 16 // np.dtype(dtype).itemsize), dtype, alignment, stages=2)
     launch(kernel, (1, 1, 1), THREADS, nbytes, as_device(source), as_device(target), np.int32(30), cc=cc)
     wanted = np.zeros((32, 32), dtype)
     wanted[:20, :24] = source[30:]
@@ -320,8 +335,8 @@ def test_fetch_of_a_vector():
 
     def lines(source, target, first):
         tile = allocate(PLACE)
-        fetch(tile, source, layout, first)
-        fetched()
+        copy_async(tile, source, layout, first)
+        wait_copies()
         cuda.syncthreads()
         save(target, get(tile, layout), 0)
 
@@ -331,7 +346,7 @@ def test_fetch_of_a_vector():
 
 @compiled_only
 def test_fetch_goes_past_the_registers():
-    kernel, _ = fetcher(copying(32, 32, THREADS, 8), np.float16, 16)
+    kernel, _ = fetcher(copy_layout(32, 32, THREADS, 8), np.float16, 16)
     source = np.zeros((50, 32), np.float16)
     for cc, copies in (((7, 5), 0), ((8, 0), 32 * 32 // 8 // THREADS)):
         found = ptx_of(kernel, THREADS, source, source, np.int32(0), cc=cc)
@@ -340,11 +355,11 @@ def test_fetch_goes_past_the_registers():
 
 
 def test_what_is_not_waited_for_has_not_arrived():
-    PLACE, layout = SharedMemory().tile(32, 32, np.float32), copying(32, 32, THREADS, 4)
+    PLACE, layout = SharedMemory().tile(32, 32, np.float32), copy_layout(32, 32, THREADS, 4)
 
     def kernel(source, target):
         tile = allocate(PLACE)
-        fetch(tile, source, layout, 0)
+        copy_async(tile, source, layout, 0)
         cuda.syncthreads()
         save(target, get(tile, layout), 0)
 

@@ -1,4 +1,4 @@
-"""dot: on ordinary and on tensor cores, operands either way round, chained through registers."""
+"""dot: on CUDA cores and on tensor cores, operands either way round, chained through registers."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from numbattn.cuda.tile import (
     SharedMemory,
     allocate,
     bfloat16,
-    copying,
+    copy_layout,
     dot,
     full,
     load,
@@ -42,7 +42,7 @@ def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dty
     shared = SharedMemory()
     X = shared.tile(*((depth, m) if x_transposed else (m, depth)), x_dtype)
     Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), y_dtype)
-    COPY_X, COPY_Y = (copying(t.rows, t.cols, THREADS, 4) for t in (X, Y))
+    COPY_X, COPY_Y = (copy_layout(t.rows, t.cols, THREADS, 4) for t in (X, Y))
 
     def multiply(x, y, z):
         sX, sY = allocate(X), allocate(Y)
@@ -70,7 +70,7 @@ def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dty
 @pytest.mark.parametrize("layout", FMA.values(), ids=FMA)
 @pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ordinary_cores(layout, x_transposed, y_transposed, dtype):
+def test_cuda_cores(layout, x_transposed, y_transposed, dtype):
     kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype)
     launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
     np.testing.assert_allclose(z, want, atol=200 * np.finfo(dtype).eps)
@@ -78,7 +78,7 @@ def test_ordinary_cores(layout, x_transposed, y_transposed, dtype):
 
 @pytest.mark.parametrize("x_dtype", [np.float16, bfloat16, np.float32])
 @pytest.mark.parametrize("y_dtype", [np.float16, bfloat16])
-def test_ordinary_cores_convert_their_operands(x_dtype, y_dtype):
+def test_cuda_cores_convert_their_operands(x_dtype, y_dtype):
     kernel, nbytes, (x, y, z), want = multiplier(FMA["vectors"], x_dtype, y_dtype, False, True, np.float32)
     launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
     np.testing.assert_allclose(z, want, atol=2e-5)
@@ -86,7 +86,7 @@ def test_ordinary_cores_convert_their_operands(x_dtype, y_dtype):
 
 @compiled_only
 @pytest.mark.parametrize("layout", FMA.values(), ids=FMA)
-def test_ordinary_cores_read_vectors_and_fuse(layout):
+def test_cuda_cores_read_vectors_and_fuse(layout):
     kernel, _, arrays, _ = multiplier(layout, np.float32, np.float32, False, True, np.float32)
     found = ptx_of(kernel, THREADS, *arrays)
     rows, cols = layout.slots
@@ -180,7 +180,7 @@ def fragment_multiplier(m, n, depth, y_transposed, dtype):
     LEFT, SUM = mma(m, depth, THREADS), mma(m, n, THREADS)
     shared = SharedMemory()
     Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), dtype)
-    COPY = copying(Y.rows, Y.cols, THREADS, 2)
+    COPY = copy_layout(Y.rows, Y.cols, THREADS, 2)
 
     def multiply(x, y, z):
         sY = allocate(Y)
@@ -238,7 +238,7 @@ def test_float64_right_operands_of_fragments_are_read_without_conflicts():
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive"])
-def test_float32_products_are_as_good_as_those_of_ordinary_cores(kind):
+def test_float32_products_are_as_good_as_those_of_cuda_cores(kind):
     """64x64x128. The interpreter's tensor cores cut their sums off, as the real ones do."""
     layout = mma(64, 64, THREADS)
     kernel, nbytes, (x, y, z), _ = multiplier(layout, np.float32, np.float32, False, True, np.float32, 128)
@@ -277,7 +277,7 @@ def test_sums_are_the_next_left_operand(dtype):
     INNER, OUTER = mma(M, N, THREADS), mma(M, K, THREADS)
     shared = SharedMemory()
     X, Y = shared.tile(M, K, dtype), shared.tile(K, N, dtype)
-    COPY_X, COPY_Y = copying(M, K, THREADS, 8), copying(K, N, THREADS, 1)
+    COPY_X, COPY_Y = copy_layout(M, K, THREADS, 8), copy_layout(K, N, THREADS, 1)
     ZERO = np.float32(0)
 
     def multiply(x, y, z):
@@ -306,6 +306,6 @@ def test_shapes_have_to_fit():
         cuda.syncthreads()
         save(z, dot(full(acc, np.float32(0)), tile, tile), 0)
 
-    copying_a, acc = copying(M, K, THREADS, 4), FMA["vectors"]
+    copying_a, acc = copy_layout(M, K, THREADS, 4), FMA["vectors"]
     with pytest.raises(Exception, match="dot: 32x64 @ 32x64 is no fma 32x64"):
         launch(square, (1, 1, 1), THREADS, shared.nbytes, numbers((M, K), np.float32), poisoned((M, K)))

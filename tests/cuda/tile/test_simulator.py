@@ -10,7 +10,7 @@ from numbattn.cuda.tile import (
     RaceError,
     SharedMemory,
     allocate,
-    copying,
+    copy_layout,
     get,
     load,
     put,
@@ -23,7 +23,7 @@ from numbattn.cuda.tile import (
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="for NUMBA_ENABLE_CUDASIM=1")
 THREADS = 64
-ROWS, COLS = copying(32, 32, THREADS, 4), simt(32, 32, THREADS, 2, 1)
+ROWS, COLS = copy_layout(32, 32, THREADS, 4), simt(32, 32, THREADS, 2, 1)
 shared = SharedMemory()
 TILE, OTHER = shared.tile(32, 32, np.float32), shared.tile(32, 32, np.float32)
 x = np.arange(1024, dtype=np.float32).reshape(32, 32)

@@ -1,4 +1,4 @@
-"""Products of a warpgroup, which run on until they have `finished`."""
+"""Products of a warpgroup, which run on until `wgmma_wait`."""
 
 import numpy as np
 import pytest
@@ -7,33 +7,33 @@ from numba import cuda
 from numbattn.cuda.tile import (
     WARPGROUP,
     DeadlockError,
+    Pipeline,
     RaceError,
-    Ring,
     SharedMemory,
     acquire,
+    advance,
     allocate,
     bfloat16,
     convert,
-    copying,
+    copy_layout,
     device,
     dot,
-    fill,
-    finished,
-    following,
+    fence_async_proxy,
     full,
     get,
+    init_pipeline,
     load,
-    open_ring,
     operand,
     put,
     release,
     save,
-    share_with_tma,
     simulate,
-    slot,
+    stage,
     sync_warpgroup,
+    tma_load,
     wait,
     wgmma,
+    wgmma_wait,
     where,
 )
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
@@ -77,7 +77,7 @@ def test_products(rng, dtype, x_form, y_form, depth, cols):
     shared = SharedMemory()
     X = shared.boxes(*(x_shape[::-1] if x_form is turned else x_shape), dtype)
     Y = shared.boxes(*(y_shape[::-1] if y_form is turned else y_shape), dtype)
-    PUT_X, PUT_Y = (copying(tile.rows, tile.cols, WARPGROUP, 8) for tile in (X, Y))
+    PUT_X, PUT_Y = (copy_layout(tile.rows, tile.cols, WARPGROUP, 8) for tile in (X, Y))
     left, right = in_registers(X) if x_form is in_registers else x_form, y_form
 
     def multiply(x, y, z):
@@ -85,11 +85,11 @@ def test_products(rng, dtype, x_form, y_form, depth, cols):
         sX, sY = allocate(X), allocate(Y)
         put(sX, load(x, PUT_X, 0))
         put(sY, load(y, PUT_Y, 0))
-        share_with_tma()
+        fence_async_proxy()
         sync_warpgroup()
-        once = finished(dot(SUM, left(sX, x), right(sY, y)), 0)
+        once = wgmma_wait(dot(SUM, left(sX, x), right(sY, y)), 0)
         Z = dot(load(z, SUM, 0), left(sX, x), right(sY, y))
-        save(z, once + finished(Z, 0), 0)
+        save(z, once + wgmma_wait(Z, 0), 0)
 
     (x, x_given), (y, y_given) = (numbers(rng, (tile.rows, tile.cols), dtype) for tile in (X, Y))
     z = rng.standard_normal((64, cols)).astype(np.float32)
@@ -107,14 +107,14 @@ def run(kernel_of, x, y, seed=None):
     """z of the kernel that is kernel_of(begin), begin(x, y) being tiles of x and y in shared memory."""
     shared = SharedMemory()
     X, Y = (shared.boxes(64, 64, np.float16) for _ in range(2))
-    LAYOUT = copying(64, 64, WARPGROUP, 8)
+    LAYOUT = copy_layout(64, 64, WARPGROUP, 8)
 
     @device
     def begin(x, y):
         sX, sY = allocate(X), allocate(Y)
         put(sX, load(x, LAYOUT, 0))
         put(sY, load(y, LAYOUT, 0))
-        share_with_tma()
+        fence_async_proxy()
         cuda.syncthreads()
         return sX, sY
 
@@ -130,7 +130,7 @@ def start(kernel, threads, nbytes, *arguments, seed=None):
         simulate(kernel, (1, 1, 1), threads, nbytes, *arguments, seed=seed)
 
 
-TILE, ROWS_OF_X = wgmma(64), copying(64, 64, WARPGROUP, 8)
+TILE, ROWS_OF_X = wgmma(64), copy_layout(64, 64, WARPGROUP, 8)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -141,8 +141,8 @@ def test_a_sum_goes_on_in_flight(xy, seed):
             Z = dot(TILE, sX, sY)
             other = dot(TILE, sX, sY.T)
             Z = dot(Z, sX, sY)
-            other = finished(other, 1)
-            save(z, finished(Z, 0) + other, 0)
+            other = wgmma_wait(other, 1)
+            save(z, wgmma_wait(Z, 0) + other, 0)
 
         return multiply
 
@@ -171,7 +171,7 @@ def test_a_sum_in_flight_is_not_used(xy, use):
 
         return multiply
 
-    with pytest.raises(RaceError, match="the sum of a product is used before it has `finished`"):
+    with pytest.raises(RaceError, match="the sum of a product is used before `wgmma_wait`"):
         run(kernel, *xy)
 
 
@@ -182,8 +182,8 @@ def test_the_last_products_have_not_finished(xy):
             sX, sY = begin(x, y)
             first = dot(TILE, sX, sY)
             second = dot(TILE, sX, sY)
-            finished(first, 1)
-            finished(second, 1)
+            wgmma_wait(first, 1)
+            wgmma_wait(second, 1)
 
         return multiply
 
@@ -200,9 +200,9 @@ def overwriter(wait_for):
             Z = dot(TILE, sX, sY)
             other = dot(TILE, sY, sY)
             if wait_for == "both":
-                other = finished(other, 0)
+                other = wgmma_wait(other, 0)
             elif wait_for == "the first":
-                Z = finished(Z, 1)
+                Z = wgmma_wait(Z, 1)
             put(sX, load(x, TILE, 0))
 
         return multiply
@@ -226,7 +226,7 @@ def test_a_warpgroup_multiplies_as_a_whole(xy):
         def multiply(x, y, z):
             sX, sY = begin(x, y)
             if cuda.threadIdx.x < 96:
-                finished(dot(TILE, sX, sY), 0)
+                wgmma_wait(dot(TILE, sX, sY), 0)
 
         return multiply
 
@@ -242,7 +242,7 @@ def test_a_product_is_no_barrier(xy):
         def multiply(x, y, z):
             sX, sY = begin(x, y)
             save(z, get(sX, ROWS_OF_X), 0)
-            finished(dot(TILE, sY, sY), 0)
+            wgmma_wait(dot(TILE, sY, sY), 0)
             put(sX, load(x, TILE, 0))
 
         return multiply
@@ -252,7 +252,7 @@ def test_a_product_is_no_barrier(xy):
 
 
 @simulated_only
-@pytest.mark.parametrize("missing", ["share_with_tma", "sync_warpgroup"])
+@pytest.mark.parametrize("missing", ["fence_async_proxy", "sync_warpgroup"])
 def test_what_a_product_reads_has_been_shared(xy, missing):
     shared = SharedMemory()
     X = shared.boxes(64, 64, np.float16)
@@ -260,31 +260,31 @@ def test_what_a_product_reads_has_been_shared(xy, missing):
     def multiply(x):
         sX = allocate(X)
         put(sX, load(x, TILE, 0))
-        if missing != "share_with_tma":
-            share_with_tma()
+        if missing != "fence_async_proxy":
+            fence_async_proxy()
         if missing != "sync_warpgroup":
             sync_warpgroup()
-        finished(dot(TILE, sX, sX.T), 0)
+        wgmma_wait(dot(TILE, sX, sX.T), 0)
 
-    with pytest.raises(RaceError, match="with no share_with_tma" if missing == "share_with_tma" else "reads"):
+    with pytest.raises(RaceError, match="with no fence_async_proxy" if missing == "fence_async_proxy" else "reads"):
         simulate(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, next(xy))
 
 
 def multiplier(without=""):
-    """z = the sum of products of tiles from a ring, each in flight while the next tile is waited for."""
+    """z = the sum of products of tiles from a pipeline, each in flight while the next tile is waited for."""
     shared = SharedMemory()
-    RING = Ring.within(shared, shared.boxes(64, 64, np.float16, stages=2), readers=1)
-    waits, finishes = without != "wait", without != "finished"
+    PIPELINE = Pipeline.within(shared, shared.boxes(64, 64, np.float16, stages=2), readers=1)
+    waits, finishes = without != "wait", without != "wgmma_wait"
 
     def multiply(mX, z, count):
-        open_ring(RING)
+        init_pipeline(PIPELINE)
         cuda.syncthreads()
-        X, n = slot(RING, 0), np.int32(0)
+        X, n = stage(PIPELINE, 0), np.int32(0)
         if cuda.threadIdx.x == WARPGROUP:
             while n < count:
                 acquire(X)
-                fill(X, mX, 0, 0, np.int32(64 * n))
-                X = following(X, 1)
+                tma_load(X, mX, 0, 0, np.int32(64 * n))
+                X = advance(X, 1)
                 n = np.int32(n + 1)
         elif cuda.threadIdx.x < WARPGROUP:
             Z = full(TILE, np.float32(0))
@@ -293,11 +293,11 @@ def multiplier(without=""):
                     wait(X)
                 Z = dot(Z, X.tile, X.tile.T)
                 if finishes:
-                    Z = finished(Z, 0)
+                    Z = wgmma_wait(Z, 0)
                 release(X)
-                X = following(X, 1)
+                X = advance(X, 1)
                 n = np.int32(n + 1)
-            save(z, finished(Z, 0), 0)
+            save(z, wgmma_wait(Z, 0), 0)
 
     return multiply, shared.nbytes
 
@@ -310,7 +310,7 @@ def ring_arguments(rng):
 
 @simulated_only
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("without", "text"), [("wait", "reads"), ("finished", "a product of warpgroup 0 reads")])
+@pytest.mark.parametrize(("without", "text"), [("wait", "reads"), ("wgmma_wait", "a product of warpgroup 0 reads")])
 def test_what_a_ring_of_operands_needs(ring_arguments, without, text, seed):
     kernel, nbytes = multiplier(without)
     with pytest.raises(RaceError, match=text):

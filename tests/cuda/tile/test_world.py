@@ -33,13 +33,14 @@ def test_the_meaning_is_chosen_by_the_environment(simulated):
     assert python("-c", script, NUMBA_ENABLE_CUDASIM=simulated).split() == wanted.split()
 
 
+SEVERAL = "test_blocks_of_several_tiles[300-200-250-float16]"
+BACKEND = [f"tests/cuda/test_passes.py::{name}"
+           for name in ("test_dtypes", "test_masks", "test_masks_together", "test_shapes", SEVERAL)]  # fmt: skip
+
+
 @pytest.mark.skipif(SIMULATED, reason="this is the process that it starts")
-def test_the_other_meaning():
-    """The tests of this folder once more, simulated, and some of the whole backend."""
-    several = "test_blocks_of_several_tiles[300-200-250-float16]"
-    names = "test_dtypes", "test_masks", "test_masks_together", "test_shapes", several
-    backend = [f"tests/cuda/test_passes.py::{name}" for name in names]
-    folder = str(Path(__file__).parent.relative_to(ROOT))
+@pytest.mark.parametrize("tests", [["tests/cuda/tile"], ["tests/cuda/kernels"], BACKEND], ids=str)
+def test_the_other_meaning(tests):
+    """The tests of the language and of the kernels once more, simulated, and some of whole calls."""
     options = "-q", "-n0", "-p", "no:cacheprovider", "-k", "not warps"  # the other forward pass is interpreted
-    out = python("-m", "pytest", *options, folder, *backend, NUMBA_ENABLE_CUDASIM="1")
-    assert " passed" in out
+    assert " passed" in python("-m", "pytest", *options, *tests, NUMBA_ENABLE_CUDASIM="1")

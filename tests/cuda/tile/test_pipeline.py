@@ -1,4 +1,4 @@
-"""Rings: stages that one thread fills and warpgroups read, and tiles that are sent."""
+"""Pipelines: stages that one thread fills and warpgroups read, and tiles that are stored."""
 
 import numpy as np
 import pytest
@@ -7,28 +7,28 @@ from numba import cuda
 from numbattn.cuda.tile import (
     WARPGROUP,
     DeadlockError,
+    Pipeline,
     RaceError,
-    Ring,
     SharedMemory,
     acquire,
+    advance,
     allocate,
     bfloat16,
-    fill,
-    following,
+    commit,
+    fence_async_proxy,
     get,
+    init_pipeline,
     load,
-    open_ring,
     put,
+    read,
     release,
     save,
-    send,
-    sent,
-    share_with_tma,
     simulate,
-    slot,
+    stage,
     sync_warpgroup,
-    tell,
-    told,
+    tma_load,
+    tma_store,
+    tma_store_wait,
     wait,
     warpgroup_index,
     wgmma,
@@ -42,39 +42,39 @@ SEEDS = [None, *(pytest.param(seed, marks=simulated_only) for seed in (1, 2))]
 
 
 FAULTS = {
-    "open_ring": (RaceError, "uses a ring of 2 float16 boxes .* no barrier says that it is open"),
+    "init_pipeline": (RaceError, "uses a pipeline of 2 float16 boxes .* no barrier says that it is open"),
     "syncthreads": (RaceError, "no barrier says that it is open"),
-    "acquire": (RaceError, r"thread 128 overwrites what (thread \d+ reads|the fill of stage \d .* wrote)"),
-    "fill": (DeadlockError, "threads 0-127 wait for filled of stage 0 of a ring of 2 float16 boxes 64x64 at 0"),
-    "wait": (RaceError, "reads (what the fill of stage 0 of a ring .* wrote|.* which nobody has written)"),
+    "acquire": (RaceError, r"thread 128 overwrites what (thread \d+ reads|the load of stage \d .* wrote)"),
+    "tma_load": (DeadlockError, "threads 0-127 wait for filled of stage 0 of a pipeline of 2 float16 boxes 64x64 at 0"),
+    "wait": (RaceError, "reads (what the load of stage 0 of a pipeline .* wrote|.* which nobody has written)"),
     "sync_warpgroup": (RaceError, r"thread 128 overwrites what thread \d+ reads"),
-    "release": (DeadlockError, "threads 128 wait for free of stage 0 of a ring of 2 float16 boxes"),
+    "release": (DeadlockError, "threads 128 wait for free of stage 0 of a pipeline of 2 float16 boxes"),
 }
 
 
 def copier(dtype=np.float16, stages=2, readers=1, reads=True, without=""):
-    """y = a matrix, tile by tile through a ring; `readers` warpgroups copy all of it, each to its own y.
+    """y = a matrix, tile by tile through a pipeline; `readers` warpgroups copy all of it, each to its own y.
 
     Or they only pass the tiles.
     """
     shared = SharedMemory()
-    RING, READERS = Ring.within(shared, shared.boxes(64, 64, dtype, stages), readers), np.int32(readers)
+    PIPELINE, READERS = Pipeline.within(shared, shared.boxes(64, 64, dtype, stages), readers), np.int32(readers)
     opens, syncs, acquires, fills, waits, meets, releases = (without != step for step in FAULTS)
 
     def copy(mX, y, count):
         if opens:
-            open_ring(RING)
+            init_pipeline(PIPELINE)
         if syncs:
             cuda.syncthreads()
-        X, n, group = slot(RING, 0), np.int32(0), warpgroup_index()
+        X, n, group = stage(PIPELINE, 0), np.int32(0), warpgroup_index()
         if group == READERS:
             if cuda.threadIdx.x == READERS * WARPGROUP:
                 while n < count:
                     if acquires:
                         acquire(X)
                     if fills:
-                        fill(X, mX, 1, 0, np.int32(n * ROWS))
-                    X = following(X, 1)
+                        tma_load(X, mX, 1, 0, np.int32(n * ROWS))
+                    X = advance(X, 1)
                     n = np.int32(n + 1)
         else:
             while n < count:
@@ -86,7 +86,7 @@ def copier(dtype=np.float16, stages=2, readers=1, reads=True, without=""):
                     sync_warpgroup()
                 if releases:
                     release(X)
-                X = following(X, 1)
+                X = advance(X, 1)
                 n = np.int32(n + 1)
 
     return copy, (readers + 1) * WARPGROUP, shared.nbytes
@@ -131,13 +131,13 @@ def test_beyond_the_matrix_are_zeros(rng, dtype, rows):
 @simulated_only
 def test_stages_follow_each_other_and_rounds_alternate():
     shared = SharedMemory()
-    RING = Ring.within(shared, shared.boxes(8, 64, np.float16, stages=3), readers=1)
-    X = slot(RING, 1)
-    assert [(X.stage, X.round)] == [(1, 0)]
-    assert [(Y.stage, Y.round) for Y in (following(X), following(X, 2), following(following(X), 3))] == [
+    PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16, stages=3), readers=1)
+    X = stage(PIPELINE, 1)
+    assert [(X.index, X.round)] == [(1, 0)]
+    assert [(Y.index, Y.round) for Y in (advance(X), advance(X, 2), advance(advance(X), 3))] == [
         (2, 0), (0, 1), (2, 1)
     ]  # fmt: skip
-    assert RING.tile.box == (1, 1, 8, 64)
+    assert PIPELINE.tile.box == (1, 1, 8, 64)
 
 
 @simulated_only
@@ -152,7 +152,7 @@ def test_who_passes_a_stage_unread_misses_no_round(x, seed):
 @simulated_only
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("without", FAULTS)
-def test_what_a_ring_needs(x, without, seed):
+def test_what_a_pipeline_needs(x, without, seed):
     error, text = FAULTS[without]
     with pytest.raises(error, match=text):
         copied(x, 5, without=without, seed=seed)
@@ -161,22 +161,22 @@ def test_what_a_ring_needs(x, without, seed):
 def turns(acquires):
     """y = x[1, 0], tile by tile, by two warpgroups in turn: with 3 stages, each stage goes from one to the other."""
     shared = SharedMemory()
-    RING = Ring.within(shared, shared.boxes(64, 64, np.float16, stages=3), readers=1)
+    PIPELINE = Pipeline.within(shared, shared.boxes(64, 64, np.float16, stages=3), readers=1)
 
     def copy(mX, y, count):
-        open_ring(RING)
+        init_pipeline(PIPELINE)
         cuda.syncthreads()
         n, group = np.int32(0), warpgroup_index()
-        X = slot(RING, 0)
+        X = stage(PIPELINE, 0)
         if group == 2:
             if cuda.threadIdx.x == 2 * WARPGROUP:
                 while n < count:
                     acquire(X)
-                    fill(X, mX, 1, 0, np.int32(n * ROWS))
-                    X = following(X, 1)
+                    tma_load(X, mX, 1, 0, np.int32(n * ROWS))
+                    X = advance(X, 1)
                     n = np.int32(n + 1)
         else:
-            n, X = group, following(X, group)
+            n, X = group, advance(X, group)
             while n < count:
                 if acquires:
                     acquire(X)
@@ -184,7 +184,7 @@ def turns(acquires):
                 save(y, get(X.tile, TILE), np.int32(n * ROWS))
                 sync_warpgroup()
                 release(X)
-                X = following(X, 2)
+                X = advance(X, 2)
                 n = np.int32(n + 2)
 
     return copy, 3 * WARPGROUP, shared.nbytes
@@ -207,26 +207,26 @@ def test_readers_that_take_turns_acquire(x, seed):
 def teller(meets):
     """Rows of x are told, one after the other; each warpgroup saves the sums to its row of y."""
     shared = SharedMemory()
-    RING = Ring.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=2)
+    PIPELINE = Pipeline.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=2)
 
     def pass_on(x, y):
-        open_ring(RING)
+        init_pipeline(PIPELINE)
         cuda.syncthreads()
-        X, n, group = slot(RING, 0), np.int32(0), warpgroup_index()
+        X, n, group = stage(PIPELINE, 0), np.int32(0), warpgroup_index()
         if cuda.threadIdx.x == 2 * WARPGROUP:
             while n < x.shape[0]:
                 acquire(X)
-                tell(X, (x[n, 0], x[n, 1], x[n, 2], x[n, 3]))
-                X = following(X, 1)
+                commit(X, (x[n, 0], x[n, 1], x[n, 2], x[n, 3]))
+                X = advance(X, 1)
                 n = np.int32(n + 1)
         elif group < 2:
             while n < x.shape[0]:
                 wait(X)
-                a, b, c, d = told(X)
+                a, b, c, d = read(X)
                 if meets:
                     sync_warpgroup()
                 release(X)
-                X = following(X, 1)
+                X = advance(X, 1)
                 if cuda.threadIdx.x % WARPGROUP == 100:
                     y[group, n] = a + 10 * b + 100 * c + 1000 * d
                 n = np.int32(n + 1)
@@ -252,8 +252,9 @@ def sender(without="", late=""):
     """Rows of x + 1 to rows of matrices, 64 after 64, through one tile that is sent."""
     shared = SharedMemory()
     BOXES = shared.boxes(64, 64, np.float16)
-    shares, shares_late = "share_with_tma" not in (without, late), late == "share_with_tma"
-    meets, sends, meets_again = (without != step for step in ("first sync_warpgroup", "sent", "second sync_warpgroup"))
+    shares, shares_late = "fence_async_proxy" not in (without, late), late == "fence_async_proxy"
+    steps = "first sync_warpgroup", "tma_store_wait", "second sync_warpgroup"
+    meets, waits, meets_again = (without != step for step in steps)
 
     def move(x, mY, count):
         tile, n = allocate(BOXES), np.int32(0)
@@ -261,15 +262,15 @@ def sender(without="", late=""):
         while n < count:
             put(tile, load(x, TILE, np.int32(n * ROWS)))
             if shares:
-                share_with_tma()
+                fence_async_proxy()
             if meets:
                 sync_warpgroup()
             if shares_late:
-                share_with_tma()
+                fence_async_proxy()
             if leads:
-                send(mY, tile, 0, 1, np.int32(n * ROWS))
-                if sends:
-                    sent()
+                tma_store(mY, tile, 0, 1, np.int32(n * ROWS))
+                if waits:
+                    tma_store_wait()
             if meets_again:
                 sync_warpgroup()
             n = np.int32(n + 1)
@@ -294,13 +295,13 @@ def test_send_stops_at_the_end(rng, seed):
 @simulated_only
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("fault", "text"), [
-    ({"without": "share_with_tma"}, r"thread 0 reads what thread \d+ wrote .* no share_with_tma\(\) before"),
-    ({"late": "share_with_tma"}, r"thread 0 reads what thread \d+ wrote .* no share_with_tma\(\) before"),
+    ({"without": "fence_async_proxy"}, r"thread 0 reads what thread \d+ wrote .* no fence_async_proxy\(\) before"),
+    ({"late": "fence_async_proxy"}, r"thread 0 reads what thread \d+ wrote .* no fence_async_proxy\(\) before"),
     ({"without": "first sync_warpgroup"}, r"thread 0 reads"),
-    ({"without": "sent"}, "overwrites what a send of thread 0 reads"),
-    ({"without": "second sync_warpgroup"}, "overwrites what a send of thread 0 reads|thread 0 reads what"),
+    ({"without": "tma_store_wait"}, "overwrites what a store of thread 0 reads"),
+    ({"without": "second sync_warpgroup"}, "overwrites what a store of thread 0 reads|thread 0 reads what"),
 ], ids=str)  # fmt: skip
-def test_what_sending_needs(fault, text, seed):
+def test_what_storing_needs(fault, text, seed):
     x = np.zeros((192, 64), np.float16)
     with pytest.raises(RaceError, match=text):
         run_sender(x, np.zeros((1, 2, 192, 64), np.float16), seed, **fault)
@@ -310,18 +311,18 @@ def test_what_sending_needs(fault, text, seed):
 def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
     def kernel(shared):
         shared_memory = SharedMemory()
-        RING = Ring.within(shared_memory, shared_memory.boxes(64, 64, np.float16), readers=1)
+        PIPELINE = Pipeline.within(shared_memory, shared_memory.boxes(64, 64, np.float16), readers=1)
 
         def refill(x):
-            open_ring(RING)
+            init_pipeline(PIPELINE)
             cuda.syncthreads()
-            X = slot(RING, 0)
+            X = stage(PIPELINE, 0)
             put(X.tile, load(x[0, 0], TILE, 0))
             if shared:
-                share_with_tma()
+                fence_async_proxy()
             sync_warpgroup()
             if cuda.threadIdx.x == 0:
-                fill(X, x, 0, 0, 0)
+                tma_load(X, x, 0, 0, 0)
 
         return refill, shared_memory.nbytes
 
@@ -331,5 +332,5 @@ def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
         if shared:
             simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)
         else:
-            with pytest.raises(RaceError, match=r"overwrites what thread \d+ wrote .* no share_with_tma"):
+            with pytest.raises(RaceError, match=r"overwrites what thread \d+ wrote .* no fence_async_proxy"):
                 simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)

@@ -2,7 +2,7 @@
 
 `backward_kv` keeps a tile of keys and walks over the queries that see it: dK and dV. `backward_q` keeps a tile of
 queries and walks over the keys in their sight: dQ. Both make P again from lse. No atomics: gradients are equal bit for
-bit from run to run. One text for tensor cores and for ordinary ones, as in the forward pass. With two stages the next
+bit from run to run. One text for tensor cores and for CUDA cores, as in the forward pass. With two stages the next
 tile is fetched while this one is worked on.
 """
 
@@ -11,17 +11,17 @@ from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
+from ..spec import DROPOUT, MASK, Line, Matrix, Spec
 from ..tile import (
     Alignment,
     SharedMemory,
     aligned,
     allocate,
-    copying,
+    copy_async,
+    copy_layout,
     device,
     dot,
     exp2,
-    fetch,
-    fetched,
     full,
     get,
     load,
@@ -29,12 +29,14 @@ from ..tile import (
     minimum,
     quotient,
     save,
+    wait_copies,
     where,
 )
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
 from .softmax import LOG2_E
+from .tables import Tiles, has_tensor_cores, head_dims, parameters, rows_of
 from .visibility import (
     band_of,
     element_test,
@@ -61,7 +63,7 @@ def backward_kv(
     COLS = S_TILE.col_vector()
     shared = SharedMemory()
     (SHARED_K, COPY_K), (SHARED_V, COPY_V), (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = (
-        (shared.tile(*shape, dtype, count), copying(*shape, threads, vector(dtype)))
+        (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
         for count, *shape in (
             (1, tile_n, head_dim), (1, tile_n, head_dim_v), (stages, tile_m, head_dim), (stages, tile_m, head_dim_v)
         )
@@ -77,10 +79,10 @@ def backward_kv(
 
     @device
     def fetch_tile(stage, Q, dO, lse, delta, m0):
-        fetch(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
-        fetch(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
-        fetch(allocate(SHARED_LSE, stage), lse, COLS, m0)
-        fetch(allocate(SHARED_DELTA, stage), delta, COLS, m0)
+        copy_async(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
+        copy_async(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
+        copy_async(allocate(SHARED_LSE, stage), lse, COLS, m0)
+        copy_async(allocate(SHARED_DELTA, stage), delta, COLS, m0)
 
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = mLse.shape
@@ -88,8 +90,8 @@ def backward_kv(
         n_block, batch, head_k = place(cuda.blockIdx.x, np.int32(batches * heads_k), np.int32(heads_k))
         n0 = np.int32(n_block * TILE_N)
         sK, sV = allocate(SHARED_K), allocate(SHARED_V)
-        fetch(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
-        fetch(sV, aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0)
+        copy_async(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
+        copy_async(sV, aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             head = np.int32(head)
@@ -109,7 +111,7 @@ def backward_kv(
                 m0, this = np.int32(m_block * TILE_M), m_block
                 m_block += 1
                 m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
-                fetched()
+                wait_copies()
                 cuda.syncthreads()                                  # this tile is there, the last one is done with
                 if STAGES == 2 and m_block < m_blocks:
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
@@ -156,7 +158,7 @@ def backward_q(
     ROWS = S_TILE.row_vector()
     shared = SharedMemory()
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype, count), copying(*shape, threads, vector(dtype)))
+        (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
         for count, *shape in (
             (1, tile_m, head_dim), (1, tile_m, head_dim_v), (stages, tile_n, head_dim), (stages, tile_n, head_dim_v)
         )
@@ -169,8 +171,8 @@ def backward_q(
 
     @device
     def fetch_tile(stage, K, V, n0):
-        fetch(allocate(SHARED_K, stage), K, COPY_K, n0)
-        fetch(allocate(SHARED_V, stage), V, COPY_V, n0)
+        copy_async(allocate(SHARED_K, stage), K, COPY_K, n0)
+        copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
 
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = mLse.shape
@@ -187,8 +189,8 @@ def backward_q(
         n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
         n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
         sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), np.int32(0)
-        fetch(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
-        fetch(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
+        copy_async(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
+        copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
         fetch_tile(stage, K, V, n_block * TILE_N)
         lse = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
         delta = load(mDelta[batch, head][:length_q], ROWS, m0)
@@ -197,7 +199,7 @@ def backward_q(
             n0, this = np.int32(n_block * TILE_N), n_block
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-            fetched()
+            wait_copies()
             cuda.syncthreads()                                      # this tile is there, the last one is done with
             if STAGES == 2 and n_block < n_blocks:
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
@@ -224,3 +226,113 @@ def backward_q(
         matrix, matrix, matrix, matrix, dq, line, line, sight_type(mask), DROPS, types.int32, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
+
+
+# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
+TILES_KV = {  # keeps two sums, keys x head_dim: see sums_of_kv
+    (True, 2): {
+        64: (Tiles("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
+        128: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
+        256: (Tiles("mma", 16, 64, 128, stages=2), Tiles("mma", 16, 64, 128)),
+    },
+    (True, 4): {  # 64 x 128 is as fast, and spills with dropout
+        64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),    # 54, 52
+        128: tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
+        256: (Tiles("mma", 8, 64, 128, stages=2), Tiles("fma", 16, 16, 128, 8)),
+    },
+    (True, 8): {
+        64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),       # 40; on CUDA cores 14
+        128: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),         # 11
+        256: (Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 32)),
+    },
+    (False, 2): {
+        64: (Tiles("fma", 32, 32, 256, 16),),
+        128: (Tiles("fma", 32, 32, 128, 8),),
+        256: (Tiles("fma", 16, 32, 128, 8),),
+    },
+    (False, 4): {
+        64: (Tiles("fma", 16, 32, 128, 8),),
+        128: (Tiles("fma", 16, 32, 128, 8),),
+        256: (Tiles("fma", 8, 16, 64, 8),),
+    },
+    (False, 8): {
+        64: (Tiles("fma", 16, 16, 256, 16),),
+        128: (Tiles("fma", 8, 16, 64, 8),),
+        256: (Tiles("fma", 4, 8, 256, 32),),
+    },
+}
+CROWDED_KV = {
+    (True, 2): {
+        64: (Tiles("mma", 32, 128, 256, stages=2),),
+        128: (Tiles("mma", 16, 128, 256, stages=2),),
+        256: (Tiles("mma", 16, 64, 128),),
+    },
+    (True, 8): {64: (Tiles("mma", 8, 128, 256, stages=2),)},
+}
+TILES_Q = {
+    (True, 2): {
+        64: (Tiles("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
+        128: (Tiles("mma", 128, 64, 256, stages=2), Tiles("mma", 128, 32, 256)),    # 299; one stage 234
+        256: (Tiles("mma", 64, 32, 128),),
+    },
+    (True, 4): {
+        64: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
+        128: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128)),     # 58, 53
+        256: (Tiles("mma", 64, 8, 128), Tiles("fma", 16, 16, 128, 8)),
+    },
+    (True, 8): {
+        64: (Tiles("mma", 128, 16, 256, stages=2), Tiles("mma", 64, 16, 128, stages=2)),    # 37
+        128: (Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 128, 8)),             # 25
+        256: (Tiles("fma", 16, 16, 128, 8), Tiles("fma", 16, 8, 128, 8)),
+    },
+    (False, 2): {
+        64: (Tiles("fma", 32, 32, 128, 8),),
+        128: (Tiles("fma", 32, 32, 128, 8),),
+        256: (Tiles("fma", 32, 16, 128, 8),),
+    },
+    (False, 4): {
+        64: (Tiles("fma", 32, 32, 128, 8),),
+        128: (Tiles("fma", 32, 16, 128, 8),),
+        256: (Tiles("fma", 16, 8, 64, 8),),
+    },
+    (False, 8): {
+        64: (Tiles("fma", 16, 16, 64, 8),),
+        128: (Tiles("fma", 16, 8, 64, 8),),
+        256: (Tiles("fma", 8, 4, 64, 8),),
+    },
+}
+CROWDED_Q = {
+    (True, 2): {64: (Tiles("mma", 128, 32, 256, stages=2),)},
+    (True, 8): {128: (Tiles("mma", 64, 8, 128),)},
+}
+
+
+def sums_of_kv(work):
+    """The sums of each kernel that makes dK and dV: beyond head_dim 128 a warp has registers for one of them only."""
+    double = work.problem.dtype == np.float64
+    apart = has_tensor_cores(work.device) and not double and max(head_dims(work.problem)) > 128
+    return tuple({"sums_of": sums_of} for sums_of in (("v", "k") if apart else ("kv",)))
+
+
+def with_results(*names):
+    """`parameters`, and the dtypes of these results."""
+    return lambda work, tiles: parameters(work, tiles) | {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
+
+
+GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
+LINES_AND_NUMBERS = Line("lse"), Line("delta"), MASK, DROPOUT, "group_size", "scale", "kept_scale"
+SPEC_KV = Spec(
+    backward_kv,
+    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *LINES_AND_NUMBERS),
+    tiles=lambda work: rows_of(TILES_KV, CROWDED_KV, work),
+    parameters=with_results("dk", "dv"),
+    variants=sums_of_kv,
+    keeps="k",
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
+)
+SPEC_Q = Spec(
+    backward_q,
+    (*GIVEN, Matrix("dq"), *LINES_AND_NUMBERS),
+    tiles=lambda work: rows_of(TILES_Q, CROWDED_Q, work),
+    parameters=with_results("dq"),
+)

@@ -1,6 +1,6 @@
 """Attention forward on any GPU: Algorithms 1 and 2, and 5 where the mask has blocks.
 
-One text for tensor cores (mma.sync) and for ordinary ones: the layouts of S and O say who multiplies. A block keeps
+One text for tensor cores (mma.sync) and for CUDA cores: the layouts of S and O say who multiplies. A block keeps
 TILE_M queries and walks over the keys in their sight. The values of a tile are fetched while S is made, the keys of the
 next one while O is made.
 """
@@ -10,15 +10,15 @@ from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
+from ..spec import DROPOUT, MASK, Line, Matrix, Spec
 from ..tile import (
     Alignment,
     SharedMemory,
     aligned,
     allocate,
-    copying,
+    copy_async,
+    copy_layout,
     dot,
-    fetch,
-    fetched,
     full,
     maximum,
     minimum,
@@ -26,12 +26,14 @@ from ..tile import (
     reciprocal,
     row_sum,
     save,
+    wait_copies,
     where,
 )
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
 from .softmax import LN_2, logsumexp, no_max, softmax_step
+from .tables import Tiles, parameters, rows_of
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
@@ -46,7 +48,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     (SHARED_Q, COPY_Q), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype), copying(*shape, threads, vector(dtype)))
+        (shared.tile(*shape, dtype), copy_layout(*shape, threads, vector(dtype)))
         for shape in ((tile_m, head_dim), (tile_n, head_dim), (tile_n, head_dim_v))
     )
     left = left_operand(S_TILE, shared, ACC)
@@ -73,25 +75,25 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         n_block = quotient(first, TILE_N)
         n_blocks = quotient(end + TILE_N - 1, TILE_N)
         n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-        fetch(sQ, Q, COPY_Q, m0)
-        fetch(sK, K, COPY_K, n_block * TILE_N)
-        fetched()
+        copy_async(sQ, Q, COPY_Q, m0)
+        copy_async(sK, K, COPY_K, n_block * TILE_N)
+        wait_copies()
         cuda.syncthreads()
         while n_block < n_blocks:
             n0 = np.int32(n_block * TILE_N)
-            fetch(sV, V, COPY_V, n0)                            # in flight while S is made
+            copy_async(sV, V, COPY_V, n0)                            # in flight while S is made
             S = dot(full(S_TILE, ZERO), sQ, sK.T)               # Alg. 1 line 9: S = Q K^T
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)          # Alg. 2 line 11: MASK(S)
-            P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
-            P = drop(P, drops, batch * heads + head, m0, n0)    # line 14
-            fetched()
+            P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # Alg. 1 lines 10 and 11
+            P = drop(P, drops, batch * heads + head, m0, n0)    # Alg. 2 line 14
+            wait_copies()
             cuda.syncthreads()                                  # V is there, K is done with
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-            fetch(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is made
+            copy_async(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is made
             O = dot(O * alpha, left(P), sV)                     # Alg. 1 line 12: O = alpha O + P V
-            fetched()
+            wait_copies()
             cuda.syncthreads()                                  # K is there, V is done with
         total = row_sum(l, ZERO)
         save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 12: O = O / l
@@ -102,3 +104,50 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask), DROPS, types.int32, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
+
+
+# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
+TILES = {
+    (True, 2): {
+        64: (Tiles("mma", 128, 64, 128),),                          # 299; 128 x 128 in 256 threads 238
+        128: (Tiles("mma", 128, 128, 256), Tiles("mma", 128, 64, 256)),     # 290, 277
+        256: (Tiles("mma", 128, 32, 256),),
+    },
+    (True, 4): {
+        64: (Tiles("mma", 128, 64, 256),),                          # 52
+        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),      # 55, 52
+        256: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),       # 49; 128 x 16 45
+    },
+    (True, 8): {
+        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),        # 35, 34
+        128: (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),       # 36, 36; 64 x 32 spills: 26
+        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # sums of 16 x 256 do not fit a warp
+    },
+    (False, 2): {
+        64: (Tiles("fma", 64, 32, 128, 8),),
+        128: (Tiles("fma", 64, 32, 128, 8),),
+        256: (Tiles("fma", 32, 32, 128, 8),),
+    },
+    (False, 4): {
+        64: (Tiles("fma", 64, 32, 128, 8),),
+        128: (Tiles("fma", 32, 32, 128, 8),),
+        256: (Tiles("fma", 16, 16, 64, 8),),
+    },
+    (False, 8): {
+        64: (Tiles("fma", 32, 16, 128, 8),),
+        128: (Tiles("fma", 16, 16, 64, 8),),
+        256: (Tiles("fma", 16, 4, 64, 4),),
+    },
+}
+CROWDED = {
+    (True, 2): {64: (Tiles("mma", 64, 64, 128),), 128: (Tiles("mma", 128, 64, 256),)},
+    (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
+    (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
+}
+SPEC = Spec(
+    forward,
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, DROPOUT, "group_size",
+     "scale_log2", "kept_scale"),
+    tiles=lambda work: rows_of(TILES, CROWDED, work),
+    parameters=parameters,
+)  # fmt: skip

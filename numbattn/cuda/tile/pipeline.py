@@ -1,13 +1,13 @@
-"""Rings: stages of shared memory that the tensor memory accelerator (TMA) fills and warpgroups read.
+"""Pipelines: stages of shared memory that the tensor memory accelerator (TMA) fills and warpgroups read.
 
     producer, one thread                    consumers, whole warpgroups
-    K = slot(RING, 0)                       K = slot(RING, 0)
+    K = stage(PIPELINE, 0)                  K = stage(PIPELINE, 0)
     acquire(K)    # its readers are done    wait(K)       # it is filled
-    fill(K, mK, batch, head, row)           ... K.tile ...
-    K = following(K)                        release(K)
-                                            K = following(K)
+    tma_load(K, mK, batch, head, row)       ... K.tile ...
+    K = advance(K)                          release(K)
+                                            K = advance(K)
 
-A Slot is one use of a stage: it knows which stage, and whether that stage goes through an even or an odd round. Each
+A Stage is one use of a stage: its index, and whether that stage goes through an even or an odd round (its phase). Each
 stage has two barriers (mbarrier): `filled` counts bytes, `free` counts the warpgroups that have released it.
 
 An mbarrier is waited for by the parity of its phase, which is also that of the phase two before. So who waits has to
@@ -37,7 +37,7 @@ BARRIER_BYTES = 8
 
 @constant
 @dataclass(frozen=True)
-class Ring:
+class Pipeline:
     """Where the stages and their barriers lie, and how many warpgroups read each of them."""
 
     tile: Boxes
@@ -45,7 +45,7 @@ class Ring:
     readers: int
 
     def __str__(self):
-        return f"ring of {self.tile.stages} {self.tile}, {self.readers} readers"
+        return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers"
 
     @classmethod
     def within(cls, shared, tile, readers):
@@ -53,28 +53,28 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Slot:
+class Stage:
     """In plain Python."""
 
-    ring: Ring
-    stage: int
+    pipeline: Pipeline
+    index: int
     round: int  # how often the stage has been used before; on a GPU only whether that is odd
 
     @property
     def tile(self):
-        return allocate(self.ring.tile, self.stage)
+        return allocate(self.pipeline.tile, self.index)
 
     def barrier(self, free):
-        memory, ring = simulator.shared_memory(), self.ring
-        barriers, who, when = memory.rings.get(ring, (None, 0, np.inf))
+        memory, pipeline = simulator.shared_memory(), self.pipeline
+        barriers, who, when = memory.pipelines.get(pipeline, (None, 0, np.inf))
         if memory.clocks[0, simulator.thread_index(), who] < when:
-            raise RaceError(f"thread {simulator.thread_index()} uses a {ring}, and no barrier says that it is open")
-        return barriers[free][self.stage]
+            raise RaceError(f"thread {simulator.thread_index()} uses a {pipeline}, and no barrier says that it is open")
+        return barriers[free][self.index]
 
     @property
     def parity(self):
         """Where the barrier of `filled` keeps its parity: a wait reads it."""
-        at = self.ring.barriers + self.stage * BARRIER_BYTES
+        at = self.pipeline.barriers + self.index * BARRIER_BYTES
         return simulator.shared_memory().granules[at // simulator.GRANULE]
 
     def next_round(self):
@@ -82,97 +82,97 @@ class Slot:
         simulator.shared_memory().note_write(self.parity, of=(0, 2))
 
 
-class SlotType(types.Type):
-    def __init__(self, ring):
-        self.ring = ring
-        super().__init__(f"Slot({ring})")
+class StageType(types.Type):
+    def __init__(self, pipeline):
+        self.pipeline = pipeline
+        super().__init__(f"Stage({pipeline})")
 
     @property
     def key(self):
-        return self.ring
+        return self.pipeline
 
 
-@register_model(SlotType)
-class SlotModel(core_models.PrimitiveModel):
+@register_model(StageType)
+class StageModel(core_models.PrimitiveModel):
     """The stage and the parity of its round."""
 
     def __init__(self, manager, ty):
         super().__init__(manager, ty, ir.LiteralStructType([I32, I32]))
 
 
-def emit_slot(b, stage, parity):
+def emit_stage_state(b, index, parity):
     value = ir.Constant(ir.LiteralStructType([I32, I32]), ir.Undefined)
-    return b.insert_value(b.insert_value(value, stage, 0), parity, 1)
+    return b.insert_value(b.insert_value(value, index, 0), parity, 1)
 
 
-def unpack(b, slot):
-    return b.extract_value(slot, 0), b.extract_value(slot, 1)
+def unpack(b, stage):
+    return b.extract_value(stage, 0), b.extract_value(stage, 1)
 
 
-def emit_barrier(b, ring, stage, free):
+def emit_barrier(b, pipeline, index, free):
     """The address of a barrier."""
-    start = shared_memory(b, ring.barriers + free * ring.tile.stages * BARRIER_BYTES)
-    return b.add(b.ptrtoint(start, I32), b.mul(stage, I32(BARRIER_BYTES)))
+    start = shared_memory(b, pipeline.barriers + free * pipeline.tile.stages * BARRIER_BYTES)
+    return b.add(b.ptrtoint(start, I32), b.mul(index, I32(BARRIER_BYTES)))
 
 
 @primitive
-def open_ring(ring):
-    """Make a ring ready: by all threads of a block, before a barrier of the block."""
+def init_pipeline(pipeline):
+    """Make a pipeline ready: by all threads of a block, before a barrier of the block."""
     me, memory = simulator.thread_index(), simulator.shared_memory()
     if me == 0:
-        kinds = ("filled", 1), ("free", ring.readers)
+        kinds = ("filled", 1), ("free", pipeline.readers)
         barriers = [
-            [Barrier(f"{name} of stage {stage} of a {ring}", count) for stage in range(ring.tile.stages)]
+            [Barrier(f"{name} of stage {index} of a {pipeline}", count) for index in range(pipeline.tile.stages)]
             for name, count in kinds
         ]
-        memory.rings[ring] = barriers, me, memory.tell()[0, me]
+        memory.pipelines[pipeline] = barriers, me, memory.tell()[0, me]
 
 
-@open_ring.lowering
-def open_ring(ring):
-    plan = ring.value
+@init_pipeline.lowering
+def init_pipeline(pipeline):
+    plan = pipeline.value
 
     def generate(b, _):
         with b.if_then(b.icmp_unsigned("==", thread_index(b), I32(0))):
-            for stage in range(plan.tile.stages):
+            for index in range(plan.tile.stages):
                 for free, count in enumerate((1, plan.readers)):
-                    at = emit_barrier(b, plan, I32(stage), free)
+                    at = emit_barrier(b, plan, I32(index), free)
                     asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
             asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)
 
-    return types.void(ring), generate
+    return types.void(pipeline), generate
 
 
 @primitive
-def slot(ring, stage):
+def stage(pipeline, index):
     """The first use of a stage."""
-    return Slot(ring, int(stage), 0)
+    return Stage(pipeline, int(index), 0)
 
 
-@slot.lowering
-def slot(ring, stage):
-    return SlotType(ring.value)(ring, types.int32), lambda b, _, stage: emit_slot(b, stage, I32(0))
+@stage.lowering
+def stage(pipeline, index):
+    return StageType(pipeline.value)(pipeline, types.int32), lambda b, _, index: emit_stage_state(b, index, I32(0))
 
 
 @primitive
-def following(slot, steps=1):
-    """The slot so many stages further in the ring."""
-    rounds, stage = divmod(slot.stage + int(steps), slot.ring.tile.stages)
-    return Slot(slot.ring, stage, slot.round + rounds)
+def advance(stage, steps=1):
+    """The use so many stages further on."""
+    rounds, index = divmod(stage.index + int(steps), stage.pipeline.tile.stages)
+    return Stage(stage.pipeline, index, stage.round + rounds)
 
 
-@following.lowering
-def following(slot, steps=1):
-    count = slot.ring.tile.stages
+@advance.lowering
+def advance(stage, steps=1):
+    count = stage.pipeline.tile.stages
 
     def generate(b, value, steps):
-        stage, parity = unpack(b, value)
-        stage = b.add(stage, steps)
-        beyond = b.icmp_unsigned(">=", stage, I32(count))
-        return emit_slot(b, b.select(beyond, b.sub(stage, I32(count)), stage),
+        index, parity = unpack(b, value)
+        index = b.add(index, steps)
+        beyond = b.icmp_unsigned(">=", index, I32(count))
+        return emit_stage_state(b, b.select(beyond, b.sub(index, I32(count)), index),
                          b.select(beyond, b.xor(parity, I32(1)), parity))
 
-    return slot(slot, types.int32), generate
+    return stage(stage, types.int32), generate
 
 
 def emit_wait(b, barrier, parity):
@@ -189,109 +189,109 @@ def emit_wait(b, barrier, parity):
 
 
 @primitive
-def acquire(slot):
+def acquire(stage):
     """Wait until the stage's readers have released what it held before."""
-    slot.barrier(free=True).wait(slot.round - 1)
+    stage.barrier(free=True).wait(stage.round - 1)
 
 
 @acquire.lowering
-def acquire(slot):
+def acquire(stage):
     def generate(b, value):
-        stage, parity = unpack(b, value)
-        emit_wait(b, emit_barrier(b, slot.ring, stage, True), b.xor(parity, I32(1)))
+        index, parity = unpack(b, value)
+        emit_wait(b, emit_barrier(b, stage.pipeline, index, True), b.xor(parity, I32(1)))
 
-    return types.void(slot), generate
+    return types.void(stage), generate
 
 
 @primitive
-def wait(slot):
+def wait(stage):
     """Wait until the stage is filled."""
-    slot.barrier(free=False).wait(slot.round)
-    simulator.shared_memory().note_read(slot.parity)
+    stage.barrier(free=False).wait(stage.round)
+    simulator.shared_memory().note_read(stage.parity)
 
 
 @wait.lowering
-def wait(slot):
+def wait(stage):
     def generate(b, value):
-        stage, parity = unpack(b, value)
-        emit_wait(b, emit_barrier(b, slot.ring, stage, False), parity)
+        index, parity = unpack(b, value)
+        emit_wait(b, emit_barrier(b, stage.pipeline, index, False), parity)
 
-    return types.void(slot), generate
+    return types.void(stage), generate
 
 
 @primitive
-def release(slot):
+def release(stage):
     """This warpgroup has read the stage. All of its threads come here; what the first of them knows is what counts."""
     if simulator.thread_index() % WARPGROUP == 0:
-        slot.barrier(free=True).arrive()
+        stage.barrier(free=True).arrive()
 
 
 @release.lowering
-def release(slot):
+def release(stage):
     def generate(b, value):
         first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
         with b.if_then(first):
-            at = emit_barrier(b, slot.ring, unpack(b, value)[0], True)
+            at = emit_barrier(b, stage.pipeline, unpack(b, value)[0], True)
             asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
 
-    return types.void(slot), generate
+    return types.void(stage), generate
 
 
 @intrinsic
-def _tile_of(typingctx, slot):
-    plan = slot.ring.tile
-    return TileType(plan)(slot), lambda context, b, signature, values: emit_stage(b, plan, unpack(b, values[0])[0])
+def _tile_of(typingctx, stage):
+    plan = stage.pipeline.tile
+    return TileType(plan)(stage), lambda context, b, signature, values: emit_stage(b, plan, unpack(b, values[0])[0])
 
 
-@overload_attribute(SlotType, "tile")
-def _slot_tile(slot):
-    return lambda slot: _tile_of(slot)
+@overload_attribute(StageType, "tile")
+def _stage_tile(stage):
+    return lambda stage: _tile_of(stage)
 
 
 @intrinsic
-def _stage_of(typingctx, slot):
-    return types.int32(slot), lambda context, b, signature, values: unpack(b, values[0])[0]
+def _index_of(typingctx, stage):
+    return types.int32(stage), lambda context, b, signature, values: unpack(b, values[0])[0]
 
 
-@overload_attribute(SlotType, "stage")
-def _slot_stage(slot):
-    return lambda slot: _stage_of(slot)
+@overload_attribute(StageType, "index")
+def _stage_index(stage):
+    return lambda stage: _index_of(stage)
 
 
-# ---------------------------------------------------------------------------------------------------------- messages
+# ----------------------------------------------------------------------------------------------------- small records
 @primitive
-def tell(slot, numbers):
+def commit(stage, numbers):
     """Fill a stage of int32 with these numbers. By one thread."""
-    slot.next_round()
-    slot.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
-    slot.barrier(free=False).arrive()
+    stage.next_round()
+    stage.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
+    stage.barrier(free=False).arrive()
 
 
-@tell.lowering
-def tell(slot, numbers):
+@commit.lowering
+def commit(stage, numbers):
     if any(kind != types.int32 for kind in numbers):
-        raise TypingError(f"tell: got {numbers}, expected a tuple of int32")
+        raise TypingError(f"commit: got {numbers}, expected a tuple of int32")
 
     def generate(b, value, values):
-        stage, _ = unpack(b, value)
-        start = emit_stage(b, slot.ring.tile, stage)
+        index, _ = unpack(b, value)
+        start = emit_stage(b, stage.pipeline.tile, index)
         for i in range(len(numbers)):
             store_vector(b, [b.extract_value(values, i)], b.gep(start, [I32(i)]))
-        filled = emit_barrier(b, slot.ring, stage, False)
+        filled = emit_barrier(b, stage.pipeline, index, False)
         asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)
 
-    return types.void(slot, numbers), generate
+    return types.void(stage, numbers), generate
 
 
 @primitive
-def told(slot):
+def read(stage):
     """The numbers in a stage."""
-    return tuple(slot.tile.read(0, np.arange(slot.ring.tile.cols)))
+    return tuple(stage.tile.read(0, np.arange(stage.pipeline.tile.cols)))
 
 
-@told.lowering
-def told(slot):
-    plan = slot.ring.tile
+@read.lowering
+def read(stage):
+    plan = stage.pipeline.tile
     out = types.UniTuple(types.int32, plan.cols)
 
     def generate(b, value):
@@ -302,17 +302,17 @@ def told(slot):
             numbers = b.insert_value(numbers, number, i)
         return numbers
 
-    return out(slot), generate
+    return out(stage), generate
 
 
 # ------------------------------------------------------------------------------------- the tensor memory accelerator
 @primitive
-def expect(matrices):
-    """The tensor map will be used soon: let the TMA know it before."""
+def prefetch_tensor_map(matrices):
+    """Prefetch a tensor map that will be used soon."""
 
 
-@expect.lowering
-def expect(matrices):
+@prefetch_tensor_map.lowering
+def prefetch_tensor_map(matrices):
     def generate(b, tensor_map):
         asm(b, "prefetch.tensormap [$0];", VOID, tensor_map, effect=True)
 
@@ -320,17 +320,17 @@ def expect(matrices):
 
 
 @primitive
-def fill(slot, matrices, batch, head, row):
-    """Start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
+def tma_load(stage, matrices, batch, head, row):
+    """TMA load: start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
 
     matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes). In plain
     Python an array of that shape.
     """
-    tile, memory, filled = slot.tile, simulator.shared_memory(), slot.barrier(free=False)
+    tile, memory, filled = stage.tile, simulator.shared_memory(), stage.barrier(free=False)
     part, values = _rows(matrices, tile.plan, batch, head, row), np.zeros(tile.plan.shape, tile.plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
-    slot.next_round()
-    unit, number = memory.start_work(f"the fill of stage {slot.stage} of a {slot.ring}")
+    stage.next_round()
+    unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
     tile.write(slice(None), slice(None), values, (unit, number))
     known = memory.tell()
     known[:, unit] = number
@@ -343,24 +343,24 @@ def _rows(matrices, plan, batch, head, row):
     return matrix[int(row) : int(row) + plan.rows, : plan.cols]
 
 
-@fill.lowering
-def fill(slot, matrices, batch, head, row):
-    plan = slot.ring.tile
+@tma_load.lowering
+def tma_load(stage, matrices, batch, head, row):
+    plan = stage.pipeline.tile
 
     def generate(b, value, tensor_map, batch, head, row):
-        stage, _ = unpack(b, value)
-        filled = emit_barrier(b, slot.ring, stage, False)
+        index, _ = unpack(b, value)
+        filled = emit_barrier(b, stage.pipeline, index, False)
         text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
         asm(b, text, VOID, filled, I32(plan.nbytes), effect=True)
         text = (
             "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
             "[$0], [$1, {$2, $3, $4, $5}], [$6];"
         )
-        for col, box in boxes_of(b, plan, emit_stage(b, plan, stage)):
+        for col, box in boxes_of(b, plan, emit_stage(b, plan, index)):
             asm(b, text, VOID, box, tensor_map, col, row, head, batch, filled, effect=True)
 
     index = types.int32
-    return types.void(slot, types.uint64, index, index, index), generate
+    return types.void(stage, types.uint64, index, index, index), generate
 
 
 def boxes_of(b, plan, pointer):
@@ -371,30 +371,30 @@ def boxes_of(b, plan, pointer):
 
 
 @primitive
-def share_with_tma():
-    """What this thread has written to shared memory may be sent, or multiplied by warpgroups, after a barrier."""
+def fence_async_proxy():
+    """What this thread has written to shared memory may be stored by TMA, or multiplied by wgmma, after a barrier."""
     simulator.shared_memory().share()
 
 
-@share_with_tma.lowering
-def share_with_tma():
+@fence_async_proxy.lowering
+def fence_async_proxy():
     return types.void(), lambda b: asm(b, "fence.proxy.async.shared::cta;", VOID, effect=True)
 
 
 @primitive
-def send(matrices, shared, batch, head, row):
-    """Start to copy a tile of boxes to rows `row`... of a matrix, without what lies beyond it. By one thread."""
-    values = shared.read(slice(None), slice(None), shared.memory.start_work(_sends()))
+def tma_store(matrices, shared, batch, head, row):
+    """TMA store: start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread."""
+    values = shared.read(slice(None), slice(None), shared.memory.start_work(_stores()))
     part = _rows(matrices, shared.plan, batch, head, row)
     part[...] = values[: part.shape[0], : part.shape[1]]
 
 
-def _sends():
-    return f"a send of thread {simulator.thread_index()}"
+def _stores():
+    return f"a store of thread {simulator.thread_index()}"
 
 
-@send.lowering
-def send(matrices, shared, batch, head, row):
+@tma_store.lowering
+def tma_store(matrices, shared, batch, head, row):
     plan = shared.plan
 
     def generate(b, tensor_map, pointer, batch, head, row):
@@ -408,13 +408,13 @@ def send(matrices, shared, batch, head, row):
 
 
 @primitive
-def sent():
-    """Wait until the tiles that this thread sends may be overwritten."""
+def tma_store_wait():
+    """Wait until the tiles that this thread stores may be overwritten."""
     memory = simulator.shared_memory()
-    unit = memory.unit(_sends())
+    unit = memory.unit(_stores())
     memory.note_end(unit, memory.clocks[0, unit, unit])
 
 
-@sent.lowering
-def sent():
+@tma_store_wait.lowering
+def tma_store_wait():
     return types.void(), lambda b: asm(b, "cp.async.bulk.wait_group.read 0;", VOID, effect=True)

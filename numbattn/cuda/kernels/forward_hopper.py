@@ -1,0 +1,530 @@
+"""Attention forward on Hopper (wgmma, TMA): Algorithms 1 and 2, and 5 where the mask has blocks.
+
+A persistent kernel, warp-specialised: a block works on one work tile, some queries of some heads, after the other. The
+last warpgroup is the producer. One of its threads is the scheduler: it draws work tiles, loads their Q by TMA and
+stores their O; another one loads the tiles of K and V. The other warpgroups are the consumers. Each has 64 queries of a
+work tile and walks over the keys in their sight: a prologue makes the first S; the main loop has S = Q K^T of a tile
+and O = O + P V of the tile before in flight together, and then computes the softmax of S; the epilogue adds the last
+P V and writes O to where Q was. Consumers do not wait for each other: while one of them computes exponentials, or is in
+its epilogue, the tensor cores work for the others.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from ..build import Source, TensorMap
+from ..spec import COUNTERS, DROPOUT, MASK, Boxes, Line, Spec
+from ..tile import (
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    clear,
+    commit,
+    decrease_registers,
+    device,
+    dot,
+    fence_async_proxy,
+    full,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    maximum,
+    minimum,
+    opaque,
+    operand,
+    prefetch_tensor_map,
+    put,
+    quotient,
+    read,
+    reciprocal,
+    release,
+    rescaled,
+    row_sum,
+    save,
+    stage,
+    sync_warp,
+    sync_warpgroup,
+    sync_warpgroups,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from .dropout import DROPS, drop_step
+from .layouts import DTYPES, array_type, sum_type
+from .schedule import finish, next_number, place_grouped
+from .softmax import LN_2, logsumexp, no_max, softmax_step
+from .tables import compiled_in
+from .visibility import GRIDS, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+
+ROWS = WARPGROUP_ROWS  # of a consumer
+TILES_AHEAD = 4  # scheduled before they begin, the present one among them
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
+
+
+class WorkTile(NamedTuple):
+    """A tile of queries, and the tiles of keys [n_block, n_blocks) in its sight."""
+
+    batch: Any
+    head: Any
+    m_block: Any
+    n_block: Any  # the first one that is not empty
+    n_blocks: Any  # 0: there is no work left
+
+
+class Accumulators(NamedTuple):
+    """What a consumer has of its queries: O lacks the last tile's alpha, and P V."""
+
+    O: Any
+    P: Any
+    m: Any
+    l: Any
+    alpha: Any
+
+
+NO_WORK = WorkTile(*[np.int32(0)] * len(WorkTile._fields))
+
+
+def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
+    """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+
+    at_once: matrices, see `schedule`. heads_per_tile: where a work tile has room for all queries of several heads of a
+    group, it takes so many, and they share the tiles of K and V. ascending: the first tiles of queries come first, else
+    the last ones.
+
+    stages: of the pipelines of K and of V; q_stages: of that of Q, and of O where Q was.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
+    ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
+    shared = SharedMemory()
+    SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
+    SHARED_O = SHARED_Q.of_columns(head_dim_v)
+    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
+    O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
+                           for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
+    O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
+    CONSUMERS, Q_STAGES = np.int32(consumers), np.int32(q_stages)
+    PRODUCER_REGISTERS, CONSUMER_REGISTERS = REGISTERS[consumers]
+    TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
+    ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
+    LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
+    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
+    drop, GRIDS = drop_step(S_TILE, dropout), len(mask) > 1
+    RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
+
+    @device
+    def next_n_block(work, sight, n_block):
+        """The first tile of keys from n_block on that is not empty."""
+        left = steps(sight, work.batch, work.head, work.m_block, n_block, np.int32(work.n_blocks - n_block))
+        return np.int32(n_block + left)
+
+    @device
+    def blocks_in_sight(sight, batch, head, m0, m_end):
+        """Tiles of keys [first, end)."""
+        first, end = keys_in_sight(band_at(sight, batch, head), m0, m_end)
+        return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
+
+    @device
+    def work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
+        tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
+        head = np.int32(head * heads_per_tile)
+        m_block = tile if ascending else np.int32(m_blocks - 1 - tile)  # the heaviest first, if causal
+        m0 = np.int32(m_block * TILE_M)
+        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
+        n_block = next_n_block(WorkTile(batch, head, m_block, first, end), sight, first)
+        if n_block >= end:                                      # who sees nothing looks at one tile, all of it masked
+            n_block, end = np.int32(0), np.int32(1)
+        return WorkTile(batch, head, m_block, n_block, end)
+
+    @device
+    def rows_of(work, consumer, heads_per_tile):
+        """The head and the first query that a consumer takes: neighbours take neighbouring heads or queries."""
+        head, row = np.int32(consumer), np.int32(0)
+        while head >= heads_per_tile:                           # a division would take more registers
+            head, row = np.int32(head - heads_per_tile), np.int32(row + 1)
+        return np.int32(work.head + head), np.int32(work.m_block * TILE_M + row * ROWS)
+
+    @device
+    def store_o(Q, count, mO):
+        """Store the O, if any, that lies where tile number `count` of Q is to be."""
+        acquire(Q)
+        if count >= Q_STAGES:
+            batch, head, m0 = read(stage(O_PIPELINE, Q.index))
+            tma_store(mO, allocate(SHARED_O, Q.index), batch, head, m0)
+            tma_store_wait()
+
+    @device
+    def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
+        """The scheduler, one thread: draws work tiles, loads their Q, stores their O."""
+        W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), np.int32(0)
+        m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
+        heads, matrices = quotient(heads, heads_per_tile), quotient(matrices, heads_per_tile)
+        number = np.int32(cuda.blockIdx.x)
+        while number < m_blocks * matrices:
+            work = work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending)
+            acquire(W)
+            commit(W, work)
+            W = advance(W, 1)
+            consumer = np.int32(0)
+            while consumer < CONSUMERS:
+                head, m0 = rows_of(work, consumer, heads_per_tile)
+                store_o(Q, count, mO)
+                commit(stage(O_PIPELINE, Q.index), (work.batch, head, m0))
+                tma_load(Q, mQ, work.batch, head, m0)
+                Q, count = advance(Q, 1), np.int32(count + 1)
+                consumer = opaque(consumer + 1)
+            number = next_number(counters)
+        acquire(W)
+        commit(W, NO_WORK)
+        finish(counters)
+        end = np.int32(count + Q_STAGES)
+        while count < end:
+            store_o(Q, count, mO)
+            Q, count = advance(Q, 1), opaque(count + 1)
+
+    @device
+    def load(mK, mV, sight, group_size):
+        """The loader, one thread: the tiles of K and V that the work tiles need, as soon as a stage is free."""
+        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        while True:
+            wait(W)
+            work = WorkTile(*read(W))
+            release(W)
+            W = advance(W, 1)
+            if work.n_blocks == 0:
+                break
+            n_block, head_k = work.n_block, quotient(work.head, group_size)
+            while n_block < work.n_blocks:
+                n0 = np.int32(n_block * TILE_N)
+                acquire(K)
+                tma_load(K, mK, work.batch, head_k, n0)
+                K = advance(K, 1)
+                acquire(V)
+                tma_load(V, mV, work.batch, head_k, n0)
+                V = advance(V, 1)
+                n_block = next_n_block(work, sight, opaque(n_block + 1))
+
+    @device
+    def skip(K, V, work, sight, n_block, end):
+        """Release tiles of keys unread, as far as the first one from `end` on."""
+        while n_block < end:
+            wait(K)
+            wait(V)
+            sync_warpgroup()                                    # no warp may miss a phase of the pipeline
+            release(K)
+            release(V)
+            K, V = advance(K, 1), advance(V, 1)
+            n_block = next_n_block(work, sight, opaque(n_block + 1))
+        return K, V, n_block
+
+    @device
+    def needs_mask(work, sight, m0, n_block):
+        """Whether the elements of this tile have to be tested."""
+        batch, head, n0, band = work.batch, work.head, np.int32(n_block * TILE_N), band_at(sight, work.batch, work.head)
+        m_end, n_end = np.int32(m0 + ROWS), np.int32(n0 + TILE_N)
+        return tested(sight, band, batch, head, work.m_block, n_block, m0, m_end, n0, n_end)
+
+    @device
+    def masked(S, work, sight, m0, n_block):
+        batch, head, n0, band = work.batch, work.head, np.int32(n_block * TILE_N), band_at(sight, work.batch, work.head)
+        return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
+
+    @device
+    def unmasked(S, work, sight, m0, n_block):
+        return S
+
+    @device
+    def left_operand(P, work, drops, heads, m0, n_block):
+        matrix = np.int32(work.batch * heads + work.head)
+        return operand(drop(P, drops, matrix, m0, np.int32(n_block * TILE_N)), SHARED_V)    # Alg. 2 line 14
+
+    if mask[0] == "bands":
+
+        @device
+        def n_block_range(work, m0, sight):
+            return work.n_block, work.n_blocks
+
+        @device
+        def clear_beyond(V, work, sight, n_block):
+            """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN. All consumers come here."""
+            left = np.int32(band_at(sight, work.batch, work.head)[3] - n_block * TILE_N)
+            if left < TILE_N:
+                wait(V)
+                if warpgroup_index() == 0:
+                    clear(V.tile, left)
+                    fence_async_proxy()
+                sync_warpgroups(consumers)
+
+    else:  # TMA knows where the matrix ends
+
+        @device
+        def n_block_range(work, m0, sight):
+            """The tiles of keys [first, end) that this consumer reads: one at least."""
+            first, end = blocks_in_sight(sight, work.batch, work.head, m0, np.int32(m0 + ROWS))
+            if GRIDS or first >= end:
+                first = work.n_block
+            return first, minimum(maximum(end, first + 1), work.n_blocks)
+
+        @device
+        def clear_beyond(V, work, sight, n_block):
+            pass
+
+    def step_with(mask):
+        @device
+        def step(sums, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2):
+            """The softmax of the tile `here`, P V of the tile `before`. Also returns `here` and the tile after it."""
+            O, P, m, l, alpha = sums
+            if RESCALES_FIRST:
+                O = rescaled(O, alpha)
+            clear_beyond(V, work, sight, before)
+            wait(K)
+            S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 1 line 9: S = Q K^T, in flight
+            if not RESCALES_FIRST:
+                O = rescaled(O, alpha)                          # line 12: O = alpha O
+            wait(V)
+            O = dot(O, P, V.tile)                               # line 12: O = O + P V of the tile before, in flight
+            after = next_n_block(work, sight, np.int32(here + 1))
+            S = wgmma_wait(S, 1)
+            release(K)
+            F, m, l, alpha = softmax_step(mask(S, work, sight, m0, here), m, l, scale_log2)     # Alg. 1 lines 10, 11
+            O = wgmma_wait(O, 0)
+            release(V)
+            P = left_operand(F, work, drops, heads, m0, here)
+            return Accumulators(O, P, m, l, alpha), advance(K, 1), advance(V, 1), here, after
+
+        return step
+
+    step, masked_step = step_with(unmasked), step_with(masked)
+
+    @device
+    def receive(W, heads_per_tile):
+        """A consumer's part of a work tile, and its first query."""
+        wait(W)
+        work = WorkTile(*read(W))
+        head, m0 = rows_of(work, warpgroup_index(), heads_per_tile)
+        return WorkTile(work.batch, head, work.m_block, work.n_block, work.n_blocks), m0
+
+    @device
+    def prologue(Q, K, work, m0, n_block, sight, drops, heads, scale_log2):
+        """The softmax of the first S."""
+        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        acquire(Q)                                              # another consumer had this stage before: see pipeline
+        wait(Q)
+        wait(K)
+        S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # Alg. 1 line 9: S = Q K^T
+        release(K)
+        K = advance(K, 1)
+        if needs_mask(work, sight, m0, n_block):
+            S = masked(S, work, sight, m0, n_block)
+        F, m, l, alpha = softmax_step(S, m, l, scale_log2)
+        return Accumulators(full(O_TILE, ZERO), left_operand(F, work, drops, heads, m0, n_block), m, l, alpha), K
+
+    @device
+    def main_loop(sums, Q, K, V, work, m0, before, end, sight, drops, heads, scale_log2):
+        """All tiles of keys but the first, as far as `end`. Also returns the last one, and which one would follow."""
+        here = next_n_block(work, sight, np.int32(before + 1))
+        while here < end:
+            # Nearly all of the time goes here: a loop of its own is 1 to 2 % faster than one with if and else.
+            while here < end and not needs_mask(work, sight, m0, here):
+                sums, K, V, before, here = step(
+                    sums, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2
+                )
+            if here < end:
+                sums, K, V, before, here = masked_step(
+                    sums, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2
+                )
+        return sums, K, V, before, here
+
+    @device
+    def epilogue(sums, W, Q, K, V, work, m0, before, here, mLse, sight, scale_log2, kept_scale, heads_per_tile):
+        """The last product, O and lse. Also returns the next work tile, received while the product is in flight."""
+        O, P, m, l, alpha = sums
+        clear_beyond(V, work, sight, before)
+        wait(V)
+        O = dot(rescaled(O, alpha), P, V.tile)                  # line 12: O = alpha O + P V
+        total = row_sum(l, ZERO)                                # 0 if it has seen nothing
+        save(mLse[work.batch, work.head], logsumexp(m, total, scale_log2, LN2), m0)
+        next_work, next_m0 = receive(advance(W, 1), heads_per_tile)
+        O = wgmma_wait(O, 0)
+        release(V)
+        V = advance(V, 1)
+        K, V, _ = skip(K, V, work, sight, here, work.n_blocks)
+        sync_warpgroup()                                        # all have read Q
+        put(allocate(SHARED_O, Q.index), O * (reciprocal(total) * kept_scale))          # line 12: O = O / l
+        fence_async_proxy()
+        sync_warpgroup()
+        release(Q)                                              # with O in its place
+        release(W)
+        return K, V, next_work, next_m0
+
+    @device
+    def compute(mLse, sight, drops, heads, scale_log2, kept_scale, heads_per_tile):
+        """The consumers: whole warpgroups."""
+        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        Q = stage(Q_PIPELINE, warpgroup_index())
+        work, m0 = receive(W, heads_per_tile)
+        while work.n_blocks > 0:
+            first, end = n_block_range(work, m0, sight)
+            K, V, n_block = skip(K, V, work, sight, work.n_block, first)
+            sums, K = prologue(Q, K, work, m0, n_block, sight, drops, heads, scale_log2)
+            sums, K, V, n_block, after = main_loop(
+                sums, Q, K, V, work, m0, n_block, end, sight, drops, heads, scale_log2
+            )
+            K, V, work, m0 = epilogue(
+                sums, W, Q, K, V, work, m0, n_block, after, mLse, sight, scale_log2, kept_scale, heads_per_tile
+            )
+            W, Q = advance(W, 1), advance(Q, CONSUMERS)
+            sync_warp()                                         # the first thread had more to do
+
+    def kernel(
+        mQ, mK, mV, mO, mLse, sight, drops, counters, group_size, scale_log2, kept_scale, at_once, heads_per_tile,
+        ascending,
+    ):  # fmt: skip
+        batches, heads, seqlen_q = mLse.shape
+        heads, seqlen_q, matrices = np.int32(heads), np.int32(seqlen_q), np.int32(batches * heads)
+        init_pipeline(WORK_PIPELINE)
+        init_pipeline(Q_PIPELINE)
+        init_pipeline(O_PIPELINE)
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        cuda.syncthreads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            if cuda.threadIdx.x == SCHEDULER:
+                prefetch_tensor_map(mQ)
+                prefetch_tensor_map(mO)
+                schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending)
+            if cuda.threadIdx.x == LOADER:
+                prefetch_tensor_map(mK)
+                prefetch_tensor_map(mV)
+                load(mK, mV, sight, group_size)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            compute(mLse, sight, drops, heads, scale_log2, kept_scale, heads_per_tile)
+
+    number = getattr(types, ACC.__name__)
+    signature = types.void(
+        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
+        number, *[types.int32] * 3,
+    )  # fmt: skip
+    boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
+    threads = WARPGROUP * (consumers + 1)
+    return Source(
+        kernel, signature, threads, shared=shared.nbytes, overlaps=True,
+        tensor_maps=tuple(TensorMap(i, box) for i, box in enumerate(boxes)),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+class Warpgroups(NamedTuple):
+    """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, and places for
+    `q_stages` tiles of Q, or O."""
+
+    tile_n: int
+    consumers: int
+    stages: int
+    q_stages: int
+
+    unit = "wgmma"
+
+    @property
+    def tile_m(self):
+        return ROWS * self.consumers
+
+
+# Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
+USUAL = {  # of the largest head_dim
+    64: Warpgroups(64, 4, 6, 5),                                    # 46, 57 %
+    128: Warpgroups(128, 2, 2, 5),                                  # 65, 81 %
+    192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
+    256: Warpgroups(64, 2, 2, 3),                                   # 63, 96 %; 80 keys 57, 95
+}
+LONG = {  # instead, where MANY keys are in sight, or more
+    64: Warpgroups(128, 3, 3, 5),                                   # 44, 62 %; 96 keys 37, 57
+    128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
+}
+MANY = 2048
+NARROW = {  # instead, for bands narrower than the keys: smaller tiles have less at their edges
+    128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 65 %; 128 keys 63, 80 keys 63
+}
+CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
+    64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
+    128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
+    192: Warpgroups(64, 2, 2, 4),
+    256: Warpgroups(64, 2, 2, 3),
+}
+CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
+
+
+def warpgroups(work):
+    """The row for this work. Few queries: that in which most heads of a group share the tiles of keys."""
+    size, cells, keys = max(head_dims(work.problem)), len(work.mask) > 1, work.keys
+    if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
+        return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
+    usual = USUAL[size]
+    instead = LONG if keys >= MANY else NARROW if keys < work.problem.seqlen_k else {}
+    return max(instead.get(size, usual), usual, key=lambda row: heads_per_tile(row, work))
+
+
+def heads_per_tile(row, work):
+    """How many query heads of a group share a work tile: as many as it has room for, if all see the same keys."""
+    if work.mask != ("band",):
+        return 1
+    group_size, seqlen_q = work.problem.group_size, work.problem.seqlen_q
+    divisors = (n for n in range(1, row.consumers + 1) if row.consumers % n == group_size % n == 0)
+    return max(n for n in divisors if n == 1 or n * seqlen_q <= row.tile_m)
+
+
+def matrices_in_l2(head_dim):
+    """How many matrices at a time (see schedule) give work tiles enough, of all weights, and stay in the cache."""
+    return 64 if head_dim <= 64 else 32
+
+
+def head_dims(problem):
+    """Rounded up to multiples of 64."""
+    return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
+
+
+def takes(work):
+    problem = work.problem
+    return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
+
+
+def numbers(work, tiles):
+    """at_once, heads_per_tile and ascending: see `forward`."""
+    has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
+    uneven = has_band and work.keys >= work.problem.seqlen_k  # gives tiles different weights
+    together = heads_per_tile(tiles, work)
+    at_once = matrices_in_l2(work.problem.head_dim) if has_band or len(work.mask) > 1 else 1
+    at_once = -(-max(at_once, work.problem.group_size) // together)
+    return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}
+
+
+SPEC = Spec(
+    forward,
+    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), Line("lse"), MASK, DROPOUT, COUNTERS, "group_size",
+     "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    tiles=lambda work: (warpgroups(work),),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)),
+    takes=takes,
+    numbers=numbers,
+    persistent=True,
+    arch="a",
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""The arguments of attention kernels, for tiles of any size: small ones reach every edge with few elements."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbattn.cuda.kernels.dropout import Drops
+from numbattn.cuda.kernels.visibility import GRIDS, Bands, Cells, Sight, states_blocks, states_shape, tile_states
+from numbattn.problem import describe
+from tests.accuracy import exact, plain, random
+from tests.tools.launch import launch
+
+NAMES = "o", "lse", "dq", "dk", "dv"
+
+
+class Call(NamedTuple):
+    """One call: q, k, v, do (batch, heads, sequence, features) and what else all kernels are given."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    dlse: Any
+    mask: tuple  # kinds
+    sight: Sight  # without states
+    drops: Drops
+    kept_scale: Any
+    wanted: dict  # results in float64, by name
+    plain: dict  # and by the plain formula
+
+    @property
+    def group_size(self):
+        return np.int32(self.q.shape[1] // self.k.shape[1])
+
+    @property
+    def scale(self):
+        return self.lse.dtype.type(self.q.shape[-1] ** -0.5)
+
+    @property
+    def scale_log2(self):
+        return self.lse.dtype.type(self.q.shape[-1] ** -0.5 * math.log2(math.e))
+
+    @property
+    def lse(self):
+        """As the kernels of the backward pass are given it."""
+        return self.wanted["lse"].astype(self.dlse.dtype)
+
+    @property
+    def delta(self):
+        """rowsum(dO * O) - dlse; 0 where nothing is seen."""
+        delta = (self.do.astype(np.float64) * self.wanted["o"]).sum(-1) - self.dlse
+        return np.where(np.isfinite(self.wanted["lse"]), delta, 0).astype(self.dlse.dtype)
+
+    def sight_of(self, kept, tile_m, tile_n):
+        """For a kernel that keeps tiles of queries, "q", or of keys, "k"."""
+        if "blocks" not in self.mask:
+            return self.sight
+        batches, heads, seqlen_q = self.lse.shape
+        seqlens = seqlen_q, self.k.shape[2]
+        sizes = -(-seqlens[0] // tile_m), -(-seqlens[1] // tile_n)
+        shape = states_shape(*(sizes if kept == "q" else sizes[::-1]))
+        sight = self.sight._replace(states=(np.zeros((batches, heads, *shape), np.uint32),))
+        source = tile_states(tile_m=tile_m, tile_n=tile_n, kept=kept, mask=self.mask)
+        blocks = batches * heads * states_blocks(*shape)
+        launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, seqlens))
+        return sight
+
+
+def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8, poison=None, **options):
+    """A Call; options are those of `numbattn.attention`. poison: what queries and keys hold that the mask hides."""
+    q, k, v, do = (
+        random(rng, shape, dtype)
+        for shape in ((batch, heads, m, d), (batch, heads_k, n, d), (batch, heads_k, n, e), (batch, heads, m, e))
+    )
+    problem, inputs = describe(q, k, v, **options)
+    dlse = random(rng, (batch, heads, m), problem.sum_dtype)
+    visible = np.broadcast_to(inputs.mask.dense(m, n), (batch, heads, m, n))
+    if poison is not None:
+        unseen = ~visible.reshape(batch, heads_k, -1, n).any(2)
+        q[~visible.any(3)] = k[unseen] = v[unseen] = poison
+    results = (dict(zip(NAMES, formula(do, q, k, v, dlse, **options))) for formula in (exact, plain))
+    band, mask, bands = inputs.mask._band(m, n), "band", ()
+    if not all(isinstance(number, int) for number in band):
+        edges = [np.broadcast_to(np.asarray(x, np.int32), (batch, heads)) for x in band]
+        mask, bands, band = "bands", (Bands(*edges, np.int32(0), np.int32(0)),), (-m, n, m, n)
+    grids = tuple(
+        Cells(np.broadcast_to(cells, (batch, heads, *cells.shape[-2:])), np.int32(rows), np.int32(cols))
+        for cells, rows, cols, _ in inputs.mask._grids()
+    )
+    kinds = mask, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
+    dropout = inputs.dropout
+    numbers = (0, 0, 0, 0) if dropout is None else dropout._numbers
+    return Call(
+        q, k, v, do, dlse, kinds, Sight(*map(np.int32, band), bands, grids, ()),
+        Drops(np.uint32(numbers[0]), *map(np.uint64, (*numbers[1:], 0))),
+        problem.sum_dtype.type(1 if dropout is None else dropout.scale), *results,
+    )  # fmt: skip

@@ -1,0 +1,627 @@
+"""Mutation testing: plants small faults in a copy of the package, one at a time; the tests named with them must fail.
+
+    python -m tests.tools.mutants -n 2                  # all faults, two at a time
+    python -m tests.tools.mutants -k visibility band    # those with all of these words in their file or text
+    python -m tests.tools.mutants --list
+
+A fault that goes unnoticed shows a property that is not tested: test the property, not the fault. A fault that changes
+no result does not belong in the table.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from queue import Queue
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 300  # seconds: a fault may make a loop endless
+COMPILED, SIMULATED = {}, {"NUMBA_ENABLE_CUDASIM": "1"}
+
+
+class Faults(NamedTuple):
+    """Faults in one file that the same tests notice."""
+
+    file: str  # in numbattn/
+    tests: list  # in tests/, as pytest takes them
+    texts: dict  # {original text, which occurs once in the file: faulty text}
+    environment: dict = COMPILED
+
+
+CPU = ["test_api.py::test_masks[numpy-dropout-window]", "test_api.py::test_masks[numpy--lengths]",
+       "test_api.py::test_pairs_of_masks[numpy-causal-causal]", "test_api.py::test_masks[numpy--blocks]"]  # fmt: skip
+NOTHING_SEEN = ["test_api.py::test_rows_that_see_nothing[numpy-float32]",
+                "test_api.py::test_beyond_lengths_nothing_leaks[numpy-Causal()-nan]",
+                "test_api.py::test_gradient_of_lse_is_ignored_where_nothing_is_seen[numpy]"]  # fmt: skip
+# fmt: off
+TABLE = [
+    # -------------------------------------------------------------------------------------------- masks and dropout
+    Faults("masks.py", ["test_masks.py"], {
+        '_larger if side == "lo" else _smaller': '_larger if side == "hi" else _smaller',
+        "_clip(at, -FAR, FAR) + _clip(shift, -FAR, FAR)": "at + shift",
+        '"queries": (0, seqlen_q), "keys"': '"queries": (1, seqlen_q), "keys"',
+        '"keys": (0, seqlen_k)}.get': '"keys": (1, seqlen_k)}.get',
+        "(i + lo <= j)": "(i + lo < j)",
+        "(j <= i + hi)": "(j < i + hi)",
+        "(i < queries)": "(i <= queries)",
+        "cells[..., i // rows, j // cols]": "cells[..., i // cols, j // rows]",
+        ">> (j % cols)": ">> (7 - j % cols)",
+        'Edge("lo", offset, -self.left)': 'Edge("lo", offset, self.left)',
+        'Edge("hi", seqlen_k - seqlen_q if self.offset': 'Edge("hi", 0 if self.offset',
+        "offset = seqlen_k - seqlen_q if self.offset": "offset = 0 if self.offset",
+        "own = (1,) * (len(shape) - visible.ndim) + visible.shape":
+            "own = visible.shape + (1,) * (len(shape) - visible.ndim)",
+        "padded[..., bit::8]": "padded[..., 7 - bit::8]",
+        "_truths(visible)": "visible",
+        "for _ in range(nodes)": "for _ in range(nodes - 1)",
+        "visible[tree, at, node[tree, at]] = True": "visible[tree, node[tree, at], at] = True",
+        "(i ^ j) & ((i ^ j) - 1)": "(i ^ j) & (i ^ j)",
+        "(abs(i - j) <= local) | (np.minimum(i, j) < everywhere)":
+            "(abs(i - j) <= local) | (np.minimum(i, j) <= everywhere)",
+        "(abs(i - j) <= local) | ((i - j) % stride == 0)": "(abs(i - j) < local) | ((i - j) % stride == 0)",
+        "j = np.arange(n_blocks) * shorter // max(n_blocks, 1)": "j = np.arange(n_blocks)",
+        "x = np.minimum(x, np.uint64(2**62))": "pass",
+    }),
+    Faults("dropout.py", ["test_dropout.py"], {
+        "ROUNDS = 10": "ROUNDS = 9",
+        "(k0 + W0) & LOW": "k0 + W0",
+        "x_high ^ c3 ^ k1, x_low": "x_low ^ c3 ^ k1, x_high",
+        "return round(65536 * self.p)": "return int(65536 * self.p)",
+        "65536 / (65536 - self.threshold)": "1 / (1 - self.p)",
+        "self.seed & 0xFFFFFFFF, self.seed >> 32": "self.seed >> 32, self.seed & 0xFFFFFFFF",
+        "rows + 8 * (w // 2)": "rows + 8 * (w % 2)",
+        "number >= dropout.threshold": "number > dropout.threshold",
+    }),
+    Faults("dropout.py", ["cpu/test_tile.py::test_draw"], {
+        "self.threshold, self.offset, *self.key": "self.threshold, *self.key, self.offset",
+    }),
+    # ---------------------------------------------------------------------------------------------------------- CPU
+    Faults("cpu/tile.py", ["cpu/test_tile.py"], {
+        "out[col, row] = factor * x[row, col]": "out[col, row] = x[row, col]",
+        "np.float32, np.int32, 7": "np.float32, np.int32, 6",
+        "ZERO if x < LOWEST else y": "y",
+        "m_end = min(m_end, queries)\n": "pass\n",
+        "return max(m0 + lo, 0), min(m_end + hi, keys)": "return m0 + lo, min(m_end + hi, keys)",
+        "0), min(m_end + hi, keys)": "0), min(m_end + hi - 1, keys)",
+        "m0 + cols - 1 + lo <= n0": "m0 + cols - 2 + lo <= n0",
+        "n0 + rows - 1 <= m0 + hi": "n0 + rows - 2 <= m0 + hi",
+        "m0 + cols <= queries and": "m0 <= queries and",
+        "and n0 + rows <= keys": "and n0 + rows <= keys + 1",
+        "max(n0 + j - hi - m0, 0)": "max(n0 + j - hi + 1 - m0, 0)",
+        "n0 + j - lo + 1 - m0, queries - m0": "n0 + j - lo - m0, queries - m0",
+        "if n0 + j < keys else first": "if n0 + j <= keys else first",
+        "(m_end + rows - 1) // rows": "m_end // rows",
+        "(n_end + cols - 1) // cols": "n_end // cols",
+        "cells[r, c] == 255 if packed": "cells[r, c] != 0 if packed",
+        "if every < total": "if every < some",
+        "bit = (n0 + j) // cols, (n0 + j) % cols * packed": "bit = (n0 + j) // cols, j % cols * packed",
+        "first, r = 0, m0 // rows": "first, r = 0, 0",
+        "np.uint64(m0 // 2)": "np.uint64(m0)",
+        "8 * (number // 2 % 2)": "8 * (number // 4 % 2)",
+        "16 * (number % 2)": "16 - 16 * (number % 2)",
+        "drawn >= drops.threshold": "drawn > drops.threshold",
+    }),
+    Faults("cpu/product.py", ["cpu/test_product.py"], {
+        'icmp_signed("<", lanes, self.splat(cols))': 'icmp_signed("<=", lanes, self.splat(cols))',
+        "self.b.mul(index, stride)": "self.b.mul(index, self.strides[0])",
+        "builder.sub(height, LONG(1))": "height",
+        "builder.fmul(builder.load(total), alpha)": "builder.load(total)",
+        "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
+        "cols // (VECTORS * width) * (VECTORS * width)":
+            "(cols + VECTORS * width - 1) // (VECTORS * width) * (VECTORS * width)",
+    }),
+    Faults("cpu/arguments.py",
+           ["cpu/test_arguments.py", "cpu/test_tile.py::test_grids", "cpu/test_tile.py::test_draw"], {
+        "(col == item or cols <= 1)": "(col == item or cols <= 2)",
+        "(row >= cols * item or rows <= 1)": "(row > 0 or rows <= 1)",
+        " and x.flags.aligned": "",
+        "max(x.strides[-2] // x.itemsize, cols, 1)": "max(cols, 1)",
+        "np.repeat(steps[-1], heads": "np.tile(steps[-1], heads",
+        "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
+        "cells, rows = cells[..., :1, :], rows * cells.shape[-2]": "cells = cells[..., :1, :]",
+        "cells[..., :1], cols * cells.shape[-1]": "cells[..., :1], cols",
+    }),
+    Faults("cpu/forward.py", CPU, {
+        "fill(l, 0)": "pass",
+        "range(n_first // TILE_N * TILE_N, n_end, TILE_N)": "range(n_first, n_end, TILE_N)",
+        "if seen == PARTIAL": "if seen == EMPTY",
+        "S[j, i] if S[j, i] > m[i] else m[i]": "S[j, i] if S[j, i] < m[i] else m[i]",
+        "exp2(alpha[i] - m[i])": "exp2(m[i] - alpha[i])",
+        "l[i] *= alpha[i]": "pass",
+        "O[i, c] *= alpha[i]": "pass",
+        "min(first + SUMMED, keys)": "min(first + SUMMED - 1, keys)",
+        "b * heads + h, m0, n0)": "h * batches + b, m0, n0)",
+        "(m[i] + np.log2(l[i])) * math.log(2)": "m[i] + np.log2(l[i])",
+        "if l[i] != 0 else -np.inf": "if l[i] != 0 else 0.0",
+        "factor = kept_scale / l[i]": "factor = 1 / l[i]",
+        "inputs.scale * math.log2(math.e), kept_scale": "inputs.scale, kept_scale",
+    }),
+    Faults("cpu/backward.py", [*CPU, *NOTHING_SEEN], {
+        "delta.reshape(lse.shape) - (0": "delta.reshape(lse.shape) + (0",
+        "dq[0] if chunks == 1 else dq.sum(axis=0)": "dq[0]",
+        "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k, heads, heads_k)",
+        "min(m0 + TILE_M, seqlen_q, band[2])": "min(m0 + TILE_M, seqlen_q)",
+        "transpose(dOT, dO, kept_scale)": "transpose(dOT, dO, one)",
+        "np.inf if blind else lse[b, h, m0 + i] * log2_e": "lse[b, h, m0 + i] * log2_e",
+        "0 if blind else delta": "delta",
+        "n_end, chunks * TILE_N)": "n_end, TILE_N)",
+        "if seen == EMPTY": "if seen == PARTIAL",
+        "b * heads + h, m0, n0)": "h * batches + b, m0, n0)",
+        "product(dV[n0:n1], S, dO, kept_scale, True)": "product(dV[n0:n1], S, dO, one, True)",
+        "product(dK[n0:n1], dP, Q, scale, True)": "product(dK[n0:n1], dP, Q, one, True)",
+        "product_tn(dQ, dP, K[n0:n1], scale, True)": "product_tn(dQ, dP, K[n0:n1], scale, False)",
+        "dP[j, i] * Z[j, i] - D[i]": "dP[j, i] - D[i]",
+        "P[j, i] *= Z[j, i]": "pass",
+        "P[j, i] * (dP[j, i] - D[i])": "P[j, i] * dP[j, i] - D[i]",
+    }),
+    Faults("cpu/launch.py", ["cpu/test_launch.py::test_every_block_runs_once",
+                             "cpu/test_launch.py::test_an_error_in_a_thread_reaches_the_caller",
+                             "cpu/test_launch.py::test_without_threads_the_caller_does_it_all",
+                             "cpu/test_launch.py::test_each_thread_has_its_own_scratch",
+                             "cpu/test_launch.py::test_no_more_threads_than_pay",
+                             "cpu/test_launch.py::test_a_call_ends_after_its_last_block",
+                             "cpu/test_launch.py::test_no_block_starts_after_an_error",
+                             "cpu/test_launch.py::test_an_interrupted_call_leaves_no_thread_behind"], {
+        "range(threads - takes_part)": "range(threads)",
+        "min(first + self.step, self.blocks)": "first + self.step",
+        "first + self.step, self.active + 1": "first + 1, self.active + 1",
+        "self.error, self.stop[0] = error, 1": "self.stop[0] = 1",
+        "if self.stop[0] or self.next >= self.blocks": "if self.next >= self.blocks",
+        "while self.active:": "if self.active:",
+        "not self.active and (": "(",
+        "scratch = self.scratch()\n": "scratch = self.args and self.scratch()\n",
+    }),
+    # ----------------------------------------------------------------------------------------------------- CUDA: calls
+    Faults("cuda/passes.py", ["cuda/test_passes.py::test_saved_or_not[warps]",
+                              "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
+                              "cuda/test_passes.py::test_masks[edges in int32-warps]",
+                              "cuda/test_passes.py::test_masks[two edges of a side-warps]",
+                              "cuda/test_passes.py::test_shapes[warps-q_shape6-k_shape6-v_shape6]"], {
+        "(save, None if out is None else out.strides)": "(None if out is None else out.strides,)",
+        "band.hi - band.lo + 1), 0), band.keys": "band.hi - band.lo + 1), 0), seqlen_k",
+        "shifts[side] = max(-FARTHEST, min(shift, FARTHEST))": "pass",
+        "getattr(band_of(found, *sizes), side)": "found[0].at",
+        "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
+        "scale * LOG2_E": "scale",
+    }),
+    Faults("cuda/plan.py", [f"cuda/test_plan.py::test_{name}" for name in (
+        "steps_in_their_order", "what_tensor_maps_cannot_move_is_copied", "gradients_are_summed_over_broadcast_axes",
+        "blocks_of_a_mask_are_looked_up_first", "blocks_that_draw_work_are_one_a_multiprocessor",
+        "a_batch_that_is_no_single_stride_takes_a_launch_a_piece", "matrices_without_features_get_a_column",
+        "lse_that_nobody_wants_goes_to_the_sink_if_it_fits",
+    )], {
+        'piece.first * self.problem.heads if x == "first"': 'piece.first if x == "first"',
+        "-(-shape[-1] // columns) * columns": "shape[-1]",
+        "if spec.persistent else math.inf": "if not spec.persistent else math.inf",
+        "<= SINK_BYTES": ">= SINK_BYTES",
+        "and shape[:-2] != (whole := self.batch(heads))": "and not (whole := self.batch(heads))",
+        'if "blocks" in self.mask and MASK in spec.arguments': "if MASK in spec.arguments",
+        "if not shape[-1]": "if False",
+    }),
+    Faults("cuda/launch.py", ["cuda/test_launch.py"], {
+        "addresses[i] + pointer for i, pointer": "addresses[i] for i, pointer",
+        "config.stream = stream": "pass",
+        "offset += -offset % size": "pass",
+        "if kind != expected": "if False",
+        "(0, 0, math.prod(view.shape), itemsize)": "(0, 0, itemsize, math.prod(view.shape))",
+        "if not 0 < blocks <= LARGEST_GRID": "if blocks > LARGEST_GRID",
+    }),
+    Faults("cuda/views.py", ["cuda/test_views.py"], {
+        "0 if n == 1 else stride": "stride",
+        "common >= dtype.itemsize": "common > dtype.itemsize",
+        "min(layout.strides) >= 0": "True",
+        "number * batch, batch, piece": "number, batch, piece",
+    }),
+    # ------------------------------------------------------------------------------------------------- CUDA: kernels
+    Faults("cuda/kernels/visibility.py", ["cuda/kernels/test_visibility.py"], {
+        "maximum(sight.lo, edge_at(lo, batch, head, lo_shift, first, last, sight.lo))":
+            "edge_at(lo, batch, head, lo_shift, first, last, sight.lo)",
+        "minimum(sight.hi, edge_at(hi, batch, head, hi_shift, first, last, sight.hi))":
+            "edge_at(hi, batch, head, hi_shift, first, last, sight.hi)",
+        "minimum(edges[batch, head], np.int32(last - shift))": "edges[batch, head]",
+        "maximum(edge, np.int32(first - shift)) + shift": "edge + shift",
+        "last = minimum(m_end, queries) - 1": "last = m_end - 1",
+        "return maximum(m0 + lo, 0)": "return m0 + lo",
+        "minimum(last + hi + 1, keys)": "minimum(last + hi, keys)",
+        "if m0 <= last": "if m0 < last",
+        "last = minimum(n_end, keys) - 1": "last = n_end - 1",
+        "maximum(n0 - hi, 0)": "maximum(n0 - hi + 1, 0)",
+        "minimum(last - lo + 1, queries)": "minimum(last - lo, queries)",
+        "np.int32(m_end - 1 + lo) <= n0": "np.int32(m_end - 2 + lo) <= n0",
+        "n_end <= np.int32(m0 + hi + 1)": "n_end <= np.int32(m0 + hi + 2)",
+        "right and m_end <= queries": "right and m_end <= queries + 1",
+        "and n_end <= keys\n": "\n",
+        "where(i < queries, ": "where(i <= queries, ",
+        "minimum(i + hi, keys - 1)": "minimum(i + hi, keys)",
+        "cols_between(layout, j0, i + lo, last)": "cols_between(layout, j0, i + lo + 1, last)",
+        "where(j < keys, ": "where(j <= keys, ",
+        "minimum(j - lo, queries - 1)": "minimum(j - lo, queries)",
+        "cols_between(layout, i0, j - hi, last)": "cols_between(layout, i0, j - hi - 1, last)",
+        "1 << (j & 7)": "128 >> (j & 7)",
+        "quotient(i, rows), quotient(j, cols)": "quotient(i, cols), quotient(j, rows)",
+        "one(sight, batch, head, i, j) & other": "one(sight, batch, head, i, j) | other",
+        "in_band(band, i0, j0) & in_cells": "in_cells",
+        "WORD - at % WORD": "WORD",
+        "minimum(steps, count)": "steps",
+        "2 * quotient(tile, np.int32(WORD)) + which": "2 * quotient(tile, np.int32(WORD)) + 1 - which",
+        "not (whole and in_band(band, m0, m_end, n0, n_end))": "not whole",
+        "tile, 1) & np.uint32(1)) != 0": "tile, 1)) != 0",
+        "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
+        "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
+        "some or shown": "shown",
+        "minimum(one(sight": "maximum(one(sight",
+        "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
+        "if m0 < seqlen_q and n0 < seqlen_k": "if True",
+    }),
+    Faults("cuda/kernels/schedule.py", ["cuda/kernels/test_schedule.py"], {
+        "number - whole * size": "number - whole",
+        "split(matrix, heads)\n    return tile, batch, head\n\n\n@device\ndef place_grouped":
+            "split(matrix, heads)\n    return tile, head, batch\n\n\n@device\ndef place_grouped",
+        "np.int32(at_once * tiles)": "at_once",
+        "minimum(at_once, matrices - first)": "at_once",
+        "np.int32(first + matrix)": "matrix",
+        "cuda.gridDim.x + cuda.atomic": "cuda.atomic",
+        "counters, 1, cuda.gridDim.x - 1)": "counters, 1, cuda.gridDim.x)",
+        "counters[0] = 0": "pass",
+    }),
+    Faults("cuda/kernels/softmax.py", ["cuda/kernels/test_softmax.py"], {
+        "SLACK = 1 ": "SLACK = 40 ",
+        "sums(-1e30)": "sums(0)",
+        "(m_new - m) * scale_log2 > SLACK": "m_new - m > SLACK",
+        "> SLACK, m_new, m)": "> SLACK, m, m_new)",
+        "exp2((m - m_new) * scale_log2)": "exp2(m - m_new)",
+        "S * scale_log2 - m_new * scale_log2": "S * scale_log2 - m * scale_log2",
+        "part_sum(P, l * alpha)": "part_sum(P, l)",
+        "m * scale_log2 + log2(total)": "m + log2(total)",
+        "log2(total)) * ln_2": "log2(total))",
+    }),
+    Faults("cuda/kernels/dropout.py", ["cuda/kernels/test_dropout.py"], {
+        "[device(round_by(wide_product))] * ROUNDS": "[device(round_by(wide_product))] * (ROUNDS - 1)",
+        "% 16 == 0 else 15": "% 16 == 0 else 7",
+        "(j >> 4) * 4 + ((j >> 1) & 3)": "(j >> 4) * 4 + ((j >> 1) & 1)",
+        "(i >> 4) * 8 + (i & 7)": "(i >> 4) * 8 + (i & 3)",
+        "drops.first + U64(matrix)": "U64(matrix)",
+        "drops.key_low, drops.key_high)": "drops.key_high, drops.key_low)",
+        "(i & 8) != 0, (j & 8) != 0": "(j & 8) != 0, (i & 8) != 0",
+        "where(odd, word, word << 16)": "where(odd, word << 16, word)",
+        ">= U32(drops.threshold << 16)": "> U32(drops.threshold << 16)",
+        "where(kept(drops, matrix, i0, j0), P, 0)": "where(kept(drops, matrix, j0, i0), P, 0)",
+    }),
+    Faults("cuda/kernels/layouts.py", ["cuda/kernels/test_forward_simt.py", "cuda/kernels/test_backward_simt.py"], {
+        "return row_index(layout, i0), col_index(layout, j0)": "return row_index(layout, j0), col_index(layout, i0)",
+        "return col_index(layout, i0), row_index(layout, j0)": "return row_index(layout, i0), col_index(layout, j0)",
+        "        sync_warp()\n": "",
+    }, SIMULATED),
+    Faults("cuda/kernels/delta.py", ["cuda/kernels/test_delta.py"], {
+        "row_sum(dO * O, ZERO)": "row_sum(dO, ZERO)",
+        "D = D - load(mDlse": "D = D + load(mDlse",
+        "full(ROWS, ZERO), D)": "D, D)",
+        "np.int32(tile * TILE_M)": "np.int32(tile)",
+        "np.int32(batches * heads), np.int32(heads))": "np.int32(batches * heads), np.int32(batches))",
+    }),
+    Faults("cuda/kernels/forward.py", ["cuda/kernels/test_forward_simt.py"], {
+        "(seqlen_q + TILE_M - 1) // TILE_M": "seqlen_q // TILE_M",
+        "head_k = quotient(head, group_size)": "head_k = head",
+        "mV[batch, head_k][: maximum(band[3], 1)]": "mV[batch, head_k]",
+        "quotient(end + TILE_N - 1, TILE_N)": "quotient(end, TILE_N)",
+        "wait_copies()\n        cuda.syncthreads()\n": "cuda.syncthreads()\n",
+        "        cuda.syncthreads()\n        while": "        while",
+        "wait_copies()\n            cuda.syncthreads()                                  # V":
+            "cuda.syncthreads()                                  # V",
+        "cuda.syncthreads()                                  # V": "pass  # V",
+        "wait_copies()\n            cuda.syncthreads()                                  # K":
+            "cuda.syncthreads()                                  # K",
+        "cuda.syncthreads()                                  # K": "pass  # K",
+        "if tested(": "if not tested(",
+        "sees(sight, band, batch, head, m0, n0)": "sees(sight, band, batch, head, n0, m0)",
+        "drops, batch * heads + head,": "drops, head * batches + batch,",
+        "dot(O * alpha, left(P), sV)": "dot(O, left(P), sV)",
+        "reciprocal(total) * kept_scale": "reciprocal(total)",
+    }, SIMULATED),
+    Faults("cuda/kernels/backward.py", ["cuda/kernels/test_backward_simt.py"], {
+        # keys and values
+        "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k * group_size, head_k * group_size + 1)",
+        "quotient(end + TILE_M - 1, TILE_M)": "quotient(end, TILE_M)",
+        "cuda.syncthreads()                                      # the last head": "pass  # the last head",
+        "wait_copies()\n                cuda.syncthreads()": "cuda.syncthreads()",
+        "wait_copies()\n                cuda.syncthreads()  ": "wait_copies()  ",
+        "elif m_block < m_blocks:\n                    cuda.syncthreads()\n": "elif m_block < m_blocks:\n",
+        "fetch_tile(1 - stage, Q, dO": "fetch_tile(stage, Q, dO",
+        "stage = np.int32(1 - stage)\n                elif": "pass\n                elif",
+        "COLS) * LOG2E": "COLS)",
+        "S * (scale * LOG2E) - lse2": "S * LOG2E - lse2",
+        "P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)   #": "P = where(visible, P, ZERO)   #",
+        "mQ[batch, head][:length], ROWS_OF), aligned(": "mQ[batch, head], ROWS_OF), aligned(",
+        "batch * heads + head, m0, n0)     #": "head * batches + batch, m0, n0)     #",
+        "left_P(P * Z)": "left_P(P)",
+        "P * (dP * Z - D)  ": "P * (dP - D)  ",
+        "P * (dP * Z - D)   ": "P * (dP * Z)   ",
+        "dot(dK, left_dS(dS), sQ)": "dot(full(K_TILE, ZERO), left_dS(dS), sQ)",
+        "left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)":
+            "left_P = left_dS = left_operand(S_TILE, shared, ACC)",
+        "dK * scale, n0": "dK, n0",
+        "dV, n0": "dV * scale, n0",
+        # queries
+        "(seqlen_q + TILE_M - 1) // TILE_M": "seqlen_q // TILE_M",
+        "head_k = quotient(head, group_size)": "head_k = head",
+        "mK[batch, head_k][:length_k]": "mK[batch, head_k]",
+        "quotient(end + TILE_N - 1, TILE_N)": "quotient(end, TILE_N)",
+        "\n            wait_copies()\n            cuda.syncthreads()": "\n            cuda.syncthreads()",
+        "\n            wait_copies()\n            cuda.syncthreads()  ": "\n            wait_copies()  ",
+        "elif n_block < n_blocks:\n                cuda.syncthreads()\n": "elif n_block < n_blocks:\n",
+        "fetch_tile(1 - stage, K, V": "fetch_tile(stage, K, V",
+        "stage = np.int32(1 - stage)\n            elif": "pass\n            elif",
+        "ROWS, m0) * LOG2E": "ROWS, m0)",
+        "S * (scale * LOG2E) - lse)": "S * scale - lse)",
+        "batch * heads + head, m0, n0)         #": "head * batches + batch, m0, n0)         #",
+        "P * (dP * Z - delta)  ": "P * (dP - delta)  ",
+        "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
+        "dQ * scale, m0": "dQ, m0",
+    }, SIMULATED),
+    Faults("cuda/kernels/forward_hopper.py", ["cuda/kernels/test_forward_hopper.py"], {
+        # the scheduler
+        "np.int32(head * heads_per_tile)": "np.int32(head)",
+        "if n_block >= end:": "if n_block > end:",
+        "while head >= heads_per_tile:": "while head > heads_per_tile:",
+        "row * ROWS": "row",
+        "        acquire(Q)\n        if": "        if",
+        "if count >= Q_STAGES:": "if count > Q_STAGES:",
+        "            tma_store_wait()\n": "",
+        "number < m_blocks * matrices": "number <= m_blocks * matrices",
+        "Q.index), (work.batch, head, m0))": "Q.index), (work.batch, work.head, m0))",
+        "        commit(W, NO_WORK)\n": "",
+        "        finish(counters)\n": "",
+        "end = np.int32(count + Q_STAGES)": "end = count",
+        # the loader
+        "            wait(W)\n            work": "            work",
+        "release(W)\n            W = advance(W, 1)\n": "W = advance(W, 1)\n",
+        "                acquire(K)\n": "",
+        "                acquire(V)\n": "",
+        "quotient(work.head, group_size)": "work.head",
+        # tiles that a consumer skips, and the end of a sequence
+        "            sync_warpgroup()                                    # no warp": "            # no warp",
+        "            release(K)\n            release(V)\n": "            release(K)\n",
+        "if left < TILE_N:": "if left < TILE_N - 64:",
+        "                wait(V)\n                if": "                if",
+        "clear(V.tile, left)": "clear(V.tile, left + 1)",
+        "                    fence_async_proxy()\n": "",
+        "                sync_warpgroups(consumers)\n": "",
+        "skip(K, V, work, sight, here, work.n_blocks)": "K, V, here",
+        # a step
+        "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
+        "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)":
+            "if not RESCALES_FIRST:\n                pass",
+        "            wait(K)\n            S = dot(": "            S = dot(",
+        "            wait(V)\n            O = dot(O": "            O = dot(O",
+        "            release(K)\n            F, m": "            F, m",
+        "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
+        "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
+            "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
+        "where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)":
+            "where(sees(sight, band, batch, head, m0, n0), S, ZERO)",
+        "np.int32(work.batch * heads + work.head)": "np.int32(work.head)",
+        # prologue and epilogue
+        "acquire(Q)                                              #": "pass  #",
+        "        wait(Q)\n": "",
+        "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
+        "        wait(V)\n        O = dot(rescaled(": "        O = dot(rescaled(",
+        "dot(rescaled(O, alpha), P, V.tile)": "dot(O, P, V.tile)",
+        "O * (reciprocal(total) * kept_scale)": "O * reciprocal(total)",
+        "        fence_async_proxy()\n        sync_warpgroup()\n": "        sync_warpgroup()\n",
+        "        fence_async_proxy()\n        sync_warpgroup()\n        release":
+            "        fence_async_proxy()\n        release",
+        "release(Q)                                              #": "pass  #",
+        "advance(Q, CONSUMERS)": "advance(Q, 1)",
+        "        release(W)\n        return": "        return",
+        "        init_pipeline(O_PIPELINE)\n": "",
+        "        cuda.syncthreads()\n": "",
+    }, SIMULATED),
+    Faults("cuda/kernels/forward_hopper.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {
+        "        wait_on_dependencies()\n": "",
+    }),
+    Faults("cuda/kernels/visibility.py", ["cuda/test_passes.py::test_whole_tiles_and_others_in_turn[-e-wwwe-]"], {
+        "        wait_on_dependencies()\n": "",
+    }),
+    # ------------------------------------------------------------------------------------------- CUDA: tile language
+    Faults("cuda/tile/pipeline.py", ["cuda/tile/test_hopper.py", "cuda/tile/test_pipeline.py"], {
+        "2 * tile.stages * BARRIER_BYTES": "tile.stages * BARRIER_BYTES",
+        "free * pipeline.tile.stages * BARRIER_BYTES": "free * BARRIER_BYTES",
+        "enumerate((1, plan.readers))": "enumerate((1, 1))",
+        'icmp_unsigned(">=", index, I32(count))': 'icmp_unsigned(">", index, I32(count))',
+        "b.select(beyond, b.xor(parity, I32(1)), parity)": "parity",
+        "stage.pipeline, index, True), b.xor(parity, I32(1))": "stage.pipeline, index, True), parity",
+        "stage.pipeline, index, False), parity": "stage.pipeline, index, True), parity",
+        "I32(WARPGROUP - 1)), I32(0))": "I32(31)), I32(0))",
+        'asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)': "pass",
+        'asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)': "pass",
+        "I32(plan.nbytes), effect=True": "I32(plan.nbytes // 2), effect=True",
+        "b.add(start, I32(i * plan.box_bytes))": "start",
+        'asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)': "pass",
+        'asm(b, "fence.proxy.async.shared::cta;", VOID, effect=True)': "None",
+        'asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)': "pass",
+        "wait_group.read 0;": "wait_group.read 1;",
+    }),
+    Faults("cuda/tile/pipeline.py", ["cuda/tile/test_pipeline.py"], {
+        '("free", pipeline.readers)': '("free", 1)',
+        "stage.index + int(steps), stage.pipeline.tile.stages": "stage.index + 1, stage.pipeline.tile.stages",
+        "stage.barrier(free=True).wait(stage.round - 1)": "pass",
+        "stage.barrier(free=False).wait(stage.round)": "pass",
+        "    simulator.shared_memory().note_read(stage.parity)\n": "",
+        "simulator.thread_index() % WARPGROUP == 0": "simulator.thread_index() == 0",
+        "    simulator.shared_memory().share()\n": "    pass\n",
+        "memory.note_end(unit, memory.clocks[0, unit, unit])": "pass",
+    }, SIMULATED),
+    Faults("cuda/tile/barrier.py", ["cuda/tile/test_barrier.py"], {
+        "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2": "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 1",
+        "b.add(emit_warpgroup(b), I32(FIRST_OF_WARPGROUPS))": "I32(FIRST_OF_WARPGROUPS)",
+        'asm(b, "bar.warp.sync 0xffffffff;", VOID, effect=True)': "pass",
+        'asm(b, f"bar.sync $0, {WARPGROUP};", VOID, barrier, effect=True)': "pass",
+        'lambda b, _: asm(b, text, VOID, effect=True)\n\n\n@primitive\ndef wait_on':
+            'lambda b, _: None\n\n\n@primitive\ndef wait_on',
+        '_lower_registers("dec")': '_lower_registers("inc")',
+    }),
+    Faults("cuda/tile/barrier.py", ["cuda/tile/test_barrier.py"], {
+        "WARPGROUP).sync()\n\n\n@sync_warpgroup.": "WARPGROUP // 2).sync()\n\n\n@sync_warpgroup.",
+        "count * WARPGROUP).sync()": "WARPGROUP).sync()",
+        "range(24, 241, 8)": "range(24, 249, 8)",
+    }, SIMULATED),
+    Faults("cuda/tile/warpgroup.py", ["cuda/tile/test_warpgroup.py"], {
+        "sync.aligned {later.literal_value};": "sync.aligned {later.literal_value + 1};",
+        'asm(b, "wgmma.fence.sync.aligned;", VOID, effect=True)': "pass",
+        'asm(b, "wgmma.commit_group.sync.aligned;", VOID, effect=True)': "pass",
+        "{int(sums[0] is not None)}": "1",
+        "== bool(k_axis)": "!= bool(k_axis)",
+        "k // 4 + i": "k // 8 + i",
+        "nbytes = k * ROW_BYTES": "nbytes = k * CHUNK_BYTES",
+        "box * plan.box_bytes + col": "col",
+        "lead = plan.box_bytes if": "lead = CHUNK_BYTES if",
+        "(*upper[c : c + 2], *lower[c : c + 2])": "(*lower[c : c + 2], *upper[c : c + 2])",
+    }),
+    Faults("cuda/tile/warpgroup.py", ["cuda/tile/test_warpgroup.py"], {
+        "over = _products().phases - later": "over = _products().phases",
+        "    shared_memory().note_end(unit, over)\n": "",
+        "_products().sync(shared_memory().tell_waits())": "_products().sync()",
+    }, SIMULATED),
+    Faults("cuda/tile/memory.py", ["cuda/tile/test_memory.py"], {
+        'icmp_signed("<", row, self.rows)': 'icmp_signed("<=", row, self.rows)',
+        'icmp_signed("<", row, target.rows)': 'icmp_signed("<=", row, target.rows)',
+        'icmp_signed("<", col, target.cols)': 'icmp_signed("<=", col, target.cols)',
+        'icmp_unsigned("<", col, source.cols)': 'icmp_unsigned("<=", col, source.cols)',
+        "b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride":
+            "b.sext(b.trunc(self.row_stride, I32), I64)",
+        "self.cols + self.vector if self.rows > 1": "self.cols if self.rows > 1",
+        "b.mul(stage, I32(plan.stride))": "I32(0)",
+        "(1, self.pitch) if self.transposed": "(1, self.cols) if self.transposed",
+        "size = b.select(inside, I32(nbytes), I32(0))": "size = I32(nbytes)",
+        'asm(b, "cp.async.wait_all;", VOID, effect=True)': "pass",
+        "len(run) * item >= 4": "len(run) * item >= 16",
+    }),
+    Faults("cuda/tile/memory.py", ["cuda/tile/test_memory.py", "cuda/tile/test_boxes.py"], {
+        "    simulator.shared_memory().note_arrival()\n": "    pass\n",
+        "shared.memory.note_fetch(shared.granules_of(*places(layout)))": "pass",
+        "self.memory.note_read(self.granules_of(rows, cols), work)": "pass",
+        "int(stage) * plan.stride": "0",
+    }, SIMULATED),
+]
+# fmt: on
+
+
+# ----------------------------------------------------------------------------------------------------------- running
+class Mutant(NamedTuple):
+    file: str
+    original: str
+    faulty: str
+    tests: tuple
+    environment: dict
+
+    def __str__(self):
+        return f"{self.file}: {' '.join(self.original.split())} -> {' '.join(self.faulty.split())}"
+
+
+MUTANTS = [
+    Mutant(f"numbattn/{group.file}", *texts, tuple(f"tests/{test}" for test in group.tests), group.environment)
+    for group in TABLE
+    for texts in group.texts.items()
+]
+
+
+@contextmanager
+def checkout():
+    """A copy of the working tree, without what git ignores."""
+    listed = subprocess.check_output(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], cwd=ROOT, text=True)
+    with TemporaryDirectory() as folder:
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, Path(folder) / name)
+        yield Path(folder)
+
+
+def run(copy, environment, *command, timeout=None):
+    """Run Python in the copy, with a cache of compiled code of its own."""
+    own = {"PYTHONPATH": str(copy), "NUMBATTN_CACHE_DIR": str(copy / ".cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    own["CI"] = "1"  # Hypothesis tries the same examples in every run
+    environment, command = os.environ | own | environment, [sys.executable, *command]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def failure(copy, environment, *arguments, timeout=None):
+    """What pytest reports first: a failed test, a signal or a timeout; None if all tests pass."""
+    try:
+        pytest = "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"
+        done = run(copy, environment, *pytest, *arguments, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"signal {-done.returncode}"
+    failed = re.search(r"^(?:FAILED|ERROR) (.*)$", done.stdout, re.M)
+    if done.returncode not in (1, 2) or not failed:
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return failed[1]
+
+
+@contextmanager
+def planted(copy, mutant):
+    file = copy / mutant.file
+    text = file.read_text()
+    if text.count(mutant.original) != 1:
+        raise RuntimeError(f"{mutant.original!r} occurs {text.count(mutant.original)} times in {mutant.file}")
+    file.write_text(text.replace(mutant.original, mutant.faulty))
+    try:
+        yield
+    finally:
+        file.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", nargs="+", default=[], metavar="WORD", help="only faults with all of these words")
+    parser.add_argument("-n", type=int, default=1, help="how many at a time, each in a copy of its own")
+    parser.add_argument("--list", action="store_true", help="list the faults and run nothing")
+    parser.add_argument("--skip-clean", action="store_true", help="do not first run the tests without a fault")
+    arguments = parser.parse_args()
+    mutants = [mutant for mutant in MUTANTS if all(word in str(mutant) for word in arguments.k)]
+    if arguments.list:
+        print(*mutants, sep="\n")
+        return
+    with ExitStack() as stack:
+        copies = Queue()
+        for _ in range(arguments.n):
+            copies.put(copy := stack.enter_context(checkout()))
+        assert str(copy) in run(copy, COMPILED, "-c", "import numbattn; print(numbattn.__file__)").stdout
+        for environment in () if arguments.skip_clean else (COMPILED, SIMULATED):
+            tests = {test for mutant in mutants if mutant.environment == environment for test in mutant.tests}
+            if tests and (failed := failure(copy, environment, *sorted(tests))):
+                raise SystemExit(f"without any fault: {failed}")
+
+        def found_by(mutant):
+            copy, start = copies.get(), time.perf_counter()
+            try:
+                with planted(copy, mutant):
+                    found = failure(copy, mutant.environment, "-x", *mutant.tests, timeout=TIMEOUT)
+            finally:
+                copies.put(copy)
+            tqdm.write(f"{time.perf_counter() - start:5.1f} s  {mutant}\n         {found or 'NOT NOTICED'}")
+            return found
+
+        with ThreadPool(arguments.n) as pool:
+            found = list(tqdm(pool.imap(found_by, mutants), total=len(mutants)))
+    missed = [mutant for mutant, by in zip(mutants, found) if not by]
+    print(f"{len(missed)} of {len(mutants)} faults not noticed", *missed, sep="\n")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
