@@ -161,9 +161,8 @@ def sight_with_arrays(mask, seqlen_q, seqlen_k):
             shifts[side] = max(-FARTHEST, min(shift, FARTHEST))
         elif found:
             arrays[side] = getattr(band_of(found, *sizes), side).astype(np.int32)
-    keys = last_key = seqlen_k
-    if not arrays:
-        keys, last_key = max(min(seqlen_k, band.hi - band.lo + 1), 0), band.keys
+    keys = seqlen_k if arrays else max(min(seqlen_k, band.hi - band.lo + 1), 0)
+    last_key = seqlen_k if "keys" in arrays else band.keys
     grids = mask._grids()
     arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
     sizes = tuple([(grid.rows, grid.cols) for grid in grids])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .build import Key
-from .kernels.visibility import GRIDS, STATES, states_shape
+from .kernels.visibility import GRIDS, STATES, diagonals_of, sides_of, states_shape
 from .spec import COUNTERS, DROPOUT, MASK, NUMBERS, SIDES, Boxes, Device, Line, Matrix, Work
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
@@ -96,8 +96,8 @@ class Planner:
         self.problem, self.device, self.call = problem, device, call
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
-        bands = "bands" if any(side in self.layouts for side in SIDES) else "band"
-        self.mask = (bands, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
+        sides = [side for side in SIDES if side in self.layouts]
+        self.mask = (*sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
 
     def plan(self, candidates):
         for specs in candidates:
@@ -223,11 +223,10 @@ class Planner:
     def sight(self):
         """As kernels.visibility.Sight has it."""
         yield from SIDES
-        if self.mask[0] == "bands":
-            nothing = At("q", View(0, 4, (*self.axes, 0), (0,) * (len(self.axes) + 1)))
-            for side in SIDES:
-                yield self.at(side, own=0) if side in self.layouts else nothing
-            yield from ("lo_shift", "hi_shift")
+        for side in sides_of(self.mask):
+            yield self.at(side, own=0)
+        for side in diagonals_of(self.mask):
+            yield f"{side}_shift"
         for number, sizes in enumerate(self.call.grids):
             yield self.at(f"cells {number}")
             yield from sizes

@@ -274,11 +274,11 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
 
     source = forward(
         dtype="float32", head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128, unit="fma", lanes=8, stages=1,
-        mask=("band",), dropout=False, nbytes=16,
+        mask=(), dropout=False, nbytes=16,
     )  # fmt: skip
     q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))
     o, lse = cupy.full_like(q, cupy.nan), cupy.full(q.shape[:3], cupy.nan, np.float32)
-    causal = Sight(*map(np.int32, (-100, 0, 100, 100)), (), (), ())
+    causal = Sight(*map(np.int32, (-100, 0, 100, 100)))
     numbers = np.int32(1), np.float32(32**-0.5 * np.log2(np.e)), np.float32(1)
     blocks = 16 * 3 * -(-100 // 32)
     kernel = cuda.jit(source.function)

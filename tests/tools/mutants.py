@@ -224,12 +224,12 @@ TABLE = [
     }),
     # ------------------------------------------------------------------------------------------------- CUDA: kernels
     Faults("cuda/kernels/visibility.py", ["cuda/kernels/test_visibility.py"], {
-        "maximum(sight.lo, edge_at(lo, batch, head, lo_shift, first, last, sight.lo))":
-            "edge_at(lo, batch, head, lo_shift, first, last, sight.lo)",
-        "minimum(sight.hi, edge_at(hi, batch, head, hi_shift, first, last, sight.hi))":
-            "edge_at(hi, batch, head, hi_shift, first, last, sight.hi)",
-        "minimum(edges[batch, head], np.int32(last - shift))": "edges[batch, head]",
-        "maximum(edge, np.int32(first - shift)) + shift": "edge + shift",
+        "maximum(sight.lo, lo_of(sight, batch, head, sight.lo))": "lo_of(sight, batch, head, sight.lo)",
+        "minimum(sight.hi, hi_of(sight, batch, head, sight.hi))": "hi_of(sight, batch, head, sight.hi)",
+        "minimum(sight.edges[at][batch, head], np.int32(sight.keys - shift))": "sight.edges[at][batch, head]",
+        "maximum(edge, np.int32(-sight.queries - shift)) + shift": "edge + shift",
+        "maximum(minimum(sight.edges[at][batch, head], otherwise), np.int32(0))":
+            "minimum(sight.edges[at][batch, head], otherwise)",
         "last = minimum(m_end, queries) - 1": "last = m_end - 1",
         "return maximum(m0 + lo, 0)": "return m0 + lo",
         "minimum(last + hi + 1, keys)": "minimum(last + hi, keys)",

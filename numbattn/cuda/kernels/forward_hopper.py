@@ -67,7 +67,7 @@ from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
-from .visibility import GRIDS, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from .visibility import GRIDS, band_of, element_test, grids_of, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = WARPGROUP_ROWS  # of a consumer
 TILES_AHEAD = 4  # scheduled before they begin, the present one among them
@@ -124,7 +124,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, GRIDS = drop_step(S_TILE, dropout), len(mask) > 1
+    drop, HAS_GRIDS = drop_step(S_TILE, dropout), bool(grids_of(mask))
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
     @device
@@ -253,7 +253,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         matrix = np.int32(work.batch * heads + work.head)
         return operand(drop(P, drops, matrix, m0, np.int32(n_block * TILE_N)), SHARED_V)    # Alg. 2 line 14
 
-    if mask[0] == "bands":
+    if "keys" in mask:
 
         @device
         def n_block_range(work, m0, sight):
@@ -276,7 +276,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         def n_block_range(work, m0, sight):
             """The tiles of keys [first, end) that this consumer reads: one at least."""
             first, end = blocks_in_sight(sight, work.batch, work.head, m0, np.int32(m0 + ROWS))
-            if GRIDS or first >= end:
+            if HAS_GRIDS or first >= end:
                 first = work.n_block
             return first, minimum(maximum(end, first + 1), work.n_blocks)
 
@@ -475,7 +475,7 @@ CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2
 
 def warpgroups(work):
     """The row for this work. Few queries: that in which most heads of a group share the tiles of keys."""
-    size, cells, keys = max(head_dims(work.problem)), len(work.mask) > 1, work.keys
+    size, cells, keys = max(head_dims(work.problem)), bool(grids_of(work.mask)), work.keys
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
         return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
     usual = USUAL[size]
@@ -485,7 +485,7 @@ def warpgroups(work):
 
 def heads_per_tile(row, work):
     """How many query heads of a group share a work tile: as many as it has room for, if all see the same keys."""
-    if work.mask != ("band",):
+    if work.mask:
         return 1
     group_size, seqlen_q = work.problem.group_size, work.problem.seqlen_q
     divisors = (n for n in range(1, row.consumers + 1) if row.consumers % n == group_size % n == 0)
@@ -512,7 +512,7 @@ def numbers(work, tiles):
     has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
     uneven = has_band and work.keys >= work.problem.seqlen_k  # gives tiles different weights
     together = heads_per_tile(tiles, work)
-    at_once = matrices_in_l2(work.problem.head_dim) if has_band or len(work.mask) > 1 else 1
+    at_once = matrices_in_l2(work.problem.head_dim) if has_band or grids_of(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
     return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}
 

@@ -3,7 +3,8 @@
 A mask comes down to a band and some grids, see `numbattn.masks`. The band says at once where a block starts and stops.
 What grids of blocks say of a tile is looked up in the states that the kernel `tile_states` has found before
 (Algorithm 5), a bit for each tile: a block keeps tile number `kept` of one side and walks over the tiles of the other.
-Only the kinds of a mask are compiled in: "band" or "bands", then "dense", "bits" or "blocks" for each grid.
+Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
+"dense", "bits" or "blocks" for each grid.
 """
 
 from functools import reduce
@@ -15,7 +16,7 @@ from numba.cuda import types
 
 from ...masks import Bits, BlockSparse, Dense
 from ..build import Source
-from ..spec import MASK, Spec
+from ..spec import MASK, SIDES, Spec
 from ..tile import (
     ballot,
     cols_between,
@@ -48,17 +49,6 @@ class Cells(NamedTuple):
     cols: Any
 
 
-class Bands(NamedTuple):
-    """Edges that are not the same for all, int32 (batch, heads) each. An array without elements bounds nothing."""
-
-    lo: Any
-    hi: Any
-    queries: Any
-    keys: Any
-    lo_shift: Any  # added to lo
-    hi_shift: Any
-
-
 class Sight(NamedTuple):
     """A mask as kernels get it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
 
@@ -66,14 +56,28 @@ class Sight(NamedTuple):
     hi: Any
     queries: Any
     keys: Any
-    bands: Any  # () or one Bands, which narrow the band
-    grids: Any  # a Cells for each grid
-    states: Any  # () or one array, uint32 (batch, heads, kept, 2 words of WORD tiles): which are not empty; are full
+    edges: Any = ()  # int32 (batch, heads) for each edge that is not the same for all: they narrow the band
+    shifts: Any = ()  # what is added to lo and hi among them
+    grids: Any = ()  # a Cells for each grid
+    states: Any = ()  # or one array, uint32 (batch, heads, kept, 2 words of WORD tiles): which are not empty; are full
 
 
 INT32, BYTES, WORDS = types.int32, types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INT32, INT32], Cells)
-BANDS = types.NamedTuple([types.Array(INT32, 2, "A")] * 4 + [INT32] * 2, Bands)
+EDGE = types.Array(INT32, 2, "A")
+DIAGONALS = SIDES[:2]  # lo and hi
+
+
+def sides_of(mask):
+    return [kind for kind in mask if kind in SIDES]
+
+
+def diagonals_of(mask):
+    return [kind for kind in mask if kind in DIAGONALS]
+
+
+def grids_of(mask):
+    return [kind for kind in mask if kind not in SIDES]
 
 
 def several(kind, count):
@@ -82,13 +86,14 @@ def several(kind, count):
 
 def sight_type(mask):
     """The type of a Sight for a mask of these kinds."""
-    bands, *grids = mask
+    sides, grids = sides_of(mask), grids_of(mask)
     return types.NamedTuple(
         [
             INT32, INT32, INT32, INT32,
-            several(BANDS, bands == "bands"),
+            several(EDGE, len(sides)),
+            several(INT32, len(diagonals_of(mask))),
             several(CELLS, len(grids)),
-            several(WORDS, "blocks" in grids),
+            several(WORDS, "blocks" in mask),
         ],
         Sight,
     )  # fmt: skip
@@ -100,30 +105,44 @@ def one_band(sight, batch, head):
     return sight.lo, sight.hi, sight.queries, sight.keys
 
 
-@device
-def own_band(sight, batch, head):
-    lo, hi, queries, keys, lo_shift, hi_shift = sight.bands[0]
-    first, last = np.int32(-sight.queries), sight.keys                    # beyond them a diagonal says nothing more
-    return (
-        maximum(sight.lo, edge_at(lo, batch, head, lo_shift, first, last, sight.lo)),
-        minimum(sight.hi, edge_at(hi, batch, head, hi_shift, first, last, sight.hi)),
-        edge_at(queries, batch, head, np.int32(0), np.int32(0), sight.queries, sight.queries),
-        edge_at(keys, batch, head, np.int32(0), np.int32(0), sight.keys, sight.keys),
-    )
+def edge_of(mask, side):
+    """The device function (sight, batch, head, otherwise): an edge of a band, `otherwise` if it is the same for all."""
+    sides, diagonals = sides_of(mask), diagonals_of(mask)
+    at, shifted = (names.index(side) if side in names else None for names in (sides, diagonals))
 
-
-@device
-def edge_at(edges, batch, head, shift, first, last, otherwise):
-    """An edge, within first and last; `otherwise` if there are none."""
-    if edges.shape[1] == 0:
+    @device
+    def same(sight, batch, head, otherwise):
         return otherwise
-    edge = minimum(edges[batch, head], np.int32(last - shift))         # before the shift: no sum overflows
-    return np.int32(maximum(edge, np.int32(first - shift)) + shift)
+
+    @device
+    def diagonal(sight, batch, head, otherwise):
+        shift = sight.shifts[shifted]                   # clamped before it is added: no sum overflows
+        edge = minimum(sight.edges[at][batch, head], np.int32(sight.keys - shift))
+        return np.int32(maximum(edge, np.int32(-sight.queries - shift)) + shift)    # beyond that it says nothing more
+
+    @device
+    def length(sight, batch, head, otherwise):
+        return maximum(minimum(sight.edges[at][batch, head], otherwise), np.int32(0))
+
+    return same if at is None else length if shifted is None else diagonal
 
 
 def band_of(mask):
     """The device function (sight, batch, head) -> (lo, hi, queries, keys)."""
-    return own_band if mask[0] == "bands" else one_band
+    if not sides_of(mask):
+        return one_band
+    lo_of, hi_of, queries_of, keys_of = (edge_of(mask, side) for side in SIDES)
+
+    @device
+    def own_band(sight, batch, head):
+        return (
+            maximum(sight.lo, lo_of(sight, batch, head, sight.lo)),
+            minimum(sight.hi, hi_of(sight, batch, head, sight.hi)),
+            queries_of(sight, batch, head, sight.queries),
+            keys_of(sight, batch, head, sight.keys),
+        )
+
+    return own_band
 
 
 @device
@@ -203,8 +222,7 @@ def both(one, other):
 
 def element_test(mask, layout, transposed=False):
     """The device function (sight, band, batch, head, i0, j0): as `band_test`, for the whole mask."""
-    bands, *grids = mask
-    in_band = band_test(layout, transposed)
+    grids, in_band = grids_of(mask), band_test(layout, transposed)
     if not grids:
 
         @device
@@ -254,15 +272,14 @@ def steps_to_next(mask):
 
 def needs_test(mask):
     """The device function that tells whether the elements of a tile in sight have to be tested."""
-    bands, *grids = mask
-    if "dense" in grids or "bits" in grids:
+    if "dense" in mask or "bits" in mask:
 
         @device
         def always(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
             return True
 
         return always
-    if grids:
+    if "blocks" in mask:
 
         @device
         def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
@@ -282,7 +299,6 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
     TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(TILES // WORD)
     KEEPS_Q = kept == "q"
-    bands, *grids = mask
 
     def state_of(g):
         @device
@@ -306,7 +322,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
         return state
 
-    state = reduce(least, [state_of(g) for g, kind in enumerate(grids) if kind == "blocks"])
+    state = reduce(least, [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"])
 
     def kernel(sight, seqlen_q, seqlen_k):
         launch_dependents()

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbattn.cuda.kernels.dropout import Drops
-from numbattn.cuda.kernels.visibility import GRIDS, Bands, Cells, Sight, states_blocks, states_shape, tile_states
+from numbattn.cuda.kernels.visibility import GRIDS, Cells, Sight, states_blocks, states_shape, tile_states
+from numbattn.cuda.spec import SIDES
 from numbattn.problem import describe
 from tests.accuracy import exact, plain, random
 from tests.tools.launch import launch
@@ -80,19 +81,19 @@ def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8,
         unseen = ~visible.reshape(batch, heads_k, -1, n).any(2)
         q[~visible.any(3)] = k[unseen] = v[unseen] = poison
     results = (dict(zip(NAMES, formula(do, q, k, v, dlse, **options))) for formula in (exact, plain))
-    band, mask, bands = inputs.mask._band(m, n), "band", ()
+    band, sides, edges = inputs.mask._band(m, n), (), ()
     if not all(isinstance(number, int) for number in band):
-        edges = [np.broadcast_to(np.asarray(x, np.int32), (batch, heads)) for x in band]
-        mask, bands, band = "bands", (Bands(*edges, np.int32(0), np.int32(0)),), (-m, n, m, n)
+        edges = tuple(np.broadcast_to(np.asarray(x, np.int32), (batch, heads)) for x in band)
+        sides, band = SIDES, (-m, n, m, n)
     grids = tuple(
         Cells(np.broadcast_to(cells, (batch, heads, *cells.shape[-2:])), np.int32(rows), np.int32(cols))
         for cells, rows, cols, _ in inputs.mask._grids()
     )
-    kinds = mask, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
+    kinds = *sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
     dropout = inputs.dropout
     numbers = (0, 0, 0, 0) if dropout is None else dropout._numbers
     return Call(
-        q, k, v, do, dlse, kinds, Sight(*map(np.int32, band), bands, grids, ()),
+        q, k, v, do, dlse, kinds, Sight(*map(np.int32, band), edges, (np.int32(0),) * bool(edges) * 2, grids),
         Drops(np.uint32(numbers[0]), *map(np.uint64, (*numbers[1:], 0))),
         problem.sum_dtype.type(1 if dropout is None else dropout.scale), *results,
     )  # fmt: skip

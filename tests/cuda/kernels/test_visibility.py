@@ -12,18 +12,18 @@ import numbattn as na
 from numbattn.cuda.kernels.visibility import (
     TILES,
     WORD,
-    Bands,
     Cells,
     Sight,
+    band_of,
     element_test,
     in_band,
     keys_in_sight,
     needs_test,
     next_tile,
-    own_band,
     queries_in_sight,
     tile_states,
 )
+from numbattn.cuda.spec import SIDES
 from numbattn.cuda.tile import WARPGROUP, save, simt
 from tests.tools.launch import launch
 
@@ -90,19 +90,19 @@ def test_a_band_of_its_own_is_narrowed_by_that_of_all(case):
     """For one head; of the other the edges lie elsewhere."""
     edges, shifts = OWN[case]
     lo, hi, queries, keys = everyone = -12, 13, 14, 15
+    sides = tuple(side for side, edge in zip(SIDES, edges) if edge is not None)
+    band_at = band_of(sides)
 
     def kernel(sight, out):
         if cuda.threadIdx.x == 0:
-            band = own_band(sight, np.int32(0), np.int32(1))
+            band = band_at(sight, np.int32(0), np.int32(1))
             for i in range(4):
                 out[i] = band[i]
 
-    arrays = [np.zeros((1, 0) if edge is None else (1, 2), np.int32) for edge in edges]
-    for array, edge in zip(arrays, edges):
-        array[:, 1:] = edge or 0
+    arrays = tuple(np.array([[0, edge]], np.int32) for edge in edges if edge is not None)
+    added = tuple(np.int32(shift) for side, shift in zip(SIDES, shifts) if side in sides)
     out = np.full(4, -99, np.int32)
-    bands = Bands(*arrays, *map(np.int32, shifts))
-    launch(kernel, (1, 1, 1), 32, 0, Sight(*map(np.int32, everyone), (bands,), (), ()), out)
+    launch(kernel, (1, 1, 1), 32, 0, Sight(*map(np.int32, everyone), arrays, added), out)
     own = [other if edge is None else edge + shift for edge, shift, other in zip(edges, (*shifts, 0, 0), everyone)]
     wanted = [max(lo, min(own[0], keys)), min(hi, max(own[1], -queries)), max(min(own[2], queries), 0),
               max(min(own[3], keys), 0)]  # fmt: skip
@@ -119,7 +119,7 @@ def turned(tiles, transposed):
 @pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
 def test_elements_of_a_band(transposed):
     """Of a tile that lies before, across and behind the ends of the bands."""
-    test, bands = element_test(("band",), TILE, transposed), BANDS[::37]
+    test, bands = element_test((), TILE, transposed), BANDS[::37]
 
     def kernel(bands, out):
         for n in range(bands.shape[0]):
@@ -147,8 +147,8 @@ def test_elements_of_grids(rng, kinds, transposed):
     """As `dense` shows them, with a band; beyond the matrix there is nothing."""
     mask = reduce(operator.and_, [MASKS[kind](rng) for kind in kinds], na.Window(4, 45, offset=0))
     cells = [Cells(grid.cells, np.int32(grid.rows), np.int32(grid.cols)) for grid in mask._grids()]
-    sight = Sight(*map(np.int32, mask._band(M, N)), (), tuple(cells), ())
-    test = element_test(("band", *kinds), TILE, transposed)
+    sight = Sight(*map(np.int32, mask._band(M, N)), grids=tuple(cells))
+    test = element_test(kinds, TILE, transposed)
 
     def kernel(sight, places, out):
         band = sight.lo, sight.hi, sight.queries, sight.keys
@@ -183,7 +183,7 @@ def cells(rng):
 def sight_of(cells, rows, cols, words):
     states = np.full((1, 2, *words), 0xDEADBEEF, np.uint32)
     numbers = (np.int32(x) for x in (-1000, 1000, 1000, 1000))
-    return Sight(*numbers, (), (Cells(cells, np.int32(rows), np.int32(cols)),), (states,)), states
+    return Sight(*numbers, grids=(Cells(cells, np.int32(rows), np.int32(cols)),), states=(states,)), states
 
 
 def shown(cells, rows=ROWS, cols=COLS):
@@ -203,7 +203,7 @@ def states_of(cells, kept):
     else:
         sight, states = sight_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * WORDS))
         sizes, lengths = {"tile_m": TILE_N, "tile_n": TILE_M}, (SEQLEN_K, SEQLEN_Q)
-    source = tile_states(**sizes, kept=kept, mask=("band", "blocks"))
+    source = tile_states(**sizes, kept=kept, mask=("blocks",))
     blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
     launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, lengths))
     return sight, states
@@ -228,7 +228,7 @@ def test_states_of_several_grids(cells, rng):
     others = rng.random((1, 2, 2, 9)) < 0.6
     sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
     grids = *sight.grids, Cells(others.astype(np.uint8), np.int32(5), np.int32(45))
-    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=("band", "blocks", "blocks"))
+    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=("blocks", "blocks"))
     blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
     lengths = np.int32(SEQLEN_Q), np.int32(SEQLEN_K)
     launch(source.function, (blocks, 1, 1), source.threads, 0, sight._replace(grids=grids), *lengths)
@@ -259,7 +259,7 @@ def test_tiles_are_whole_if_grids_and_band_say_so(cells):
     _, whole = shown(cells)
     band, tested = (-9, 300, 1000, 1000), np.ones((2, KEPT, WALKED), np.bool_)
     lo, hi, queries, keys = map(np.int32, band)
-    test = needs_test(("band", "blocks"))
+    test = needs_test(("blocks",))
 
     def ask(sight, tested):
         tile = cuda.threadIdx.x
