@@ -7,21 +7,16 @@ Needs one of numbattn's extras cu12 and cu13.
 """
 
 import math
-import os
 from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
-
-if not (find_spec("cupy") and import_module("cupy").is_available()):
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # decides, at import, what the words of the language mean
-
 from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     SharedMemory,
     allocate,
+    block_index,
     col_index,
     copy_layout,
     device,
@@ -37,6 +32,7 @@ from numbattn.cuda.tile import (
     save,
     simt,
     simulate,
+    sync_threads,
     sync_warp,
     where,
 )
@@ -65,7 +61,7 @@ def tanh(x):
 
 def kernel(mQ, mK, mV, mO):
     """A block computes TILE_M rows of O. The arrays are (batch, heads, seqlen, HEAD_DIM)."""
-    m0, head, batch = np.int32(cuda.blockIdx.x * TILE_M), cuda.blockIdx.y, cuda.blockIdx.z
+    m0, head, batch = np.int32(block_index() * TILE_M), block_index(1), block_index(2)
     Q, K, V = mQ[batch, head], mK[batch, head], mV[batch, head]
     sQ, sK, sV, sP = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V), allocate(SHARED_P)
     put(sQ, load(Q, COPY_Q, m0))
@@ -74,7 +70,7 @@ def kernel(mQ, mK, mV, mO):
     while n0 < seqlen_k:
         put(sK, load(K, COPY_K, n0))                            # beyond the last key: zeros
         put(sV, load(V, COPY_K, n0))
-        cuda.syncthreads()                                      # Q, K and V are there
+        sync_threads()                                      # Q, K and V are there
         S = dot(full(S_TILE, ZERO), sQ, sK.T)                   # Alg. 1 line 9: S = Q K^T
         S = CAP_LOG2_E * tanh(S * SCALE_OVER_CAP)               # this attention's own line; log2(e), as we use exp2
         S = where(col_index(S_TILE, n0) < seqlen_k, S, NO_SCORE)
@@ -85,7 +81,7 @@ def kernel(mQ, mK, mV, mO):
         sync_warp()                                             # a row of P is written and read by the same warp
         O = dot(O * alpha, sP, sV)                              # line 12: O = alpha O + P V
         n0 += TILE_N
-        cuda.syncthreads()                                      # K and V are done with
+        sync_threads()                                      # K and V are done with
     save(mO[batch, head], O * reciprocal(row_sum(l, ZERO)), m0)  # line 12: O = O / l
 
 
@@ -94,7 +90,7 @@ def softcapped_attention(q, k, v):
     o = xp.empty_like(q)
     batch, heads, seqlen_q, _ = q.shape
     grid = math.ceil(seqlen_q / TILE_M), heads, batch
-    if SIMULATED:
+    if simulated:
         simulate(kernel, grid, THREADS, shared.nbytes, q, k, v, o)
     else:
         compiled[grid, THREADS, 0, shared.nbytes](q, k, v, o)  # 0 is the stream that CuPy uses if not told otherwise
@@ -110,12 +106,13 @@ def formula(q, k, v):
 
 
 if __name__ == "__main__":
-    xp = import_module("numpy" if SIMULATED else "cupy")
-    compiled = None if SIMULATED else cuda.jit(kernel)
-    batch, heads, seqlen_q, seqlen_k = (1, 2, 70, 50) if SIMULATED else (2, 8, 2000, 3000)
+    simulated = not (find_spec("cupy") and import_module("cupy").is_available())
+    xp = import_module("numpy" if simulated else "cupy")
+    compiled = None if simulated else cuda.jit(kernel)
+    batch, heads, seqlen_q, seqlen_k = (1, 2, 70, 50) if simulated else (2, 8, 2000, 3000)
     rng = np.random.default_rng(0)
     q, k, v = (xp.asarray(rng.standard_normal((batch, heads, seqlen, HEAD_DIM), dtype=np.float32))
                for seqlen in (seqlen_q, seqlen_k, seqlen_k))
     q *= 10  # so that the cap matters
     error = abs(softcapped_attention(q, k, v) - formula(q, k, v)).max()
-    print(f"o {q.shape}, {'simulated' if SIMULATED else 'on the GPU'}, largest difference from float64: {error:.1e}")
+    print(f"o {q.shape}, {'simulated' if simulated else 'on the GPU'}, largest difference from float64: {error:.1e}")

@@ -121,7 +121,7 @@ def test_attention_maps(tmp_path):
 
 @pytest.mark.gpu
 def test_own_attention_on_a_gpu(tmp_path):
-    out = run(tmp_path, "03_own_attention.py", NUMBA_ENABLE_CUDASIM="0")
+    out = run(tmp_path, "03_own_attention.py")
     assert "on the GPU" in out
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-4
 

@@ -7,13 +7,16 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn.cuda.kernels.forward_hopper import LONG, USUAL
-from numbattn.cuda.tile import SIMULATED
 from numbattn.problem import DTYPES
 from tests.tools.device import HOPPER, TURING, on
+from tests.tools.launch import compiled_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
 
 DEVICES = {"CUDA cores": TURING, "tensor cores": HOPPER}
+
+
+both_worlds = pytest.mark.usefixtures("world")
 
 
 @pytest.fixture(params=DEVICES)
@@ -42,20 +45,26 @@ def check_forward(q, k, v, **options):
         assert_accurate(name, got, want, other, got.dtype)
 
 
+@both_worlds
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(rng, device, dtype):
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("n", "d", "e"), [(100, 64, 64), (150, 50, 130), (300, 200, 250)])
+@pytest.mark.parametrize(("n", "d", "e"), [
+    pytest.param(100, 64, 64, marks=compiled_only), pytest.param(150, 50, 130, marks=compiled_only), (300, 200, 250),
+])  # fmt: skip
+@both_worlds
 def test_blocks_of_several_tiles(rng, dtype, n, d, e):
     """A single block does them all: what one leaves in shared memory and barriers, the next one finds."""
     with on(HOPPER._replace(multiprocessors=1)):
         check_forward(*qkv(rng, np.dtype(dtype), m=200, n=n, d=d, e=e), causal=True)
 
 
-BOTH_FORWARDS = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["warps", "warpgroups"])
+BOTH_FORWARDS = pytest.mark.parametrize(
+    "dtype", [pytest.param(np.float32, id="warps", marks=compiled_only), pytest.param(np.float16, id="warpgroups")]
+)
 B, M, N = 1, 66, 70
 MASKS = {
     "causal offsets": lambda rng: na.Causal(offset=rng.integers(-M, N, (1, 2))),
@@ -75,6 +84,7 @@ MASKS = {
 }
 
 
+@both_worlds
 @BOTH_FORWARDS
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks(rng, hopper, kind, dtype):
@@ -82,6 +92,7 @@ def test_masks(rng, hopper, kind, dtype):
     check(*qkv(rng, dtype, (B,), m=M, n=N, d=32, e=8), rng, **options)
 
 
+@both_worlds
 def test_masks_together(rng, device):
     mask = MASKS["lengths"](rng) & MASKS["dense"](rng) & MASKS["bits"](rng) & MASKS["blocks"](rng)
     check(*qkv(rng, np.float16, (B,), m=M, n=N), rng, mask=mask, causal=True)
@@ -115,6 +126,7 @@ def test_beyond_one_length_for_all_nothing_leaks(rng, hopper, dtype):
     ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3)),       # pieces; gradients are summed
     ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
 ])  # fmt: skip
+@both_worlds
 @BOTH_FORWARDS
 def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
     q, k, v = (random(rng, shape, dtype) for shape in (q_shape, k_shape, v_shape))
@@ -202,7 +214,6 @@ def test_heads_of_a_group_side_by_side(rng, m, heads, heads_k):
             check_forward(q, k, v, **options)
 
 
-@pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
 @pytest.mark.parametrize("tiles", ["weww-eew", "eew-wwew", "-e-wwwe-"])
 def test_whole_tiles_and_others_in_turn(rng, tiles):
     """A tile of keys is whole, has edges or is empty; the kernel walks over runs of whole ones without a test."""
@@ -213,7 +224,6 @@ def test_whole_tiles_and_others_in_turn(rng, tiles):
         check_forward(q, k, v, mask=mask)
 
 
-@pytest.mark.skipif(SIMULATED, reason="takes minutes thread by thread")
 @pytest.mark.parametrize("head_dim", LONG)
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     """One block does them all, and the consumers of a tile see different keys. Dropout has tiles of its own."""

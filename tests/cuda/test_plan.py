@@ -14,7 +14,6 @@ from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUA
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, SINK, At, Call, plan
 from numbattn.cuda.spec import Work
-from numbattn.cuda.tile import SIMULATED
 from numbattn.cuda.views import contiguous, without_memory
 from numbattn.problem import DTYPES, describe
 
@@ -235,7 +234,6 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     return 64 if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32 else 0
 
 
-@pytest.mark.skipif(SIMULATED, reason="looks at PTX")
 @pytest.mark.parametrize(("spec", "work", "variant"), [*choices(), *hopper_choices()])
 def test_nothing_is_spilled(spec, work, variant):
     """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""

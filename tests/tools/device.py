@@ -15,10 +15,11 @@ from numbattn.cuda.build import compile_ptx
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan import DEVICES, SINK_BYTES, At
 from numbattn.cuda.spec import NUMBERS
-from numbattn.cuda.tile import SIMULATED, simulate
+from numbattn.cuda.tile import simulate
 from numbattn.cuda.views import VECTOR_BYTES, for_tensor_map
 
 from . import ptx
+from .launch import simulated
 from .ptx import interpret
 
 HOPPER, TURING = DEVICES[9, 0], DEVICES[7, 5]
@@ -101,7 +102,7 @@ def run(step, addresses, numbers):
 
     arguments = [argument(kind, tensor_maps.get(i)) for i, kind in enumerate(source.signature.args)]
     assert next(given, None) is None, "there are more arguments than the signature has"
-    if SIMULATED:
+    if simulated():
         simulate(source.function, (step.blocks, 1, 1), source.threads, source.shared, *arguments)
     else:
         interpret(compiled(step.key), (step.blocks, 1, 1), source.threads, source.shared, *arguments)
@@ -120,7 +121,7 @@ def compiled(key):
 def mapped(view, tensor_map):
     """What a tensor map is here; its bits are the kernel's to name."""
     array = np.asarray(Memory(for_tensor_map(view), np.dtype(f"u{view.itemsize}")))
-    return array if SIMULATED else ptx.TensorMap(array, tensor_map.box, tensor_map.swizzle)
+    return array if simulated() else ptx.TensorMap(array, tensor_map.box, tensor_map.swizzle)
 
 
 class Memory:

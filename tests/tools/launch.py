@@ -1,19 +1,36 @@
-"""`launch` runs a kernel in the world that this process is in: simulated, or compiled and interpreted."""
+"""`launch` runs a kernel in the world of a test: simulated, or compiled and interpreted. See the fixture `world`."""
+
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from numbattn.cuda.tile import SIMULATED, simulate
+from numbattn.cuda.tile import simulate
 
 from .assembler import compile_ptx
 from .ptx import Kernel, TensorMap, interpret
 
-simulated_only = pytest.mark.skipif(not SIMULATED, reason="for NUMBA_ENABLE_CUDASIM=1")
+WORLDS = "simulated", "compiled"
+simulated_only, compiled_only = map(pytest.mark.world, WORLDS)
+_world = ["compiled"]
+
+
+@contextmanager
+def world_of(name):
+    _world.append(name)
+    try:
+        yield name
+    finally:
+        _world.pop()
+
+
+def simulated():
+    return _world[-1] == "simulated"
 
 
 def launch(kernel, grid, threads, shared_bytes, *arguments, cc=(8, 0)):
     """Run a kernel on NumPy arrays (outputs in place) and scalars. Returns what is known of its PTX; None simulated."""
-    if SIMULATED:
+    if simulated():
         simulate(kernel, grid, threads, shared_bytes, *arguments)
         return None
     return interpret(compile_ptx(kernel, arguments, threads, cc), grid, threads, shared_bytes, *arguments)
@@ -21,7 +38,7 @@ def launch(kernel, grid, threads, shared_bytes, *arguments, cc=(8, 0)):
 
 def tensor_map(array, box):
     """What `launch` takes for a tensor map."""
-    return array if SIMULATED else TensorMap(array, box)
+    return array if simulated() else TensorMap(array, box)
 
 
 def ptx_of(kernel, threads, *arguments, cc=(8, 0)):

@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 300  # seconds: a fault may make a loop endless
-COMPILED, SIMULATED = {}, {"NUMBA_ENABLE_CUDASIM": "1"}
 
 
 class Faults(NamedTuple):
@@ -35,7 +34,6 @@ class Faults(NamedTuple):
     file: str  # in numbattn/
     tests: list  # in tests/, as pytest takes them
     texts: dict  # {original text, which occurs once in the file: faulty text}
-    environment: dict = COMPILED
 
 
 CPU = ["test_api.py::test_masks[numpy-dropout-window]", "test_api.py::test_masks[numpy--lengths]",
@@ -184,11 +182,11 @@ TABLE = [
     # ----------------------------------------------------------------------------------------------------- CUDA: calls
     Faults("cuda/passes.py", ["cuda/test_passes.py::test_saved_or_not[warps]",
                               "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
-                              "cuda/test_passes.py::test_masks[edges in int32-warps]",
-                              "cuda/test_passes.py::test_masks[two edges of a side-warps]",
-                              "cuda/test_passes.py::test_shapes[warps-q_shape6-k_shape6-v_shape6]"], {
+                              "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
+                              "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
+                              "cuda/test_passes.py::test_shapes[compiled-warps-q_shape6-k_shape6-v_shape6]"], {
         "(save, None if out is None else out.strides)": "(None if out is None else out.strides,)",
-        "band.hi - band.lo + 1), 0), band.keys": "band.hi - band.lo + 1), 0), seqlen_k",
+        "else band.keys\n": "else seqlen_k\n",
         "shifts[side] = max(-FARTHEST, min(shift, FARTHEST))": "pass",
         "getattr(band_of(found, *sizes), side)": "found[0].at",
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
@@ -270,8 +268,8 @@ TABLE = [
         "np.int32(at_once * tiles)": "at_once",
         "minimum(at_once, matrices - first)": "at_once",
         "np.int32(first + matrix)": "matrix",
-        "cuda.gridDim.x + cuda.atomic": "cuda.atomic",
-        "counters, 1, cuda.gridDim.x - 1)": "counters, 1, cuda.gridDim.x)",
+        "grid_size() + atomic_add": "atomic_add",
+        "counters, 1, grid_size() - 1)": "counters, 1, grid_size())",
         "counters[0] = 0": "pass",
     }),
     Faults("cuda/kernels/softmax.py", ["cuda/kernels/test_softmax.py"], {
@@ -297,11 +295,11 @@ TABLE = [
         ">= U32(drops.threshold << 16)": "> U32(drops.threshold << 16)",
         "where(kept(drops, matrix, i0, j0), P, 0)": "where(kept(drops, matrix, j0, i0), P, 0)",
     }),
-    Faults("cuda/kernels/layouts.py", ["cuda/kernels/test_forward_simt.py", "cuda/kernels/test_backward_simt.py"], {
+    Faults("cuda/kernels/layouts.py", ["cuda/kernels/test_forward.py", "cuda/kernels/test_backward.py"], {
         "return row_index(layout, i0), col_index(layout, j0)": "return row_index(layout, j0), col_index(layout, i0)",
         "return col_index(layout, i0), row_index(layout, j0)": "return row_index(layout, i0), col_index(layout, j0)",
         "        sync_warp()\n": "",
-    }, SIMULATED),
+    }),
     Faults("cuda/kernels/delta.py", ["cuda/kernels/test_delta.py"], {
         "row_sum(dO * O, ZERO)": "row_sum(dO, ZERO)",
         "D = D - load(mDlse": "D = D + load(mDlse",
@@ -309,33 +307,33 @@ TABLE = [
         "np.int32(tile * TILE_M)": "np.int32(tile)",
         "np.int32(batches * heads), np.int32(heads))": "np.int32(batches * heads), np.int32(batches))",
     }),
-    Faults("cuda/kernels/forward.py", ["cuda/kernels/test_forward_simt.py"], {
+    Faults("cuda/kernels/forward.py", ["cuda/kernels/test_forward.py"], {
         "(seqlen_q + TILE_M - 1) // TILE_M": "seqlen_q // TILE_M",
         "head_k = quotient(head, group_size)": "head_k = head",
         "mV[batch, head_k][: maximum(band[3], 1)]": "mV[batch, head_k]",
         "quotient(end + TILE_N - 1, TILE_N)": "quotient(end, TILE_N)",
-        "wait_copies()\n        cuda.syncthreads()\n": "cuda.syncthreads()\n",
-        "        cuda.syncthreads()\n        while": "        while",
-        "wait_copies()\n            cuda.syncthreads()                                  # V":
-            "cuda.syncthreads()                                  # V",
-        "cuda.syncthreads()                                  # V": "pass  # V",
-        "wait_copies()\n            cuda.syncthreads()                                  # K":
-            "cuda.syncthreads()                                  # K",
-        "cuda.syncthreads()                                  # K": "pass  # K",
+        "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
+        "        sync_threads()\n        while": "        while",
+        "wait_copies()\n            sync_threads()                                  # V":
+            "sync_threads()                                  # V",
+        "sync_threads()                                  # V": "pass  # V",
+        "wait_copies()\n            sync_threads()                                  # K":
+            "sync_threads()                                  # K",
+        "sync_threads()                                  # K": "pass  # K",
         "if tested(": "if not tested(",
         "sees(sight, band, batch, head, m0, n0)": "sees(sight, band, batch, head, n0, m0)",
         "drops, batch * heads + head,": "drops, head * batches + batch,",
         "dot(O * alpha, left(P), sV)": "dot(O, left(P), sV)",
         "reciprocal(total) * kept_scale": "reciprocal(total)",
-    }, SIMULATED),
-    Faults("cuda/kernels/backward.py", ["cuda/kernels/test_backward_simt.py"], {
+    }),
+    Faults("cuda/kernels/backward.py", ["cuda/kernels/test_backward.py"], {
         # keys and values
         "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k * group_size, head_k * group_size + 1)",
         "quotient(end + TILE_M - 1, TILE_M)": "quotient(end, TILE_M)",
-        "cuda.syncthreads()                                      # the last head": "pass  # the last head",
-        "wait_copies()\n                cuda.syncthreads()": "cuda.syncthreads()",
-        "wait_copies()\n                cuda.syncthreads()  ": "wait_copies()  ",
-        "elif m_block < m_blocks:\n                    cuda.syncthreads()\n": "elif m_block < m_blocks:\n",
+        "sync_threads()                                      # the last head": "pass  # the last head",
+        "wait_copies()\n                sync_threads()": "sync_threads()",
+        "wait_copies()\n                sync_threads()  ": "wait_copies()  ",
+        "elif m_block < m_blocks:\n                    sync_threads()\n": "elif m_block < m_blocks:\n",
         "fetch_tile(1 - stage, Q, dO": "fetch_tile(stage, Q, dO",
         "stage = np.int32(1 - stage)\n                elif": "pass\n                elif",
         "COLS) * LOG2E": "COLS)",
@@ -356,9 +354,9 @@ TABLE = [
         "head_k = quotient(head, group_size)": "head_k = head",
         "mK[batch, head_k][:length_k]": "mK[batch, head_k]",
         "quotient(end + TILE_N - 1, TILE_N)": "quotient(end, TILE_N)",
-        "\n            wait_copies()\n            cuda.syncthreads()": "\n            cuda.syncthreads()",
-        "\n            wait_copies()\n            cuda.syncthreads()  ": "\n            wait_copies()  ",
-        "elif n_block < n_blocks:\n                cuda.syncthreads()\n": "elif n_block < n_blocks:\n",
+        "\n            wait_copies()\n            sync_threads()": "\n            sync_threads()",
+        "\n            wait_copies()\n            sync_threads()  ": "\n            wait_copies()  ",
+        "elif n_block < n_blocks:\n                sync_threads()\n": "elif n_block < n_blocks:\n",
         "fetch_tile(1 - stage, K, V": "fetch_tile(stage, K, V",
         "stage = np.int32(1 - stage)\n            elif": "pass\n            elif",
         "ROWS, m0) * LOG2E": "ROWS, m0)",
@@ -367,7 +365,7 @@ TABLE = [
         "P * (dP * Z - delta)  ": "P * (dP - delta)  ",
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",
-    }, SIMULATED),
+    }),
     Faults("cuda/kernels/forward_hopper.py", ["cuda/kernels/test_forward_hopper.py"], {
         # the scheduler
         "np.int32(head * heads_per_tile)": "np.int32(head)",
@@ -424,8 +422,8 @@ TABLE = [
         "advance(Q, CONSUMERS)": "advance(Q, 1)",
         "        release(W)\n        return": "        return",
         "        init_pipeline(O_PIPELINE)\n": "",
-        "        cuda.syncthreads()\n": "",
-    }, SIMULATED),
+        "        sync_threads()\n": "",
+    }),
     Faults("cuda/kernels/forward_hopper.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {
         "        wait_on_dependencies()\n": "",
     }),
@@ -460,7 +458,7 @@ TABLE = [
         "simulator.thread_index() % WARPGROUP == 0": "simulator.thread_index() == 0",
         "    simulator.shared_memory().share()\n": "    pass\n",
         "memory.note_end(unit, memory.clocks[0, unit, unit])": "pass",
-    }, SIMULATED),
+    }),
     Faults("cuda/tile/barrier.py", ["cuda/tile/test_barrier.py"], {
         "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2": "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 1",
         "b.add(emit_warpgroup(b), I32(FIRST_OF_WARPGROUPS))": "I32(FIRST_OF_WARPGROUPS)",
@@ -474,7 +472,7 @@ TABLE = [
         "WARPGROUP).sync()\n\n\n@sync_warpgroup.": "WARPGROUP // 2).sync()\n\n\n@sync_warpgroup.",
         "count * WARPGROUP).sync()": "WARPGROUP).sync()",
         "range(24, 241, 8)": "range(24, 249, 8)",
-    }, SIMULATED),
+    }),
     Faults("cuda/tile/warpgroup.py", ["cuda/tile/test_warpgroup.py"], {
         "sync.aligned {later.literal_value};": "sync.aligned {later.literal_value + 1};",
         'asm(b, "wgmma.fence.sync.aligned;", VOID, effect=True)': "pass",
@@ -491,7 +489,7 @@ TABLE = [
         "over = _products().phases - later": "over = _products().phases",
         "    shared_memory().note_end(unit, over)\n": "",
         "_products().sync(shared_memory().tell_waits())": "_products().sync()",
-    }, SIMULATED),
+    }),
     Faults("cuda/tile/memory.py", ["cuda/tile/test_memory.py"], {
         'icmp_signed("<", row, self.rows)': 'icmp_signed("<=", row, self.rows)',
         'icmp_signed("<", row, target.rows)': 'icmp_signed("<=", row, target.rows)',
@@ -511,7 +509,7 @@ TABLE = [
         "shared.memory.note_fetch(shared.granules_of(*places(layout)))": "pass",
         "self.memory.note_read(self.granules_of(rows, cols), work)": "pass",
         "int(stage) * plan.stride": "0",
-    }, SIMULATED),
+    }),
 ]
 # fmt: on
 
@@ -522,14 +520,13 @@ class Mutant(NamedTuple):
     original: str
     faulty: str
     tests: tuple
-    environment: dict
 
     def __str__(self):
         return f"{self.file}: {' '.join(self.original.split())} -> {' '.join(self.faulty.split())}"
 
 
 MUTANTS = [
-    Mutant(f"numbattn/{group.file}", *texts, tuple(f"tests/{test}" for test in group.tests), group.environment)
+    Mutant(f"numbattn/{group.file}", *texts, tuple(f"tests/{test}" for test in group.tests))
     for group in TABLE
     for texts in group.texts.items()
 ]
@@ -547,19 +544,19 @@ def checkout():
         yield Path(folder)
 
 
-def run(copy, environment, *command, timeout=None):
+def run(copy, *command, timeout=None):
     """Run Python in the copy, with a cache of compiled code of its own."""
     own = {"PYTHONPATH": str(copy), "NUMBATTN_CACHE_DIR": str(copy / ".cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     own["CI"] = "1"  # Hypothesis tries the same examples in every run
-    environment, command = os.environ | own | environment, [sys.executable, *command]
+    environment, command = os.environ | own, [sys.executable, *command]
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-def failure(copy, environment, *arguments, timeout=None):
+def failure(copy, *arguments, timeout=None):
     """What pytest reports first: a failed test, a signal or a timeout; None if all tests pass."""
     try:
         pytest = "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"
-        done = run(copy, environment, *pytest, *arguments, timeout=timeout)
+        done = run(copy, *pytest, *arguments, timeout=timeout)
     except subprocess.TimeoutExpired:
         return "timeout"
     if done.returncode == 0:
@@ -600,17 +597,16 @@ def main():
         copies = Queue()
         for _ in range(arguments.n):
             copies.put(copy := stack.enter_context(checkout()))
-        assert str(copy) in run(copy, COMPILED, "-c", "import numbattn; print(numbattn.__file__)").stdout
-        for environment in () if arguments.skip_clean else (COMPILED, SIMULATED):
-            tests = {test for mutant in mutants if mutant.environment == environment for test in mutant.tests}
-            if tests and (failed := failure(copy, environment, *sorted(tests))):
-                raise SystemExit(f"without any fault: {failed}")
+        assert str(copy) in run(copy, "-c", "import numbattn; print(numbattn.__file__)").stdout
+        tests = {test for mutant in mutants for test in mutant.tests}
+        if tests and not arguments.skip_clean and (failed := failure(copy, *sorted(tests))):
+            raise SystemExit(f"without any fault: {failed}")
 
         def found_by(mutant):
             copy, start = copies.get(), time.perf_counter()
             try:
                 with planted(copy, mutant):
-                    found = failure(copy, mutant.environment, "-x", *mutant.tests, timeout=TIMEOUT)
+                    found = failure(copy, "-x", *mutant.tests, timeout=TIMEOUT)
             finally:
                 copies.put(copy)
             tqdm.write(f"{time.perf_counter() - start:5.1f} s  {mutant}\n         {found or 'NOT NOTICED'}")

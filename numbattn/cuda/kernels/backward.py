@@ -7,7 +7,6 @@ tile is fetched while this one is worked on.
 """
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
@@ -17,6 +16,7 @@ from ..tile import (
     SharedMemory,
     aligned,
     allocate,
+    block_index,
     copy_async,
     copy_layout,
     device,
@@ -29,6 +29,7 @@ from ..tile import (
     minimum,
     quotient,
     save,
+    sync_threads,
     wait_copies,
     where,
 )
@@ -87,7 +88,7 @@ def backward_kv(
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = mLse.shape
         heads_k, seqlen_k = mDK.shape[1], np.int32(mDK.shape[2])
-        n_block, batch, head_k = place(cuda.blockIdx.x, np.int32(batches * heads_k), np.int32(heads_k))
+        n_block, batch, head_k = place(block_index(), np.int32(batches * heads_k), np.int32(heads_k))
         n0 = np.int32(n_block * TILE_N)
         sK, sV = allocate(SHARED_K), allocate(SHARED_V)
         copy_async(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
@@ -104,7 +105,7 @@ def backward_kv(
             m_block, m_blocks = quotient(first, TILE_M), quotient(end + TILE_M - 1, TILE_M)
             m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
             stage = np.int32(0)
-            cuda.syncthreads()                                      # the last head is done with
+            sync_threads()                                      # the last head is done with
             if m_block < m_blocks:
                 fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
             while m_block < m_blocks:                               # Alg. 4 line 9
@@ -112,7 +113,7 @@ def backward_kv(
                 m_block += 1
                 m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
                 wait_copies()
-                cuda.syncthreads()                                  # this tile is there, the last one is done with
+                sync_threads()                                  # this tile is there, the last one is done with
                 if STAGES == 2 and m_block < m_blocks:
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
@@ -133,7 +134,7 @@ def backward_kv(
                 if STAGES == 2:
                     stage = np.int32(1 - stage)
                 elif m_block < m_blocks:
-                    cuda.syncthreads()
+                    sync_threads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
         if OF_K:
             save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)
@@ -177,7 +178,7 @@ def backward_q(
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = mLse.shape
         m_blocks = np.int32((seqlen_q + TILE_M - 1) // TILE_M)
-        tile, batch, head = place(cuda.blockIdx.x, np.int32(batches * heads), np.int32(heads))
+        tile, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
         m_block = np.int32(m_blocks - 1 - tile)                     # the heaviest tiles of a causal mask first
         m0 = np.int32(m_block * TILE_M)
         band = band_at(sight, batch, head)
@@ -200,7 +201,7 @@ def backward_q(
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             wait_copies()
-            cuda.syncthreads()                                      # this tile is there, the last one is done with
+            sync_threads()                                      # this tile is there, the last one is done with
             if STAGES == 2 and n_block < n_blocks:
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
@@ -216,7 +217,7 @@ def backward_q(
             if STAGES == 2:
                 stage = np.int32(1 - stage)
             elif n_block < n_blocks:
-                cuda.syncthreads()
+                sync_threads()
                 fetch_tile(stage, K, V, n_block * TILE_N)
         save(aligned(mDQ[batch, head], ROWS_OF), dQ * scale, m0)
 

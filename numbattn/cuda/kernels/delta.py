@@ -3,12 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
 from ..spec import Line, Matrix, Spec
-from ..tile import Alignment, aligned, convert, full, load, row_sum, save, simt, where
+from ..tile import Alignment, aligned, block_index, convert, full, load, row_sum, save, simt, where
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
 from .tables import rounded
@@ -34,7 +33,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes):
 
     def kernel(mDO, mO, mLse, mDlse, mDelta):
         batches, heads, seqlen_q = mLse.shape
-        tile, batch, head = place(cuda.blockIdx.x, np.int32(batches * heads), np.int32(heads))
+        tile, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
         m0 = np.int32(tile * TILE_M)
         dO = convert(load(aligned(mDO[batch, head], ROWS_OF), TILE, m0), ACC)
         O = convert(load(aligned(mO[batch, head], ROWS_OF), TILE, m0), ACC)

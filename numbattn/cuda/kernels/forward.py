@@ -6,7 +6,6 @@ next one while O is made.
 """
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from ..build import Source
@@ -16,6 +15,7 @@ from ..tile import (
     SharedMemory,
     aligned,
     allocate,
+    block_index,
     copy_async,
     copy_layout,
     dot,
@@ -26,6 +26,7 @@ from ..tile import (
     reciprocal,
     row_sum,
     save,
+    sync_threads,
     wait_copies,
     where,
 )
@@ -60,7 +61,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
     def kernel(mQ, mK, mV, mO, mLse, sight, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = mLse.shape
         m_blocks = np.int32((seqlen_q + TILE_M - 1) // TILE_M)
-        tile, batch, head = place(cuda.blockIdx.x, np.int32(batches * heads), np.int32(heads))
+        tile, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
         m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
         m0 = np.int32(m_block * TILE_M)
         band = band_at(sight, batch, head)
@@ -78,7 +79,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         copy_async(sQ, Q, COPY_Q, m0)
         copy_async(sK, K, COPY_K, n_block * TILE_N)
         wait_copies()
-        cuda.syncthreads()
+        sync_threads()
         while n_block < n_blocks:
             n0 = np.int32(n_block * TILE_N)
             copy_async(sV, V, COPY_V, n0)                            # in flight while S is made
@@ -88,13 +89,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # Alg. 1 lines 10 and 11
             P = drop(P, drops, batch * heads + head, m0, n0)    # Alg. 2 line 14
             wait_copies()
-            cuda.syncthreads()                                  # V is there, K is done with
+            sync_threads()                                  # V is there, K is done with
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             copy_async(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is made
             O = dot(O * alpha, left(P), sV)                     # Alg. 1 line 12: O = alpha O + P V
             wait_copies()
-            cuda.syncthreads()                                  # K is there, V is done with
+            sync_threads()                                  # K is there, V is done with
         total = row_sum(l, ZERO)
         save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 12: O = O / l
         save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)

@@ -12,7 +12,6 @@ its epilogue, the tensor cores work for the others.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from ..build import Source, TensorMap
@@ -25,6 +24,7 @@ from ..tile import (
     acquire,
     advance,
     allocate,
+    block_index,
     clear,
     commit,
     decrease_registers,
@@ -49,9 +49,11 @@ from ..tile import (
     row_sum,
     save,
     stage,
+    sync_threads,
     sync_warp,
     sync_warpgroup,
     sync_warpgroups,
+    thread_index,
     tma_load,
     tma_store,
     tma_store_wait,
@@ -174,7 +176,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), np.int32(0)
         m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
         heads, matrices = quotient(heads, heads_per_tile), quotient(matrices, heads_per_tile)
-        number = np.int32(cuda.blockIdx.x)
+        number = np.int32(block_index())
         while number < m_blocks * matrices:
             work = work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending)
             acquire(W)
@@ -404,14 +406,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         init_pipeline(V_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
-        cuda.syncthreads()
+        sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)
-            if cuda.threadIdx.x == SCHEDULER:
+            if thread_index() == SCHEDULER:
                 prefetch_tensor_map(mQ)
                 prefetch_tensor_map(mO)
                 schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending)
-            if cuda.threadIdx.x == LOADER:
+            if thread_index() == LOADER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
                 load(mK, mV, sight, group_size)

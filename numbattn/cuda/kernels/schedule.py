@@ -1,9 +1,8 @@
 """Which tile of which matrix a block works on."""
 
 import numpy as np
-from numba import cuda
 
-from ..tile import device, minimum, quotient
+from ..tile import atomic_add, atomic_inc, device, grid_size, minimum, quotient
 
 
 @device
@@ -36,11 +35,11 @@ def place_grouped(number, tiles, matrices, heads, at_once):
 @device
 def next_number(counters):
     """The number of the next tile for the block that asks: who is done first, takes it."""
-    return np.int32(cuda.gridDim.x + cuda.atomic.add(counters, 0, 1))
+    return np.int32(grid_size() + atomic_add(counters, 0, 1))
 
 
 @device
 def finish(counters):
     """This block draws no more; the last one to finish sets the counters back."""
-    if cuda.atomic.inc(counters, 1, cuda.gridDim.x - 1) == cuda.gridDim.x - 1:
+    if atomic_inc(counters, 1, grid_size() - 1) == grid_size() - 1:
         counters[0] = 0

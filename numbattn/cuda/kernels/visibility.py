@@ -11,7 +11,6 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from ...masks import Bits, BlockSparse, Dense
@@ -19,6 +18,7 @@ from ..build import Source
 from ..spec import MASK, SIDES, Spec
 from ..tile import (
     ballot,
+    block_index,
     cols_between,
     device,
     has_bits,
@@ -28,6 +28,7 @@ from ..tile import (
     minimum,
     quotient,
     row_index,
+    thread_index,
     wait_on_dependencies,
     where,
 )
@@ -330,16 +331,16 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         out = sight.states[0]
         batches, heads, kept_tiles, words = out.shape
         words = np.int32(words // 2)
-        chunk, batch, head = place(cuda.blockIdx.x, np.int32(batches * heads), np.int32(heads))
-        kept_tile, word = split(np.int32(chunk * WARPS + cuda.threadIdx.x // WORD), words)
+        chunk, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
+        kept_tile, word = split(np.int32(chunk * WARPS + thread_index() // WORD), words)
         if kept_tile < kept_tiles:
-            tile, found = np.int32(word * WORD + cuda.threadIdx.x % WORD), EMPTY
+            tile, found = np.int32(word * WORD + thread_index() % WORD), EMPTY
             m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
             m0, n0 = np.int32(m0 * TILE_M), np.int32(n0 * TILE_N)
             if m0 < seqlen_q and n0 < seqlen_k:
                 found = state(sight, batch, head, m0, n0, seqlen_q, seqlen_k)
             not_empty, full = ballot(found != EMPTY), ballot(found == FULL)
-            if cuda.threadIdx.x % WORD == 0:
+            if thread_index() % WORD == 0:
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 

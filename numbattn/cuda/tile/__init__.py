@@ -7,12 +7,18 @@ one.
 """
 
 from .barrier import (
+    atomic_add,
+    atomic_inc,
+    block_index,
     decrease_registers,
+    grid_size,
     increase_registers,
     launch_dependents,
+    sync_threads,
     sync_warp,
     sync_warpgroup,
     sync_warpgroups,
+    thread_index,
     wait_on_dependencies,
     warpgroup_index,
 )
@@ -74,11 +80,10 @@ from .pipeline import (
 from .product import dot
 from .simulator import DeadlockError, RaceError, simulate
 from .warpgroup import operand, wgmma_wait
-from .world import SIMULATED, device, primitive
+from .world import device, primitive
 
 __all__ = [
     "ONE",
-    "SIMULATED",
     "WARPGROUP",
     "WARPGROUP_ROWS",
     "Alignment",
@@ -92,8 +97,11 @@ __all__ = [
     "advance",
     "aligned",
     "allocate",
+    "atomic_add",
+    "atomic_inc",
     "ballot",
     "bfloat16",
+    "block_index",
     "clear",
     "col_index",
     "cols_between",
@@ -108,6 +116,7 @@ __all__ = [
     "fence_async_proxy",
     "full",
     "get",
+    "grid_size",
     "has_bits",
     "increase_registers",
     "init_pipeline",
@@ -137,9 +146,11 @@ __all__ = [
     "simulate",
     "spread",
     "stage",
+    "sync_threads",
     "sync_warp",
     "sync_warpgroup",
     "sync_warpgroups",
+    "thread_index",
     "tma_load",
     "tma_store",
     "tma_store_wait",

@@ -1,19 +1,99 @@
-"""Where threads wait for each other, and kernels; what warpgroups settle among themselves.
+"""Which thread this is; barriers, atomics, dependent launch, register reallocation.
 
-The barrier of the whole block is Numba's: cuda.syncthreads(). Of the 16 barriers that a block has, it is number 0;
-then comes one for several warpgroups, and one for each of them.
+Of the 16 named barriers that a block has, number 0 is that of the whole block; then comes one for several warpgroups,
+and one for each of them.
 """
 
 import numpy as np
 from numba.cuda import types
 
-from .emit import I32, VOID, asm, capability, thread_index
+from .emit import I32, VOID, asm, call, capability
+from .emit import thread_index as emit_thread_index
 from .layout import WARPGROUP, WARPGROUP_BITS
-from .simulator import barrier, sync_lanes
+from .memory import emit_element
+from .simulator import barrier, block, sync_lanes
 from .simulator import thread_index as my_index
 from .world import primitive
 
 ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2
+
+
+@primitive
+def thread_index():
+    """The number of this thread in its block, as int32."""
+    return np.int32(my_index())
+
+
+@thread_index.lowering
+def thread_index():
+    return types.int32(), emit_thread_index
+
+
+@primitive
+def block_index(axis=0):
+    """The number of this block in the grid along an axis: 0 (blockIdx.x), 1 or 2. As int32."""
+    return np.int32(block().place[axis])
+
+
+@primitive
+def grid_size(axis=0):
+    """The number of blocks in the grid along an axis, as int32."""
+    return np.int32(block().grid[axis])
+
+
+def _lower_register(name):
+    def lower(axis=0):
+        if isinstance(axis, types.Integer) and not isinstance(axis, types.IntegerLiteral):
+            return None
+        register = f"llvm.nvvm.read.ptx.sreg.{name}.{'xyz'[getattr(axis, 'literal_value', axis)]}"
+        return types.int32(types.int32 if axis == 0 else axis), lambda b, _: call(b, register, I32)
+
+    return lower
+
+
+block_index = block_index.lowering(_lower_register("ctaid"))
+grid_size = grid_size.lowering(_lower_register("nctaid"))
+
+
+@primitive
+def sync_threads():
+    """What the threads of this block have written, to shared or global memory, is now seen by all of them."""
+    block().everyone.meet()
+
+
+@sync_threads.lowering
+def sync_threads():
+    return types.void(), lambda b: call(b, "llvm.nvvm.barrier0", VOID)
+
+
+@primitive
+def atomic_add(array, index, value):
+    """Add to an element of an array of integers, in one step for all threads of the grid. Returns what was there."""
+    old = array[index]
+    array[index] = old + array.dtype.type(value)
+    return old
+
+
+@atomic_add.lowering
+def atomic_add(array, index, value):
+    return array.dtype(array, types.int32, array.dtype), lambda b, *values: b.atomic_rmw(
+        "add", emit_element(b, array, *values[:2]), values[2], "monotonic")
+
+
+@primitive
+def atomic_inc(array, index, last):
+    """As `atomic_add` of 1, but after `last` comes 0."""
+    old = array[index]
+    array[index] = 0 if old >= last else old + 1
+    return old
+
+
+@atomic_inc.lowering
+def atomic_inc(array, index, last):
+    def generate(b, matrix, index, last):
+        return call(b, "llvm.nvvm.atomic.load.inc.32.p1i32", I32, emit_element(b, array, matrix, index), last)
+
+    return array.dtype(array, types.int32, array.dtype), generate
 
 
 @primitive
@@ -36,7 +116,7 @@ def warpgroup_of():
 
 def emit_warpgroup(b):
     """By a shuffle, so that ptxas knows that it is the same in all lanes."""
-    number = b.lshr(thread_index(b), I32(WARPGROUP_BITS))
+    number = b.lshr(emit_thread_index(b), I32(WARPGROUP_BITS))
     return asm(b, "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", I32, number, effect=True)
 
 

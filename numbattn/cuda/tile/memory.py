@@ -173,6 +173,15 @@ class GlobalMatrix:
         return b.bitcast(b.gep(at, [b.mul(b.sext(col, I64), self.col_stride)]), self.data.type)
 
 
+def emit_element(b, ty, value, index):
+    """Pointer to an element of a vector."""
+    get = data_models.lookup(ty).get
+    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+    stride = b.extract_value(get(b, value, "strides"), 0)
+    at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(index, I64), stride)])
+    return b.bitcast(at, data.type)
+
+
 def _as_matrix(array, layout):
     """What the plain meanings index: two axes, bfloat16 as such."""
     array = np.asarray(array)

@@ -1,8 +1,7 @@
 """Run a kernel in Python, one simulated GPU thread at a time: in a debugger, or to find what a GPU would not tell.
 
 `simulate(kernel, grid, threads, shared_bytes, *arguments)` takes the same function as the compiler, NumPy arrays and
-scalars. It wants NUMBA_ENABLE_CUDASIM=1, so that the words of the tile language have their plain meaning. A thread runs
-until it must wait, then hands the baton on; so a run is deterministic, or shuffled by a seed.
+scalars. A thread runs until it must wait, then hands the baton on; so a run is deterministic, or shuffled by a seed.
 
 Shared memory knows who wrote and read each of its words, and what each thread can know of it: every thread carries a
 vector clock, which barriers merge. A read of what nobody wrote, and two accesses that no barrier orders, are errors
@@ -13,10 +12,8 @@ for what. Units that copy or multiply in the background count as threads of thei
 import random
 import threading
 from collections import deque
-from contextlib import contextmanager
 
 import numpy as np
-from numba import cuda
 
 from .layout import WARP_BITS
 
@@ -39,8 +36,13 @@ class Stopped(BaseException):
 
 # ------------------------------------------------------------------------------------------- what primitives call
 def thread_index():
-    """threadIdx.x"""
+    """The number of this thread in its block."""
     return threading.current_thread().number
+
+
+def block():
+    """The block of this thread."""
+    return threading.current_thread().block
 
 
 def exchange(value, mask):
@@ -271,21 +273,12 @@ class Barrier:
         self.wait(phase)
 
 
-class Index3:
-    def __init__(self, x, y, z):
-        self.x, self.y, self.z = x, y, z
-
-    def __repr__(self):
-        return f"({self.x}, {self.y}, {self.z})"
-
-
 class Thread(threading.Thread):
     """One GPU thread; it runs while it holds its baton."""
 
     def __init__(self, block, number):
         super().__init__(daemon=True)
         self.block, self.number, self.received, self.gate = block, number, None, None
-        self.threadIdx, self.blockIdx, self.blockDim, self.gridDim = Index3(number, 0, 0), *block.place
         self.baton = threading.Semaphore(0)
 
     def run(self):
@@ -297,18 +290,18 @@ class Thread(threading.Thread):
         except Stopped:
             pass
         except BaseException as error:
-            self.block.fail(error, f"in thread {self.number} of block {self.blockIdx}")
+            self.block.fail(error, f"in thread {self.number} of block {self.block.place}")
         self.block.leave(self)
 
 
 class Block:
-    def __init__(self, body, place, threads, shared_bytes, order):
-        self.body, self.place, self.order = body, place, order
+    def __init__(self, body, place, grid, threads, shared_bytes, order):
+        self.body, self.place, self.grid, self.order = body, place, grid, order
         self.shared = SharedMemory(shared_bytes, threads)
         self.threads = [Thread(self, number) for number in range(threads)]
         self.ready, self.alive = deque(self.threads), threads
         self.barriers = {}
-        self.everyone = Meeting("cuda.syncthreads()", range(threads))
+        self.everyone = Meeting("sync_threads()", range(threads))
         self.warps = [
             Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
             for first in range(0, threads, WARP)
@@ -370,7 +363,7 @@ class Block:
                 waiting.setdefault(thread.gate.what, []).append(thread.number)
         ended = len(self.threads) - sum(map(len, waiting.values()))
         waits = "; ".join(f"threads {spans(numbers)} wait for {what}" for what, numbers in waiting.items())
-        return f"deadlock in block {self.place[0]}: {waits}; {ended} threads have ended"
+        return f"deadlock in block {self.place}: {waits}; {ended} threads have ended"
 
 
 def spans(numbers):
@@ -385,40 +378,6 @@ def spans(numbers):
 
 
 # -------------------------------------------------------------------------------------------------------- kernels
-class OfThisThread:
-    """cuda.blockIdx and its kind."""
-
-    def __init__(self, name):
-        self._name = name
-
-    def __getattr__(self, axis):
-        return getattr(getattr(threading.current_thread(), self._name), axis)
-
-
-def syncthreads():
-    threading.current_thread().block.everyone.meet()
-
-
-vars(cuda).setdefault("syncthreads", syncthreads)  # for those who make kernels, to capture
-
-
-@contextmanager
-def _thread_attributes():
-    """numba.cuda as it looks from inside a kernel."""
-    from numba.cuda.simulator.kernelapi import FakeCUDAAtomic
-
-    inside = {name: OfThisThread(name) for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
-    inside.update(syncthreads=syncthreads, atomic=FakeCUDAAtomic())
-    outside = {name: vars(cuda)[name] for name in inside if name in vars(cuda)}
-    vars(cuda).update(inside)
-    try:
-        yield
-    finally:
-        for name in inside:
-            del vars(cuda)[name]
-        vars(cuda).update(outside)
-
-
 def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
     """Run a kernel thread by thread.
 
@@ -435,7 +394,5 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
         Shuffles the order in which the threads run.
     """
     order = None if seed is None else random.Random(seed)
-    with _thread_attributes():
-        for z, y, x in np.ndindex(*grid[::-1]):
-            place = Index3(x, y, z), Index3(threads, 1, 1), Index3(*grid)
-            Block(lambda: kernel(*arguments), place, threads, shared_bytes, order).run()
+    for place in np.ndindex(*grid[::-1]):
+        Block(lambda: kernel(*arguments), place[::-1], grid, threads, shared_bytes, order).run()

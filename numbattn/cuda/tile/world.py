@@ -1,17 +1,17 @@
-"""Which of its two meanings every word of the tile language has: decided once, here, when the package is imported.
+"""The two meanings of every word of the tile language.
 
 A primitive is defined twice, one below the other: as plain Python, which says what ONE thread does, and as a lowering,
-which says the same in LLVM. On a GPU the name is bound to the lowering, under NUMBA_ENABLE_CUDASIM=1 to plain Python.
-Kernels and device functions are ordinary Python over those names and never ask which it is.
+which says the same in LLVM. Its name is the Python function. A kernel that calls it runs in plain Python, thread by
+thread, under `simulate`; in the same kernel the compiler finds the lowering. So kernels and device functions are
+ordinary Python, and one process may simulate what it then compiles.
 """
 
 import functools
 import inspect
 
-from numba.cuda.core import config
-from numba.cuda.extending import intrinsic, register_jitable
-
-SIMULATED = bool(config.ENABLE_CUDASIM)
+from numba.cuda import types
+from numba.cuda.extending import register_jitable
+from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
 
 
 class primitive:
@@ -25,8 +25,7 @@ class primitive:
         self.meaning = meaning
 
     def lowering(self, lower):
-        if SIMULATED:
-            return self.meaning
+        """Tell the compiler what the Python function is, as `numba.cuda.extending.intrinsic` does of a name."""
 
         def definition(typingctx, *types):
             found = lower(*types)
@@ -44,9 +43,12 @@ class primitive:
         del definition.__wrapped__
         context = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         definition.__signature__ = inspect.Signature([context, *inspect.signature(lower).parameters.values()])
-        return intrinsic(definition)
+        template = make_intrinsic_template(self.meaning, definition, self.meaning.__name__, kwargs={"target": "cuda"})
+        infer(template)
+        infer_global(self.meaning, types.Function(template))
+        return self.meaning
 
 
 def device(function):
-    """A function over tiles that kernels may call: inlined on a GPU, itself in the simulator."""
-    return function if SIMULATED else register_jitable(forceinline=True)(function)
+    """A function over tiles that kernels may call: compiled, it is inlined."""
+    return register_jitable(forceinline=True)(function)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.kernels.dropout import Drops, drop_step
-from numbattn.cuda.tile import SIMULATED, full, mma, save, simt, wgmma
+from numbattn.cuda.tile import full, mma, save, simt, wgmma
 from numbattn.dropout import Dropout, dropout_mask
-from tests.tools.launch import launch, poisoned, ptx_of
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
 THREADS = 128
 LAYOUTS = {"simt": simt(64, 32, THREADS, 8, 2), "mma": mma(64, 32, THREADS), "wgmma": wgmma(32),
@@ -38,7 +38,7 @@ def test_what_is_kept(layout, transposed):
     np.testing.assert_array_equal(z, want.T if transposed else want)
 
 
-@pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+@compiled_only
 def test_a_call_of_the_generator_serves_eight_elements_on_tensor_cores():
     """And a round takes two products."""
     z = poisoned((64, 32))

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.kernels.schedule import finish, next_number, place, place_grouped
+from numbattn.cuda.tile import block_index, thread_index
 from tests.tools.launch import launch
 
 TILES, HEADS, BATCHES = 5, 3, 2
@@ -13,7 +13,7 @@ MATRICES = HEADS * BATCHES
 
 def places(of, *more):
     def kernel(out):
-        number = np.int32(cuda.threadIdx.x)
+        number = np.int32(thread_index())
         if number < out.shape[0]:
             tile, batch, head = of(number, *more)
             out[number, 0] = tile
@@ -45,8 +45,8 @@ def test_place_near_counts_tiles_slowest_among_few_matrices(at_once):
 
 def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
     def kernel(counters, taken):
-        if cuda.threadIdx.x == 0:
-            number = np.int32(cuda.blockIdx.x)
+        if thread_index() == 0:
+            number = np.int32(block_index())
             while number < taken.shape[0]:
                 taken[number] += 1
                 number = next_number(counters)

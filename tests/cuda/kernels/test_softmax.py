@@ -1,5 +1,6 @@
 """Tile by tile it is the softmax of the whole row, with a maximum that lags by no more than a bit."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,9 +46,14 @@ class Steps(NamedTuple):
     eps: float
 
 
-@pytest.fixture(scope="module", params=CASES)
-def steps(request):
-    layout, dtype = CASES[request.param]
+@pytest.fixture(params=CASES)
+def steps(request, world):
+    return steps_of(request.param, world)
+
+
+@cache
+def steps_of(case, world):
+    layout, dtype = CASES[case]
     ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
     NO_MAX, ZERO, LN2, SCALE = no_max(dtype), dtype(0), dtype(LN_2), dtype(SCALE_LOG2)
 

@@ -1,12 +1,11 @@
 """Which keys are in sight of a tile of queries, and the other way round; the states of tiles, beyond a word of them."""
 
 import operator
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 
 import numpy as np
 import pytest
-from numba import cuda
 
 import numbattn as na
 from numbattn.cuda.kernels.visibility import (
@@ -24,7 +23,7 @@ from numbattn.cuda.kernels.visibility import (
     tile_states,
 )
 from numbattn.cuda.spec import SIDES
-from numbattn.cuda.tile import WARPGROUP, save, simt
+from numbattn.cuda.tile import WARPGROUP, block_index, save, simt, thread_index
 from tests.tools.launch import launch
 
 # ---------------------------------------------------------------------------------------------------------- the band
@@ -41,12 +40,17 @@ def sees(bands, i, j):
     return (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
 
 
-@pytest.fixture(scope="module")
-def bounds():
+@pytest.fixture
+def bounds(world):
+    return bounds_in(world)
+
+
+@cache
+def bounds_in(world):
     """keys_in_sight, queries_in_sight and in_band of the tile, for each band."""
 
     def kernel(bands, out):
-        n = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        n = block_index() * 1024 + thread_index()
         if n < bands.shape[0]:
             band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
             out[n, 0], out[n, 1] = keys_in_sight(band, M0, M_END)
@@ -94,7 +98,7 @@ def test_a_band_of_its_own_is_narrowed_by_that_of_all(case):
     band_at = band_of(sides)
 
     def kernel(sight, out):
-        if cuda.threadIdx.x == 0:
+        if thread_index() == 0:
             band = band_at(sight, np.int32(0), np.int32(1))
             for i in range(4):
                 out[i] = band[i]
@@ -241,7 +245,7 @@ def test_next_tile(cells):
     left = np.full((2, KEPT, WALKED), -1, np.int32)
 
     def walk(sight, left, end):
-        tile = cuda.threadIdx.x
+        tile = thread_index()
         if tile < left.shape[2]:
             for head in range(left.shape[0]):
                 for kept in range(left.shape[1]):
@@ -262,7 +266,7 @@ def test_tiles_are_whole_if_grids_and_band_say_so(cells):
     test = needs_test(("blocks",))
 
     def ask(sight, tested):
-        tile = cuda.threadIdx.x
+        tile = thread_index()
         if tile < tested.shape[2]:
             n0 = np.int32(tile * TILE_N)
             for head in range(tested.shape[0]):

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     WARPGROUP,
     DeadlockError,
     RaceError,
@@ -22,9 +20,10 @@ from numbattn.cuda.tile import (
     sync_warp,
     sync_warpgroup,
     sync_warpgroups,
+    thread_index,
     warpgroup_index,
 )
-from tests.tools.launch import launch, poisoned, ptx_of, simulated_only
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of, simulated_only
 
 ROWS, COLS = copy_layout(32, 32, WARPGROUP, 4), simt(32, 32, WARPGROUP, 2, 1)
 shared = SharedMemory()
@@ -114,7 +113,7 @@ def test_barriers_do_not_mix():
     run(meet)
 
 
-@pytest.mark.skipif(SIMULATED, reason="looks at PTX")
+@compiled_only
 def test_instructions():
     """Threads that run in step do not miss a barrier."""
 
@@ -134,7 +133,7 @@ def test_instructions():
 @simulated_only
 def test_a_barrier_that_a_part_of_the_warpgroup_misses():
     def wait(x, y):
-        if cuda.threadIdx.x < 100:
+        if thread_index() < 100:
             sync_warpgroup()
 
     with pytest.raises(DeadlockError, match=r"threads 0-99 wait for sync_warpgroup\(\) of warpgroup 0"):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
     WARPGROUP,
@@ -15,6 +14,7 @@ from numbattn.cuda.tile import (
     load,
     put,
     save,
+    sync_threads,
     wgmma,
 )
 from numbattn.cuda.tile.boxes import ALIGNMENT, Boxes
@@ -52,7 +52,7 @@ def test_put_and_get(layout):
     def move(x, y):
         for stage in range(2):
             put(allocate(TILE, stage), load(x, layout, 64 * stage))
-        cuda.syncthreads()
+        sync_threads()
         for stage in range(2):
             save(y, get(allocate(TILE, stage), OTHER), 64 * stage)
 
@@ -83,7 +83,7 @@ def test_sums_of_a_warpgroup_are_put_as_matrices():
 
     def move(x, y):
         put(allocate(TILE), load(x, SUMS, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(y, get(allocate(TILE), COPY), 0)
 
     x, y = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32), poisoned((64, 128), np.float16)
@@ -101,9 +101,9 @@ def test_rows_are_cleared(first):
 
     def keep(x, y, first):
         put(allocate(TILE), load(x, COPY, 0))
-        cuda.syncthreads()
+        sync_threads()
         clear(allocate(TILE), first)
-        cuda.syncthreads()
+        sync_threads()
         save(y, get(allocate(TILE), COPY), 0)
 
     x, y = np.ones((80, 128), np.float16), poisoned((80, 128), np.float16)

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     WARPGROUP,
     Pipeline,
     SharedMemory,
@@ -23,7 +21,9 @@ from numbattn.cuda.tile import (
     release,
     save,
     stage,
+    sync_threads,
     sync_warpgroup,
+    thread_index,
     tma_load,
     tma_store,
     tma_store_wait,
@@ -31,10 +31,10 @@ from numbattn.cuda.tile import (
     warpgroup_index,
     wgmma,
 )
-from tests.tools.launch import launch, poisoned
+from tests.tools.launch import compiled_only, launch, poisoned
 from tests.tools.ptx import AccessError, DeadlockError, TensorMap
 
-pytestmark = pytest.mark.skipif(SIMULATED, reason="interprets PTX")
+pytestmark = compiled_only
 CC = (9, 0, "a")
 TILE, ROWS = wgmma(64), np.int32(64)
 
@@ -60,11 +60,11 @@ def copier(stages, without=""):
 
     def copy(mX, y, count):
         init_pipeline(PIPELINE)
-        cuda.syncthreads()
+        sync_threads()
         X, n = stage(PIPELINE, 0), np.int32(0)
         if warpgroup_index() == 1:
             decrease_registers(40)
-            if cuda.threadIdx.x == WARPGROUP:
+            if thread_index() == WARPGROUP:
                 while n < count:
                     _acquire(X)
                     tma_load(X, mX, 1, 0, n * ROWS)
@@ -107,7 +107,7 @@ def sender(without=""):
 
     def move(x, mY, count):
         tile, n = allocate(BOXES), np.int32(0)
-        leads = cuda.threadIdx.x == 0
+        leads = thread_index() == 0
         while n < count:
             put(tile, load(x, WIDE, n * ROWS))
             if without != "fence_async_proxy":

@@ -4,10 +4,8 @@ import operator
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     ballot,
     bfloat16,
     col_index,
@@ -33,10 +31,11 @@ from numbattn.cuda.tile import (
     row_sum,
     save,
     simt,
+    thread_index,
     where,
     wide_product,
 )
-from tests.tools.launch import launch, poisoned, ptx_of
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
 THREADS = 64
 LAYOUTS = {
@@ -45,7 +44,6 @@ LAYOUTS = {
     "mma": mma(32, 32, THREADS),
 }
 each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-compiled_only = pytest.mark.skipif(SIMULATED, reason="looks at PTX")
 ONE_BLOCK = (1, 1, 1)
 
 
@@ -324,11 +322,11 @@ def test_ballot_and_lowest_bit():
     words = np.array([0, 1, 2**31, 40], np.uint32)
 
     def kernel(words, votes, lowest):
-        lane = cuda.threadIdx.x % 32
-        found = ballot(cuda.threadIdx.x % 3 == 1)
+        lane = thread_index() % 32
+        found = ballot(thread_index() % 3 == 1)
         if lane == 0:
-            votes[cuda.threadIdx.x // 32] = found
-        if cuda.threadIdx.x < 4:
+            votes[thread_index() // 32] = found
+        if thread_index() < 4:
             lowest[lane] = lowest_bit(words[lane])
 
     launch(kernel, ONE_BLOCK, 64, 0, words, votes, lowest)

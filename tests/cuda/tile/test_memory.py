@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     Alignment,
     RaceError,
     SharedMemory,
     aligned,
     allocate,
     bfloat16,
+    block_index,
     col_index,
     copy_async,
     copy_layout,
@@ -23,14 +22,14 @@ from numbattn.cuda.tile import (
     row_index,
     save,
     simt,
+    sync_threads,
     wait_copies,
 )
-from tests.tools.launch import launch, poisoned, ptx_of
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of, simulated
 from tests.tools.ptx import AccessError
 
 THREADS = 64
 DTYPES = [np.float16, bfloat16, np.float32, np.float64]
-compiled_only = pytest.mark.skipif(SIMULATED, reason="looks at PTX")
 LAYOUTS = {
     "simt": simt(32, 32, THREADS, 8, 1),
     "simt in vectors": simt(32, 32, THREADS, 8, 4),
@@ -134,7 +133,7 @@ def test_four_axes():
     layout = LAYOUTS["simt"]
 
     def copy(source, target):
-        batch, head, first = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x * np.int32(32)
+        batch, head, first = block_index(2), block_index(1), block_index() * np.int32(32)
         save(target[batch, head], load(source[batch, head], layout, first), first)
 
     launch(copy, (2, 2, 3), THREADS, 0, x, y)
@@ -187,13 +186,13 @@ def test_through_shared_memory(dtype, transposed, way_in):
     def straight(source, target):
         tile = allocate(TILE)
         put(tile, load(source, IN, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(target, get(tile, OUT), 0)
 
     def turned(source, target):
         tile = allocate(TILE)
         put(tile.T, load(source, IN, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(target, get(tile, OUT), 0)
 
     launch(turned if transposed else straight, (1, 1, 1), THREADS, shared.nbytes, x, y)
@@ -225,7 +224,7 @@ def test_vectors_through_shared_memory():
     def turn(source, down, across):
         line = allocate(LINE)
         put(line, load(source, COLS, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(across, get(line, COLS), 0)
         save(down, get(line.T, ROWS), 0)
 
@@ -243,7 +242,7 @@ def test_shared_tiles_move_in_vectors_without_conflicts():
     def copy(source, target):
         tile = allocate(TILE)
         put(tile, load(source, layout, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(target, get(tile, layout), 0)
 
     x, y = numbers((32, 32)), poisoned((32, 32))
@@ -310,7 +309,7 @@ def fetcher(layout, dtype, alignment, stages=1):
         tile = allocate(PLACE, stages - 1)
         copy_async(tile, aligned(source, ALIGNMENT), layout, first)
         wait_copies()
-        cuda.syncthreads()
+        sync_threads()
         save(target, get(tile, layout), 0)
 
     return kernel, stages * PLACE.nbytes
@@ -337,7 +336,7 @@ def test_fetch_of_a_vector():
         tile = allocate(PLACE)
         copy_async(tile, source, layout, first)
         wait_copies()
-        cuda.syncthreads()
+        sync_threads()
         save(target, get(tile, layout), 0)
 
     launch(lines, (1, 1, 1), THREADS, PLACE.nbytes, source, target, np.int32(30))
@@ -360,9 +359,9 @@ def test_what_is_not_waited_for_has_not_arrived():
     def kernel(source, target):
         tile = allocate(PLACE)
         copy_async(tile, source, layout, 0)
-        cuda.syncthreads()
+        sync_threads()
         save(target, get(tile, layout), 0)
 
-    error, match = (RaceError, "not waited for") if SIMULATED else (AccessError, "reads what nobody has written")
+    error, match = (RaceError, "not waited for") if simulated() else (AccessError, "reads what nobody has written")
     with pytest.raises(error, match=match):
         launch(kernel, (1, 1, 1), THREADS, PLACE.nbytes, numbers((32, 32)), poisoned((32, 32)))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
     WARPGROUP,
@@ -25,7 +24,9 @@ from numbattn.cuda.tile import (
     save,
     simulate,
     stage,
+    sync_threads,
     sync_warpgroup,
+    thread_index,
     tma_load,
     tma_store,
     tma_store_wait,
@@ -65,10 +66,10 @@ def copier(dtype=np.float16, stages=2, readers=1, reads=True, without=""):
         if opens:
             init_pipeline(PIPELINE)
         if syncs:
-            cuda.syncthreads()
+            sync_threads()
         X, n, group = stage(PIPELINE, 0), np.int32(0), warpgroup_index()
         if group == READERS:
-            if cuda.threadIdx.x == READERS * WARPGROUP:
+            if thread_index() == READERS * WARPGROUP:
                 while n < count:
                     if acquires:
                         acquire(X)
@@ -165,11 +166,11 @@ def turns(acquires):
 
     def copy(mX, y, count):
         init_pipeline(PIPELINE)
-        cuda.syncthreads()
+        sync_threads()
         n, group = np.int32(0), warpgroup_index()
         X = stage(PIPELINE, 0)
         if group == 2:
-            if cuda.threadIdx.x == 2 * WARPGROUP:
+            if thread_index() == 2 * WARPGROUP:
                 while n < count:
                     acquire(X)
                     tma_load(X, mX, 1, 0, np.int32(n * ROWS))
@@ -211,9 +212,9 @@ def teller(meets):
 
     def pass_on(x, y):
         init_pipeline(PIPELINE)
-        cuda.syncthreads()
+        sync_threads()
         X, n, group = stage(PIPELINE, 0), np.int32(0), warpgroup_index()
-        if cuda.threadIdx.x == 2 * WARPGROUP:
+        if thread_index() == 2 * WARPGROUP:
             while n < x.shape[0]:
                 acquire(X)
                 commit(X, (x[n, 0], x[n, 1], x[n, 2], x[n, 3]))
@@ -227,7 +228,7 @@ def teller(meets):
                     sync_warpgroup()
                 release(X)
                 X = advance(X, 1)
-                if cuda.threadIdx.x % WARPGROUP == 100:
+                if thread_index() % WARPGROUP == 100:
                     y[group, n] = a + 10 * b + 100 * c + 1000 * d
                 n = np.int32(n + 1)
 
@@ -258,7 +259,7 @@ def sender(without="", late=""):
 
     def move(x, mY, count):
         tile, n = allocate(BOXES), np.int32(0)
-        leads = cuda.threadIdx.x == 0
+        leads = thread_index() == 0
         while n < count:
             put(tile, load(x, TILE, np.int32(n * ROWS)))
             if shares:
@@ -315,13 +316,13 @@ def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
 
         def refill(x):
             init_pipeline(PIPELINE)
-            cuda.syncthreads()
+            sync_threads()
             X = stage(PIPELINE, 0)
             put(X.tile, load(x[0, 0], TILE, 0))
             if shared:
                 fence_async_proxy()
             sync_warpgroup()
-            if cuda.threadIdx.x == 0:
+            if thread_index() == 0:
                 tma_load(X, x, 0, 0, 0)
 
         return refill, shared_memory.nbytes

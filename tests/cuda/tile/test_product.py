@@ -4,10 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     SharedMemory,
     allocate,
     bfloat16,
@@ -19,10 +17,10 @@ from numbattn.cuda.tile import (
     put,
     save,
     simt,
+    sync_threads,
 )
-from tests.tools.launch import launch, poisoned, ptx_of
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
-compiled_only = pytest.mark.skipif(SIMULATED, reason="looks at PTX")
 M, N, K, THREADS = 32, 48, 64, 64
 FMA = {
     "k in turn": simt(M, N, THREADS, 16, 1),
@@ -48,7 +46,7 @@ def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dty
         sX, sY = allocate(X), allocate(Y)
         put(sX, load(x, COPY_X, 0))
         put(sY, load(y, COPY_Y, 0))
-        cuda.syncthreads()
+        sync_threads()
         acc = load(z, acc_layout, 0)
         if x_transposed and y_transposed:
             acc = dot(acc, sX.T, sY.T)
@@ -185,7 +183,7 @@ def fragment_multiplier(m, n, depth, y_transposed, dtype):
     def multiply(x, y, z):
         sY = allocate(Y)
         put(sY, load(y, COPY, 0))
-        cuda.syncthreads()
+        sync_threads()
         acc, left = load(z, SUM, 0), load(x, LEFT, 0)
         save(z, dot(acc, left, sY.T) if y_transposed else dot(acc, left, sY), 0)
 
@@ -284,7 +282,7 @@ def test_sums_are_the_next_left_operand(dtype):
         sX, sY = allocate(X), allocate(Y)
         put(sX, load(x, COPY_X, 0))
         put(sY, load(y, COPY_Y, 0))
-        cuda.syncthreads()
+        sync_threads()
         inner = dot(full(INNER, ZERO), sX, sY)
         save(z, dot(full(OUTER, ZERO), inner, sY.T), 0)
 
@@ -303,7 +301,7 @@ def test_shapes_have_to_fit():
     def square(x, z):
         tile = allocate(A)
         put(tile, load(x, copying_a, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(z, dot(full(acc, np.float32(0)), tile, tile), 0)
 
     copying_a, acc = copy_layout(M, K, THREADS, 4), FMA["vectors"]

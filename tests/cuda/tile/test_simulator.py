@@ -2,26 +2,28 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
-    SIMULATED,
     DeadlockError,
     RaceError,
     SharedMemory,
     allocate,
     copy_layout,
     get,
+    grid_size,
     load,
     put,
     row_max,
     save,
     simt,
     simulate,
+    sync_threads,
     sync_warp,
+    thread_index,
 )
+from tests.tools.launch import simulated_only
 
-pytestmark = pytest.mark.skipif(not SIMULATED, reason="for NUMBA_ENABLE_CUDASIM=1")
+pytestmark = simulated_only
 THREADS = 64
 ROWS, COLS = copy_layout(32, 32, THREADS, 4), simt(32, 32, THREADS, 2, 1)
 shared = SharedMemory()
@@ -41,9 +43,9 @@ def test_a_right_kernel_in_any_order(seed):
         tile = allocate(TILE)
         for _ in range(3):
             put(tile, load(x, ROWS, 0))
-            cuda.syncthreads()
+            sync_threads()
             save(y, get(tile.T, COLS), 0)
-            cuda.syncthreads()
+            sync_threads()
 
     np.testing.assert_array_equal(run(turn, seed=seed), x.T)
 
@@ -64,7 +66,7 @@ def test_a_write_too_early(seed):
     def turn(x, y):
         tile = allocate(TILE)
         put(tile, load(x, ROWS, 0))
-        cuda.syncthreads()
+        sync_threads()
         save(y, get(tile.T, COLS), 0)
         put(tile, load(x, ROWS, 0))
 
@@ -103,21 +105,21 @@ def test_a_warp_has_a_barrier_of_its_own():
 
 def test_a_barrier_that_some_threads_miss():
     def wait(x, y):
-        if cuda.threadIdx.x < 33:
-            cuda.syncthreads()
+        if thread_index() < 33:
+            sync_threads()
         else:
             sync_warp()
 
-    with pytest.raises(DeadlockError, match=r"threads 32 wait for cuda.syncthreads\(\)|0-32 wait for cuda"):
+    with pytest.raises(DeadlockError, match=r"threads 32 wait for sync_threads\(\)|0-32 wait for sync_threads"):
         run(wait)
 
 
 def test_a_warp_operation_that_some_lanes_miss():
     def reduce(x, y):
         tile = load(x, COLS, 0)
-        if cuda.threadIdx.x < 40:
+        if thread_index() < 40:
             tile = tile - row_max(tile, 0)
-        cuda.syncthreads()
+        sync_threads()
 
     with pytest.raises(DeadlockError, match="threads 32-39 wait for a warp operation of warp 1"):
         run(reduce)
@@ -125,20 +127,20 @@ def test_a_warp_operation_that_some_lanes_miss():
 
 def test_threads_that_end_are_not_waited_for():
     def leave(x, y):
-        if cuda.threadIdx.x >= 32:
+        if thread_index() >= 32:
             return
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            y[0, 0] = cuda.gridDim.x * cuda.blockDim.x
+        sync_threads()
+        if thread_index() == 0:
+            y[0, 0] = grid_size() * 64
 
     assert run(leave)[0, 0] == THREADS
 
 
 def test_errors_name_the_thread():
     def fail(x, y):
-        if cuda.threadIdx.x == 5:
+        if thread_index() == 5:
             raise ZeroDivisionError("here")
-        cuda.syncthreads()
+        sync_threads()
 
     with pytest.raises(ZeroDivisionError, match="here") as caught:
         run(fail)

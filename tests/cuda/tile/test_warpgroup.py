@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from numba import cuda
 
 from numbattn.cuda.tile import (
     WARPGROUP,
@@ -29,7 +28,9 @@ from numbattn.cuda.tile import (
     save,
     simulate,
     stage,
+    sync_threads,
     sync_warpgroup,
+    thread_index,
     tma_load,
     wait,
     wgmma,
@@ -115,7 +116,7 @@ def run(kernel_of, x, y, seed=None):
         put(sX, load(x, LAYOUT, 0))
         put(sY, load(y, LAYOUT, 0))
         fence_async_proxy()
-        cuda.syncthreads()
+        sync_threads()
         return sX, sY
 
     z = poisoned((64, 64))
@@ -225,7 +226,7 @@ def test_a_warpgroup_multiplies_as_a_whole(xy):
     def kernel(begin):
         def multiply(x, y, z):
             sX, sY = begin(x, y)
-            if cuda.threadIdx.x < 96:
+            if thread_index() < 96:
                 wgmma_wait(dot(TILE, sX, sY), 0)
 
         return multiply
@@ -278,15 +279,15 @@ def multiplier(without=""):
 
     def multiply(mX, z, count):
         init_pipeline(PIPELINE)
-        cuda.syncthreads()
+        sync_threads()
         X, n = stage(PIPELINE, 0), np.int32(0)
-        if cuda.threadIdx.x == WARPGROUP:
+        if thread_index() == WARPGROUP:
             while n < count:
                 acquire(X)
                 tma_load(X, mX, 0, 0, np.int32(64 * n))
                 X = advance(X, 1)
                 n = np.int32(n + 1)
-        elif cuda.threadIdx.x < WARPGROUP:
+        elif thread_index() < WARPGROUP:
             Z = full(TILE, np.float32(0))
             while n < count:
                 if waits:

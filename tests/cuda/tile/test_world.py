@@ -1,46 +1,43 @@
-"""Both meanings, in processes of their own."""
+"""Two meanings of one function, in one process."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from numbattn.cuda.tile import SIMULATED
+from numbattn.cuda.tile import block_index, device, exp2, full, load, save, simt, simulate
+from tests.tools.assembler import compile_ptx
+from tests.tools.ptx import interpret
 
 ROOT = Path(__file__).parents[3]
-
-
-def python(*arguments, **environment):
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+TILE = simt(8, 16, 32, 4, 1)
 
 
 @pytest.mark.parametrize("module", ["numbattn", "numbattn.cuda"])
-def test_nothing_is_imported_before_a_kernel_is_wanted(module):
-    early = python("-c", f"import sys, {module}; print(*sys.modules)").split()
+def test_nothing_is_imported_before_a_kernel_is_wanted(module, world):
+    script = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=os.environ, capture_output=True, check=True)
+    early = done.stdout.decode().split()
     assert not [name for name in early if name.startswith(("numba.cuda", "numbattn.cuda.tile"))]
 
 
-@pytest.mark.parametrize("simulated", ["0", "1"])
-def test_the_meaning_is_chosen_by_the_environment(simulated):
-    script = "from numbattn.cuda import tile; print(tile.SIMULATED, callable(getattr(tile.dot, '_defn', None)))"
-    wanted = "True False" if simulated == "1" else "False True"
-    assert python("-c", script, NUMBA_ENABLE_CUDASIM=simulated).split() == wanted.split()
+@device
+def halved_power(x):
+    return exp2(x) * 0.5
 
 
-SEVERAL = "test_blocks_of_several_tiles[300-200-250-float16]"
-BACKEND = [f"tests/cuda/test_passes.py::{name}"
-           for name in ("test_dtypes", "test_masks", "test_masks_together", "test_shapes", SEVERAL)]  # fmt: skip
+def kernel(x, y):
+    m0 = block_index() * 8
+    save(y, halved_power(load(x, TILE, m0)) + full(TILE, np.float32(1)), m0)
 
 
-@pytest.mark.skipif(SIMULATED, reason="this is the process that it starts")
-@pytest.mark.parametrize("tests", [["tests/cuda/tile"], ["tests/cuda/kernels"], BACKEND], ids=str)
-def test_the_other_meaning(tests):
-    """The tests of the language and of the kernels once more, simulated, and some of whole calls."""
-    options = "-q", "-n0", "-p", "no:cacheprovider", "-k", "not warps"  # the other forward pass is interpreted
-    assert " passed" in python("-m", "pytest", *options, *tests, NUMBA_ENABLE_CUDASIM="1")
+def test_one_function_is_simulated_and_compiled(rng, world):
+    x = rng.standard_normal((16, 16), dtype=np.float32)
+    simulated, compiled = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    simulate(kernel, (2, 1, 1), TILE.threads, 0, x, simulated)
+    interpret(compile_ptx(kernel, (x, compiled), TILE.threads), (2, 1, 1), TILE.threads, 0, x, compiled)
+    np.testing.assert_allclose(simulated, np.exp2(x) / 2 + 1, rtol=1e-6)
+    np.testing.assert_allclose(compiled, simulated, rtol=1e-6)
