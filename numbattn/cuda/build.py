@@ -191,8 +191,9 @@ def _arguments(source):
             return "tensor_map", maps[i].box, maps[i].swizzle
         if isinstance(kind, types.Array):
             return "array", kind.ndim, as_dtype(kind.dtype).itemsize
-        if i not in maps and str(kind) in SCALARS:
-            return (str(kind),)
+        name = "int32" if str(kind) == "index" else str(kind)        # tile.INDEX
+        if i not in maps and name in SCALARS:
+            return (name,)
         raise TypeError(f"{source.function.__name__}: got {kind} as argument {i}, allowed an array, "
                         f"{', '.join(SCALARS)}, uint64 for a tensor map, or tuples of them")
 

@@ -45,17 +45,13 @@ def check_forward(q, k, v, **options):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@both_worlds
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(rng, device, dtype):
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("n", "d", "e"), [
-    pytest.param(100, 64, 64, marks=compiled_only), pytest.param(150, 50, 130, marks=compiled_only), (300, 200, 250),
-])  # fmt: skip
-@both_worlds
+@pytest.mark.parametrize(("n", "d", "e"), [(100, 64, 64), (150, 50, 130), (300, 200, 250)])
 def test_blocks_of_several_tiles(rng, dtype, n, d, e):
     """A single block does them all: what one leaves in shared memory and barriers, the next one finds."""
     with on(HOPPER._replace(multiprocessors=1)):
@@ -126,7 +122,6 @@ def test_beyond_one_length_for_all_nothing_leaks(rng, hopper, dtype):
     ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3)),       # pieces; gradients are summed
     ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
 ])  # fmt: skip
-@both_worlds
 @BOTH_FORWARDS
 def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
     q, k, v = (random(rng, shape, dtype) for shape in (q_shape, k_shape, v_shape))

@@ -7,6 +7,7 @@ from numba.cuda import types
 from numba.cuda.np import numpy_support
 
 from numbattn.cuda import build
+from numbattn.cuda.tile import INDEX
 
 from .memory import TensorMap
 
@@ -21,7 +22,7 @@ def type_of(argument):
         return types.Array(numpy_support.from_dtype(dtype), argument.ndim, "A")
     if isinstance(argument, TensorMap):
         return types.uint64
-    return numpy_support.from_dtype(np.asarray(argument).dtype)
+    return INDEX if isinstance(argument, np.int32) else numpy_support.from_dtype(np.asarray(argument).dtype)
 
 
 def compile_ptx(kernel, arguments, threads, cc=(8, 0)):

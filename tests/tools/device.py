@@ -15,7 +15,7 @@ from numbattn.cuda.build import compile_ptx
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan import DEVICES, SINK_BYTES, At
 from numbattn.cuda.spec import NUMBERS
-from numbattn.cuda.tile import simulate
+from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.views import VECTOR_BYTES, for_tensor_map
 
 from . import ptx
@@ -98,7 +98,8 @@ def run(step, addresses, numbers):
         if isinstance(kind, types.Array):
             return np.asarray(Memory(view(), as_dtype(kind.dtype)))
         number = next(given)
-        return as_dtype(kind).type(numbers[number] if isinstance(number, str) else number)
+        dtype = np.int32 if kind == INDEX else as_dtype(kind).type
+        return dtype(numbers[number] if isinstance(number, str) else number)
 
     arguments = [argument(kind, tensor_maps.get(i)) for i, kind in enumerate(source.signature.args)]
     assert next(given, None) is None, "there are more arguments than the signature has"

@@ -12,6 +12,7 @@ from numba.cuda import types
 from ..build import Source
 from ..spec import DROPOUT, MASK, Line, Matrix, Spec
 from ..tile import (
+    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -24,11 +25,12 @@ from ..tile import (
     exp2,
     full,
     get,
+    index,
     load,
     maximum,
     minimum,
-    quotient,
     save,
+    shape,
     sync_threads,
     wait_copies,
     where,
@@ -71,7 +73,7 @@ def backward_kv(
     )  # fmt: skip
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
+    TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     sees = element_test(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
@@ -86,30 +88,29 @@ def backward_kv(
         copy_async(allocate(SHARED_DELTA, stage), delta, COLS, m0)
 
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
-        batches, heads, seqlen_q = mLse.shape
-        heads_k, seqlen_k = mDK.shape[1], np.int32(mDK.shape[2])
-        n_block, batch, head_k = place(block_index(), np.int32(batches * heads_k), np.int32(heads_k))
-        n0 = np.int32(n_block * TILE_N)
+        batches, heads, seqlen_q = shape(mLse)
+        _, heads_k, seqlen_k, _ = shape(mDK)
+        n_block, batch, head_k = place(block_index(), batches * heads_k, heads_k)
+        n0 = n_block * TILE_N
         sK, sV = allocate(SHARED_K), allocate(SHARED_V)
         copy_async(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
         copy_async(sV, aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
-            head = np.int32(head)
             band = band_at(sight, batch, head)
             first, end = queries_in_sight(band, n0, minimum(n0 + TILE_N, seqlen_k))
             # what lies beyond a sequence's length is cut off: it may be NaN
             length = maximum(band[2], 1)
             Q, dO = aligned(mQ[batch, head][:length], ROWS_OF), aligned(mDO[batch, head][:length], ROWS_OF)
             lse, delta = mLse[batch, head][:length], mDelta[batch, head][:length]
-            m_block, m_blocks = quotient(first, TILE_M), quotient(end + TILE_M - 1, TILE_M)
+            m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
-            stage = np.int32(0)
+            stage = index(0)
             sync_threads()                                      # the last head is done with
             if m_block < m_blocks:
                 fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
             while m_block < m_blocks:                               # Alg. 4 line 9
-                m0, this = np.int32(m_block * TILE_M), m_block
+                m0, this = m_block * TILE_M, m_block
                 m_block += 1
                 m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
                 wait_copies()
@@ -132,7 +133,7 @@ def backward_kv(
                     dS = P * (dP * Z - D)                           # lines 18 and 20: dS = P (dP Z - delta)
                     dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q
                 if STAGES == 2:
-                    stage = np.int32(1 - stage)
+                    stage = 1 - stage
                 elif m_block < m_blocks:
                     sync_threads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
@@ -144,7 +145,7 @@ def backward_kv(
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, line, line, sight_type(mask), DROPS, types.int32, number, number
+        matrix, matrix, matrix, matrix, dk, dv, line, line, sight_type(mask), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -165,7 +166,7 @@ def backward_q(
         )
     )  # fmt: skip
     left = left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF, STAGES = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes), np.int32(stages)
+    TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
     ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
@@ -176,20 +177,20 @@ def backward_q(
         copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
 
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
-        batches, heads, seqlen_q = mLse.shape
-        m_blocks = np.int32((seqlen_q + TILE_M - 1) // TILE_M)
-        tile, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
-        m_block = np.int32(m_blocks - 1 - tile)                     # the heaviest tiles of a causal mask first
-        m0 = np.int32(m_block * TILE_M)
+        batches, heads, seqlen_q = shape(mLse)
+        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        m_block = m_blocks - 1 - tile                     # the heaviest tiles of a causal mask first
+        m0 = m_block * TILE_M
         band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, np.int32(seqlen_q)))
-        head_k = quotient(head, group_size)
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
+        head_k = head // group_size
         # what lies beyond a sequence's length is cut off: it may be NaN
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
         K, V = aligned(mK[batch, head_k][:length_k], ROWS_OF), aligned(mV[batch, head_k][:length_k], ROWS_OF)
-        n_block, n_blocks = quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
+        n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
         n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-        sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), np.int32(0)
+        sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), index(0)
         copy_async(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
         copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
         fetch_tile(stage, K, V, n_block * TILE_N)
@@ -197,7 +198,7 @@ def backward_q(
         delta = load(mDelta[batch, head][:length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:                                   # Alg. 4 line 6
-            n0, this = np.int32(n_block * TILE_N), n_block
+            n0, this = n_block * TILE_N, n_block
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             wait_copies()
@@ -215,7 +216,7 @@ def backward_q(
             dS = P * (dP * Z - delta)                               # lines 18 and 20: dS = P (dP Z - delta)
             dQ = dot(dQ, left(dS), sK)                              # line 21: dQ += scale dS K
             if STAGES == 2:
-                stage = np.int32(1 - stage)
+                stage = 1 - stage
             elif n_block < n_blocks:
                 sync_threads()
                 fetch_tile(stage, K, V, n_block * TILE_N)
@@ -224,7 +225,7 @@ def backward_q(
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dq, line, line, sight_type(mask), DROPS, types.int32, number, number
+        matrix, matrix, matrix, matrix, dq, line, line, sight_type(mask), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 

@@ -7,7 +7,7 @@ from numba.cuda import types
 
 from ..build import Source
 from ..spec import Line, Matrix, Spec
-from ..tile import Alignment, aligned, block_index, convert, full, load, row_sum, save, simt, where
+from ..tile import Alignment, aligned, block_index, convert, full, load, row_sum, save, shape, simt, where
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
 from .tables import rounded
@@ -27,14 +27,14 @@ THREADS, LANES = 4 * TILES.tile_m, 8
 def delta(*, dtype, head_dim_v, dlse, nbytes):
     """The kernel; dlse says whether lse has a gradient."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    TILE_M, ROWS_OF = np.int32(TILES.tile_m), Alignment(nbytes)
+    TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, ZERO, NOTHING = TILE.row_vector(), ACC(0), ACC(-np.inf)
 
     def kernel(mDO, mO, mLse, mDlse, mDelta):
-        batches, heads, seqlen_q = mLse.shape
-        tile, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
-        m0 = np.int32(tile * TILE_M)
+        batches, heads, seqlen_q = shape(mLse)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        m0 = tile * TILE_M
         dO = convert(load(aligned(mDO[batch, head], ROWS_OF), TILE, m0), ACC)
         O = convert(load(aligned(mO[batch, head], ROWS_OF), TILE, m0), ACC)
         D = row_sum(dO * O, ZERO)

@@ -44,7 +44,7 @@ def dropout_step(layout, transposed=False):
     and j + 9: those of them that this thread holds.
     """
     COUNTERS = layout.without(rows=9, cols=8) if transposed else layout.without(rows=8, cols=9)
-    IN_BLOCK = np.int32(0 if layout.rows.size % 16 == layout.cols.size % 16 == 0 else 15)
+    IN_BLOCK = 0 if layout.rows.size % 16 == layout.cols.size % 16 == 0 else 15
     places = places_of(transposed)
 
     @device
@@ -52,7 +52,7 @@ def dropout_step(layout, transposed=False):
         i, j = places(COUNTERS, i0, j0)
         c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U32))
         c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U32))
-        c2, c3 = full(COUNTERS, U32(drops.first + U64(matrix))), full(COUNTERS, U32(drops.offset))
+        c2, c3 = full(COUNTERS, U32(drops.first + convert(matrix, U64))), full(COUNTERS, U32(drops.offset))
         w0, w1, w2, w3, _, _ = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
         i, j = places(layout, i0 & IN_BLOCK, j0 & IN_BLOCK)
         below, right, odd = (i & 8) != 0, (j & 8) != 0, (j & 1) != 0

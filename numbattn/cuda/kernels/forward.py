@@ -11,6 +11,7 @@ from numba.cuda import types
 from ..build import Source
 from ..spec import DROPOUT, MASK, Line, Matrix, Spec
 from ..tile import (
+    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -22,10 +23,10 @@ from ..tile import (
     full,
     maximum,
     minimum,
-    quotient,
     reciprocal,
     row_sum,
     save,
+    shape,
     sync_threads,
     wait_copies,
     where,
@@ -53,35 +54,35 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         for shape in ((tile_m, head_dim), (tile_n, head_dim), (tile_n, head_dim_v))
     )
     left = left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF = np.int32(tile_m), np.int32(tile_n), Alignment(nbytes)
+    TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout)
 
     def kernel(mQ, mK, mV, mO, mLse, sight, drops, group_size, scale_log2, kept_scale):
-        batches, heads, seqlen_q = mLse.shape
-        m_blocks = np.int32((seqlen_q + TILE_M - 1) // TILE_M)
-        tile, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
-        m_block = np.int32(m_blocks - 1 - tile)                 # the heaviest tiles of a causal mask first
-        m0 = np.int32(m_block * TILE_M)
+        batches, heads, seqlen_q = shape(mLse)
+        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        m_block = m_blocks - 1 - tile                 # the heaviest tiles of a causal mask first
+        m0 = m_block * TILE_M
         band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, np.int32(seqlen_q)))
-        head_k = quotient(head, group_size)
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
+        head_k = head // group_size
         # what lies beyond a sequence's length is cut off: it may be NaN
         Q = aligned(mQ[batch, head][: maximum(band[2], 1)], ROWS_OF)
         K = aligned(mK[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
         V = aligned(mV[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
         sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
         O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
-        n_block = quotient(first, TILE_N)
-        n_blocks = quotient(end + TILE_N - 1, TILE_N)
+        n_block = first // TILE_N
+        n_blocks = (end + TILE_N - 1) // TILE_N
         n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
         copy_async(sQ, Q, COPY_Q, m0)
         copy_async(sK, K, COPY_K, n_block * TILE_N)
         wait_copies()
         sync_threads()
         while n_block < n_blocks:
-            n0 = np.int32(n_block * TILE_N)
+            n0 = n_block * TILE_N
             copy_async(sV, V, COPY_V, n0)                            # in flight while S is made
             S = dot(full(S_TILE, ZERO), sQ, sK.T)               # Alg. 1 line 9: S = Q K^T
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
@@ -102,7 +103,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask), DROPS, types.int32, number, number
+        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 

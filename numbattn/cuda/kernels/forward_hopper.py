@@ -17,6 +17,7 @@ from numba.cuda import types
 from ..build import Source, TensorMap
 from ..spec import COUNTERS, DROPOUT, MASK, Boxes, Line, Spec
 from ..tile import (
+    INDEX,
     WARPGROUP,
     WARPGROUP_ROWS,
     Pipeline,
@@ -33,6 +34,7 @@ from ..tile import (
     fence_async_proxy,
     full,
     increase_registers,
+    index,
     init_pipeline,
     launch_dependents,
     maximum,
@@ -41,13 +43,13 @@ from ..tile import (
     operand,
     prefetch_tensor_map,
     put,
-    quotient,
     read,
     reciprocal,
     release,
     rescaled,
     row_sum,
     save,
+    shape,
     stage,
     sync_threads,
     sync_warp,
@@ -96,7 +98,7 @@ class Accumulators(NamedTuple):
     alpha: Any
 
 
-NO_WORK = WorkTile(*[np.int32(0)] * len(WorkTile._fields))
+NO_WORK = WorkTile(*[0] * len(WorkTile._fields))
 
 
 def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
@@ -120,9 +122,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
-    CONSUMERS, Q_STAGES = np.int32(consumers), np.int32(q_stages)
+    CONSUMERS, Q_STAGES = consumers, q_stages
     PRODUCER_REGISTERS, CONSUMER_REGISTERS = REGISTERS[consumers]
-    TILE_M, TILE_N = np.int32(ROWS * consumers), np.int32(tile_n)
+    TILE_M, TILE_N = ROWS * consumers, tile_n
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
@@ -132,34 +134,34 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def next_n_block(work, sight, n_block):
         """The first tile of keys from n_block on that is not empty."""
-        left = steps(sight, work.batch, work.head, work.m_block, n_block, np.int32(work.n_blocks - n_block))
-        return np.int32(n_block + left)
+        left = steps(sight, work.batch, work.head, work.m_block, n_block, work.n_blocks - n_block)
+        return n_block + left
 
     @device
     def blocks_in_sight(sight, batch, head, m0, m_end):
         """Tiles of keys [first, end)."""
         first, end = keys_in_sight(band_at(sight, batch, head), m0, m_end)
-        return quotient(first, TILE_N), quotient(end + TILE_N - 1, TILE_N)
+        return first // TILE_N, (end + TILE_N - 1) // TILE_N
 
     @device
     def work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
         tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
-        head = np.int32(head * heads_per_tile)
-        m_block = tile if ascending else np.int32(m_blocks - 1 - tile)  # the heaviest first, if causal
-        m0 = np.int32(m_block * TILE_M)
+        head = head * heads_per_tile
+        m_block = tile if ascending else m_blocks - 1 - tile  # the heaviest first, if causal
+        m0 = m_block * TILE_M
         first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
         n_block = next_n_block(WorkTile(batch, head, m_block, first, end), sight, first)
         if n_block >= end:                                      # who sees nothing looks at one tile, all of it masked
-            n_block, end = np.int32(0), np.int32(1)
+            n_block, end = 0, 1
         return WorkTile(batch, head, m_block, n_block, end)
 
     @device
     def rows_of(work, consumer, heads_per_tile):
         """The head and the first query that a consumer takes: neighbours take neighbouring heads or queries."""
-        head, row = np.int32(consumer), np.int32(0)
+        head, row = consumer, index(0)
         while head >= heads_per_tile:                           # a division would take more registers
-            head, row = np.int32(head - heads_per_tile), np.int32(row + 1)
-        return np.int32(work.head + head), np.int32(work.m_block * TILE_M + row * ROWS)
+            head, row = head - heads_per_tile, row + 1
+        return work.head + head, work.m_block * TILE_M + row * ROWS
 
     @device
     def store_o(Q, count, mO):
@@ -173,28 +175,28 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
         """The scheduler, one thread: draws work tiles, loads their Q, stores their O."""
-        W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), np.int32(0)
-        m_blocks = quotient(seqlen_q + TILE_M - 1, TILE_M)
-        heads, matrices = quotient(heads, heads_per_tile), quotient(matrices, heads_per_tile)
-        number = np.int32(block_index())
+        W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
+        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
+        number = block_index()
         while number < m_blocks * matrices:
             work = work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending)
             acquire(W)
             commit(W, work)
             W = advance(W, 1)
-            consumer = np.int32(0)
+            consumer = index(0)
             while consumer < CONSUMERS:
                 head, m0 = rows_of(work, consumer, heads_per_tile)
                 store_o(Q, count, mO)
                 commit(stage(O_PIPELINE, Q.index), (work.batch, head, m0))
                 tma_load(Q, mQ, work.batch, head, m0)
-                Q, count = advance(Q, 1), np.int32(count + 1)
+                Q, count = advance(Q, 1), count + 1
                 consumer = opaque(consumer + 1)
             number = next_number(counters)
         acquire(W)
         commit(W, NO_WORK)
         finish(counters)
-        end = np.int32(count + Q_STAGES)
+        end = count + Q_STAGES
         while count < end:
             store_o(Q, count, mO)
             Q, count = advance(Q, 1), opaque(count + 1)
@@ -210,9 +212,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             W = advance(W, 1)
             if work.n_blocks == 0:
                 break
-            n_block, head_k = work.n_block, quotient(work.head, group_size)
+            n_block, head_k = work.n_block, work.head // group_size
             while n_block < work.n_blocks:
-                n0 = np.int32(n_block * TILE_N)
+                n0 = n_block * TILE_N
                 acquire(K)
                 tma_load(K, mK, work.batch, head_k, n0)
                 K = advance(K, 1)
@@ -237,13 +239,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def needs_mask(work, sight, m0, n_block):
         """Whether the elements of this tile have to be tested."""
-        batch, head, n0, band = work.batch, work.head, np.int32(n_block * TILE_N), band_at(sight, work.batch, work.head)
-        m_end, n_end = np.int32(m0 + ROWS), np.int32(n0 + TILE_N)
+        batch, head, n0, band = work.batch, work.head, n_block * TILE_N, band_at(sight, work.batch, work.head)
+        m_end, n_end = m0 + ROWS, n0 + TILE_N
         return tested(sight, band, batch, head, work.m_block, n_block, m0, m_end, n0, n_end)
 
     @device
     def masked(S, work, sight, m0, n_block):
-        batch, head, n0, band = work.batch, work.head, np.int32(n_block * TILE_N), band_at(sight, work.batch, work.head)
+        batch, head, n0, band = work.batch, work.head, n_block * TILE_N, band_at(sight, work.batch, work.head)
         return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
 
     @device
@@ -252,8 +254,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def left_operand(P, work, drops, heads, m0, n_block):
-        matrix = np.int32(work.batch * heads + work.head)
-        return operand(drop(P, drops, matrix, m0, np.int32(n_block * TILE_N)), SHARED_V)    # Alg. 2 line 14
+        matrix = work.batch * heads + work.head
+        return operand(drop(P, drops, matrix, m0, n_block * TILE_N), SHARED_V)    # Alg. 2 line 14
 
     if "keys" in mask:
 
@@ -264,7 +266,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         @device
         def clear_beyond(V, work, sight, n_block):
             """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN. All consumers come here."""
-            left = np.int32(band_at(sight, work.batch, work.head)[3] - n_block * TILE_N)
+            left = band_at(sight, work.batch, work.head)[3] - n_block * TILE_N
             if left < TILE_N:
                 wait(V)
                 if warpgroup_index() == 0:
@@ -277,7 +279,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         @device
         def n_block_range(work, m0, sight):
             """The tiles of keys [first, end) that this consumer reads: one at least."""
-            first, end = blocks_in_sight(sight, work.batch, work.head, m0, np.int32(m0 + ROWS))
+            first, end = blocks_in_sight(sight, work.batch, work.head, m0, m0 + ROWS)
             if HAS_GRIDS or first >= end:
                 first = work.n_block
             return first, minimum(maximum(end, first + 1), work.n_blocks)
@@ -300,7 +302,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 O = rescaled(O, alpha)                          # line 12: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 12: O = O + P V of the tile before, in flight
-            after = next_n_block(work, sight, np.int32(here + 1))
+            after = next_n_block(work, sight, here + 1)
             S = wgmma_wait(S, 1)
             release(K)
             F, m, l, alpha = softmax_step(mask(S, work, sight, m0, here), m, l, scale_log2)     # Alg. 1 lines 10, 11
@@ -339,7 +341,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def main_loop(sums, Q, K, V, work, m0, before, end, sight, drops, heads, scale_log2):
         """All tiles of keys but the first, as far as `end`. Also returns the last one, and which one would follow."""
-        here = next_n_block(work, sight, np.int32(before + 1))
+        here = next_n_block(work, sight, before + 1)
         while here < end:
             # Nearly all of the time goes here: a loop of its own is 1 to 2 % faster than one with if and else.
             while here < end and not needs_mask(work, sight, m0, here):
@@ -397,8 +399,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         mQ, mK, mV, mO, mLse, sight, drops, counters, group_size, scale_log2, kept_scale, at_once, heads_per_tile,
         ascending,
     ):  # fmt: skip
-        batches, heads, seqlen_q = mLse.shape
-        heads, seqlen_q, matrices = np.int32(heads), np.int32(seqlen_q), np.int32(batches * heads)
+        batches, heads, seqlen_q = shape(mLse)
+        matrices = batches * heads
         init_pipeline(WORK_PIPELINE)
         init_pipeline(Q_PIPELINE)
         init_pipeline(O_PIPELINE)
@@ -423,8 +425,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     number = getattr(types, ACC.__name__)
     signature = types.void(
-        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], types.int32, number,
-        number, *[types.int32] * 3,
+        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], INDEX, number,
+        number, *[INDEX] * 3,
     )  # fmt: skip
     boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
     threads = WARPGROUP * (consumers + 1)

@@ -1,15 +1,14 @@
 """Which tile of which matrix a block works on."""
 
-import numpy as np
 
-from ..tile import atomic_add, atomic_inc, device, grid_size, minimum, quotient
+from ..tile import atomic_add, atomic_inc, device, grid_size, minimum
 
 
 @device
 def split(number, size):
     """number // size and number % size."""
-    whole = quotient(number, size)
-    return whole, np.int32(number - whole * size)
+    whole = number // size
+    return whole, number - whole * size
 
 
 @device
@@ -23,10 +22,10 @@ def place(block, matrices, heads):
 @device
 def place_grouped(number, tiles, matrices, heads, at_once):
     """As `place`, but tiles count slowest among `at_once` matrices only: their keys and values stay in the L2 cache."""
-    group, number = split(number, np.int32(at_once * tiles))
-    first = np.int32(group * at_once)
+    group, number = split(number, at_once * tiles)
+    first = group * at_once
     tile, matrix = split(number, minimum(at_once, matrices - first))
-    batch, head = split(np.int32(first + matrix), heads)
+    batch, head = split(first + matrix, heads)
     return tile, batch, head
 
 
@@ -35,7 +34,7 @@ def place_grouped(number, tiles, matrices, heads, at_once):
 @device
 def next_number(counters):
     """The number of the next tile for the block that asks: who is done first, takes it."""
-    return np.int32(grid_size() + atomic_add(counters, 0, 1))
+    return grid_size() + atomic_add(counters, 0, 1)
 
 
 @device

@@ -17,17 +17,20 @@ from ...masks import Bits, BlockSparse, Dense
 from ..build import Source
 from ..spec import MASK, SIDES, Spec
 from ..tile import (
+    INDEX,
     ballot,
     block_index,
     cols_between,
+    convert,
     device,
     has_bits,
+    index,
     launch_dependents,
     lowest_bit,
     maximum,
     minimum,
-    quotient,
     row_index,
+    shape,
     thread_index,
     wait_on_dependencies,
     where,
@@ -39,7 +42,7 @@ GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
 EMPTY, PARTIAL, FULL = 0, 1, 2
 WORD = 32  # tiles whose states are bits of one word
 TILES = 64  # whose states a block finds
-NOTHING = np.int32(-1)
+NOTHING = -1
 
 
 class Cells(NamedTuple):
@@ -63,9 +66,9 @@ class Sight(NamedTuple):
     states: Any = ()  # or one array, uint32 (batch, heads, kept, 2 words of WORD tiles): which are not empty; are full
 
 
-INT32, BYTES, WORDS = types.int32, types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
-CELLS = types.NamedTuple([BYTES, INT32, INT32], Cells)
-EDGE = types.Array(INT32, 2, "A")
+BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
+CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
+EDGE = types.Array(types.int32, 2, "A")
 DIAGONALS = SIDES[:2]  # lo and hi
 
 
@@ -90,9 +93,9 @@ def sight_type(mask):
     sides, grids = sides_of(mask), grids_of(mask)
     return types.NamedTuple(
         [
-            INT32, INT32, INT32, INT32,
+            INDEX, INDEX, INDEX, INDEX,
             several(EDGE, len(sides)),
-            several(INT32, len(diagonals_of(mask))),
+            several(INDEX, len(diagonals_of(mask))),
             several(CELLS, len(grids)),
             several(WORDS, "blocks" in mask),
         ],
@@ -118,12 +121,12 @@ def edge_of(mask, side):
     @device
     def diagonal(sight, batch, head, otherwise):
         shift = sight.shifts[shifted]                   # clamped before it is added: no sum overflows
-        edge = minimum(sight.edges[at][batch, head], np.int32(sight.keys - shift))
-        return np.int32(maximum(edge, np.int32(-sight.queries - shift)) + shift)    # beyond that it says nothing more
+        edge = minimum(sight.edges[at][batch, head], sight.keys - shift)
+        return maximum(edge, -sight.queries - shift) + shift    # beyond that it says nothing more
 
     @device
     def length(sight, batch, head, otherwise):
-        return maximum(minimum(sight.edges[at][batch, head], otherwise), np.int32(0))
+        return maximum(minimum(sight.edges[at][batch, head], otherwise), 0)
 
     return same if at is None else length if shifted is None else diagonal
 
@@ -151,7 +154,7 @@ def keys_in_sight(band, m0, m_end):
     """Keys [first, end), neither of them negative: all that queries [m0, m_end) see of a band lies there."""
     lo, hi, queries, keys = band
     last = minimum(m_end, queries) - 1
-    return maximum(m0 + lo, 0), maximum(minimum(last + hi + 1, keys), 0) if m0 <= last else np.int32(0)
+    return maximum(m0 + lo, 0), maximum(minimum(last + hi + 1, keys), 0) if m0 <= last else 0
 
 
 @device
@@ -159,14 +162,14 @@ def queries_in_sight(band, n0, n_end):
     """Queries [first, end), neither of them negative: all that see keys [n0, n_end) of a band lie there."""
     lo, hi, queries, keys = band
     last = minimum(n_end, keys) - 1
-    return maximum(n0 - hi, 0), maximum(minimum(last - lo + 1, queries), 0) if n0 <= last else np.int32(0)
+    return maximum(n0 - hi, 0), maximum(minimum(last - lo + 1, queries), 0) if n0 <= last else 0
 
 
 @device
 def in_band(band, m0, m_end, n0, n_end):
     """Whether every query of [m0, m_end) sees every key of [n0, n_end)."""
     lo, hi, queries, keys = band
-    left, right = np.int32(m_end - 1 + lo) <= n0, n_end <= np.int32(m0 + hi + 1)
+    left, right = m_end - 1 + lo <= n0, n_end <= m0 + hi + 1
     return left and right and m_end <= queries and n_end <= keys
 
 
@@ -208,7 +211,7 @@ def cell_test(g, kind):
     @device
     def blocks(sight, batch, head, i, j):
         cells, rows, cols = sight.grids[g]
-        return has_bits(cells[batch, head], quotient(i, rows), quotient(j, cols), 0xFF)
+        return has_bits(cells[batch, head], i // rows, j // cols, 0xFF)
 
     return {"dense": dense, "bits": bits, "blocks": blocks}[kind]
 
@@ -245,26 +248,26 @@ def element_test(mask, layout, transposed=False):
 # -------------------------------------------------------------------------------------------------------- the tiles
 @device
 def every_tile(sight, batch, head, kept, tile, count):
-    return np.int32(0)
+    return 0
 
 
 @device
 def next_tile(sight, batch, head, kept, tile, count):
     """How many steps to the next tile that is not empty; `count` if there is none."""
-    steps, found = np.int32(0), False
+    steps, found = index(0), False
     while steps < count and not found:
-        at = np.int32(tile + steps)
+        at = tile + steps
         step = lowest_bit(states_from(sight, batch, head, kept, at, 0))
         found = step < WORD
-        steps = np.int32(steps + (step if found else WORD - at % WORD))
+        steps = steps + (step if found else WORD - at % WORD)
     return minimum(steps, count)
 
 
 @device
 def states_from(sight, batch, head, kept, tile, which):
     """The bits of a tile and of those behind it, the lowest first, as far as they are in its word."""
-    word = sight.states[0][batch, head, kept, np.int32(2 * quotient(tile, np.int32(WORD)) + which)]
-    return np.uint32(word >> np.uint32(tile % WORD))
+    word = sight.states[0][batch, head, kept, 2 * (tile // WORD) + which]
+    return np.uint32(word >> convert(tile % WORD, np.uint32))
 
 
 def steps_to_next(mask):
@@ -298,7 +301,7 @@ def needs_test(mask):
 
 def tile_states(*, tile_m, tile_n, kept, mask):
     """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
-    TILE_M, TILE_N, WARPS = np.int32(tile_m), np.int32(tile_n), np.int32(TILES // WORD)
+    TILE_M, TILE_N, WARPS = tile_m, tile_n, TILES // WORD
     KEEPS_Q = kept == "q"
 
     def state_of(g):
@@ -307,8 +310,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
             cells, rows, cols = sight.grids[g]
             cells = cells[batch, head]
             some, every = False, True
-            for r in range(quotient(m0, rows), quotient(minimum(m0 + TILE_M, seqlen_q) - 1, rows) + 1):
-                for c in range(quotient(n0, cols), quotient(minimum(n0 + TILE_N, seqlen_k) - 1, cols) + 1):
+            for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
+                for c in range(n0 // cols, (minimum(n0 + TILE_N, seqlen_k) - 1) // cols + 1):
                     shown = cells[r, c] != 0
                     some, every = some or shown, every and shown
             return FULL if every else PARTIAL if some else EMPTY
@@ -329,14 +332,14 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         launch_dependents()
         wait_on_dependencies()
         out = sight.states[0]
-        batches, heads, kept_tiles, words = out.shape
-        words = np.int32(words // 2)
-        chunk, batch, head = place(block_index(), np.int32(batches * heads), np.int32(heads))
-        kept_tile, word = split(np.int32(chunk * WARPS + thread_index() // WORD), words)
+        batches, heads, kept_tiles, words = shape(out)
+        words = words // 2
+        chunk, batch, head = place(block_index(), batches * heads, heads)
+        kept_tile, word = split(chunk * WARPS + thread_index() // WORD, words)
         if kept_tile < kept_tiles:
-            tile, found = np.int32(word * WORD + thread_index() % WORD), EMPTY
+            tile, found = word * WORD + thread_index() % WORD, EMPTY
             m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
-            m0, n0 = np.int32(m0 * TILE_M), np.int32(n0 * TILE_N)
+            m0, n0 = m0 * TILE_M, n0 * TILE_N
             if m0 < seqlen_q and n0 < seqlen_k:
                 found = state(sight, batch, head, m0, n0, seqlen_q, seqlen_k)
             not_empty, full = ballot(found != EMPTY), ballot(found == FULL)
@@ -344,7 +347,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, types.void(sight_type(mask), INT32, INT32), TILES, overlaps=True)
+    return Source(kernel, types.void(sight_type(mask), INDEX, INDEX), TILES, overlaps=True)
 
 
 def states_shape(kept_tiles, walked_tiles):

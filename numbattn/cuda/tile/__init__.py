@@ -23,6 +23,7 @@ from .barrier import (
     warpgroup_index,
 )
 from .fragment import bfloat16
+from .index import INDEX, index, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .math import (
     ballot,
@@ -37,7 +38,6 @@ from .math import (
     minimum,
     opaque,
     part_sum,
-    quotient,
     reciprocal,
     rescaled,
     row_index,
@@ -83,6 +83,7 @@ from .warpgroup import operand, wgmma_wait
 from .world import device, primitive
 
 __all__ = [
+    "INDEX",
     "ONE",
     "WARPGROUP",
     "WARPGROUP_ROWS",
@@ -119,6 +120,7 @@ __all__ = [
     "grid_size",
     "has_bits",
     "increase_registers",
+    "index",
     "init_pipeline",
     "launch_dependents",
     "load",
@@ -133,7 +135,6 @@ __all__ = [
     "prefetch_tensor_map",
     "primitive",
     "put",
-    "quotient",
     "read",
     "reciprocal",
     "release",
@@ -142,6 +143,7 @@ __all__ = [
     "row_max",
     "row_sum",
     "save",
+    "shape",
     "simt",
     "simulate",
     "spread",

@@ -9,6 +9,7 @@ from numba.cuda import types
 
 from .emit import I32, VOID, asm, call, capability
 from .emit import thread_index as emit_thread_index
+from .index import INDEX
 from .layout import WARPGROUP, WARPGROUP_BITS
 from .memory import emit_element
 from .simulator import barrier, block, sync_lanes
@@ -20,24 +21,24 @@ ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2
 
 @primitive
 def thread_index():
-    """The number of this thread in its block, as int32."""
+    """The number of this thread in its block."""
     return np.int32(my_index())
 
 
 @thread_index.lowering
 def thread_index():
-    return types.int32(), emit_thread_index
+    return INDEX(), emit_thread_index
 
 
 @primitive
 def block_index(axis=0):
-    """The number of this block in the grid along an axis: 0 (blockIdx.x), 1 or 2. As int32."""
+    """The number of this block in the grid along an axis: 0 (blockIdx.x), 1 or 2."""
     return np.int32(block().place[axis])
 
 
 @primitive
 def grid_size(axis=0):
-    """The number of blocks in the grid along an axis, as int32."""
+    """The number of blocks in the grid along an axis."""
     return np.int32(block().grid[axis])
 
 
@@ -46,7 +47,7 @@ def _lower_register(name):
         if isinstance(axis, types.Integer) and not isinstance(axis, types.IntegerLiteral):
             return None
         register = f"llvm.nvvm.read.ptx.sreg.{name}.{'xyz'[getattr(axis, 'literal_value', axis)]}"
-        return types.int32(types.int32 if axis == 0 else axis), lambda b, _: call(b, register, I32)
+        return INDEX(types.int32 if axis == 0 else axis), lambda b, _: call(b, register, I32)
 
     return lower
 
@@ -122,13 +123,13 @@ def emit_warpgroup(b):
 
 @primitive
 def warpgroup_index():
-    """Which warpgroup of the block this thread belongs to, as int32."""
+    """Which warpgroup of the block this thread belongs to."""
     return np.int32(warpgroup_of())
 
 
 @warpgroup_index.lowering
 def warpgroup_index():
-    return types.int32(), emit_warpgroup
+    return INDEX(), emit_warpgroup
 
 
 @primitive

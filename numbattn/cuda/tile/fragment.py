@@ -171,6 +171,7 @@ def is_signed(dtype):
 
 # ----------------------------------------------------------------------------------------------- both: operators
 ARITHMETIC = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
+QUOTIENTS = (operator.truediv, operator.floordiv)  # of floats; of integers that are not negative
 BITWISE = {operator.and_: "and_", operator.or_: "or_", operator.xor: "xor"}
 SHIFTS = {operator.lshift: "shl", operator.rshift: "shr"}
 COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
@@ -184,6 +185,8 @@ UNARY = (operator.neg, operator.invert)
 def emit_binary(op):
     if op in ARITHMETIC:
         return lambda b, dtype, x, y: getattr(b, ("f" if is_float(dtype) else "") + ARITHMETIC[op])(x, y)
+    if op in QUOTIENTS:
+        return lambda b, dtype, x, y: (b.fdiv if is_float(dtype) else b.udiv)(x, y)
     if op in BITWISE:
         return lambda b, dtype, x, y: getattr(b, BITWISE[op])(x, y)
     if op is operator.lshift:
@@ -220,7 +223,7 @@ def _overload_operator(op, lower, *inputs):
 
 def _define_operators():
     one, two = [(FragmentType,)], [(FragmentType, FragmentType), (FragmentType, types.Any), (types.Any, FragmentType)]
-    for op in [*ARITHMETIC, *BITWISE, *SHIFTS, *COMPARISONS]:
+    for op in [*ARITHMETIC, *QUOTIENTS, *BITWISE, *SHIFTS, *COMPARISONS]:
         name = op.__name__.strip("_")
         setattr(Fragment, f"__{name}__", lambda x, y, op=op: apply(op, x, y))
         if op not in COMPARISONS:

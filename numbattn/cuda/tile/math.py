@@ -20,6 +20,7 @@ from .fragment import (
     is_signed,
     registers,
 )
+from .index import INDEX, INTEGERS
 from .simulator import exchange, gather_lanes, thread_index
 from .world import primitive
 
@@ -180,12 +181,15 @@ def emit_bfloat16(b, x):
 
 @primitive
 def convert(x, dtype):
-    """A fragment in another dtype: np.float32, np.int32, ... Floats are rounded to the nearest."""
-    return Fragment(x.layout, round_to(dtype, x.registers))
+    """A fragment, or a number, in another dtype: np.float32, np.int32, ... Floats are rounded to the nearest."""
+    return Fragment(x.layout, round_to(dtype, x.registers)) if isinstance(x, Fragment) else dtype(x)
 
 
 @convert.lowering
 def convert(x, dtype):
+    if not isinstance(x, FragmentType):
+        source = types.int32 if x == INDEX else x
+        return dtype.dtype(source, dtype), lambda b, value, _: emit_convert(b, source, dtype.dtype, value)
     out = FragmentType(x.layout, dtype.dtype)
     return out(x, dtype), lambda b, value, _: fragment(
         b, out, [[emit_convert(b, x.dtype, out.dtype, v) for v in row] for row in registers(b, x, value)]
@@ -249,9 +253,10 @@ emit_maximum, emit_minimum = emit_extremum("max", ">"), emit_extremum("min", "<"
 def _elementwise_or_scalar(emit):
     def lower(x, y):
         found = elementwise(emit)(x, y)
-        if found is None:  # two scalars, of 32 bits if they are integers: they count rows and columns
-            both = types.int32 if isinstance(x, types.Integer) else x
-            found = both(both, both), lambda b, x, y: emit(b, both, x, y)
+        if found is None:  # two numbers
+            counts = all(isinstance(ty, INTEGERS) for ty in (x, y))
+            both, dtype = (INDEX, types.int32) if counts else (x, x)
+            found = both(both, both), lambda b, x, y: emit(b, dtype, x, y)
         return found
 
     return lower
@@ -302,15 +307,6 @@ def wide_product(x, factor):
 
 
 @primitive
-def quotient(x, y):
-    """x // y of int32, tiles or scalars, x not negative, y positive."""
-    return apply(np.floor_divide, x, y) if isinstance(x, Fragment) else np.int32(int(x) // int(y))
-
-
-quotient = quotient.lowering(_elementwise_or_scalar(lambda b, dtype, x, y: b.udiv(x, y)))
-
-
-@primitive
 def ballot(truth):
     """Which lanes of this warp say yes: a bit for each of them, as uint32."""
     return np.uint32(sum(bool(yes) << lane for lane, yes in gather_lanes(truth).items()))
@@ -324,25 +320,25 @@ def ballot(truth):
 
 @primitive
 def lowest_bit(word):
-    """The number of the lowest bit of a uint32 that is set, as int32; 32 if none is."""
+    """The number of the lowest bit of a uint32 that is set, 32 if none is."""
     word = int(word)
     return np.int32((word & -word).bit_length() - 1 if word else 32)
 
 
 @lowest_bit.lowering
 def lowest_bit(word):
-    return types.int32(types.uint32), lambda b, word: b.cttz(word, I1(0))
+    return INDEX(types.uint32), lambda b, word: b.cttz(word, I1(0))
 
 
 @primitive
 def opaque(x):
-    """An int32 of which the compiler knows nothing: a loop that counts with it is not unrolled."""
+    """An index of which the compiler knows nothing: a loop that counts with it is not unrolled."""
     return np.int32(x)
 
 
 @opaque.lowering
 def opaque(x):
-    return types.int32(types.int32), lambda b, x: asm(b, "mov.u32 $0, $1;", I32, x, effect=True)
+    return INDEX(INDEX), lambda b, x: asm(b, "mov.u32 $0, $1;", I32, x, effect=True)
 
 
 @primitive

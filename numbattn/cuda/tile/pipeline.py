@@ -27,6 +27,7 @@ from . import simulator
 from .boxes import Boxes
 from .emit import I32, VOID, asm, load_vector, shared_memory, store_vector, thread_index
 from .fragment import constant
+from .index import INDEX, INTEGERS, resized
 from .layout import WARPGROUP
 from .memory import TileType, allocate, emit_stage
 from .simulator import Barrier, RaceError
@@ -250,7 +251,7 @@ def _stage_tile(stage):
 
 @intrinsic
 def _index_of(typingctx, stage):
-    return types.int32(stage), lambda context, b, signature, values: unpack(b, values[0])[0]
+    return INDEX(stage), lambda context, b, signature, values: unpack(b, values[0])[0]
 
 
 @overload_attribute(StageType, "index")
@@ -269,14 +270,14 @@ def commit(stage, numbers):
 
 @commit.lowering
 def commit(stage, numbers):
-    if any(kind != types.int32 for kind in numbers):
-        raise TypingError(f"commit: got {numbers}, expected a tuple of int32")
+    if not all(isinstance(kind, INTEGERS) for kind in numbers):
+        raise TypingError(f"commit: got {numbers}, expected a tuple of integers")
 
     def generate(b, value, values):
         index, _ = unpack(b, value)
         start = emit_stage(b, stage.pipeline.tile, index)
         for i in range(len(numbers)):
-            store_vector(b, [b.extract_value(values, i)], b.gep(start, [I32(i)]))
+            store_vector(b, [resized(b, b.extract_value(values, i), 32, signed=True)], b.gep(start, [I32(i)]))
         filled = emit_barrier(b, stage.pipeline, index, False)
         asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)
 
@@ -292,7 +293,7 @@ def read(stage):
 @read.lowering
 def read(stage):
     plan = stage.pipeline.tile
-    out = types.UniTuple(types.int32, plan.cols)
+    out = types.UniTuple(INDEX, plan.cols)
 
     def generate(b, value):
         start = emit_stage(b, plan, unpack(b, value)[0])

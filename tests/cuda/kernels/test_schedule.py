@@ -13,7 +13,7 @@ MATRICES = HEADS * BATCHES
 
 def places(of, *more):
     def kernel(out):
-        number = np.int32(thread_index())
+        number = thread_index()
         if number < out.shape[0]:
             tile, batch, head = of(number, *more)
             out[number, 0] = tile
@@ -46,7 +46,7 @@ def test_place_near_counts_tiles_slowest_among_few_matrices(at_once):
 def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
     def kernel(counters, taken):
         if thread_index() == 0:
-            number = np.int32(block_index())
+            number = block_index()
             while number < taken.shape[0]:
                 taken[number] += 1
                 number = next_number(counters)

@@ -23,7 +23,7 @@ from numbattn.cuda.kernels.visibility import (
     tile_states,
 )
 from numbattn.cuda.spec import SIDES
-from numbattn.cuda.tile import WARPGROUP, block_index, save, simt, thread_index
+from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
 from tests.tools.launch import launch
 
 # ---------------------------------------------------------------------------------------------------------- the band
@@ -249,7 +249,7 @@ def test_next_tile(cells):
         if tile < left.shape[2]:
             for head in range(left.shape[0]):
                 for kept in range(left.shape[1]):
-                    left[head, kept, tile] = next_tile(sight, np.int32(0), head, kept, np.int32(tile), end - tile)
+                    left[head, kept, tile] = next_tile(sight, 0, head, kept, tile, end - tile)
 
     for end in (WALKED, WALKED - 7):
         launch(walk, (1, 1, 1), WARPGROUP, 0, sight, left, np.int32(end))
@@ -268,14 +268,13 @@ def test_tiles_are_whole_if_grids_and_band_say_so(cells):
     def ask(sight, tested):
         tile = thread_index()
         if tile < tested.shape[2]:
-            n0 = np.int32(tile * TILE_N)
+            n0 = tile * TILE_N
             for head in range(tested.shape[0]):
                 for kept in range(tested.shape[1]):
-                    m0 = np.int32(kept * TILE_M)
+                    m0 = index(kept) * TILE_M
                     tested[head, kept, tile] = test(
-                        sight, (lo, hi, queries, keys), np.int32(0), head, kept, np.int32(tile),
-                        m0, np.int32(m0 + TILE_M), n0, np.int32(n0 + TILE_N),
-                    )  # fmt: skip
+                        sight, (lo, hi, queries, keys), 0, head, kept, tile, m0, m0 + TILE_M, n0, n0 + TILE_N
+                    )
 
     launch(ask, (1, 1, 1), WARPGROUP, 0, sight, tested)
     i, j = np.arange(KEPT * TILE_M), np.arange(WALKED * TILE_N)

@@ -13,6 +13,7 @@ from numbattn.cuda.tile import (
     decrease_registers,
     get,
     increase_registers,
+    index,
     load,
     put,
     save,
@@ -102,13 +103,13 @@ def test_barriers_do_not_mix():
 
     def meet(x, y):
         sync_warpgroup()
-        n, group = np.int32(0), warpgroup_index()
+        n, group = index(0), warpgroup_index()
         while n < 2:
             if n + group == 1:
                 sync_warpgroups(2)
             if n + group == 0:
                 sync_warpgroup()
-            n = np.int32(n + 1)
+            n = n + 1
 
     run(meet)
 

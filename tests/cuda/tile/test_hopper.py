@@ -15,6 +15,7 @@ from numbattn.cuda.tile import (
     fence_async_proxy,
     get,
     increase_registers,
+    index,
     init_pipeline,
     load,
     put,
@@ -61,7 +62,7 @@ def copier(stages, without=""):
     def copy(mX, y, count):
         init_pipeline(PIPELINE)
         sync_threads()
-        X, n = stage(PIPELINE, 0), np.int32(0)
+        X, n = stage(PIPELINE, 0), index(0)
         if warpgroup_index() == 1:
             decrease_registers(40)
             if thread_index() == WARPGROUP:
@@ -69,7 +70,7 @@ def copier(stages, without=""):
                     _acquire(X)
                     tma_load(X, mX, 1, 0, n * ROWS)
                     X = advance(X, 1)
-                    n = np.int32(n + 1)
+                    n = n + 1
         else:
             increase_registers(232)
             while n < count:
@@ -78,7 +79,7 @@ def copier(stages, without=""):
                 sync_warpgroup()
                 _release(X)
                 X = advance(X, 1)
-                n = np.int32(n + 1)
+                n = n + 1
 
     return copy, 2 * WARPGROUP, shared.nbytes
 
@@ -106,7 +107,7 @@ def sender(without=""):
     WIDE = wgmma(128)
 
     def move(x, mY, count):
-        tile, n = allocate(BOXES), np.int32(0)
+        tile, n = allocate(BOXES), index(0)
         leads = thread_index() == 0
         while n < count:
             put(tile, load(x, WIDE, n * ROWS))
@@ -118,7 +119,7 @@ def sender(without=""):
                 if without != "tma_store_wait":
                     tma_store_wait()
             sync_warpgroup()
-            n = np.int32(n + 1)
+            n = n + 1
 
     return move, WARPGROUP, shared.nbytes
 

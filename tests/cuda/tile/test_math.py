@@ -15,6 +15,7 @@ from numbattn.cuda.tile import (
     device,
     exp2,
     full,
+    index,
     load,
     log2,
     lowest_bit,
@@ -23,13 +24,13 @@ from numbattn.cuda.tile import (
     mma,
     opaque,
     part_sum,
-    quotient,
     reciprocal,
     rescaled,
     row_index,
     row_max,
     row_sum,
     save,
+    shape,
     simt,
     thread_index,
     where,
@@ -187,10 +188,10 @@ def test_functions_are_single_instructions():
 
 def test_scalars():
     def kernel(z):
-        n = np.int32(z.shape[0])
+        n, _ = shape(z)
         z[0, 0] = maximum(n - 40, 0)
         z[0, 1] = minimum(n, 100)
-        z[0, 2] = quotient(n, np.int32(5))
+        z[0, 2] = n // 5
 
     assert run(kernel, out=np.int32)[0, :3].tolist() == [0, 32, 6]
 
@@ -245,9 +246,9 @@ def test_rescaled(layout, ones):
 def test_loops_over_the_unforeseen_are_not_unrolled():
     def counting(step):
         def kernel(y, n):
-            i = np.int32(0)
+            i = index(0)
             while i < n:
-                y[i] = quotient(y[i], n)
+                y[i] = index(y[i]) // n
                 i = step(i)
 
         return ptx_of(kernel, 32, np.zeros(2, np.int32), np.int32(9)).count(r"div\.u32")

@@ -133,7 +133,7 @@ def test_four_axes():
     layout = LAYOUTS["simt"]
 
     def copy(source, target):
-        batch, head, first = block_index(2), block_index(1), block_index() * np.int32(32)
+        batch, head, first = block_index(2), block_index(1), block_index() * 32
         save(target[batch, head], load(source[batch, head], layout, first), first)
 
     launch(copy, (2, 2, 3), THREADS, 0, x, y)

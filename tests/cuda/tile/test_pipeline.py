@@ -16,6 +16,7 @@ from numbattn.cuda.tile import (
     commit,
     fence_async_proxy,
     get,
+    index,
     init_pipeline,
     load,
     put,
@@ -67,28 +68,28 @@ def copier(dtype=np.float16, stages=2, readers=1, reads=True, without=""):
             init_pipeline(PIPELINE)
         if syncs:
             sync_threads()
-        X, n, group = stage(PIPELINE, 0), np.int32(0), warpgroup_index()
+        X, n, group = stage(PIPELINE, 0), index(0), warpgroup_index()
         if group == READERS:
             if thread_index() == READERS * WARPGROUP:
                 while n < count:
                     if acquires:
                         acquire(X)
                     if fills:
-                        tma_load(X, mX, 1, 0, np.int32(n * ROWS))
+                        tma_load(X, mX, 1, 0, n * ROWS)
                     X = advance(X, 1)
-                    n = np.int32(n + 1)
+                    n = n + 1
         else:
             while n < count:
                 if waits:
                     wait(X)
                 if reads:
-                    save(y[group], get(X.tile, TILE), np.int32(n * ROWS))
+                    save(y[group], get(X.tile, TILE), n * ROWS)
                 if meets:
                     sync_warpgroup()
                 if releases:
                     release(X)
                 X = advance(X, 1)
-                n = np.int32(n + 1)
+                n = n + 1
 
     return copy, (readers + 1) * WARPGROUP, shared.nbytes
 
@@ -167,26 +168,26 @@ def turns(acquires):
     def copy(mX, y, count):
         init_pipeline(PIPELINE)
         sync_threads()
-        n, group = np.int32(0), warpgroup_index()
+        n, group = index(0), warpgroup_index()
         X = stage(PIPELINE, 0)
         if group == 2:
             if thread_index() == 2 * WARPGROUP:
                 while n < count:
                     acquire(X)
-                    tma_load(X, mX, 1, 0, np.int32(n * ROWS))
+                    tma_load(X, mX, 1, 0, n * ROWS)
                     X = advance(X, 1)
-                    n = np.int32(n + 1)
+                    n = n + 1
         else:
             n, X = group, advance(X, group)
             while n < count:
                 if acquires:
                     acquire(X)
                 wait(X)
-                save(y, get(X.tile, TILE), np.int32(n * ROWS))
+                save(y, get(X.tile, TILE), n * ROWS)
                 sync_warpgroup()
                 release(X)
                 X = advance(X, 2)
-                n = np.int32(n + 2)
+                n = n + 2
 
     return copy, 3 * WARPGROUP, shared.nbytes
 
@@ -213,13 +214,13 @@ def teller(meets):
     def pass_on(x, y):
         init_pipeline(PIPELINE)
         sync_threads()
-        X, n, group = stage(PIPELINE, 0), np.int32(0), warpgroup_index()
+        X, n, group = stage(PIPELINE, 0), index(0), warpgroup_index()
         if thread_index() == 2 * WARPGROUP:
             while n < x.shape[0]:
                 acquire(X)
                 commit(X, (x[n, 0], x[n, 1], x[n, 2], x[n, 3]))
                 X = advance(X, 1)
-                n = np.int32(n + 1)
+                n = n + 1
         elif group < 2:
             while n < x.shape[0]:
                 wait(X)
@@ -230,7 +231,7 @@ def teller(meets):
                 X = advance(X, 1)
                 if thread_index() % WARPGROUP == 100:
                     y[group, n] = a + 10 * b + 100 * c + 1000 * d
-                n = np.int32(n + 1)
+                n = n + 1
 
     return pass_on, 3 * WARPGROUP, shared.nbytes
 
@@ -258,10 +259,10 @@ def sender(without="", late=""):
     meets, waits, meets_again = (without != step for step in steps)
 
     def move(x, mY, count):
-        tile, n = allocate(BOXES), np.int32(0)
+        tile, n = allocate(BOXES), index(0)
         leads = thread_index() == 0
         while n < count:
-            put(tile, load(x, TILE, np.int32(n * ROWS)))
+            put(tile, load(x, TILE, n * ROWS))
             if shares:
                 fence_async_proxy()
             if meets:
@@ -269,12 +270,12 @@ def sender(without="", late=""):
             if shares_late:
                 fence_async_proxy()
             if leads:
-                tma_store(mY, tile, 0, 1, np.int32(n * ROWS))
+                tma_store(mY, tile, 0, 1, n * ROWS)
                 if waits:
                     tma_store_wait()
             if meets_again:
                 sync_warpgroup()
-            n = np.int32(n + 1)
+            n = n + 1
 
     return move, shared.nbytes
 

@@ -20,6 +20,7 @@ from numbattn.cuda.tile import (
     fence_async_proxy,
     full,
     get,
+    index,
     init_pipeline,
     load,
     operand,
@@ -280,13 +281,13 @@ def multiplier(without=""):
     def multiply(mX, z, count):
         init_pipeline(PIPELINE)
         sync_threads()
-        X, n = stage(PIPELINE, 0), np.int32(0)
+        X, n = stage(PIPELINE, 0), index(0)
         if thread_index() == WARPGROUP:
             while n < count:
                 acquire(X)
-                tma_load(X, mX, 0, 0, np.int32(64 * n))
+                tma_load(X, mX, 0, 0, 64 * n)
                 X = advance(X, 1)
-                n = np.int32(n + 1)
+                n = n + 1
         elif thread_index() < WARPGROUP:
             Z = full(TILE, np.float32(0))
             while n < count:
@@ -297,7 +298,7 @@ def multiplier(without=""):
                     Z = wgmma_wait(Z, 0)
                 release(X)
                 X = advance(X, 1)
-                n = np.int32(n + 1)
+                n = n + 1
             save(z, wgmma_wait(Z, 0), 0)
 
     return multiply, shared.nbytes

@@ -1,0 +1,199 @@
+"""Numbers that count threads, rows, columns and tiles: 32-bit integers that stay 32-bit.
+
+In plain Python an index is an np.int32, which with a Python number makes another one: NumPy's rule. Numba would make
+64 bits of the sum of two int32, so that compiled it is a type of its own, with the same rule. `//` and `%` are those of
+numbers that are not negative.
+"""
+
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.datamodel import default_manager
+from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
+from numba.cuda.models import cuda_data_manager
+from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
+
+from .emit import I32
+from .world import primitive
+
+
+class IndexType(types.Type):
+    def __init__(self):
+        super().__init__("index")
+
+    def unify(self, typingctx, other):
+        """Of two values that a variable has, on two ways to a line."""
+        return self if isinstance(other, types.Integer) else None
+
+
+INDEX = IndexType()
+INTEGERS = types.Integer, IndexType
+data_models = cuda_data_manager.chain(default_manager)
+
+
+@register_model(IndexType)
+class IndexModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        super().__init__(manager, ty, I32)
+
+
+@primitive
+def index(x):
+    """An integer as an index: where a variable starts from a Python number.
+
+    >>> index(3) + 1
+    np.int32(4)
+    """
+    return np.int32(x)
+
+
+@index.lowering
+def index(x):
+    return INDEX(INDEX), lambda b, x: x
+
+
+@primitive
+def shape(array):
+    """The shape of an array, as indices.
+
+    >>> shape(np.zeros((2, 3)))
+    (np.int32(2), np.int32(3))
+    """
+    return tuple(map(np.int32, array.shape))
+
+
+@shape.lowering
+def shape(array):
+    def generate(b, value):
+        extents = data_models.lookup(array).get(b, value, "shape")
+        found = ir.Constant(ir.ArrayType(I32, array.ndim), ir.Undefined)
+        for i in range(array.ndim):
+            found = b.insert_value(found, b.trunc(b.extract_value(extents, i), I32), i)
+        return found
+
+    return types.UniTuple(INDEX, array.ndim)(array), generate
+
+
+# ------------------------------------------------------------------------------------------------------- conversions
+@lower_cast(types.Integer, IndexType)
+def from_integer(context, b, source, target, x):
+    return resized(b, x, 32, source.signed)
+
+
+@lower_cast(types.Boolean, IndexType)
+def from_truth(context, b, source, target, x):
+    return resized(b, x, 32, signed=False)
+
+
+@lower_cast(types.IntegerLiteral, IndexType)
+def from_literal(context, b, source, target, x):
+    return I32(source.literal_value)
+
+
+@lower_cast(IndexType, types.Integer)
+def to_integer(context, b, source, target, x):
+    return resized(b, x, target.bitwidth, signed=True)
+
+
+def resized(b, x, bits, signed):
+    if bits <= x.type.width:
+        return x if bits == x.type.width else b.trunc(x, ir.IntType(bits))
+    return (b.sext if signed else b.zext)(x, ir.IntType(bits))
+
+
+@lower_cast(IndexType, types.Float)
+def to_float(context, b, source, target, x):
+    return b.sitofp(x, context.get_value_type(target))
+
+
+@lower_cast(IndexType, types.Boolean)
+def to_truth(context, b, source, target, x):
+    return b.icmp_signed("!=", x, I32(0))
+
+
+# --------------------------------------------------------------------------------------------------------- operators
+RESULTS = {
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "udiv", operator.mod: "urem",
+    operator.and_: "and_", operator.or_: "or_", operator.xor: "xor", operator.lshift: "shl", operator.rshift: "ashr",
+}  # fmt: skip
+IN_PLACE = {
+    operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.ifloordiv: "udiv", operator.imod: "urem",
+    operator.iand: "and_", operator.ior: "or_", operator.ixor: "xor", operator.ilshift: "shl", operator.irshift: "ashr",
+}  # fmt: skip
+TRUTHS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
+          operator.ne: "!="}  # fmt: skip
+
+
+def _define(op, result, emit):
+    @infer_global(op)
+    class Template(AbstractTemplate):
+        def generic(self, args, kws):
+            if any(isinstance(x, IndexType) for x in args) and all(isinstance(x, INTEGERS) for x in args):
+                return signature(result, *[INDEX] * len(args))
+            return None
+
+    lower_builtin(op, INDEX, INDEX)(lambda context, b, signature, xs: emit(b, *xs))
+
+
+for op, name in {**RESULTS, **IN_PLACE}.items():
+    _define(op, INDEX, lambda b, x, y, name=name: getattr(b, name)(x, y))
+for op, sign in TRUTHS.items():
+    _define(op, types.boolean, lambda b, x, y, sign=sign: b.icmp_signed(sign, x, y))
+
+
+def _define_unary(op, result, emit):
+    @infer_global(op)
+    class Template(AbstractTemplate):
+        def generic(self, args, kws):
+            return signature(result, INDEX) if args == (INDEX,) else None
+
+    lower_builtin(op, INDEX)(lambda context, b, signature, xs: emit(b, *xs))
+
+
+_define_unary(operator.neg, INDEX, lambda b, x: b.neg(x))
+for op in bool, operator.truth:
+    _define_unary(op, types.boolean, lambda b, x: b.icmp_signed("!=", x, I32(0)))
+
+
+def _takes_indices(function, plain):
+    """A function of Numba's own, for which indices are integers of the type `plain`."""
+
+    @infer_global(function)
+    class Template(AbstractTemplate):
+        def generic(self, args, kws):
+            if INDEX not in args:
+                return None
+            return self.context.resolve_function_type(function, tuple(plain if x == INDEX else x for x in args), {})
+
+
+_takes_indices(range, types.int32)
+_takes_indices(slice, types.intp)
+
+
+# ------------------------------------------------------------------------------------------------- elements of arrays
+def _plain(ty):
+    """The type of an element's place, with Numba's integers for indices."""
+    if isinstance(ty, types.BaseTuple):
+        return types.Tuple.from_types([_plain(part) for part in ty])
+    return types.intp if isinstance(ty, IndexType) else ty
+
+
+@infer_global(operator.getitem)
+class GetElement(AbstractTemplate):
+    def generic(self, args, kws):
+        array, place = args
+        if not isinstance(array, types.Array | types.BaseTuple) or _plain(place) == place:
+            return None
+        return self.context.resolve_function_type(operator.getitem, (array, _plain(place)), {})
+
+
+@infer_global(operator.setitem)
+class SetElement(AbstractTemplate):
+    def generic(self, args, kws):
+        array, place, value = args
+        plain = types.int32 if isinstance(value, IndexType) else value
+        if not isinstance(array, types.Array) or (_plain(place), plain) == (place, value):
+            return None
+        return self.context.resolve_function_type(operator.setitem, (array, _plain(place), plain), {})

@@ -1,0 +1,57 @@
+"""Indices stay 32-bit, in both worlds alike."""
+
+import operator
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import convert, index, shape, thread_index
+from tests.tools.launch import launch
+
+OPERATORS = [operator.add, operator.sub, operator.mul, operator.and_, operator.or_, operator.xor]
+NOT_NEGATIVE = [operator.floordiv, operator.mod]
+SHIFTS = [operator.lshift, operator.rshift]
+COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+EDGES = [0, 1, -1, 5, 31, 2**16, 2**31 - 1, -(2**31)]
+NUMBER = 7
+
+
+@pytest.mark.parametrize("op", OPERATORS + NOT_NEGATIVE + SHIFTS + COMPARISONS, ids=lambda op: op.__name__)
+def test_operators_are_those_of_int32(rng, op):
+    """Of two indices, and with a Python number on either side."""
+
+    def kernel(x, y, out):
+        i = thread_index()
+        if i < x.shape[0]:
+            a, b = index(x[i]), index(y[i])
+            out[0, i], out[1, i], out[2, i] = index(op(a, b)), index(op(a, NUMBER)), index(op(NUMBER, b))
+
+    x, y = (np.concatenate([EDGES, rng.integers(-(2**31), 2**31, 24)]).astype(np.int32) for _ in range(2))
+    rng.shuffle(y)
+    if op in NOT_NEGATIVE:
+        x, y = x & 0x7FFFFFFF, np.maximum(y & 0x7FFFFFFF, 1)
+    if op in SHIFTS:
+        y %= 32
+    out = np.full((3, len(x)), -99, np.int32)
+    launch(kernel, (1, 1, 1), 32, 0, x, y, out)
+    np.testing.assert_array_equal(out, [op(x, y), op(x, np.int32(NUMBER)), op(np.int32(NUMBER), y)])
+
+
+def test_what_numba_has_takes_indices():
+    """Elements, slices, ranges, truths, two values of a variable, conversions."""
+
+    def kernel(x, y, n):
+        rows, cols = shape(x)
+        if thread_index() == 0:
+            for i in range(n, rows):
+                y[i] = x[i, i % cols]
+            last = n - 1 if n else -1
+            y[rows] = last
+            y[rows + 1] = shape(x[n:])[0]
+            n += 1
+            y[rows + 2] = convert(-n, np.uint32) // np.uint32(2)
+            y[rows + 3] = convert(n, np.float32) / np.float32(2)
+
+    x, y = np.arange(12.0).reshape(4, 3), np.full(8, -1.0)
+    launch(kernel, (1, 1, 1), 32, 0, x, y, np.int32(1))
+    assert y.tolist() == [-1, 4, 8, 9, 0, 3, 2**31 - 1, 1]
