@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .build import Key
-from .kernels.visibility import GRIDS, STATES, diagonals_of, sides_of, states_shape
+from .kernels.tile_states import STATES, states_shape
+from .kernels.visibility import GRIDS, diagonals_of, sides_of
 from .spec import COUNTERS, DROPOUT, MASK, NUMBERS, SIDES, Boxes, Device, Line, Matrix, Work
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 

@@ -254,6 +254,8 @@ TABLE = [
         "2 * (tile // WORD) + which": "2 * (tile // WORD) + 1 - which",
         "not (whole and in_band(band, m0, m_end, n0, n_end))": "not whole",
         "tile, 1) & np.uint32(1)) != 0": "tile, 1)) != 0",
+    }),
+    Faults("cuda/kernels/tile_states.py", ["cuda/kernels/test_visibility.py"], {
         "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
         "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
         "some or shown": "shown",
@@ -427,7 +429,7 @@ TABLE = [
     Faults("cuda/kernels/forward_hopper.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {
         "        wait_on_dependencies()\n": "",
     }),
-    Faults("cuda/kernels/visibility.py", ["cuda/test_passes.py::test_whole_tiles_and_others_in_turn[-e-wwwe-]"], {
+    Faults("cuda/kernels/tile_states.py", ["cuda/test_passes.py::test_whole_tiles_and_others_in_turn[-e-wwwe-]"], {
         "        wait_on_dependencies()\n": "",
     }),
     # ------------------------------------------------------------------------------------------- CUDA: tile language
@@ -442,9 +444,11 @@ TABLE = [
         "I32(WARPGROUP - 1)), I32(0))": "I32(31)), I32(0))",
         'asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)': "pass",
         'asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)': "pass",
+        'asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)': "pass",
+    }),
+    Faults("cuda/tile/tma.py", ["cuda/tile/test_hopper.py", "cuda/tile/test_pipeline.py"], {
         "I32(plan.nbytes), effect=True": "I32(plan.nbytes // 2), effect=True",
         "b.add(start, I32(i * plan.box_bytes))": "start",
-        'asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)': "pass",
         'asm(b, "fence.proxy.async.shared::cta;", VOID, effect=True)': "None",
         'asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)': "pass",
         "wait_group.read 0;": "wait_group.read 1;",
@@ -456,10 +460,12 @@ TABLE = [
         "stage.barrier(free=False).wait(stage.round)": "pass",
         "    simulator.shared_memory().note_read(stage.parity)\n": "",
         "simulator.thread_index() % WARPGROUP == 0": "simulator.thread_index() == 0",
+    }),
+    Faults("cuda/tile/tma.py", ["cuda/tile/test_pipeline.py"], {
         "    simulator.shared_memory().share()\n": "    pass\n",
         "memory.note_end(unit, memory.clocks[0, unit, unit])": "pass",
     }),
-    Faults("cuda/tile/barrier.py", ["cuda/tile/test_barrier.py"], {
+    Faults("cuda/tile/synchronisation.py", ["cuda/tile/test_synchronisation.py"], {
         "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2": "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 1",
         "b.add(emit_warpgroup(b), I32(FIRST_OF_WARPGROUPS))": "I32(FIRST_OF_WARPGROUPS)",
         'asm(b, "bar.warp.sync 0xffffffff;", VOID, effect=True)': "pass",
@@ -468,7 +474,7 @@ TABLE = [
             'lambda b, _: None\n\n\n@primitive\ndef wait_on',
         '_lower_registers("dec")': '_lower_registers("inc")',
     }),
-    Faults("cuda/tile/barrier.py", ["cuda/tile/test_barrier.py"], {
+    Faults("cuda/tile/synchronisation.py", ["cuda/tile/test_synchronisation.py"], {
         "WARPGROUP).sync()\n\n\n@sync_warpgroup.": "WARPGROUP // 2).sync()\n\n\n@sync_warpgroup.",
         "count * WARPGROUP).sync()": "WARPGROUP).sync()",
         "range(24, 241, 8)": "range(24, 249, 8)",
@@ -490,23 +496,29 @@ TABLE = [
         "    shared_memory().note_end(unit, over)\n": "",
         "_products().sync(shared_memory().tell_waits())": "_products().sync()",
     }),
-    Faults("cuda/tile/memory.py", ["cuda/tile/test_memory.py"], {
+    Faults("cuda/tile/global_memory.py", ["cuda/tile/test_memory.py"], {
         'icmp_signed("<", row, self.rows)': 'icmp_signed("<=", row, self.rows)',
         'icmp_signed("<", row, target.rows)': 'icmp_signed("<=", row, target.rows)',
         'icmp_signed("<", col, target.cols)': 'icmp_signed("<=", col, target.cols)',
         'icmp_unsigned("<", col, source.cols)': 'icmp_unsigned("<=", col, source.cols)',
         "b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride":
             "b.sext(b.trunc(self.row_stride, I32), I64)",
+    }),
+    Faults("cuda/tile/shared_memory.py", ["cuda/tile/test_memory.py"], {
         "self.cols + self.vector if self.rows > 1": "self.cols if self.rows > 1",
         "b.mul(stage, I32(plan.stride))": "I32(0)",
         "(1, self.pitch) if self.transposed": "(1, self.cols) if self.transposed",
+    }),
+    Faults("cuda/tile/copies.py", ["cuda/tile/test_memory.py"], {
         "size = b.select(inside, I32(nbytes), I32(0))": "size = I32(nbytes)",
         'asm(b, "cp.async.wait_all;", VOID, effect=True)': "pass",
         "len(run) * item >= 4": "len(run) * item >= 16",
     }),
-    Faults("cuda/tile/memory.py", ["cuda/tile/test_memory.py", "cuda/tile/test_boxes.py"], {
+    Faults("cuda/tile/copies.py", ["cuda/tile/test_memory.py", "cuda/tile/test_boxes.py"], {
         "    simulator.shared_memory().note_arrival()\n": "    pass\n",
         "shared.memory.note_fetch(shared.granules_of(*places(layout)))": "pass",
+    }),
+    Faults("cuda/tile/shared_memory.py", ["cuda/tile/test_memory.py", "cuda/tile/test_boxes.py"], {
         "self.memory.note_read(self.granules_of(rows, cols), work)": "pass",
         "int(stage) * plan.stride": "0",
     }),

@@ -6,9 +6,23 @@ the kernel is being made, and captured. Every word has two meanings, see `world`
 one.
 """
 
-from .barrier import (
+from .conversion import convert
+from .copies import copy_async, wait_copies
+from .creation import col_index, cols_between, full, row_index
+from .elementwise import exp2, log2, maximum, minimum, reciprocal, rescaled, spread, where, wide_product
+from .fragment import bfloat16
+from .global_memory import Alignment, aligned, has_bits, load, save
+from .integers import INDEX, index, lowest_bit, opaque, shape
+from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
+from .pipeline import Pipeline, acquire, advance, commit, init_pipeline, read, release, stage, wait
+from .product import dot
+from .reductions import part_sum, row_max, row_sum
+from .shared_memory import SharedMemory, allocate, clear, get, put
+from .simulator import DeadlockError, RaceError, simulate
+from .synchronisation import (
     atomic_add,
     atomic_inc,
+    ballot,
     block_index,
     decrease_registers,
     grid_size,
@@ -22,63 +36,7 @@ from .barrier import (
     wait_on_dependencies,
     warpgroup_index,
 )
-from .fragment import bfloat16
-from .index import INDEX, index, shape
-from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
-from .math import (
-    ballot,
-    col_index,
-    cols_between,
-    convert,
-    exp2,
-    full,
-    log2,
-    lowest_bit,
-    maximum,
-    minimum,
-    opaque,
-    part_sum,
-    reciprocal,
-    rescaled,
-    row_index,
-    row_max,
-    row_sum,
-    spread,
-    where,
-    wide_product,
-)
-from .memory import (
-    Alignment,
-    SharedMemory,
-    aligned,
-    allocate,
-    clear,
-    copy_async,
-    get,
-    has_bits,
-    load,
-    put,
-    save,
-    wait_copies,
-)
-from .pipeline import (
-    Pipeline,
-    acquire,
-    advance,
-    commit,
-    fence_async_proxy,
-    init_pipeline,
-    prefetch_tensor_map,
-    read,
-    release,
-    stage,
-    tma_load,
-    tma_store,
-    tma_store_wait,
-    wait,
-)
-from .product import dot
-from .simulator import DeadlockError, RaceError, simulate
+from .tma import fence_async_proxy, prefetch_tensor_map, tma_load, tma_store, tma_store_wait
 from .warpgroup import operand, wgmma_wait
 from .world import device, primitive
 

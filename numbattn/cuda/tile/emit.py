@@ -1,5 +1,7 @@
 """LLVM for one thread: the few idioms that all lowerings are made of."""
 
+from itertools import chain
+
 from llvmlite import ir
 from numba.cuda.core.targetconfig import ConfigStack
 
@@ -187,3 +189,22 @@ def computed_if(b, condition, values, compute):
         merged[-1].add_incoming(other, before)
         merged[-1].add_incoming(value, body)
     return merged
+
+
+def loop(b, ks, registers, turn):
+    """for k in ks: registers = turn(k, registers), rows of them. Not unrolled."""
+    before, body, after = b.block, b.append_basic_block("dot"), b.append_basic_block("dot_end")
+    b.branch(body)
+    b.position_at_end(body)
+    k = b.phi(I32)
+    k.add_incoming(I32(ks.start), before)
+    phis = [[b.phi(register.type) for register in row] for row in registers]
+    ends = turn(k, [list(row) for row in phis])
+    following = b.add(k, I32(ks.step))
+    k.add_incoming(following, b.block)
+    for phi, start, end in zip(*map(chain.from_iterable, (phis, registers, ends))):
+        phi.add_incoming(start, before)
+        phi.add_incoming(end, b.block)
+    b.cbranch(b.icmp_signed("<", following, I32(ks.stop)), body, after)
+    b.position_at_end(after)
+    return ends

@@ -73,7 +73,6 @@ def barrier(what, count):
     return block.barriers[what]
 
 
-# -------------------------------------------------------------------------------------------------- shared memory
 class SharedMemory:
     """Bytes, and for each granule and thread the time of the last access.
 

@@ -9,15 +9,15 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, register_model
 
-from .barrier import warpgroup_of
 from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
+from .conversion import HALVES, left_pairs, round_to
 from .emit import I32, VOID, asm, asm_in_place
 from .fragment import Fragment, element_type
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .layout import WARPGROUP, WARPGROUP_ROWS
-from .math import HALVES, left_pairs, round_to
 from .simulator import RaceError, barrier, shared_memory
+from .synchronisation import warpgroup_of
 from .world import primitive
 
 DEPTH = 16  # of k, in one instruction

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.cuda.kernels.tile_states import TILES, tile_states
 from numbattn.cuda.kernels.visibility import (
-    TILES,
     WORD,
     Cells,
     Sight,
@@ -20,7 +20,6 @@ from numbattn.cuda.kernels.visibility import (
     needs_test,
     next_tile,
     queries_in_sight,
-    tile_states,
 )
 from numbattn.cuda.spec import SIDES
 from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index

@@ -9,10 +9,10 @@ from numba.cuda import types
 
 from .emit import I32, VOID, asm, call, capability
 from .emit import thread_index as emit_thread_index
-from .index import INDEX
+from .global_memory import emit_element
+from .integers import INDEX
 from .layout import WARPGROUP, WARPGROUP_BITS
-from .memory import emit_element
-from .simulator import barrier, block, sync_lanes
+from .simulator import barrier, block, gather_lanes, sync_lanes
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -53,6 +53,8 @@ def _lower_register(name):
 
 
 block_index = block_index.lowering(_lower_register("ctaid"))
+
+
 grid_size = grid_size.lowering(_lower_register("nctaid"))
 
 
@@ -109,6 +111,18 @@ def sync_warp():
         asm(b, "bar.warp.sync 0xffffffff;", VOID, effect=True)
 
     return types.void(), generate
+
+
+@primitive
+def ballot(truth):
+    """Which lanes of this warp say yes: a bit for each of them, as uint32."""
+    return np.uint32(sum(bool(yes) << lane for lane, yes in gather_lanes(truth).items()))
+
+
+@ballot.lowering
+def ballot(truth):
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
+    return types.uint32(types.boolean), lambda b, truth: asm(b, text, I32, b.zext(truth, I32), effect=True)
 
 
 def warpgroup_of():
@@ -217,4 +231,6 @@ def _lower_registers(how):
 
 
 decrease_registers = decrease_registers.lowering(_lower_registers("dec"))
+
+
 increase_registers = increase_registers.lowering(_lower_registers("inc"))

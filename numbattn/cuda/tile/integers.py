@@ -15,7 +15,7 @@ from numba.cuda.extending import core_models, lower_builtin, lower_cast, registe
 from numba.cuda.models import cuda_data_manager
 from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
-from .emit import I32
+from .emit import I1, I32, asm
 from .world import primitive
 
 
@@ -74,6 +74,29 @@ def shape(array):
         return found
 
     return types.UniTuple(INDEX, array.ndim)(array), generate
+
+
+@primitive
+def lowest_bit(word):
+    """The number of the lowest bit of a uint32 that is set, 32 if none is."""
+    word = int(word)
+    return np.int32((word & -word).bit_length() - 1 if word else 32)
+
+
+@lowest_bit.lowering
+def lowest_bit(word):
+    return INDEX(types.uint32), lambda b, word: b.cttz(word, I1(0))
+
+
+@primitive
+def opaque(x):
+    """An index of which the compiler knows nothing: a loop that counts with it is not unrolled."""
+    return np.int32(x)
+
+
+@opaque.lowering
+def opaque(x):
+    return INDEX(INDEX), lambda b, x: asm(b, "mov.u32 $0, $1;", I32, x, effect=True)
 
 
 # ------------------------------------------------------------------------------------------------------- conversions
@@ -153,6 +176,8 @@ def _define_unary(op, result, emit):
 
 
 _define_unary(operator.neg, INDEX, lambda b, x: b.neg(x))
+
+
 for op in bool, operator.truth:
     _define_unary(op, types.boolean, lambda b, x: b.icmp_signed("!=", x, I32(0)))
 
@@ -169,6 +194,8 @@ def _takes_indices(function, plain):
 
 
 _takes_indices(range, types.int32)
+
+
 _takes_indices(slice, types.intp)
 
 

@@ -1,0 +1,110 @@
+"""The states of tiles, empty, partial or full, by a mask's grids of blocks: what Algorithm 5 looks up.
+
+A kernel that walks over tiles finds them as bits, see `visibility.next_tile` and `visibility.needs_test`.
+"""
+
+from functools import reduce
+
+from numba.cuda import types
+
+from ..build import Source
+from ..spec import MASK, Spec
+from ..tile import (
+    INDEX,
+    ballot,
+    block_index,
+    device,
+    launch_dependents,
+    minimum,
+    shape,
+    thread_index,
+    wait_on_dependencies,
+)
+from .schedule import place, split
+from .visibility import WORD, grids_of, sight_type
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+TILES = 64  # whose states a block finds
+
+
+def tile_states(*, tile_m, tile_n, kept, mask):
+    """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
+    TILE_M, TILE_N, WARPS = tile_m, tile_n, TILES // WORD
+    KEEPS_Q = kept == "q"
+
+    def state_of(g):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            cells, rows, cols = sight.grids[g]
+            cells = cells[batch, head]
+            some, every = False, True
+            for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
+                for c in range(n0 // cols, (minimum(n0 + TILE_N, seqlen_k) - 1) // cols + 1):
+                    shown = cells[r, c] != 0
+                    some, every = some or shown, every and shown
+            return FULL if every else PARTIAL if some else EMPTY
+
+        return state
+
+    def least(one, other):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            return minimum(one(sight, batch, head, m0, n0, seqlen_q, seqlen_k),
+                           other(sight, batch, head, m0, n0, seqlen_q, seqlen_k))
+
+        return state
+
+    state = reduce(least, [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"])
+
+    def kernel(sight, seqlen_q, seqlen_k):
+        launch_dependents()
+        wait_on_dependencies()
+        out = sight.states[0]
+        batches, heads, kept_tiles, words = shape(out)
+        words = words // 2
+        chunk, batch, head = place(block_index(), batches * heads, heads)
+        kept_tile, word = split(chunk * WARPS + thread_index() // WORD, words)
+        if kept_tile < kept_tiles:
+            tile, found = word * WORD + thread_index() % WORD, EMPTY
+            m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
+            m0, n0 = m0 * TILE_M, n0 * TILE_N
+            if m0 < seqlen_q and n0 < seqlen_k:
+                found = state(sight, batch, head, m0, n0, seqlen_q, seqlen_k)
+            not_empty, full = ballot(found != EMPTY), ballot(found == FULL)
+            if thread_index() % WORD == 0:
+                out[batch, head, kept_tile, 2 * word] = not_empty
+                out[batch, head, kept_tile, 2 * word + 1] = full
+
+    return Source(kernel, types.void(sight_type(mask), INDEX, INDEX), TILES, overlaps=True)
+
+
+def states_shape(kept_tiles, walked_tiles):
+    """Of the states of one matrix."""
+    return kept_tiles, 2 * -(-walked_tiles // WORD)
+
+
+def states_blocks(kept_tiles, words):
+    """How many find the states of one matrix."""
+    return -(-kept_tiles * words // 2 * WORD // TILES)
+
+
+def states_spec(kept):
+    """Of the kernel that finds the states for another one, in that one's tiles."""
+
+    def blocks(work, tiles, m_blocks, n_blocks):
+        shape = states_shape(*((m_blocks, n_blocks) if kept == "q" else (n_blocks, m_blocks)))
+        return work.problem.heads * states_blocks(*shape)
+
+    return Spec(
+        tile_states,
+        (MASK, "seqlen_q", "seqlen_k"),
+        tiles=None,
+        parameters=lambda work, tiles: {
+            "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "kept": kept, "mask": work.mask,
+        },
+        keeps=kept,
+        blocks=blocks,
+    )  # fmt: skip
+
+
+STATES = {kept: states_spec(kept) for kept in ("q", "k")}

@@ -1,0 +1,86 @@
+"""Asynchronous copies (cp.async) from global to shared memory."""
+
+from functools import partial
+
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+
+from ..views import VECTOR_BYTES
+from . import simulator
+from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector
+from .global_memory import GlobalMatrix, check_vector, holds_first_copy, load, places, stored
+from .shared_memory import check_shape, put, shared_base
+from .world import primitive
+
+
+@primitive
+def copy_async(shared, matrix, layout, first):
+    """put(shared, load(matrix, layout, first)), past the registers and in the background: see `wait_copies`.
+
+    The tile and the matrix are of one dtype. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
+    the way through the registers.
+    """
+    put(shared, load(matrix, layout, first))
+    if holds_first_copy(layout):
+        shared.memory.note_fetch(shared.granules_of(*places(layout)))
+
+
+@copy_async.lowering
+def copy_async(shared, matrix, layout, first):
+    layout_type, layout, plan = layout, layout.value, shared.plan
+    check_shape("copy_async", plan, layout)
+    check_vector(matrix, layout)
+    if stored(matrix.dtype) != shared.dtype or plan.transposed:
+        raise TypingError(f"fetch: a matrix of {stored(matrix.dtype)} does not go as it is to {plan}")
+
+    def generate(b, pointer, value, _, first):
+        source = GlobalMatrix(b, matrix, value, layout)
+        start, item = shared_base(b, plan, layout), plan.dtype.itemsize
+        in_background = capability() >= (8, 0)
+
+        def copy_row(down):
+            for run in layout.cols.runs(min(source.width, plan.vector)):
+                across = layout.cols.offsets[run[0]]
+                place, inside = source.clamped(layout, first, down, across)
+                target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
+                if in_background and len(run) * item >= 4:
+                    emit_copy(b, target, place, len(run) * item, inside)
+                else:
+                    store_vector(b, load_vector(b, place, len(run), inside), target)
+            return []
+
+        def write():
+            for down in layout.rows.offsets:
+                in_own_block(b, [], partial(copy_row, down))
+
+        mine = is_first_holder(b, layout)
+        if mine is None:
+            write()
+        else:
+            with b.if_then(mine):
+                write()
+
+    return types.void(shared, matrix, layout_type, types.int32), generate
+
+
+def emit_copy(b, target, place, nbytes, inside):
+    """`nbytes` from global to shared memory; zeros where not `inside`."""
+    how = "cg" if nbytes == VECTOR_BYTES else "ca"  # past the first cache, which only takes vectors
+    text = f"cp.async.{how}.shared.global [$0], [$1], {nbytes}, $2;"
+    size = b.select(inside, I32(nbytes), I32(0))
+    asm(b, text, VOID, b.ptrtoint(target, I32), b.ptrtoint(place, I64), size, effect=True)
+
+
+@primitive
+def wait_copies():
+    """What this thread has fetched has arrived. The others know after the next barrier."""
+    simulator.shared_memory().note_arrival()
+
+
+@wait_copies.lowering
+def wait_copies():
+    def generate(b):
+        if capability() >= (8, 0):
+            asm(b, "cp.async.wait_all;", VOID, effect=True)
+
+    return types.void(), generate

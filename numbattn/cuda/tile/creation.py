@@ -1,0 +1,109 @@
+"""Fragments out of nothing: constants, row and column numbers."""
+
+import numpy as np
+from numba.cuda import types
+
+from .elementwise import emit_maximum, emit_minimum
+from .emit import I32, asm, base
+from .fragment import Fragment, FragmentType, broadcast, fragment, registers
+from .simulator import thread_index
+from .world import primitive
+
+
+@primitive
+def full(layout, value):
+    """A tile whose elements are all `value`, of value's dtype; a row or column vector is repeated."""
+    if isinstance(value, Fragment):
+        broadcast(layout, value.layout)
+        value = value.registers
+    return Fragment(layout, np.asarray(value))
+
+
+@full.lowering
+def full(layout, value):
+    is_vector = isinstance(value, FragmentType)
+    if is_vector:
+        broadcast(layout.value, value.layout)
+    out = FragmentType(layout.value, value.dtype if is_vector else value)
+    return out(layout, value), lambda b, _, x: fragment(b, out, registers(b, value, x, out.layout.slots))
+
+
+@primitive
+def row_index(layout, first):
+    """Row vector of int32: the row of each register, the tile starting at row `first`."""
+    rows = int(first) + layout.rows.base(thread_index()) + np.array(layout.rows.offsets)
+    return Fragment(layout.row_vector(), rows.astype(np.int32)[:, None])
+
+
+@row_index.lowering
+def row_index(layout, first):
+    out = FragmentType(layout.value.row_vector(), types.int32)
+
+    def generate(b, _, first):
+        start = b.add(first, base(b, out.layout.rows))
+        return fragment(b, out, [[b.add(start, I32(offset)) for offset in out.layout.rows.offsets]])
+
+    return out(layout, types.int32), generate
+
+
+@primitive
+def col_index(layout, first):
+    """Column vector of int32: the column of each register, the tile starting at column `first`."""
+    cols = int(first) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
+    return Fragment(layout.col_vector(), cols.astype(np.int32)[None, :])
+
+
+@col_index.lowering
+def col_index(layout, first):
+    out = FragmentType(layout.value.col_vector(), types.int32)
+
+    def generate(b, _, first):
+        start = b.add(first, base(b, out.layout.cols))
+        return fragment(b, out, [[b.add(start, I32(offset)) for offset in out.layout.cols.offsets]])
+
+    return out(layout, types.int32), generate
+
+
+@primitive
+def cols_between(layout, start, first, last):
+    """Which columns of a tile that starts at column `start` lie between the row vectors first and last, ends included.
+
+    As (col_index(layout, start) >= first) & ..., but the columns take no registers.
+    """
+    cols = int(start) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
+    return Fragment(layout, (cols >= first.registers) & (cols <= last.registers))
+
+
+@cols_between.lowering
+def cols_between(layout, start, first, last):
+    out = FragmentType(layout.value, types.boolean)
+    axis = out.layout.cols
+
+    def slots_before(b, position):
+        """The number of this thread's slots before a position of its own."""
+        inside = emit_minimum(b, types.int32, emit_maximum(b, types.int32, position, I32(0)), I32(axis.size))
+        run, period = axis.run, axis.period
+        return b.add(
+            b.mul(b.udiv(inside, I32(period)), I32(run)),
+            emit_minimum(b, types.int32, b.urem(inside, I32(period)), I32(run)),
+        )
+
+    def slots_from(b, slot, word):
+        """A bit for each slot of a word, from number `slot` on."""
+        left = emit_maximum(b, types.int32, b.sub(slot, I32(32 * word)), I32(0)) if word else slot
+        return asm(b, "shl.b32 $0, $1, $2;", I32, I32(-1), left)  # nothing is left after 32, other than LLVM's
+
+    def truths(b, first, last):
+        """One for each slot, a bit of a word: a test of one bit, where the two ends would take a comparison each."""
+        begin, end = slots_before(b, first), slots_before(b, b.add(last, I32(1)))
+        for slot in range(axis.slots):
+            if slot % 32 == 0:
+                word = b.and_(slots_from(b, begin, slot // 32), b.not_(slots_from(b, end, slot // 32)))
+            yield b.icmp_unsigned("!=", b.and_(word, I32(1 << slot % 32)), I32(0))
+
+    def generate(b, _, start, *ends):
+        mine = b.add(start, base(b, axis))  # this thread's first column
+        ends = ([b.sub(x, mine) for (x,) in registers(b, ty, end)] for ty, end in zip((first, last), ends))
+        return fragment(b, out, [truths(b, *row) for row in zip(*ends)])
+
+    return out(layout, types.int32, first, last), generate

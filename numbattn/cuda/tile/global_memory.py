@@ -1,0 +1,328 @@
+"""Moving tiles between global memory, shared memory and registers.
+
+Global memory is NumPy-like arrays of two axes, or one, with any strides: `mQ[batch, head]`. float16, float32, float64,
+integers and booleans are themselves; uint16 is bfloat16, which the compiler has no arrays of. What leaves registers is
+rounded to what the memory holds. Rows and columns of a tile beyond the end of an array read as 0 and are not written,
+and nothing is read there: addresses are clamped. Arrays are not empty.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import core_models, register_model
+
+from ..views import alignment, layout_of
+from .conversion import HALVES, emit_convert, emit_pair, round_to
+from .emit import (
+    GLOBAL,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    base,
+    capability,
+    in_own_block,
+    is_first_holder,
+    load_vector,
+    size_of,
+    store_vector,
+)
+from .fragment import LLVM, Fragment, FragmentType, bfloat16, broadcast, constant
+from .fragment import fragment as pack
+from .fragment import registers as unpack
+from .integers import data_models
+from .simulator import thread_index as my_index
+from .world import primitive
+
+FEW = 8  # elements that are looked up together: more would take more registers
+
+
+# -------------------------------------------------------------------------------------------------------- alignment
+@constant
+@dataclass(frozen=True)
+class Alignment:
+    """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
+
+    See `views.alignment`. Alignment(0) promises nothing.
+    """
+
+    nbytes: int
+
+    @classmethod
+    def of(cls, array):
+        """The widest alignment that holds for all the matrices (last two axes) of a NumPy array."""
+        return cls(alignment(layout_of(array, array.ctypes.data)))
+
+
+class MatrixType(types.Type):
+    """A matrix in global memory of which something is promised."""
+
+    def __init__(self, dtype, alignment):
+        self.dtype, self.alignment = dtype, alignment
+        super().__init__(f"Matrix({dtype}, {alignment.nbytes})")
+
+
+@register_model(MatrixType)
+class MatrixModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        pointer = ir.PointerType(memory_type(ty.dtype), GLOBAL)
+        super().__init__(manager, ty, ir.LiteralStructType([pointer, I32, I32, I64, I64]))
+
+
+def stored(dtype):
+    """Numba's dtype of an array -> that of the numbers in it."""
+    return types.bfloat16 if dtype == types.uint16 else dtype
+
+
+def memory_type(dtype):
+    return I8 if dtype == types.boolean else LLVM[stored(dtype)]
+
+
+@primitive
+def aligned(matrix, alignment):
+    """The matrix, with a promise from the host: vectors are moved instead of elements."""
+    n = alignment.nbytes
+    if n:
+        held = Alignment.of(matrix)
+        assert held.nbytes >= n, f"{n} bytes are promised, {held.nbytes} are held"
+    return matrix
+
+
+@aligned.lowering
+def aligned(matrix, alignment):
+    out = MatrixType(matrix.dtype, alignment.value)
+
+    def generate(b, value, _):
+        found = GlobalMatrix(b, matrix, value)
+        packed = ir.Constant(ir.LiteralStructType([found.data.type, I32, I32, I64, I64]), ir.Undefined)
+        for i, part in enumerate((found.data, found.rows, found.cols, found.row_stride, found.col_stride)):
+            packed = b.insert_value(packed, part, i)
+        return packed
+
+    return out(matrix, alignment), generate
+
+
+class GlobalMatrix:
+    """The registers that a matrix comes down to: its address, its shape, its strides in bytes.
+
+    A vector is a matrix of one column, or of one row where `layout` has a single row.
+    """
+
+    def __init__(self, b, ty, value, layout=None):
+        self.b, self.ndim = b, getattr(ty, "ndim", 2)
+        if isinstance(ty, MatrixType):
+            parts = [b.extract_value(value, i) for i in range(5)]
+            self.data, self.rows, self.cols, self.row_stride, self.col_stride = parts
+            self.alignment = ty.alignment.nbytes
+            return
+        get = data_models.lookup(ty).get
+        self.data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+        extents = [b.trunc(b.extract_value(get(b, value, "shape"), i), I32) for i in range(ty.ndim)]
+        strides = [b.extract_value(get(b, value, "strides"), i) for i in range(ty.ndim)]
+        if ty.ndim == 1:
+            at = 0 if layout.rows.size == 1 else 1
+            extents.insert(at, I32(1))
+            strides.insert(at, I64(0))
+        (self.rows, self.cols), (self.row_stride, self.col_stride) = extents, strides
+        self.alignment = 0
+
+    @property
+    def width(self):
+        """Elements that may be moved at once."""
+        return max(1, self.alignment // size_of(self.data.type.pointee))
+
+    def clamped(self, layout, first, down, across):
+        """Pointer to a register's element, or to another one where it lies outside, and whether it lies inside.
+
+        The tile starts at `first`, see `_first`; the register is that of the offsets `down` and `across`.
+        """
+        b = self.b
+        row0, col0 = _first(layout, self.ndim, first)
+        row0 = base(b, layout.rows) if row0 is not first else b.add(row0, base(b, layout.rows))
+        col0 = base(b, layout.cols) if col0 is not first else b.add(col0, base(b, layout.cols))
+        row, col = b.add(row0, I32(down)), b.add(col0, I32(across))
+        row_inside, col_inside = b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols)
+        row, col = b.select(row_inside, row, b.sub(self.rows, I32(1))), b.select(col_inside, col, I32(0))
+        return self.place(row, col), b.and_(row_inside, col_inside)
+
+    def place(self, row, col):
+        """Pointer to an element."""
+        b = self.b
+        stride = b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride
+        at = b.gep(b.bitcast(self.data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(row, I64), stride)])
+        if self.alignment:
+            return b.gep(b.bitcast(at, self.data.type), [col])
+        return b.bitcast(b.gep(at, [b.mul(b.sext(col, I64), self.col_stride)]), self.data.type)
+
+
+def emit_element(b, ty, value, index):
+    """Pointer to an element of a vector."""
+    get = data_models.lookup(ty).get
+    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+    stride = b.extract_value(get(b, value, "strides"), 0)
+    at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(index, I64), stride)])
+    return b.bitcast(at, data.type)
+
+
+def _as_matrix(array, layout):
+    """What the plain meanings index: two axes, bfloat16 as such."""
+    array = np.asarray(array)
+    if array.dtype == np.uint16:
+        array = array.view(bfloat16) if array.ndim else array
+    if array.ndim == 1:
+        array = array[None, :] if layout.rows.size == 1 else array[:, None]
+    return array
+
+
+def _first(layout, ndim, first):
+    """Where a tile starts: the number counts along the axis of a vector, down the rows of a matrix."""
+    return (0, first) if ndim == 1 and layout.rows.size == 1 else (first, 0)
+
+
+def places(layout, row=0, col=0):
+    """Rows and columns of this thread's registers, to index with."""
+    rows = int(row) + layout.rows.base(my_index()) + np.array(layout.rows.offsets)
+    cols = int(col) + layout.cols.base(my_index()) + np.array(layout.cols.offsets)
+    return rows[:, None], cols[None, :]
+
+
+def check_vector(matrix, layout):
+    if isinstance(matrix, types.Array) and matrix.ndim == 1 and 1 not in layout.shape:
+        raise TypingError(f"a vector is no tile of {layout}")
+
+
+@primitive
+def load(matrix, layout, first):
+    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end."""
+    array = _as_matrix(matrix, layout)
+    rows, cols = places(layout, *_first(layout, np.ndim(matrix), first))
+    return _gather(array, rows, cols, layout)
+
+
+def _gather(array, rows, cols, layout):
+    inside = (rows >= 0) & (rows < array.shape[0]) & (cols >= 0) & (cols < array.shape[1])
+    values = array[np.clip(rows, 0, array.shape[0] - 1), np.clip(cols, 0, array.shape[1] - 1)]
+    return Fragment(layout, np.where(inside, values, array.dtype.type(0)))
+
+
+@load.lowering
+def load(matrix, layout, first):
+    layout_type, layout = layout, layout.value
+    check_vector(matrix, layout)
+    out = FragmentType(layout, stored(matrix.dtype))
+
+    def generate(b, value, _, first):
+        source = GlobalMatrix(b, matrix, value, layout)
+        tile = []
+        for down in layout.rows.offsets:
+            values = []
+            for run in layout.cols.runs(source.width):
+                place, inside = source.clamped(layout, first, down, layout.cols.offsets[run[0]])
+                values += _loaded(b, matrix.dtype, load_vector(b, place, len(run), inside))
+            tile.append(values)
+        return pack(b, out, tile)
+
+    return out(matrix, layout_type, types.int32), generate
+
+
+def _loaded(b, dtype, values):
+    """Memory holds booleans in bytes, registers in bits."""
+    return [b.icmp_unsigned("!=", value, I8(0)) for value in values] if dtype == types.boolean else values
+
+
+@primitive
+def has_bits(matrix, rows, cols, bits):
+    """Whether some of these bits are set in the integers matrix[rows, cols]; outside of the matrix none are.
+
+    rows is a row vector of int32, cols a column vector, bits one, too, or a number. A truth takes a bit of a register.
+    """
+    found = _gather(matrix, rows.registers, cols.registers, broadcast(rows.layout, cols.layout))
+    return Fragment(found.layout, found.registers & getattr(bits, "registers", bits) != 0)
+
+
+@has_bits.lowering
+def has_bits(matrix, rows, cols, bits):
+    layout = broadcast(rows.layout, cols.layout)
+    out, bits = FragmentType(layout, types.boolean), bits if isinstance(bits, FragmentType) else types.int32
+
+    def generate(b, value, *vectors):
+        source = GlobalMatrix(b, matrix, value)
+        down, across, wanted = (unpack(b, ty, v, layout.slots) for ty, v in zip((rows, cols, bits), vectors))
+
+        def test(slots):
+            truths = I32(0)
+            for n, (r, c) in enumerate(slots):
+                row, col = down[r][c], across[r][c]
+                inside = b.and_(b.icmp_unsigned("<", row, source.rows), b.icmp_unsigned("<", col, source.cols))
+                place = source.place(b.select(inside, row, I32(0)), b.select(inside, col, I32(0)))
+                (found,) = load_vector(b, place, 1, inside)
+                found = b.and_(b.zext(found, I32), wanted[r][c])
+                truths = b.or_(truths, b.select(b.icmp_unsigned("!=", found, I32(0)), I32(1 << n), I32(0)))
+            return [truths]
+
+        tile = [[None] * layout.cols.slots for _ in range(layout.rows.slots)]
+        order = [(r, c) for c in range(layout.cols.slots) for r in range(layout.rows.slots)]
+        for first in range(0, len(order), FEW):
+            slots = order[first : first + FEW]
+            (truths,) = in_own_block(b, [I32(0)], partial(test, slots))
+            for n, (r, c) in enumerate(slots):
+                tile[r][c] = b.trunc(b.lshr(truths, I32(n)), I1)
+        return pack(b, out, tile)
+
+    return out(matrix, rows, cols, bits), generate
+
+
+@primitive
+def save(matrix, tile, first):
+    """A tile to rows first... of a matrix, or a row or column vector to elements first... of a vector."""
+    layout, array = tile.layout, _as_matrix(matrix, tile.layout)
+    if not holds_first_copy(layout):
+        return
+    rows, cols = np.broadcast_arrays(*places(layout, *_first(layout, np.ndim(matrix), first)))
+    inside = (rows < array.shape[0]) & (cols < array.shape[1])
+    array[rows[inside], cols[inside]] = round_to(array.dtype, tile.registers)[inside]
+
+
+def holds_first_copy(layout):
+    return not any(my_index() >> bit & 1 for bit in layout.idle_bits())
+
+
+@save.lowering
+def save(matrix, tile, first):
+    layout = tile.layout
+    check_vector(matrix, layout)
+
+    def generate(b, value, tile_value, first):
+        target = GlobalMatrix(b, matrix, value, layout)
+        row0, col0 = _first(layout, getattr(matrix, "ndim", 2), first)
+        row0 = b.add(row0, base(b, layout.rows)) if row0 is first else base(b, layout.rows)
+        col0 = b.add(col0, base(b, layout.cols)) if col0 is first else base(b, layout.cols)
+        mine = is_first_holder(b, layout) or I1(1)
+        for down, values in zip(layout.rows.offsets, unpack(b, tile, tile_value)):
+            row = b.add(row0, I32(down))
+            row_inside = b.and_(mine, b.icmp_signed("<", row, target.rows))
+            for run in layout.cols.runs(target.width):
+                col = b.add(col0, I32(layout.cols.offsets[run[0]]))
+                rounded = stored_values(b, tile.dtype, stored(matrix.dtype), [values[slot] for slot in run])
+                with b.if_then(b.and_(row_inside, b.icmp_signed("<", col, target.cols))):
+                    store_vector(b, rounded, target.place(row, col))
+
+    return types.void(matrix, tile, types.int32), generate
+
+
+def stored_values(b, source, target, values):
+    if source == types.float32 and target in HALVES and len(values) % 2 == 0 and capability() >= (8, 0):
+        pairs = [emit_pair(b, target, values[i : i + 2]) for i in range(0, len(values), 2)]
+        return [half for pair in pairs for half in halves_of(b, pair)]
+    values = [emit_convert(b, source, target, value) for value in values]
+    return [b.zext(value, I8) for value in values] if target == types.boolean else values
+
+
+def halves_of(b, pair):
+    pair = b.bitcast(pair, ir.VectorType(I16, 2))
+    return [b.extract_element(pair, I32(i)) for i in range(2)]

@@ -1,0 +1,300 @@
+"""Tiles in the memory that the threads of a block share."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
+
+from ..views import VECTOR_BYTES
+from . import simulator
+from .boxes import ALIGNMENT as BOX_ALIGNMENT
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place
+from .conversion import left_pairs, round_to
+from .emit import (
+    I32,
+    SHARED,
+    VOID,
+    Index,
+    asm,
+    base,
+    is_first_holder,
+    load_vector,
+    shared_memory,
+    store_vector,
+    thread_index,
+)
+from .fragment import LLVM, Fragment, FragmentType, constant, element_type
+from .fragment import fragment as pack
+from .fragment import registers as unpack
+from .global_memory import holds_first_copy, places, stored_values
+from .layout import WARPGROUP
+from .simulator import thread_index as my_index
+from .world import primitive
+
+
+@constant
+@dataclass(frozen=True)
+class SharedTile(Place):
+    """The place of a row-major tile.
+
+    Rows are 16 bytes longer than they look: a column of 16-byte vectors so touches every bank.
+    """
+
+    @property
+    def pitch(self):
+        return self.cols + self.vector if self.rows > 1 else self.cols
+
+    @property
+    def nbytes(self):
+        """Of one stage."""
+        return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+
+    def place(self, row, col):
+        """Elements in memory from the first one to that at (row, col)."""
+        return row * self.pitch + col
+
+    def steps(self):
+        """Elements in memory from one row of the shape to the next, and from one column to the next."""
+        return (1, self.pitch) if self.transposed else (self.pitch, 1)
+
+
+class SharedMemory:
+    """Hands out places in the shared memory of a kernel, while the kernel is being made."""
+
+    def __init__(self):
+        self.nbytes = 0
+
+    def tile(self, rows, cols, dtype, stages=1, at=None):
+        """A tile, or several, behind all others, or where the tile `at` lies."""
+        if np.dtype(dtype).itemsize < simulator.GRANULE:
+            raise TypeError(f"shared memory holds elements of {simulator.GRANULE} bytes or more, not {dtype}")
+        tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset, stages)
+        self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
+        return tile
+
+    def boxes(self, rows, cols, dtype, stages=1, room=0):
+        """A tile of boxes, or several, behind all others, each with room for one of `room` columns, too."""
+        plan = Boxes(rows, cols, np.dtype(dtype), self.reserve(0, BOX_ALIGNMENT), stages, room=room)
+        self.reserve(stages * plan.stride)
+        return plan
+
+    def reserve(self, nbytes, align=VECTOR_BYTES):
+        """The offset of bytes behind all others."""
+        start = -(-self.nbytes // align) * align
+        self.nbytes = start + nbytes
+        return start
+
+
+class Tile:
+    """A tile in simulated shared memory: every access is noted. The element at (row, col) lies at places[row, col].
+
+    `work` is what reads or writes in the background, see simulator.SharedMemory.
+    """
+
+    def __init__(self, plan, memory, values, granules, places):
+        self.plan, self.memory, self.values, self.granules, self.places = plan, memory, values, granules, places
+
+    @property
+    def T(self):
+        plan = replace(self.plan, transposed=not self.plan.transposed)
+        return Tile(plan, self.memory, self.values, self.granules, self.places.T)
+
+    def granules_of(self, rows, cols):
+        return self.granules[self.places[rows, cols]]
+
+    def read(self, rows, cols, work=None):
+        self.memory.note_read(self.granules_of(rows, cols), work)
+        return self.values[self.places[rows, cols]]
+
+    def write(self, rows, cols, values, work=None):
+        self.memory.note_write(self.granules_of(rows, cols), work)
+        self.values[self.places[rows, cols]] = values
+
+
+class TileType(types.Type):
+    def __init__(self, plan):
+        self.plan, self.dtype = plan, element_type(plan.dtype)
+        super().__init__(f"Tile({plan})")
+
+
+@register_model(TileType)
+class TileModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        super().__init__(manager, ty, ir.PointerType(LLVM[ty.dtype], SHARED))
+
+
+@intrinsic
+def _transpose(typingctx, tile):
+    out = TileType(replace(tile.plan, transposed=not tile.plan.transposed))
+    return out(tile), lambda context, b, signature, values: values[0]
+
+
+@overload_attribute(TileType, "T")
+def _tile_transposed(tile):
+    return lambda tile: _transpose(tile)
+
+
+@primitive
+def allocate(plan, stage=0):
+    """The tile of which `plan` is the place; tile.T is it transposed."""
+    memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.stride
+
+    def cut(flat, step):
+        return flat[start // step :][: plan.nbytes // step]
+
+    values = cut(memory.bytes, 1).view(plan.dtype)
+    granules = cut(memory.granules, simulator.GRANULE)[:: item // simulator.GRANULE]
+    return Tile(plan, memory, values, granules, _places_in(plan))
+
+
+@lru_cache
+def _places_in(plan):
+    """Where the elements of a tile lie, counted from its first one: array of [row, col]."""
+    rows, cols = np.ogrid[: plan.rows, : plan.cols]
+    return plan.place(rows, cols)
+
+
+@allocate.lowering
+def allocate(plan, stage=0):
+    return TileType(plan.value)(plan, types.int32), lambda b, _, stage: emit_stage(b, plan.value, stage)
+
+
+def emit_stage(b, plan, stage):
+    """The pointer to a stage."""
+    at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.stride))])
+    return b.bitcast(at, ir.PointerType(LLVM[element_type(plan.dtype)], SHARED))
+
+
+def check_shape(name, plan, layout):
+    if plan.shape != layout.shape:
+        raise TypingError(f"{name}: a tile of {plan} is not {layout}")
+
+
+def shared_runs(b, plan, layout):
+    """How a thread walks over its part of a tile in memory: (rows of slots, columns of slots, element) for each run."""
+    if isinstance(plan, Boxes):
+        yield from box_runs(b, plan, layout)
+        return
+    down, across = plan.steps()
+    start = shared_base(b, plan, layout)
+    if down == 1:
+        for c, offset in enumerate(layout.cols.offsets):
+            for run in layout.rows.runs(plan.vector):
+                yield run, (c,), b.add(start, I32(layout.rows.offsets[run[0]] + offset * across))
+    else:
+        for r, offset in enumerate(layout.rows.offsets):
+            for run in layout.cols.runs(plan.vector):
+                yield (r,), run, b.add(start, I32(offset * down + layout.cols.offsets[run[0]]))
+
+
+def shared_base(b, plan, layout):
+    """Element at which this thread's part starts."""
+    down, across = plan.steps()
+    return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
+
+
+def box_runs(b, plan, layout):
+    if plan.transposed:
+        raise TypingError(f"{plan} is only moved as it lies")
+    row0, col0 = Index(b, base(b, layout.rows)), Index(b, base(b, layout.cols))
+    for r, down in enumerate(layout.rows.offsets):
+        for run in layout.cols.runs(plan.vector):
+            yield (r,), run, plan.place(row0 + down, col0 + layout.cols.offsets[run[0]]).value
+
+
+@primitive
+def put(shared, tile):
+    """A tile from registers into shared memory."""
+    check_shape("put", shared.plan, tile.layout)
+    if holds_first_copy(tile.layout):
+        shared.write(*places(tile.layout), round_to(shared.plan.dtype, tile.registers))
+
+
+@put.lowering
+def put(shared, tile):
+    layout, plan = tile.layout, shared.plan
+    check_shape("put", plan, layout)
+
+    def write(b, pointer, value):
+        regs = unpack(b, tile, value)
+        if isinstance(plan, Boxes) and layout.unit != "fma" and tile.dtype == types.float32:
+            put_matrices(b, plan, layout, pointer, regs)
+            return
+        for rows, cols, place in shared_runs(b, plan, layout):
+            values = [regs[r][c] for r in rows for c in cols]
+            store_vector(b, stored_values(b, tile.dtype, shared.dtype, values), b.gep(pointer, [place]))
+
+    def generate(b, pointer, value):
+        mine = is_first_holder(b, layout)
+        if mine is None:
+            write(b, pointer, value)
+        else:
+            with b.if_then(mine):
+                write(b, pointer, value)
+
+    return types.void(shared, tile), generate
+
+
+def put_matrices(b, plan, layout, pointer, rows):
+    """Sums of a warpgroup into boxes: by 16x16, four matrices of 8x8 at a time, each lane with a row of one of them."""
+    lane = Index(b, b.and_(thread_index(b), I32(31)))
+    first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
+    row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
+    for c in range(0, layout.cols.slots, 4):
+        pairs = left_pairs(b, element_type(plan.dtype), [row[c : c + 4] for row in rows])
+        place = plan.place(row, right + layout.cols.offsets[c])
+        at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
+        text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
+        asm(b, text, VOID, at, *pairs, effect=True)
+
+
+@primitive
+def clear(shared, first):
+    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup."""
+    rows = np.arange(my_index() % WARPGROUP, shared.plan.rows, WARPGROUP)
+    shared.write(rows[rows >= first][:, None], np.arange(shared.plan.cols), shared.plan.dtype.type(0))
+
+
+@clear.lowering
+def clear(shared, first):
+    plan = shared.plan
+
+    def generate(b, pointer, first):
+        start = b.bitcast(pointer, ir.PointerType(I32, SHARED))
+        for above in range(0, plan.rows, WARPGROUP):
+            row = b.add(b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(above))
+            with b.if_then(b.and_(b.icmp_signed(">=", row, first), b.icmp_signed("<", row, I32(plan.rows)))):
+                for at in range(0, plan.nbytes, plan.box_bytes):
+                    for chunk in range(0, ROW_BYTES, CHUNK_BYTES):  # swizzled or not, it is the whole row
+                        words = b.add(b.mul(row, I32(ROW_BYTES // 4)), I32((at + chunk) // 4))
+                        store_vector(b, [I32(0)] * (CHUNK_BYTES // 4), b.gep(start, [words]))
+
+    return types.void(shared, types.int32), generate
+
+
+@primitive
+def get(shared, layout):
+    """A tile from shared memory into registers."""
+    check_shape("get", shared.plan, layout)
+    return Fragment(layout, shared.read(*places(layout)))
+
+
+@get.lowering
+def get(shared, layout):
+    layout_type, layout, plan = layout, layout.value, shared.plan
+    check_shape("get", plan, layout)
+    out = FragmentType(layout, shared.dtype)
+
+    def generate(b, pointer, _):
+        tile = [[None] * layout.cols.slots for _ in range(layout.rows.slots)]
+        for rows, cols, place in shared_runs(b, plan, layout):
+            values = load_vector(b, b.gep(pointer, [place]), len(rows) * len(cols))
+            for (r, c), value in zip([(r, c) for r in rows for c in cols], values):
+                tile[r][c] = value
+        return pack(b, out, tile)
+
+    return out(shared, layout_type), generate

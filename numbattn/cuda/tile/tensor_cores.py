@@ -1,0 +1,309 @@
+"""Products by mma.sync, warp by warp: float16, bfloat16, float32 in three products of TF32, float64."""
+
+from copy import copy
+from itertools import chain, product
+
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+
+from .conversion import HALVES, emit_pair
+from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loop, size_of, thread_index
+from .fragment import FragmentType
+from .fragment import fragment as pack
+from .fragment import registers as unpack
+from .layout import WARP_BITS
+
+
+def emit_mma(acc, x, y):
+    in_registers, total = isinstance(x, FragmentType), types.float64 if y.dtype == types.float64 else types.float32
+    known = y.dtype in HALVES or y.dtype in WORDS
+    if not known or (x.dtype, acc.dtype) != (total if in_registers else y.dtype, total):
+        raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
+    if in_registers and (x.layout.rows != acc.layout.rows or x.layout.unit != "mma"):
+        raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
+    depth, cols = y.plan.shape
+    emit, step = (emit_halves, 16) if y.dtype in HALVES else (emit_words, 8)
+    if depth % step or cols % step:
+        raise TypingError(f"dot: tensor cores take right operands in multiples of {step}x{step}, not {depth}x{cols}")
+
+    def generate(b, value, x_value, y_pointer):
+        sums = Pieces(acc.layout, unpack(b, acc, value))
+        left = Pieces(x.layout, unpack(b, x, x_value)) if in_registers else x_value
+        emit(b, sums, x, left, y, y_pointer)
+        return pack(b, acc, sums.registers)
+
+    return generate
+
+
+class Pieces:
+    """An accumulator in the pieces of 16x8 that one instruction adds to: four registers (0, 1), (8, 9) rows apart.
+
+    A piece is named by the slot of its first row and by its first column.
+    """
+
+    def __init__(self, layout, registers):
+        self.layout, self.registers = layout, registers
+        self.row_slots = range(0, layout.rows.slots, 2)
+
+    def get(self, r, col):
+        c = self.layout.cols.offsets.index(col)
+        return [*self.registers[r][c : c + 2], *self.registers[r + 1][c : c + 2]]
+
+    def put(self, r, col, values):
+        c = self.layout.cols.offsets.index(col)
+        self.registers[r][c : c + 2], self.registers[r + 1][c : c + 2] = values[:2], values[2:]
+
+
+def warp_row(b):
+    """The first row of this thread's warp."""
+    return b.mul(b.lshr(thread_index(b), I32(WARP_BITS)), I32(16))
+
+
+def bits_of_lane(b, shift, bits):
+    return b.and_(b.lshr(thread_index(b), I32(shift)), I32((1 << bits) - 1))
+
+
+def ldmatrix(b, pointer, offset, transposed=False):
+    """Four 8x8 matrices of 16-bit elements, lanes 8i... giving the rows of matrix i: four registers of two elements.
+
+    They lie `offset` elements after the pointers. Added here, or every sum would sit in a register across a loop.
+    """
+    form, nbytes = ".trans" if transposed else "", offset * size_of(pointer.type.pointee)
+    text = f"ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{$0, $1, $2, $3}}, [$4+{nbytes}];"
+    return asm(b, text, [I32] * 4, b.ptrtoint(pointer, I32), effect=True)
+
+
+def matrix_lane(b, line, first, second):
+    """Where a lane points to for ldmatrix: the lower three bits say which line of a matrix, the others which matrix.
+
+    `line` is the step in memory from line to line, `first` that from matrix 0 to 1, `second` that from 0 to 2.
+    """
+    steps = zip(((0, 3), (3, 1), (4, 1)), (line, first, second))
+    at = [b.mul(bits_of_lane(b, *bits), I32(step)) for bits, step in steps]
+    return b.add(b.add(at[0], at[1]), at[2])
+
+
+def mma_sync(b, shape, kind, d, a, c):
+    """d + a @ c: of 16x16 and 16x8 elements if `shape` is m16n8k16."""
+    total = {F32: "f32", F64: "f64"}[d[0].type]
+    names = iter(range(len(d) + len(a) + len(c) + len(d)))
+    vectors = ("{" + ", ".join(f"${next(names)}" for _ in part) + "}" for part in (d, a, c, d))
+    text = f"mma.sync.aligned.{shape}.row.col.{total}.{kind}.{kind}.{total} {', '.join(vectors)};"
+    return asm(b, text, [x.type for x in d], *a, *c, *d)
+
+
+# ------------------------------------------------------------------------------- tensor cores: float16 and bfloat16
+def emit_halves(b, sums, x, left, y, y_pointer):
+    kind, depth = HALVES[y.dtype], y.plan.shape[0]
+    read_y = halves_reader(b, y, y_pointer, I32(0), as_rows=False)
+    if isinstance(left, Pieces):  # the sums of one product are the left operand of the next
+        def left_operand(r, k):
+            values = left.get(r, k) + left.get(r, k + 8)
+            return [emit_pair(b, y.dtype, values[i : i + 2]) for i in range(0, 8, 2)]
+    else:
+        read_x = halves_reader(b, x, left, warp_row(b), as_rows=True)
+
+        def left_operand(r, k):
+            return read_x(sums.layout.rows.offsets[r], k)
+
+    for k in range(0, depth, 16):
+        lefts = [(r, left_operand(r, k)) for r in sums.row_slots]
+        for n in range(0, sums.layout.cols.size, 16):
+            rights = read_y(k, n)
+            for (r, a), half in product(lefts, range(2)):
+                d = sums.get(r, n + 8 * half)
+                sums.put(r, n + 8 * half, mma_sync(b, "m16n8k16", kind, d, a, rights[2 * half : 2 * half + 2]))
+
+
+def halves_reader(b, tile, pointer, first_row, as_rows):
+    """Reads the 2x2 matrices at (row, col) of a tile; a thread gets neighbours of a row, or else of a column."""
+    down, across = tile.plan.steps()
+    lane = matrix_lane(b, max(down, across), 8 * down, 8 * across)
+    start = b.gep(pointer, [b.add(lane, b.mul(first_row, I32(down)))])
+    transposed = as_rows != (across == 1)
+    return lambda row, col: ldmatrix(b, start, row * down + col * across, transposed)
+
+
+# -------------------------------------------------------------------------------- tensor cores: float32 and float64
+def emit_words(b, sums, x, left, y, y_pointer):
+    """Elements that fill registers, 8 of k to an instruction: the product is added chunk by chunk of k, see WORDS."""
+    in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
+    add, chunk = WORDS[y.dtype]
+    order = order_of_k(y, in_registers)
+    ys = WordReader(b, y, y_pointer, 1, I32(0), order, (0, 8))
+    if in_registers:  # the sums of one product are the left operand of the next
+        for k in range(0, depth, chunk):
+            ks = range(k, min(k + chunk, depth), 8)
+            add(b, sums, [[left_words(left.get(r, i)) for i in ks] for r in sums.row_slots], ys.at(I32(k)))
+        return
+    xs = WordReader(b, x, left, 0, warp_row(b), order, (8, 0))
+
+    def turn(k, registers, length=chunk):
+        part, x_here = Pieces(sums.layout, registers), xs.at(k)
+        rows = [sums.layout.rows.offsets[r] for r in sums.row_slots]
+        lefts = [[left_words([*chain(*x_here.blocks(row, i, 2))]) for i in range(0, length, 8)] for row in rows]
+        add(b, part, lefts, ys.at(k))
+        return part.registers
+
+    rest = depth % chunk
+    if depth > rest:  # ptxas moves loads up as far as it can, and runs out of registers: not beyond a turn
+        sums.registers = loop(b, range(0, depth - rest, chunk), sums.registers, turn)
+    if rest:
+        sums.registers = turn(I32(depth - rest), sums.registers, rest)
+
+
+def by_columns(b, sums, add):
+    """add(n) for every 8 columns, 16 of them in a basic block."""
+    for start in range(0, sums.layout.cols.size, 16):
+        columns = range(start, min(start + 16, sums.layout.cols.size), 8)
+        pieces = [(r, n) for n in columns for r in sums.row_slots]
+
+        def registers(pieces=pieces):
+            return [register for piece in pieces for register in sums.get(*piece)]
+
+        def compute(columns=columns, registers=registers):
+            for n in columns:
+                add(n)
+            return registers()
+
+        found = in_own_block(b, registers(), compute)
+        for i, piece in enumerate(pieces):
+            sums.put(*piece, found[4 * i : 4 * i + 4])
+
+
+def left_words(words):
+    """Two words of a line and two of the one 8 below, in the order of the instruction."""
+    return [*words[::2], *words[1::2]]
+
+
+def add_singles(b, sums, lefts, ys):
+    """Add a chunk's product, lefts[row of pieces][step of k], by 3xTF32.
+
+    x = hi + lo in TF32 each, x y = hi hi + (hi lo + lo hi), good to a float32's last bit. Tensor cores cut off what
+    does not fit into a sum, so that long sums come out too small. What they add up is therefore short, starts from zero
+    and has the small terms in a sum of their own.
+    """
+    lefts = [[split(b, words) for words in row] for row in lefts]
+
+    def add(n):
+        rights = (split(b, words) for words in ys.blocks(n, 0, len(lefts[0])))
+        for r, terms in zip(sums.row_slots, products(b, lefts, rights)):
+            sums.put(r, n, [b.fadd(d, b.fadd(*two)) for d, *two in zip(sums.get(r, n), *terms)])
+
+    by_columns(b, sums, add)
+
+
+def products(b, lefts, rights):
+    """The sums over k of the large and of the small terms of lefts[row of pieces][k] times rights[k]."""
+    found = [([F32(0.0)] * 4, [F32(0.0)] * 4) for _ in lefts]
+    for (y_high, y_low), *xs in zip(rights, *lefts):
+        for i, (x_high, x_low) in enumerate(xs):
+            large, small = found[i]
+            small = mma_tf32(b, small, x_high, y_low)
+            small = mma_tf32(b, small, x_low, y_high)
+            found[i] = mma_tf32(b, large, x_high, y_high), small
+    return found
+
+
+def mma_tf32(b, d, a, c):
+    return mma_sync(b, "m16n8k8", "tf32", d, a, c)
+
+
+def split(b, values):
+    """float32 registers as sums of two of TF32: the nearest ones, of 10 bits of mantissa, and what they leave.
+
+    Of the rest, whose sign is as good as random, the unit drops a 12th bit. Two cvt.rna.tf32, six instructions in all,
+    are no better.
+    """
+    bits = [b.bitcast(x, I32) for x in values]
+    highs = [b.and_(b.add(x, I32(0x1000)), I32(0xFFFFE000)) for x in bits]
+    rests = [b.fsub(x, b.bitcast(high, F32)) for x, high in zip(values, highs)]
+    return highs, [b.bitcast(rest, I32) for rest in rests]
+
+
+def add_doubles(b, sums, lefts, ys):
+    """Add a chunk's product, lefts[row of pieces][step of k]. Sums are rounded to the nearest, as on CUDA cores."""
+
+    def add(n):
+        for i, right in enumerate(ys.blocks(n, 0, len(lefts[0]))):
+            for r, row in zip(sums.row_slots, lefts):
+                sums.put(r, n, mma_f64(b, sums.get(r, n), row[i], right))
+
+    by_columns(b, sums, add)
+
+
+def mma_f64(b, d, a, c):
+    """d + a @ c, of 16x8 and 8x8 elements. What there is on 8.x does a quarter of it: half of the rows, half of k."""
+    if capability() >= (9, 0):
+        return mma_sync(b, "m16n8k8", "f64", d, a, c)
+    halves = [d[:2], d[2:]]
+    for k, row in product(range(2), range(2)):
+        halves[row] = mma_sync(b, "m8n8k4", "f64", halves[row], [a[2 * k + row]], [c[k]])
+    return halves[0] + halves[1]
+
+
+WORDS = {types.float32: (add_singles, 64), types.float64: (add_doubles, 32)}  # how a chunk of k is added, its length
+
+
+def order_of_k(y, in_registers):
+    """The order that suits the right operand, of which there is more to read, unless x lies in registers already."""
+    if in_registers or y.plan.steps()[0] != 1:
+        return 2
+    if y.dtype == types.float32:
+        return 1
+    return 4 if y.plan.shape[0] % 16 == 0 else 2
+
+
+class WordReader:
+    """Reads float32 or float64 in blocks of 8 lines, rows of the left operand or columns of the right one, by 8 of k.
+
+    Lane 4g + t gets two elements of line g. Which two is free, if both operands agree. By `order`:
+
+    1: k = t and t + 4, what ldmatrix gives of float32 where k is contiguous.
+    2: k = 2t and 2t + 1, what lanes hold of a sum; and where lines are contiguous all lanes read from different banks.
+    4: k = 4t and 4t + 1, in the next block 4t + 2 and 4t + 3: where k is contiguous, lanes so read 16 bytes of float64
+       from different banks.
+    """
+
+    def __init__(self, b, tile, pointer, along, first_line, order, apart):
+        """`along` is the tile's axis of the lines, `apart` the step from a block's (line, k) to the next one's."""
+        steps = tile.plan.steps()
+        self.b, self.line_step, self.k_step = b, steps[along], steps[1 - along]
+        self.order, self.apart = order, apart
+        first = b.mul(first_line, I32(self.line_step))
+        group, lane = bits_of_lane(b, 2, 3), bits_of_lane(b, 0, 2)
+        word = b.add(b.mul(group, I32(self.line_step)), b.mul(lane, I32(self.k_step * order)))
+        self.words = b.gep(pointer, [b.add(first, word)])
+        self.matrices = b.gep(pointer, [b.add(first, matrix_lane(b, self.line_step, 4, self.offset(*apart)))])
+
+    def at(self, k):
+        """The reader of what starts at k."""
+        moved, step = copy(self), self.b.mul(k, I32(self.k_step))
+        moved.words, moved.matrices = (self.b.gep(start, [step]) for start in (self.words, self.matrices))
+        return moved
+
+    def offset(self, line, k):
+        if self.order == 4 and k % 16:
+            k += 2 - 8  # the second half of 16 lies between the first one's
+        return line * self.line_step + k * self.k_step
+
+    def blocks(self, line, k, count):
+        """The elements of `count` blocks, one after the other, loaded as they are asked for."""
+        places = [(line + i * self.apart[0], k + i * self.apart[1]) for i in range(count)]
+        if self.k_step == 1 and self.order == 1:
+            for place, _ in zip(places[::2], places[1::2]):
+                words = ldmatrix(self.b, self.matrices, self.offset(*place))
+                words = [self.b.bitcast(word, F32) for word in words]
+                yield words[:2]
+                yield words[2:]
+            places = places[count // 2 * 2 :]
+        for place in places:
+            yield self.block(self.offset(*place))
+
+    def block(self, offset):
+        def load(i, width):
+            return load_vector(self.b, self.b.gep(self.words, [I32(offset + i * self.k_step)]), width)
+
+        if self.order > 1 and self.k_step == 1:
+            return load(0, 2)
+        return [*load(0, 1), *load(4 if self.order == 1 else 1, 1)]
