@@ -52,6 +52,21 @@ class Key:
         return getattr(import_module(module), function)(**dict(self.parameters))
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a Key is, for a Source that no factory could make again: a kernel of the user's own."""
+
+    given: Any
+    cc: tuple
+
+    @property
+    def name(self):
+        return re.sub(r"\W", "_", self.given.function.__name__)
+
+    def source(self):
+        return self.given
+
+
 class TensorMap(NamedTuple):
     """An argument, uint64 in the signature, that is the address of a tensor map passed by value."""
 
@@ -126,12 +141,13 @@ class Binary:
 
 
 def build(key):
-    """The Binary of a Key: from the disk, else compiled and put there."""
-    name = _digest(key)
+    """The Binary of a Key: from the disk, else compiled and put there. A Given one is known by its PTX."""
+    ptx = compile_ptx(key.given, key.cc, key.name) if isinstance(key, Given) else None
+    name = _digest(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
     binary = _unpack(disk.read("cuda", name))
     if binary is None:
         source = key.source()
-        cubin, report = assemble(compile_ptx(source, key.cc, key.name), key.cc)
+        cubin, report = assemble(ptx or compile_ptx(source, key.cc, key.name), key.cc)
         overlaps = source.overlaps and key.cc >= (9, 0)
         binary = Binary(key.name, _arguments(source), source.threads, source.shared, overlaps, report, cubin)
         disk.write("cuda", name, _pack(binary))
@@ -279,6 +295,12 @@ def _digest(key):
     module = key.factory.partition(":")[0]
     parts = repr(key), _versions(), _package_sources(), _module_source(module)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _digest_of_ptx(ptx, cc):
+    """Without what Numba numbers anew in each process and no instruction refers to."""
+    text = "\n".join(line for line in ptx.splitlines() if "NumbaEnv" not in line and not line.startswith("//"))
+    return hashlib.sha256(repr((text, cc, _versions())).encode()).hexdigest()
 
 
 @cache

@@ -24,7 +24,7 @@ from .plan import At
 from .spec import NUMBERS, Device
 from .views import VECTOR_BYTES, for_tensor_map
 
-LARGEST_GRID = 2**31 - 1  # along x, the only axis used: y and z end at 65535
+LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z
 PROGRAMS = 4096  # that a device keeps
 WORD = 8  # bytes
 FORMATS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}
@@ -219,10 +219,12 @@ class Config(ctypes.Structure):
 
     @classmethod
     def of(cls, blocks, binary):
-        if not 0 < blocks <= LARGEST_GRID:
-            raise ValueError(f"{binary.name}: got {blocks} blocks, allowed 1 to {LARGEST_GRID}")
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+        if not 0 < grid[0] <= LARGEST_GRID or not all(0 < count <= LARGEST_OTHER for count in grid[1:]):
+            raise ValueError(f"{binary.name}: got {blocks} blocks, allowed 1 to {LARGEST_GRID}, "
+                             f"along other axes 1 to {LARGEST_OTHER}")
         overlaps = ctypes.addressof(OVERLAPS) if binary.overlaps else None
-        return cls((blocks, 1, 1), (binary.threads, 1, 1), binary.shared, None, overlaps, int(binary.overlaps))
+        return cls(grid, (binary.threads, 1, 1), binary.shared, None, overlaps, int(binary.overlaps))
 
 
 class Attribute(ctypes.Structure):

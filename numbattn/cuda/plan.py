@@ -13,7 +13,7 @@ from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_te
 
 UINT32 = np.dtype(np.uint32)
 KB = 1024
-DEVICES = {  # of a compute capability: a usual one, for plans without it
+DEVICES = {  # a typical one of each compute capability, to plan for without a GPU
     (7, 5): Device(0, (7, 5), 40, 64 * KB),
     (8, 0): Device(0, (8, 0), 108, 163 * KB),
     (8, 6): Device(0, (8, 6), 84, 99 * KB),
@@ -23,11 +23,11 @@ DEVICES = {  # of a compute capability: a usual one, for plans without it
     (12, 0): Device(0, (12, 0), 170, 99 * KB),
 }
 RESULTS = "o", "dq", "dk", "dv"
-SINK, SINK_BYTES = "sink", 1 << 20  # memory of the device for what nobody reads
+SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
 
 
 class StandIn(NamedTuple):
-    """An array that the kernels get in place of a given one, copied before or, of a result, summed into it after."""
+    """An array that kernels take in place of a given one: a copy of an input, or what is summed into a result."""
 
     name: str
     shape: tuple
@@ -37,7 +37,7 @@ class StandIn(NamedTuple):
 
 
 class Temporary(NamedTuple):
-    """An array that lives as long as the pass."""
+    """An array that only exists during the pass."""
 
     name: str
     shape: tuple
@@ -60,12 +60,12 @@ class Step(NamedTuple):
 
     key: Key
     tiles: Any
-    blocks: int
+    blocks: Any  # their number, or along three axes
     arguments: tuple  # as in the kernel's signature, tuples flat: At, a name of NUMBERS, or a number
 
 
 class Plan(NamedTuple):
-    """A pass: first the stand-ins of inputs are filled, then the steps are launched, then those of results are read."""
+    """A pass: fill the stand-ins of inputs, launch the steps, read the stand-ins of results."""
 
     stand_ins: tuple
     temporaries: tuple
@@ -74,17 +74,17 @@ class Plan(NamedTuple):
     uses_counters: bool
 
     def names(self, arrays):
-        """Of all whose addresses its launches take, in order, for a call with arrays of these names."""
+        """The names of all whose addresses its launches take, in order, for a call with arrays of these names."""
         return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS.name] * self.uses_counters]
 
 
 class Call(NamedTuple):
-    """What a plan follows from, beside Problem and Device."""
+    """What a plan depends on, beside Problem and Device."""
 
-    layouts: dict  # of all its arrays by name; "lse" is missing if nobody wants it
-    keys: int  # the most keys that a query sees, as far as the band tells
-    last_key: int  # no query sees this one, or one behind it: what lies there may be NaN
-    grids: tuple = ()  # rows and columns of a cell, of each grid of the mask
+    layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
+    keys: int  # the most that a query sees, by the mask's band alone
+    last_key: int  # no query sees this one or any after it: there may be NaN
+    grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
 
 
 def plan(candidates, problem, device, call):
@@ -135,7 +135,7 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, argument):
-        """An array that the kernel can take: the given one, or one that stands in for it."""
+        """Let the kernel take this array as it is given, or a stand-in."""
         name = argument.name
         if name in self.stand_ins:
             return
@@ -155,7 +155,7 @@ class Planner:
             self.layouts[name] = contiguous(shape, dtype)
 
     def find_line(self, argument):
-        """One that the call does not have: a temporary, or, of what nobody wants, a line that all heads write to."""
+        """Where the call has no such array: a temporary, or one line of the sink for all heads if it is not wanted."""
         name, shape, dtype = argument.name, self.problem.lse_shape, self.problem.sum_dtype
         if name in self.layouts or name == "dlse":
             return
@@ -169,7 +169,7 @@ class Planner:
         self.layouts[name] = contiguous(shape, dtype)
 
     def find_states(self, spec, tiles, work):
-        """The temporary for the states of tiles, and the step that finds them."""
+        """The temporary for the states of tiles, and the step that computes them."""
         m_blocks, n_blocks = self.tiles_of(tiles)
         walked = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*walked)
@@ -179,7 +179,7 @@ class Planner:
         self.add_launches(states, work, tiles, states.parameters(work, tiles))
 
     def batch(self, heads):
-        """The batch axes of an array with so many heads."""
+        """The batch axes of an array with this number of heads."""
         return (*self.problem.batch[:-1], heads) if self.problem.batch else ()
 
     # ----------------------------------------------------------------------------------------------------- launches
@@ -208,7 +208,7 @@ class Planner:
         elif isinstance(argument, Matrix | Boxes):
             yield self.at(argument.name, argument.heads)
         elif isinstance(argument, Line):
-            other = {"lse": SINK, "dlse": "lse"}            # which nobody wants; which nobody has and no kernel reads
+            other = {"lse": SINK, "dlse": "lse"}            # not wanted; not given, and no kernel reads it
             yield self.at(argument.name if argument.name in self.layouts else other[argument.name], own=1)
         elif argument is DROPOUT:
             yield from ("threshold", "offset", "key_low", "key_high", "first")
@@ -222,7 +222,7 @@ class Planner:
             yield argument if argument in NUMBERS else getattr(problem, argument)
 
     def sight(self):
-        """As kernels.visibility.Sight has it."""
+        """The fields of a kernels.visibility.Sight."""
         yield from SIDES
         for side in sides_of(self.mask):
             yield self.at(side, own=0)

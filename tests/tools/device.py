@@ -103,10 +103,11 @@ def run(step, addresses, numbers):
 
     arguments = [argument(kind, tensor_maps.get(i)) for i, kind in enumerate(source.signature.args)]
     assert next(given, None) is None, "there are more arguments than the signature has"
+    grid = (step.blocks, 1, 1) if isinstance(step.blocks, int) else step.blocks
     if simulated():
-        simulate(source.function, (step.blocks, 1, 1), source.threads, source.shared, *arguments)
+        simulate(source.function, grid, source.threads, source.shared, *arguments)
     else:
-        interpret(compiled(step.key), (step.blocks, 1, 1), source.threads, source.shared, *arguments)
+        interpret(compiled(step.key), grid, source.threads, source.shared, *arguments)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,135 @@
+"""A matrix product on Hopper in the tile language: C = A B^T, by TMA, a pipeline and wgmma.
+
+    python examples/09_matrix_product.py            # 8192 x 8192 on a GPU, beside cuBLAS; simulated without one
+
+Persistent and warp-specialised: in each block one thread of the last warpgroup is the producer, which loads tiles of A
+and B by TMA; two warpgroups are the consumers, with 64 rows of C each. Needs one of numbattn's extras cu12 and cu13.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+
+from numbattn.cuda.kernel import TensorMap, launch
+from numbattn.cuda.tile import (
+    WARPGROUP,
+    Alignment,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    aligned,
+    block_index,
+    decrease_registers,
+    device,
+    dot,
+    full,
+    grid_size,
+    increase_registers,
+    init_pipeline,
+    release,
+    save,
+    shape,
+    stage,
+    sync_threads,
+    thread_index,
+    tma_load,
+    wait,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+)
+
+ROWS, TILE_N, TILE_K, STAGES, CONSUMERS = 64, 256, 64, 4, 2     # rows of a consumer; columns of C; depth of a stage
+TILE_M, PRODUCER, GROUP = ROWS * CONSUMERS, WARPGROUP * CONSUMERS, 16  # tiles of rows that share columns of B in L2
+C_TILE, VECTORS = wgmma(TILE_N), Alignment(16)
+shared = SharedMemory()
+A_PIPELINE = Pipeline.within(shared, shared.boxes(ROWS, TILE_K, np.float16, STAGES * CONSUMERS), readers=1)
+B_PIPELINE = Pipeline.within(shared, shared.boxes(TILE_N, TILE_K, np.float16, STAGES), readers=CONSUMERS)
+
+
+@device
+def tile_at(number, tiles_n):
+    """The first row and column of a tile of C."""
+    group, number = number // (GROUP * tiles_n), number % (GROUP * tiles_n)
+    return TILE_M * (GROUP * group + number % GROUP), TILE_N * (number // GROUP)
+
+
+@device
+def produce(mA, mB, tiles, tiles_n, k_blocks):
+    A, B = stage(A_PIPELINE, 0), stage(B_PIPELINE, 0)
+    for number in range(block_index(), tiles, grid_size()):
+        m0, n0 = tile_at(number, tiles_n)
+        for k in range(k_blocks):
+            for row in range(0, TILE_M, ROWS):
+                acquire(A)
+                tma_load(A, mA, 0, k, m0 + row)
+                A = advance(A, 1)
+            acquire(B)
+            tma_load(B, mB, 0, k, n0)
+            B = advance(B, 1)
+
+
+@device
+def consume(mC, tiles, tiles_n, k_blocks):
+    consumer = warpgroup_index()
+    A, B = stage(A_PIPELINE, consumer), stage(B_PIPELINE, 0)
+    for number in range(block_index(), tiles, grid_size()):
+        m0, n0 = tile_at(number, tiles_n)
+        C = full(C_TILE, np.float32(0))
+        for _ in range(k_blocks):
+            wait(A)
+            wait(B)
+            C = wgmma_wait(dot(C, A.tile, B.tile.T), 0)         # the other consumer's products keep the unit busy
+            release(A)
+            release(B)
+            A, B = advance(A, CONSUMERS), advance(B, 1)
+        save(aligned(mC[:, n0 : n0 + TILE_N], VECTORS), C, m0 + ROWS * consumer)
+
+
+def matrix_product(mA, mB, mC, depth):
+    """mA and mB are tensor maps of panels of TILE_K columns, (1, depth / TILE_K, rows, TILE_K): see `panels`."""
+    init_pipeline(A_PIPELINE)
+    init_pipeline(B_PIPELINE)
+    sync_threads()
+    m, n = shape(mC)
+    tiles_n, k_blocks = (n + TILE_N - 1) // TILE_N, (depth + TILE_K - 1) // TILE_K
+    tiles = (m + GROUP * TILE_M - 1) // (GROUP * TILE_M) * GROUP * tiles_n
+    if warpgroup_index() == CONSUMERS:
+        decrease_registers(40)
+        if thread_index() == PRODUCER:
+            produce(mA, mB, tiles, tiles_n, k_blocks)
+    else:
+        increase_registers(232)
+        consume(mC, tiles, tiles_n, k_blocks)
+
+
+def panels(x):
+    """A matrix as panels of TILE_K columns, without a copy."""
+    return x.reshape(len(x), -1, TILE_K).swapaxes(0, 1)[None]
+
+
+def product(a, b, blocks):
+    """a b^T of float16 matrices whose rows are multiples of TILE_K long."""
+    c = xp.empty((len(a), len(b)), np.float16)
+    maps = TensorMap(panels(a), A_PIPELINE.tile.box), TensorMap(panels(b), B_PIPELINE.tile.box)
+    launch(matrix_product, blocks, WARPGROUP * (CONSUMERS + 1), shared.nbytes, *maps, c, np.int32(a.shape[1]))
+    return c
+
+
+if __name__ == "__main__":
+    on_gpu = find_spec("cupy") and import_module("cupy").is_available()
+    xp = import_module("cupy" if on_gpu else "numpy")
+    m, n, k, blocks = (8192, 8192, 8192, 132) if on_gpu else (100, 304, 192, 2)
+    rng = np.random.default_rng(0)
+    a, b = (xp.asarray(rng.standard_normal((rows, k), dtype=np.float32).astype(np.float16)) for rows in (m, n))
+    c, wanted = product(a, b, blocks), a.astype(np.float32) @ b.astype(np.float32).T
+    error = float(abs(c - wanted).max() / abs(wanted).max())
+    print(f"c {c.shape}, {'on the GPU' if on_gpu else 'simulated'}, largest difference from float32: {error:.1e}")
+    if on_gpu:
+        from cupyx.profiler import benchmark
+
+        for name, call in (("numbattn", lambda: product(a, b, blocks)), ("cuBLAS", lambda: a @ b.T)):
+            seconds = np.median(benchmark(call, n_repeat=50, n_warmup=10).gpu_times)
+            print(f"{name}: {2 * m * n * k / seconds / 1e12:.0f} TFLOP/s")

@@ -1,0 +1,149 @@
+"""Kernels of your own in the tile language: `launch` runs one on CuPy arrays, or simulates it on NumPy arrays."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+from numba.cuda.np.numpy_support import from_dtype
+
+from .build import Given, Source
+from .build import TensorMap as MapArgument
+from .plan import At, Plan, Step
+from .spec import NUMBERS
+from .tile import INDEX, bfloat16, simulate
+from .views import View, fits_tensor_map, layout_of
+
+
+class TensorMap(NamedTuple):
+    """An argument of `launch` whose tiles a kernel moves by TMA, in boxes of this extent: see `tile.tma_load`.
+
+    The box is that of the tiles in shared memory, ``tile.box``. The array's rows start at multiples of 16 bytes.
+    """
+
+    array: Any
+    box: tuple
+    swizzle: int = 128
+
+
+def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: Any) -> None:
+    """Run a kernel: compiled, on CuPy's current device and stream, or simulated, if all arrays are NumPy's.
+
+    Nothing waits for the GPU. Compiled in are the kernel, what it captures, and the dtypes and numbers of axes of its
+    arguments; the binary is kept on disk.
+
+    Parameters
+    ----------
+    kernel : function
+        In the words of `numbattn.cuda.tile`.
+    grid : int, or tuple of up to three
+        Number of blocks along each axis, see `tile.block_index`.
+    threads : int
+        In a block, 1 to 1024.
+    shared_bytes : int
+        Dynamic shared memory of a block, ``SharedMemory().nbytes``.
+    arguments : arrays, TensorMap, numbers, tuples of arrays and numbers
+        Arrays of any strides; bfloat16 is that of ml_dtypes.
+
+    Raises
+    ------
+    TypeError
+        NumPy arrays beside CuPy's, or an argument that kernels do not take.
+    ValueError
+        An array of another device, a TensorMap of an array that TMA cannot move, a grid or threads out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn.cuda.kernel import launch
+    >>> from numbattn.cuda.tile import block_index, load, save, simt
+    >>> TILE = simt(8, 16, 32, 4, 1)                        # 8 x 16 elements in a block of 32 threads
+    >>> def double(x, y):
+    ...     save(y, 2 * load(x, TILE, 8 * block_index()), 8 * block_index())
+    >>> x = np.ones((16, 16), np.float32)
+    >>> y = np.zeros_like(x)
+    >>> launch(double, 2, TILE.threads, 0, x, y)
+    >>> float(y.min()), float(y.max())
+    (2.0, 2.0)
+    """
+    grid = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+    if min(grid) < 1:
+        raise ValueError(f"grid: got {grid}, expected at least one block along each axis")
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"threads: got {threads}, expected 1 to 1024")
+    arrays = [_array(x) for x in _flat(arguments) if not _is_number(x)]
+    libraries = sorted({type(x).__module__.partition(".")[0] for x in arrays})
+    if libraries == ["cupy"]:
+        from .launch import current_gpu
+
+        run(current_gpu(), kernel, grid, threads, shared_bytes, arguments)
+    elif libraries == ["numpy"]:
+        simulate(kernel, grid, threads, shared_bytes, *map(_array, arguments))
+    else:
+        raise TypeError(f"arguments: got arrays of {', '.join(libraries)}, expected all of NumPy or all of CuPy")
+
+
+def run(gpu, kernel, grid, threads, shared_bytes, arguments):
+    """On a launch.GPU, as `launch` does."""
+    flat = [*_flat(arguments)]
+    arrays = {str(i): _array(x) for i, x in enumerate(flat) if not _is_number(x)}
+    addresses, odd = gpu.addresses(arrays)
+    if odd and any(isinstance(x, TensorMap) for x in flat):
+        raise ValueError("TensorMap: got arrays at addresses that are no multiples of 16 bytes")
+    kinds = tuple(map(type_of, arguments))
+    layouts = [x if _is_number(x) else layout_of(_array(x), 0) for x in flat]
+    boxes = [x[1:] for x in flat if isinstance(x, TensorMap)]
+    key = kernel, grid, threads, shared_bytes, kinds, tuple(layouts), tuple(boxes)
+    program = gpu.programs.get(key)
+    if program is None:
+        plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, kinds, flat)
+        program = gpu.load(plan, tuple(arrays), np.float32)
+        gpu.keep(key, program)
+    program([*addresses, gpu.sink], [0] * len(NUMBERS), gpu.stream().ptr)
+
+
+def plan_of(device, kernel, grid, threads, shared_bytes, kinds, flat):
+    """A Plan of one step."""
+    maps = tuple(MapArgument(i, x.box, x.swizzle) for i, x in enumerate(flat) if isinstance(x, TensorMap))
+    for x in flat:
+        if isinstance(x, TensorMap) and not fits_tensor_map(layout_of(x.array, 0)):
+            raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
+                             "expected contiguous rows that start at multiples of 16 bytes")
+    source = Source(kernel, types.void(*kinds), threads, shared=shared_bytes, tensor_maps=maps)
+    given = tuple(x if _is_number(x) else At(str(i), _view(_array(x))) for i, x in enumerate(flat))
+    cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
+    return Plan((), (), (Step(Given(source, cc), None, grid, given),), False, False)
+
+
+def type_of(x):
+    """The type that a kernel has an argument as: arrays of any strides, bfloat16 as uint16, np.int32 as an index."""
+    if isinstance(x, TensorMap):
+        return types.uint64
+    if isinstance(x, tuple):
+        named = hasattr(x, "_fields")
+        parts = [type_of(part) for part in x]
+        return types.NamedTuple(parts, type(x)) if named else types.Tuple.from_types(parts)
+    if _is_number(x):
+        return INDEX if isinstance(x, np.int32) else from_dtype(np.asarray(x).dtype)
+    dtype = np.dtype(np.uint16) if x.dtype == bfloat16 else x.dtype
+    return types.Array(from_dtype(dtype), x.ndim, "A")
+
+
+def _is_number(x):
+    return isinstance(x, int | float | np.generic)
+
+
+def _array(x):
+    return x.array if isinstance(x, TensorMap) else x
+
+
+def _view(array):
+    return View(0, array.itemsize, array.shape, array.strides)
+
+
+def _flat(arguments):
+    for x in arguments:
+        if isinstance(x, tuple) and not isinstance(x, TensorMap):
+            yield from _flat(x)
+        else:
+            yield x
+

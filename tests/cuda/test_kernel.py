@@ -1,0 +1,132 @@
+"""Kernels of a user's own: one function on NumPy arrays, compiled for a GPU, and on CuPy arrays."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from numbattn.cuda import kernel as own
+from numbattn.cuda.build import Given, Source, build
+from numbattn.cuda.kernel import TensorMap, launch, type_of
+from numbattn.cuda.plan import DEVICES
+from numbattn.cuda.tile import (
+    INDEX,
+    Pipeline,
+    SharedMemory,
+    block_index,
+    fence_async_proxy,
+    get,
+    init_pipeline,
+    load,
+    save,
+    simt,
+    stage,
+    sync_threads,
+    thread_index,
+    tma_load,
+    wait,
+    wgmma,
+)
+from tests.tools.device import GPU
+
+TILE = simt(8, 16, 32, 4, 1)
+
+
+class Line(NamedTuple):
+    slope: Any
+    offset: Any
+
+
+def line(x, y, about, first):
+    m0 = 8 * block_index() + first
+    save(y, load(x, TILE, m0) * about.slope + about.offset, m0)
+
+
+shared = SharedMemory()
+PIPELINE, ROWS = Pipeline.within(shared, shared.boxes(64, 64, np.float16, 1), readers=1), wgmma(64)
+
+
+def turned(x, y):
+    """By TMA."""
+    init_pipeline(PIPELINE)
+    fence_async_proxy()
+    sync_threads()
+    X = stage(PIPELINE, 0)
+    if thread_index() == 0:
+        tma_load(X, x, 0, 1, 64 * block_index())
+    wait(X)
+    save(y, get(X.tile, ROWS), 64 * block_index())
+
+
+@pytest.fixture(params=["NumPy", "a GPU's PTX", pytest.param("CuPy", marks=pytest.mark.gpu)])
+def run(request):
+    """launch on NumPy arrays, whatever computes."""
+
+    def on_a_gpu(function, grid, threads, shared_bytes, *arguments):
+        import cupy
+
+        moved = [TensorMap(cupy.asarray(x.array), *x[1:]) if isinstance(x, TensorMap)
+                 else cupy.asarray(x) if isinstance(x, np.ndarray) else x for x in arguments]  # fmt: skip
+        launch(function, grid, threads, shared_bytes, *moved)
+        for x, y in zip(arguments, moved):
+            if isinstance(x, np.ndarray):
+                x[...] = y.get()
+
+    def interpreted(function, grid, *rest):
+        gpu = GPU(DEVICES[9, 0])
+        threads, shared_bytes, *arguments = rest
+        grid = (grid, 1, 1) if isinstance(grid, int) else grid
+        own.run(gpu, function, grid, threads, shared_bytes, arguments)
+
+    return {"NumPy": launch, "a GPU's PTX": interpreted, "CuPy": on_a_gpu}[request.param]
+
+
+def test_arrays_numbers_and_tuples(run, rng):
+    x = rng.standard_normal((20, 16)).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    run(line, 2, TILE.threads, 0, x, y, Line(np.float32(2), 1.5), np.int32(8))
+    assert np.isnan(y[:8]).all()
+    np.testing.assert_allclose(y[8:], 2 * x[8:] + 1.5, rtol=1e-6)
+
+
+def test_tensor_maps_and_shared_memory(run, rng):
+    x = rng.standard_normal((1, 2, 100, 64)).astype(np.float16)
+    y = np.full((100, 64), np.nan, np.float16)
+    run(turned, (2, 1, 1), 128, shared.nbytes, TensorMap(x, PIPELINE.tile.box), y)
+    np.testing.assert_array_equal(y, x[0, 1])
+
+
+def test_a_binary_is_kept_on_disk_by_its_ptx(cache_dir, monkeypatch):
+    x = np.zeros((8, 16), np.float32)
+    source = Source(line, own.types.void(*map(type_of, (x, x, Line(np.float32(2), 1.5), np.int32(0)))), TILE.threads)
+    first = build(Given(source, (8, 0)))
+    monkeypatch.setattr("numbattn.cuda.build.assemble", None)
+    assert build(Given(source, (8, 0))) == first
+    assert len([*cache_dir.iterdir()]) == 1
+
+
+def test_types():
+    import ml_dtypes
+
+    assert type_of(np.int32(1)) == INDEX
+    assert str(type_of(np.zeros((2, 2), ml_dtypes.bfloat16)).dtype) == "uint16"
+    assert str(type_of(2.0)) == "float64"
+
+
+X = np.zeros((8, 16), np.float32)
+WRONG = {
+    "no array": (line, 1, 32, 0, 1.0), "no block": (line, 0, 32, 0, X), "threads": (line, 1, 2000, 0, X),
+    "a list": (line, 1, 32, 0, [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_calls(case):
+    with pytest.raises((TypeError, ValueError), match="got"):
+        launch(*WRONG[case])
+
+
+@pytest.mark.parametrize("x", [np.zeros((1, 1, 8, 12), np.float16), np.zeros((1, 1, 8, 16), np.float16)[..., ::2]])
+def test_what_tma_cannot_move(x):
+    with pytest.raises(ValueError, match="TensorMap: got an array of shape"):
+        own.run(GPU(DEVICES[9, 0]), turned, (1, 1, 1), 128, shared.nbytes, (TensorMap(x, (1, 1, 64, 64)), X))
