@@ -1,5 +1,41 @@
 from importlib.util import find_spec
 
+import numpy as np
+import pytest
+
 # what needs the packages of the extras cu12 and cu13 is collected where they are
-CUDA = ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
-collect_ignore_glob = [] if find_spec("numba_cuda") and find_spec("cupy") else CUDA
+HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
+collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
+
+
+@pytest.fixture(autouse=True)
+def names_of_examples(request, doctest_namespace):
+    """What the examples of the tile language say without making it: see numbattn/cuda/tile/__init__.py."""
+    if not request.node.name.startswith("numbattn.cuda.tile"):
+        return
+    from numbattn.cuda import tile
+    from numbattn.cuda.tile.global_memory import places
+
+    TILE = tile.simt(2, 4, 32, 4, 1)
+    ARRAY = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+    def run(kernel, *arrays, threads=32):
+        tile.simulate(kernel, (1, 1, 1), threads, 1 << 14, *arrays)
+        return arrays[-1]
+
+    def show(function, layout=TILE):
+        tiles = []
+
+        def kernel():
+            found = function(tile.load(ARRAY, layout, 0))
+            tiles.append((found, places(found.layout)))
+
+        tile.simulate(kernel, (1, 1, 1), 32, 0)
+        first = tiles[0][0]
+        out = np.empty(first.layout.shape, first.dtype)
+        for found, at in tiles:
+            out[at] = found.registers
+        return out
+
+    doctest_namespace.update({name: getattr(tile, name) for name in tile.__all__})
+    doctest_namespace.update(np=np, TILE=TILE, ARRAY=ARRAY, run=run, show=show)

@@ -67,8 +67,8 @@ def attention(
 
     Notes
     -----
-    Algorithm 1 of Dao, Fu, Ermon, Rudra and Re, "FlashAttention" (NeurIPS 2022), with the running maximum and base-2
-    exponentials. Sums are made in float32, or in float64 for float64.
+    Algorithms 1 and 2 of Dao, Fu, Ermon, Rudra and Re, "FlashAttention" (NeurIPS 2022), with base-2 exponentials. Sums
+    are accumulated in float32, or in float64 for float64.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def attention_forward(
     saved : Saved
         For `attention_backward`. ``saved.lse``, (..., seqlen_q), is the natural logarithm of the sum of exponentials
         of the visible scores: float32, or float64 for float64; -inf where a query sees nothing. It refers to q, k, v
-        and o: who edits them in place between the two calls changes the gradients.
+        and o: editing them in place between the two calls changes the gradients.
 
     Raises
     ------
@@ -139,12 +139,13 @@ def attention_backward(
     do : array, (..., seqlen_q, head_dim_v)
         The gradient of o; of another floating dtype it is converted.
     saved : Saved
-        What `attention_forward` returned, or `Saved.of` made. It refers to q, k, v and o: who has edited them in place
-        since then gets wrong gradients.
+        What `attention_forward` or `Saved.of` returned. It refers to q, k, v and o: if they have been edited in place
+        since then, gradients are wrong.
     dlse : array, (..., seqlen_q), optional
         The gradient of ``saved.lse``, likewise; ignored where lse is -inf.
     deterministic : bool, optional
-        Ask for gradients that are equal bit for bit from call to call. In this version they always are.
+        Ask for gradients that are equal bit for bit from call to call. It changes nothing in this version: they
+        always are.
 
     Returns
     -------
@@ -158,7 +159,7 @@ def attention_backward(
 
     Notes
     -----
-    Algorithm 4 of the paper: P is computed again, tile by tile, from q, k and lse;
+    Algorithm 4 of the paper: P is recomputed, tile by tile, from q, k and lse;
     dS = P (dP - rowsum(dO * O) + dlse).
 
     Examples
@@ -171,7 +172,8 @@ def attention_backward(
     (100, 64)
     """
     do, dlse = checked_gradients(saved, do, dlse)
-    return _backend(saved.problem).backward(saved, do, dlse, flag("deterministic", deterministic))
+    flag("deterministic", deterministic)
+    return _backend(saved.problem).backward(saved, do, dlse)
 
 
 def attention_vjp(
@@ -232,8 +234,8 @@ def attention_weights(
 ) -> A:
     """P itself, softmax(scale Q K^T), to look at: an array of seqlen_q x seqlen_k for every head.
 
-    It is made by the plain formula in float64, in memory that grows with seqlen_q x seqlen_k. `attention` makes no
-    such array.
+    It is computed by the plain formula in float64, in memory that grows with seqlen_q x seqlen_k; `attention` never
+    stores it.
 
     Parameters
     ----------
@@ -263,7 +265,7 @@ def attention_weights(
     return reference.weights(problem, inputs)
 
 
-BACKENDS: dict[str, Any] = {}  # by library: what offers forward and backward
+BACKENDS: dict[str, Any] = {}  # by library: the module or object with forward and backward
 
 
 def _backend(problem: Problem) -> Any:
@@ -271,7 +273,7 @@ def _backend(problem: Problem) -> Any:
 
 
 def _imported(xp: str) -> Any:
-    """Imported when first needed, since Numba takes its time."""
+    """Imported when first needed, since importing Numba takes its time."""
     if xp == "cupy":
         from .cuda.launch import current_gpu
         from .cuda.passes import Passes

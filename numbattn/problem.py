@@ -1,4 +1,4 @@
-"""What is to be computed: arrays and options -> one frozen Problem. Every error a user can make is found here."""
+"""Arrays and options -> one frozen Problem, what is to be computed. Every error a user can make is raised here."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digit
 
 @dataclass(frozen=True)
 class Problem:
-    """Shapes, dtype, strides and what is switched on: hashable, without arrays, and without the numbers that a kernel
-    gets at run time."""
+    """All that a call is planned by: shapes, strides, dtype, the kinds of masks, dropout or not. It is hashable and
+    holds neither arrays nor the numbers that kernels take at run time."""
 
     xp: str  # "numpy" or "cupy"
     dtype: np.dtype[Any]  # of q, k, v and o
-    batch: tuple[int, ...]  # axes before the last two of o, broadcast; the last of them, if any, are the query heads
+    batch: tuple[int, ...]  # axes before the last two of o, broadcast; the last of them, if any, is the query heads
     heads: int
     heads_k: int  # heads is a multiple of it
     seqlen_q: int
@@ -46,7 +46,7 @@ class Problem:
         return self._hash
 
     @cached_property
-    def _hash(self) -> int:  # asked for many times, of the same Problem
+    def _hash(self) -> int:  # computed once: every call hashes its Problem
         return hash(astuple(self))
 
     @cached_property
@@ -69,7 +69,7 @@ class Problem:
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether there are no scores."""
+        """Whether there are no scores at all."""
         return not (self.seqlen_q and self.seqlen_k and math.prod(self.batch))
 
     @cached_property
@@ -84,7 +84,7 @@ class Problem:
 
 
 class Inputs(NamedTuple):
-    """What one call was given: the arrays as they are, the mask with arrays of the library of q, and the numbers."""
+    """The arrays of a call as they were given, its mask with arrays of q's library, and its numbers."""
 
     q: Any
     k: Any
@@ -121,7 +121,7 @@ class Saved(Generic[A]):
         cls, q: B, k: B, v: B, o: B, lse: B, *, causal: bool = False, mask: Mask | Array | None = None,
         scale: float | None = None, dropout: Dropout | None = None,
     ) -> Saved[B]:  # fmt: skip
-        """What `attention_forward` returned as `saved`, made again of its arrays and options.
+        """What `attention_forward` returned as `saved`, rebuilt from its arrays and options.
 
         For custom gradients of other libraries, which keep arrays between the passes and no objects.
 
@@ -195,7 +195,7 @@ def _problem(
     k: tuple[int, ...], v: tuple[int, ...], q_strides: tuple[int, ...], k_strides: tuple[int, ...],
     v_strides: tuple[int, ...], mask_kinds: tuple[type, ...], dropout: bool,
 ) -> Problem:  # fmt: skip
-    """The Problem of q, k and v, given by dtypes, shapes and strides. Nearly all calls ask for one that is known."""
+    """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
     dtypes, shapes, strides = (q_dtype, k_dtype, v_dtype), (q, k, v), (q_strides, k_strides, v_strides)
     for name, shape, dtype in zip("qkv", shapes, dtypes):
         if len(shape) < 2:

@@ -1,6 +1,6 @@
 """Standard attention in float64, line for line from the paper: Algorithms 0 and 3. What every test compares with.
 
-It makes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, returns float64 arrays of the same kind
+It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, returns float64 arrays of the same kind
 (NumPy's functions pass CuPy's arrays on to CuPy).
 """
 
@@ -68,7 +68,7 @@ def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
     visible: Any = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
     visible = np.broadcast_to(visible, shape).reshape(*Q.shape[:-1], problem.seqlen_k)
-    # queries that see nothing, and keys that none sees, may be anything, NaN included: keep them out of the sums
+    # queries that see nothing, and keys that no query sees, may be NaN: keep them out of the sums
     Q = np.where(visible.any(axis=-1)[..., None], Q, 0)
     K, V = (np.where(visible.any(axis=-2)[..., None], X, 0) for X in (K, V))
     S = inputs.scale * Q @ np.swapaxes(K, -2, -1)               # Alg. 0 line 1: S = scale Q K^T, then MASK(S)

@@ -119,6 +119,24 @@ def test_attention_maps(tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
+@needs("numba_cuda")
+def test_matrix_product_simulated(tmp_path):
+    out = run(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
+    assert "simulated" in out
+    assert float(re.search(r"float32: (\S+)", out)[1]) < 1e-3
+
+
+@pytest.mark.gpu
+def test_matrix_product_on_a_gpu(tmp_path):
+    import cupy
+
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("is for Hopper")
+    out = run(tmp_path, "09_matrix_product.py")
+    assert "on the GPU" in out
+    assert float(re.search(r"float32: (\S+)", out)[1]) < 1e-3
+
+
 @pytest.mark.gpu
 def test_own_attention_on_a_gpu(tmp_path):
     out = run(tmp_path, "03_own_attention.py")

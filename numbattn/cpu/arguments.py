@@ -1,4 +1,4 @@
-"""Arrays, masks and dropout as the numbers that kernels get: one type for all shapes, strides and broadcasts."""
+"""Arrays, masks and dropout as kernels take them: one type for all shapes, strides and broadcasts."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ import numpy as np
 from ..masks import Grid
 
 
-class Heads(NamedTuple):
-    """Where the matrix of each (batch, head) lies."""
+class Matrices(NamedTuple):
+    """An array as the addresses of its matrices, one for each (batch, head)."""
 
     address: int
     offsets: Any  # int64 (batch, heads), bytes
@@ -19,32 +19,32 @@ class Heads(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """A mask: who sees whom."""
+    """A mask, as kernels take it."""
 
     band: tuple  # lo, hi, queries, keys
-    bands: Any  # int64 (batch, heads, 4), the same where they differ; else empty
+    bands: Any  # int64 (batch, heads, 4), instead of `band` where bands differ; else empty
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
     grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
 
 
 class Drops(NamedTuple):
-    """A Dropout; threshold 0 drops nothing."""
+    """A Dropout, as kernels take it; threshold 0 drops nothing."""
 
     threshold: Any
     offset: Any
-    k0: Any
-    k1: Any
+    key_low: Any
+    key_high: Any
 
 
 class Scratch(NamedTuple):
-    """Memory of one thread, for one tile at a time."""
+    """Memory of one thread, for one tile at a time. Names are those of the tiles in the kernels."""
 
-    scores: Any
-    grads: Any  # of scores
-    queries: Any  # transposed
-    outputs: Any  # their gradients, transposed
-    rows: Any  # vectors of one number a query
-    kept: Any  # uint8
+    S: Any  # then P
+    dP: Any  # then dS
+    QT: Any
+    dOT: Any
+    vectors: Any  # one number a query
+    Z: Any  # uint8
     words: Any  # uint64
 
 
@@ -62,16 +62,16 @@ def readable(x, dtype):
     return x.astype(dtype, order="C")
 
 
-def heads_of(x, problem):
-    """The Heads of an array (..., heads, rows, columns), broadcast to the problem's batch axes. Keep x alive."""
+def matrices_of(x, problem):
+    """The Matrices of an array (..., heads, rows, columns), broadcast to the problem's batch axes. Keep x alive."""
     *_, rows, cols = x.shape
     offsets = _offsets(x.shape[:-2], x.strides[:-2], problem.batch, problem.heads)
-    return Heads(x.ctypes.data, offsets, rows, cols, max(x.strides[-2] // x.itemsize, cols, 1))
+    return Matrices(x.ctypes.data, offsets, rows, cols, max(x.strides[-2] // x.itemsize, cols, 1))
 
 
 @lru_cache(maxsize=256)
 def _offsets(shape, strides, batch, heads):
-    """Of the matrices of an array with these batch axes; those of a group of heads share one."""
+    """Of the matrices of an array with these batch axes; the heads of a group share one."""
     steps = [np.arange(size) * stride for size, stride in zip(shape, strides)] or [np.zeros(1, np.int64)]
     steps[-1] = np.repeat(steps[-1], heads // max(steps[-1].size, 1))
     batch = batch or (1,)
@@ -88,14 +88,14 @@ def sight_of(problem, mask):
     if not problem.mask_kinds or not (grids := mask._grids()):
         return Sight(tuple(band), bands, NO_CELLS, NO_GRIDS), ()
     grids = [_compact(grid) for grid in grids]
-    heads = [heads_of(grid.cells, problem) for grid in grids]
-    cells = np.stack([h.address + h.offsets for h in heads])
-    numbers = [(h.rows, h.stride, g.rows, g.cols, g.packed) for g, h in zip(grids, heads)]
+    matrices = [matrices_of(grid.cells, problem) for grid in grids]
+    cells = np.stack([x.address + x.offsets for x in matrices])
+    numbers = [(x.rows, x.stride, grid.rows, grid.cols, grid.packed) for grid, x in zip(grids, matrices)]
     return Sight(tuple(band), bands, cells, np.array(numbers, np.int64)), grids
 
 
 def _compact(grid):
-    """A Grid whose cells can be read; where all rows of cells, or all columns, are the same, it has one."""
+    """A Grid with readable cells; equal rows of cells, or columns, that share memory become one."""
     cells, rows, cols, packed = grid
     if cells.strides[-2] == 0 and cells.shape[-2] > 1:
         cells, rows = cells[..., :1, :], rows * cells.shape[-2]
@@ -105,14 +105,14 @@ def _compact(grid):
 
 
 def drops_of(dropout):
-    """The Drops of a Dropout or of None, and the scale of what is kept."""
+    """The Drops of a Dropout or of None, and the scale of kept elements."""
     if dropout is None:
         return NO_DROPS, 1.0
     return Drops(*map(np.uint64, dropout._numbers)), dropout.scale
 
 
 def scratch_of(problem, tile_m, tile_n, backward=False):
-    """A function that makes a Scratch."""
+    """A function that allocates a Scratch."""
     elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
     sizes = elements, elements * backward, tile_m * problem.head_dim, tile_m * problem.head_dim_v * backward, 4 * tile_m
 

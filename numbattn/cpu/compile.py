@@ -14,20 +14,20 @@ from .. import cache as disk
 
 
 def kernel(function):
-    """Compile a function when it is first called, for threads that run without Python's lock."""
+    """Compile a function when it is first called, to run without the GIL."""
     compiled = numba.njit(nogil=True, error_model="numpy")(function)
     compiled._cache = DiskCache(function.__name__)
     return compiled
 
 
 class DiskCache(NullCache):
-    """Numba's own would miss changes in other files than the function's, and stumble over a file that is damaged."""
+    """Numba's own cache misses changes in other files than the function's, and fails on a damaged file."""
 
     def __init__(self, name):
         self.name = name
 
     def file(self, signature, codegen):
-        """The name of what is compiled from these sources, with these versions, for this CPU."""
+        """The name of the code compiled from these sources, by these versions, for this CPU."""
         parts = self.name, signature, codegen.magic_tuple(), numba.__version__, sys.version_info[:2], _sources()
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 

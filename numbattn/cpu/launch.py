@@ -1,4 +1,4 @@
-"""A kernel on several threads, until it is done or a signal handler raises."""
+"""Run a kernel on several threads, until it is done or a signal handler raises."""
 
 import threading
 from _thread import start_new_thread
@@ -9,16 +9,16 @@ import numpy as np
 from numba.np.ufunc import parallel
 
 # work, see `launch`: a thread does 1e10 to 5e10 in a second
-SERIAL = 5e7  # is done before a second thread would help
-SHORT = 2e9  # is done before anybody waits for a signal handler
+SERIAL = 5e7  # less is done before a second thread would help
+SHORT = 2e9  # less is done before anyone waits for a signal handler
 
 
 def launch(kernel, blocks, work, scratch, *args):
     """Call kernel(first, last, stop, scratch(), *args) for all blocks, a few at a time, on as many threads as pay.
 
-    work: how much there is, in multiplications or so. scratch: makes the memory of a thread. The kernel looks at
-    stop[0] after each tile, and returns if it is set. Python runs signal handlers in its main thread, between two
-    steps: so a thread with much to do leaves all of it to others, and waits.
+    work: about how many multiplications there are. scratch: allocates the memory of a thread. The kernel checks stop[0]
+    before each tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes:
+    so with much work the calling thread leaves all of it to others, and waits.
     """
     if work < SERIAL:
         kernel(0, blocks, np.zeros(1, np.int32), scratch(), *args)
@@ -38,12 +38,12 @@ def launch(kernel, blocks, work, scratch, *args):
 
 
 def _threads():
-    """As many as Numba may use. It starts threads of its own to tell, so it is asked only if it has them already."""
+    """As many as Numba may use. Asking starts threads of its own, so it is asked only if it has started them."""
     return numba.get_num_threads() if parallel._is_initialized else numba.config.NUMBA_NUM_THREADS
 
 
 class Run:
-    """The blocks of one call, from which threads take `step` at a time."""
+    """The blocks of one call; threads take `step` of them at a time."""
 
     def __init__(self, kernel, blocks, step, scratch, args):
         self.kernel, self.blocks, self.step, self.scratch, self.args = kernel, blocks, step, scratch, args
@@ -55,7 +55,7 @@ class Run:
         for _ in range(threads - takes_part):
             try:
                 start_new_thread(self.work, ())
-            except RuntimeError:  # there are too many, or the interpreter shuts down
+            except RuntimeError:  # too many threads, or the interpreter shuts down
                 takes_part = True
         if takes_part:
             self.work()
@@ -72,7 +72,7 @@ class Run:
                 self.changed.notify_all()
 
     def take(self):
-        """The next blocks; None if there are none, or if they are no longer wanted."""
+        """The first of the next blocks; None if there are none left, or if the call is stopped."""
         with self.changed:
             if self.stop[0] or self.next >= self.blocks:
                 return None
@@ -81,12 +81,12 @@ class Run:
             return first
 
     def finish(self):
-        """Wait until nobody is in the kernel, nor will be."""
+        """Wait until no thread is in the kernel, nor will be."""
         with self.changed:
             self.changed.wait_for(lambda: not self.active and (self.stop[0] or self.next >= self.blocks))
 
     def finish_at_once(self):
-        """As `finish`, whatever handlers of further signals raise."""
+        """As `finish`, whatever the handlers of further signals raise."""
         while self.active:
             with suppress(BaseException):
                 self.finish()

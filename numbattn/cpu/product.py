@@ -1,8 +1,8 @@
 """Products of tiles on the CPU's vector units.
 
-A BLAS does them as fast, but it has threads of its own, and their number is one setting for the whole process, which
-is the user's. A product is made in blocks of ROWS rows and VECTORS vectors of columns, whose sums stay in registers:
-for each k one element of every row of a times the vectors of row k of b.
+A BLAS is as fast, but it starts threads of its own, and their number is a setting of the whole process, which is the
+user's. A product is computed in blocks of ROWS rows and VECTORS vectors of columns, whose accumulators stay in
+registers: for each k one element of every row of a is multiplied by the vectors of row k of b.
 """
 
 import llvmlite.binding
@@ -13,13 +13,13 @@ from numba.extending import intrinsic
 
 FEATURES = llvmlite.binding.get_host_cpu_features()
 VECTOR_BYTES = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx") else 16
-ROWS, VECTORS = (8, 2) if FEATURES.get("avx512f") else (6, 2)  # sums for all registers but a few
-BIT, INT, LONG = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+ROWS, VECTORS = (8, 2) if FEATURES.get("avx512f") else (6, 2)  # the accumulators take all registers but a few
+INT, LONG = ir.IntType(32), ir.IntType(64)
 FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64")}
 
 
 class Vectors:
-    """LLVM for vectors of a dtype; masked: memory has only the first `cols` elements."""
+    """LLVM IR for vectors of a dtype; with `cols`, loads and stores are masked to the first `cols` elements."""
 
     def __init__(self, builder, dtype, cols=None):
         self.b, (self.element, self.itemsize, self.name) = builder, FLOATS[dtype]
@@ -59,7 +59,7 @@ class Vectors:
 
 
 class Matrix:
-    """LLVM for the elements of an array of two axes."""
+    """LLVM IR for the elements of an array of two axes."""
 
     def __init__(self, context, builder, kind, value):
         self.b, array = builder, context.make_array(kind)(context, builder, value)
@@ -76,8 +76,8 @@ class Matrix:
 def block_product(transposed, vectors, masked):
     """The intrinsic (out, a, b, alpha, add, row, col): out = alpha a b, plus out if `add`, for the block at (row, col).
 
-    transposed: a is given as its transpose. masked: as far as there are columns. Rows of b and out are contiguous.
-    Rows beyond the last one are the last one again: what is stored several times is the same.
+    transposed: a is given as its transpose. masked: columns may end within a vector. Rows of b and out are contiguous.
+    Rows beyond the last one are clamped to it: the same values are stored several times.
     """
 
     @intrinsic

@@ -1,7 +1,7 @@
-"""What a tile can do but products: exponentials, visibility, dropout.
+"""Operations on tiles, but for products: exponentials, visibility, dropout.
 
-Score tiles are transposed: keys down, queries across. What belongs to a query (its maximum, its sum, its lse) is then
-a vector along the tile's contiguous axis, and every loop over a tile is a loop over vectors.
+S, P, dP and dS are transposed: a row is a key, a column a query. m, l and lse are then vectors along the tile's
+contiguous axis, and every loop over a tile is vectorised.
 """
 
 import math
@@ -55,9 +55,9 @@ def address_of(typingctx, array):
 
 
 @inline
-def matrix(heads, b, h, dtype):
+def matrix(x, batch, head, dtype):
     """The matrix of (batch, head) of an input."""
-    return strided_view(heads.address + heads.offsets[b, h], heads.rows, heads.cols, heads.stride, dtype)
+    return strided_view(x.address + x.offsets[batch, head], x.rows, x.cols, x.stride, dtype)
 
 
 @inline
@@ -154,17 +154,17 @@ def _exp2_overload(x):
 
 # --------------------------------------------------------------------------------------------------------- visibility
 @inline
-def band_of(sight, b, h):
+def band_of(sight, batch, head):
     """lo, hi, queries and keys of the band of (batch, head)."""
     if sight.bands.size == 0:
         return sight.band
-    lo, hi, queries, keys = sight.bands[b, h]
+    lo, hi, queries, keys = sight.bands[batch, head]
     return lo, hi, queries, keys
 
 
 @inline
 def keys_in_sight(band, m0, m_end):
-    """Keys [first, end): all that queries [m0, m_end) see of a band lies there."""
+    """The keys [first, end) in sight of queries [m0, m_end): what the band lets them see."""
     lo, hi, queries, keys = band
     m_end = min(m_end, queries)
     if m0 >= m_end:
@@ -173,7 +173,7 @@ def keys_in_sight(band, m0, m_end):
 
 
 @inline
-def hide_outside(S, band, m0, n0):
+def mask_band(S, band, m0, n0):
     """S = -inf outside of the band; S starts at query m0 and key n0."""
     lo, hi, queries, keys = band
     rows, cols = S.shape
@@ -187,13 +187,12 @@ def hide_outside(S, band, m0, n0):
 
 
 @inline
-def state(sight, b, h, m0, m_end, n0, n_end):
-    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, PARTIAL or FULL, by the cells of all
-    grids."""
-    found = FULL
+def tile_state(sight, batch, head, m0, m_end, n0, n_end):
+    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, PARTIAL or FULL, by all grids."""
+    state = FULL
     for g in range(sight.grids.shape[0]):
         height, stride, rows, cols, packed = sight.grids[g]
-        cells = contiguous_view(sight.cells[g, b, h], height, stride, stride, np.uint8)
+        cells = contiguous_view(sight.cells[g, batch, head], height, stride, stride, np.uint8)
         some = every = total = 0
         for r in range(m0 // rows, (m_end + rows - 1) // rows):
             for c in range(n0 // cols, (n_end + cols - 1) // cols):
@@ -203,16 +202,16 @@ def state(sight, b, h, m0, m_end, n0, n_end):
         if some == 0:
             return EMPTY
         if every < total:
-            found = PARTIAL
-    return found
+            state = PARTIAL
+    return state
 
 
 @inline
-def hide_cells(S, sight, b, h, m0, n0):
+def mask_cells(S, sight, batch, head, m0, n0):
     """S = -inf where a cell is not set."""
     for g in range(sight.grids.shape[0]):
         height, stride, rows, cols, packed = sight.grids[g]
-        cells = contiguous_view(sight.cells[g, b, h], height, stride, stride, np.uint8)
+        cells = contiguous_view(sight.cells[g, batch, head], height, stride, stride, np.uint8)
         for j in range(S.shape[0]):
             c, bit = (n0 + j) // cols, (n0 + j) % cols * packed
             first, r = 0, m0 // rows
@@ -237,7 +236,7 @@ def draw(kept, words, drops, matrix, m0, n0):
     for c in range(n0 // 4, n0 // 4 + 4 * ((rows + 15) // 16)):
         for t in range(counters):
             words[0, t], words[1, t], words[2, t], words[3, t] = philox4x32(
-                np.uint64(c), first + np.uint64(t), np.uint64(matrix), drops.offset, drops.k0, drops.k1
+                np.uint64(c), first + np.uint64(t), np.uint64(matrix), drops.offset, drops.key_low, drops.key_high
             )
         for number in range(8):
             j = 16 * (c // 4) + 2 * (c % 4) + 8 * (number // 2 % 2) + number % 2 - n0

@@ -19,11 +19,11 @@ from .views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
 NO_DROPS = 0, 0, 0, 0
-FARTHEST = 2**30  # a shift: see kernels.visibility.edge_at
+FARTHEST = 2**30  # a shift of an edge: see kernels.visibility.edge_of
 
 
 class Passes:
-    """The backend for arrays on GPUs. `current` returns the GPU that a call is for: a launch.GPU, as a rule."""
+    """The backend for arrays on GPUs. `current` returns the GPU of a call, normally a launch.GPU."""
 
     def __init__(self, current: Any, forward: Any = FORWARD, backward: Any = BACKWARD) -> None:
         self.current, self.forward_plan, self.backward_plan = current, partial(plan, forward), partial(plan, backward)
@@ -44,8 +44,8 @@ class Passes:
             run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides))
         return o, Saved(problem, inputs, o, lse) if save else None
 
-    def backward(self, saved, do, dlse=None, deterministic=True):
-        """dq, dk, dv. They are equal bit for bit from call to call, whatever `deterministic`."""
+    def backward(self, saved, do, dlse=None):
+        """dq, dk, dv, bitwise reproducible."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
         gpu, (q, k, v, *_) = self.current(), inputs
         dq, dk, dv = grads = [gpu.empty(x.shape, x.dtype) for x in (q, k, v)]
@@ -63,31 +63,31 @@ class Passes:
 
 
 def run(gpu, plan_of, problem, inputs, arrays, strides):
-    """Plan a pass, if there is no such plan yet, and launch it.
+    """Launch a pass; plan it first, if there is no such plan yet.
 
-    arrays by name; strides of those that may lie in any way, beside q, k and v, and which of them there are: the others
-    lie as new arrays do.
+    arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
+    are new and contiguous.
     """
     _, _, _, mask, scale, dropout = inputs
     if mask._holds_arrays:
-        sight, in_mask = sight_with_arrays(mask, problem.seqlen_q, problem.seqlen_k)
+        masked, in_mask = numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
         arrays.update(in_mask)
         strides = strides, tuple([(name, x.shape, x.strides) for name, x in in_mask.items()])
     else:
-        sight = sight_of(mask, problem.seqlen_q, problem.seqlen_k)
+        masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
     addresses, odd = gpu.addresses(arrays)
     if odd:
         strides = strides, tuple([address % VECTOR_BYTES for address in addresses])
-    key = plan_of, problem, sight.keys, sight.last_key, sight.grids, strides
+    key = plan_of, problem, masked.keys, masked.last_key, masked.grids, strides
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan_of(problem, gpu.device, Call(layouts, sight.keys, sight.last_key, sight.grids))
+        planned = plan_of(problem, gpu.device, Call(layouts, masked.keys, masked.last_key, masked.grids))
         program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
     planned, stream = program.plan, gpu.stream()
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
-    numbers = *sight.numbers, *drops, scale, scale * LOG2_E, kept_scale
+    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
@@ -102,7 +102,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides):
 
 
 def allocate(gpu, planned, arrays):
-    """Put stand-ins and temporaries among the arrays of a call. Returns (result, its stand-in) of each."""
+    """Add stand-ins and temporaries to the arrays of a call. Returns (result, its stand-in) of each stand-in result."""
     results = []
     for name, shape, dtype, _, is_result in planned.stand_ins:
         given = arrays[name]
@@ -118,39 +118,39 @@ def allocate(gpu, planned, arrays):
 
 
 def plans(device, q, k, v, **options):
-    """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v lying as new ones.
+    """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v contiguous.
     Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
-    sight, in_mask = sight_with_arrays(inputs.mask, problem.seqlen_q, problem.seqlen_k)
+    masked, in_mask = numbers_and_arrays(inputs.mask, problem.seqlen_q, problem.seqlen_k)
     layouts = {name: layout_of(x, 0) for name, x in {"q": q, "k": k, "v": v, **in_mask}.items()}
     o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)
     grads = {f"d{name}": contiguous(x.shape, x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
     forward, backward = (
-        plan(candidates, problem, device, Call(layouts | others, sight.keys, sight.last_key, sight.grids))
+        plan(candidates, problem, device, Call(layouts | others, masked.keys, masked.last_key, masked.grids))
         for candidates, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward
 
 
 # -------------------------------------------------------------------------------------------------------------- masks
-class Seen(NamedTuple):
-    """A mask, but for the arrays in it."""
+class MaskNumbers(NamedTuple):
+    """A mask without its arrays."""
 
     numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift
-    keys: int  # the most that a query sees, as far as the band tells
-    last_key: int  # no query sees this one, or one behind it
-    grids: tuple = ()  # rows and columns of a cell, of each grid
+    keys: int  # the most that a query sees, by the band alone
+    last_key: int  # no query sees this one or any after it
+    grids: tuple = ()  # (rows, columns) of a cell of each grid
 
 
 @lru_cache(maxsize=1024)
-def sight_of(mask, seqlen_q, seqlen_k):
-    """The Seen of a mask of numbers, which does not change."""
-    sight, _ = sight_with_arrays(mask, seqlen_q, seqlen_k)
-    return sight
+def numbers_of(mask, seqlen_q, seqlen_k):
+    """The MaskNumbers of a mask without arrays, which does not change."""
+    found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
+    return found
 
 
-def sight_with_arrays(mask, seqlen_q, seqlen_k):
-    """The Seen of a mask, and its arrays by name: edges of the band, cells of the grids."""
+def numbers_and_arrays(mask, seqlen_q, seqlen_k):
+    """The MaskNumbers of a mask, and its arrays by name: edges of the band, cells of the grids."""
     sizes = seqlen_q, seqlen_k
     edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
     band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
@@ -166,4 +166,4 @@ def sight_with_arrays(mask, seqlen_q, seqlen_k):
     grids = mask._grids()
     arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
     sizes = tuple([(grid.rows, grid.cols) for grid in grids])
-    return Seen((*band, shifts["lo"], shifts["hi"]), keys, last_key, sizes), arrays
+    return MaskNumbers((*band, shifts["lo"], shifts["hi"]), keys, last_key, sizes), arrays

@@ -171,8 +171,8 @@ class Planner:
     def find_states(self, spec, tiles, work):
         """The temporary for the states of tiles, and the step that computes them."""
         m_blocks, n_blocks = self.tiles_of(tiles)
-        walked = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
-        shape = *self.problem.batch, *states_shape(*walked)
+        kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
+        shape = *self.problem.batch, *states_shape(*kept_and_other)
         name, states = f"states of {spec.name}", STATES[spec.keeps]
         self.add_temporary(name, shape, UINT32)
         self.states = name

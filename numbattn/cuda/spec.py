@@ -1,4 +1,4 @@
-"""How a kernel file describes its kernel to the planner: what it is called with, and in which tiles. No CUDA here.
+"""How a kernel file describes its kernel to the planner: its arguments, tiles and grid. No CUDA here.
 
     SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, DROPOUT,
                           "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
@@ -21,7 +21,7 @@ SIDES = NUMBERS[:4]
 
 
 class Device(NamedTuple):
-    """What a plan needs to know of a GPU."""
+    """What a plan needs to know about a GPU."""
 
     index: int
     cc: tuple  # (major, minor)
@@ -30,25 +30,25 @@ class Device(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a kernel has to do. All that is compiled in follows from it, and so do its tiles."""
+    """What a kernel has to do: its tiles and all that is compiled in follow from it."""
 
     problem: Any
     device: Device
     mask: tuple  # kinds, see kernels.visibility
-    keys: int  # the most that a query sees, as far as the band tells
-    dtypes: dict  # names, of the arrays of a call by name
-    nbytes: int  # rows of all its matrices are aligned to so many; 0: not even to their elements
+    keys: int  # the most that a query sees, by the band alone
+    dtypes: dict  # of the arrays of a call, by name
+    nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
 
 
 class Matrix(NamedTuple):
-    """An array (batch, heads, rows, features), of the heads of "q" or of "k"."""
+    """An array (batch, heads, rows, features), with the heads of "q" or of "k"."""
 
     name: str
     heads: str = "q"
 
 
 class Boxes(NamedTuple):
-    """A Matrix that is moved in boxes: a tensor map."""
+    """A Matrix that TMA moves: passed as a tensor map."""
 
     name: str
     heads: str = "q"
@@ -63,14 +63,14 @@ class Line(NamedTuple):
 class Role(Enum):
     MASK = "a kernels.visibility.Sight"
     DROPOUT = "a kernels.dropout.Drops"
-    COUNTERS = "two counters, by which blocks share out their work: see counters.py"
+    COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
 MASK, DROPOUT, COUNTERS = Role
 
 
-def one_tile_a_block(work, tiles, m_blocks, n_blocks):
-    """Blocks of one element of the batch, where each keeps a tile of queries."""
+def block_per_query_tile(work, tiles, m_blocks, n_blocks):
+    """Blocks for one element of the batch, one for each head and tile of queries."""
     return work.problem.heads * m_blocks
 
 
@@ -80,15 +80,15 @@ class Spec:
 
     factory: Callable  # returns its build.Source
     arguments: tuple
-    tiles: Callable  # (work) -> candidates, the fastest first: the first whose shared memory fits is taken
+    tiles: Callable  # (work) -> rows of a table, the fastest first: the first whose shared memory fits is taken
     parameters: Callable  # (work, tiles) -> what the factory is called with
     takes: Callable = lambda work: True  # whether it can do this work
     variants: Callable = lambda work: ({},)  # (work) -> more parameters, for each of several launches
     numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
-    keeps: str = "q"  # a block keeps tiles of queries, or of keys, "k", and walks over those of the other side
-    blocks: Callable = one_tile_a_block
-    persistent: bool = False  # blocks draw work until there is none: one a multiprocessor
-    arch: str = ""  # "a": for this architecture alone
+    keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
+    blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
+    persistent: bool = False  # one block per multiprocessor, which draws work until there is none left
+    arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
 
     @property
     def name(self):

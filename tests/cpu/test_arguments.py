@@ -10,16 +10,16 @@ from numbattn.problem import describe
 
 
 @pytest.mark.parametrize("shape", [(30, 8), (6, 30, 8), (2, 30, 8), (4, 6, 30, 8), (4, 1, 30, 8), (1, 3, 30, 8)])
-def test_heads_of(rng, shape):
+def test_matrices_of(rng, shape):
     """Entry (b, h) is the address of the matrix that NumPy's broadcasting and head groups give."""
     problem, _ = describe(np.zeros((4, 6, 5, 8)), *np.zeros((2, 4, 6, 30, 8)))
     x = rng.standard_normal((*shape[:-1], 11))[..., :8]
-    heads = arguments.heads_of(x, problem)
-    assert (heads.rows, heads.cols, heads.stride) == (30, 8, 11)
+    matrices = arguments.matrices_of(x, problem)
+    assert (matrices.rows, matrices.cols, matrices.stride) == (30, 8, 11)
     x4 = x.reshape((1,) * (4 - x.ndim) + shape)
     broadcast = np.broadcast_to(np.repeat(x4, 6 // x4.shape[1], axis=1), (4, 6, 30, 8))
     for b, h in itertools.product(range(4), range(6)):
-        address = heads.address + int(heads.offsets[b, h])
+        address = matrices.address + int(matrices.offsets[b, h])
         first = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_double * 8).from_address(address))
         np.testing.assert_array_equal(first, broadcast[b, h, 0])
 
@@ -28,7 +28,7 @@ def test_heads_of(rng, shape):
 def test_no_heads(batch):
     x = np.zeros((*batch, 5, 8))
     problem, _ = describe(x, x, x)
-    assert arguments.heads_of(x, problem).offsets.size == 0
+    assert arguments.matrices_of(x, problem).offsets.size == 0
 
 
 def test_readable_copies_only_what_products_cannot_read(rng):

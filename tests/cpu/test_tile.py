@@ -55,7 +55,7 @@ BANDS = np.array(list(itertools.product(SHIFTS, SHIFTS, (0, *range(4, 10)), (0, 
 def seen_of_bands(bands, S, ends):
     for n in range(len(bands)):
         band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
-        tile.hide_outside(S[n], band, M0, N0)
+        tile.mask_band(S[n], band, M0, N0)
         ends[n, 0], ends[n, 1] = tile.keys_in_sight(band, M0, M_END)
 
 
@@ -78,8 +78,8 @@ def test_bands():
 
 @numba.njit
 def state_and_tile(sight, m0, m_end, n0, n_end, S):
-    tile.hide_cells(S, sight, 0, 0, m0, n0)
-    return tile.state(sight, 0, 0, m0, m_end, n0, n_end)
+    tile.mask_cells(S, sight, 0, 0, m0, n0)
+    return tile.tile_state(sight, 0, 0, m0, m_end, n0, n_end)
 
 
 GRIDS = {

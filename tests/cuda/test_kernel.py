@@ -1,5 +1,7 @@
 """Kernels of a user's own: one function on NumPy arrays, compiled for a GPU, and on CuPy arrays."""
 
+import importlib.util
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from numbattn.cuda.tile import (
 )
 from tests.tools.device import GPU
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TILE = simt(8, 16, 32, 4, 1)
 
 
@@ -130,3 +133,37 @@ def test_wrong_calls(case):
 def test_what_tma_cannot_move(x):
     with pytest.raises(ValueError, match="TensorMap: got an array of shape"):
         own.run(GPU(DEVICES[9, 0]), turned, (1, 1, 1), 128, shared.nbytes, (TensorMap(x, (1, 1, 64, 64)), X))
+
+
+# ----------------------------------------------------------------------------------------------------------- examples
+@pytest.fixture
+def example(request, monkeypatch):
+    """An example's module, whose launches run as a GPU's PTX."""
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / request.param)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.xp, module.gpu = np, GPU(DEVICES[9, 0])
+
+    def interpreted(kernel, grid, threads, shared_bytes, *arguments):
+        grid = (grid, 1, 1) if isinstance(grid, int) else grid
+        own.run(module.gpu, kernel, grid, threads, shared_bytes, arguments)
+
+    monkeypatch.setattr(module, "launch", interpreted)
+    return module
+
+
+@pytest.mark.parametrize("example", ["03_own_attention.py"], indirect=True)
+def test_an_attention_of_your_own(example, rng):
+    q, k, v = (rng.standard_normal((1, 2, seqlen, 64), dtype=np.float32) for seqlen in (70, 50, 50))
+    np.testing.assert_allclose(example.softcapped_attention(10 * q, k, v), example.formula(10 * q, k, v), atol=1e-5)
+
+
+@pytest.mark.parametrize("example", ["09_matrix_product.py"], indirect=True)
+def test_a_matrix_product(example, rng):
+    a, b = (rng.standard_normal((rows, 192)).astype(np.float16) for rows in (100, 304))
+    wanted = a.astype(np.float64) @ b.T.astype(np.float64)
+    np.testing.assert_allclose(example.product(a, b, 2), wanted, atol=2e-3 * abs(wanted).max())
+    (program,) = example.gpu.programs.values()
+    report = build(program.plan.steps[0].key).report
+    assert not report.spills
+    assert not report.losses

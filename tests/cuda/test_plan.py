@@ -54,6 +54,14 @@ def test_cuda_cores_where_there_are_no_others():
             assert tiles.unit == "fma" or device.cc >= (8, 0)
 
 
+@pytest.mark.parametrize(("options", "crowded"), [
+    ({}, False), ({"mask": ("lo", "hi", "keys")}, False), ({"mask": ("dense",)}, True), ({"dropout": True}, True),
+])  # fmt: skip
+def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, crowded):
+    (first, *_) = backward.SPEC_KV.tiles(work(d=128, e=128, device=DEVICES[8, 0], **options))
+    assert first == (backward.CROWDED_KV if crowded else backward.TILES_KV)[True, 2][128][0]
+
+
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
     found = work(d=size, e=8)

@@ -281,6 +281,8 @@ class Block(Hopper):
     op_add = elementwise(lambda a, b: a + b)
     op_fma = elementwise(lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(a.dtype))
     op_rem = elementwise(np.fmod)
+    op_sqrt = elementwise(np.sqrt)
+    op_copysign = elementwise(lambda sign, size: np.copysign(size, sign))
     op_popc = elementwise(np.bitwise_count)
     del elementwise
 
@@ -376,7 +378,7 @@ class Block(Hopper):
         value = self.get(args[1], source)
         if to == "tf32":
             return self.put(args[0], round_to_tf32(value))
-        if source[0] in "bf" and to[0] in "us":
+        if source[0] in "bf" and op[1] in ("rni", "rzi", "rmi", "rpi"):
             rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[op[1]]
             value = rounding(value)
         self.put(args[0], value.astype(TYPES[to]))

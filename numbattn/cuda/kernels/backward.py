@@ -1,9 +1,12 @@
-"""Attention backward on any GPU: Algorithm 4 in two kernels, so that nobody adds to what another block adds to.
+"""Attention backward on any GPU: Algorithm 4 as two kernels, so that no two blocks add to the same gradient.
 
-`backward_kv` keeps a tile of keys and walks over the queries that see it: dK and dV. `backward_q` keeps a tile of
-queries and walks over the keys in their sight: dQ. Both make P again from lse. No atomics: gradients are equal bit for
-bit from run to run. One text for tensor cores and for CUDA cores, as in the forward pass. With two stages the next
-tile is fetched while this one is worked on.
+`backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
+queries and loops over the keys in its sight: dQ. Both recompute P from lse. Without atomics the gradients are bitwise
+reproducible. One source for tensor cores and CUDA cores, as in the forward pass. With two pipeline stages the next
+tile is in flight while this one is computed.
+
+Unlike in the paper MASK follows the exponential, since -inf - lse is NaN where lse = -inf, and dP is masked too, since
+0 * inf is NaN.
 """
 
 import numpy as np
@@ -39,7 +42,7 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
 from .softmax import LOG2_E
-from .tables import Tiles, has_tensor_cores, head_dims, parameters, rows_of
+from .tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
 from .visibility import (
     band_of,
     element_test,
@@ -55,7 +58,7 @@ def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes,
     sums_of,
 ):  # fmt: skip
-    """dK and dV, or one of them where the registers do not hold both sums: sums_of is "kv", "k" or "v".
+    """dK and dV, or one of them where registers cannot hold both accumulators: sums_of is "kv", "k" or "v".
 
     S, P, dP and dS are transposed: a row is a key, a column a query.
     """
@@ -78,7 +81,7 @@ def backward_kv(
     sees = element_test(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
-    OF_K, OF_V = "k" in sums_of, "v" in sums_of
+    COMPUTES_DK, COMPUTES_DV = "k" in sums_of, "v" in sums_of
 
     @device
     def fetch_tile(stage, Q, dO, lse, delta, m0):
@@ -99,14 +102,14 @@ def backward_kv(
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(sight, batch, head)
             first, end = queries_in_sight(band, n0, minimum(n0 + TILE_N, seqlen_k))
-            # what lies beyond a sequence's length is cut off: it may be NaN
+            # rows beyond a sequence's length are cut off: they may be NaN
             length = maximum(band[2], 1)
             Q, dO = aligned(mQ[batch, head][:length], ROWS_OF), aligned(mDO[batch, head][:length], ROWS_OF)
             lse, delta = mLse[batch, head][:length], mDelta[batch, head][:length]
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
             stage = index(0)
-            sync_threads()                                      # the last head is done with
+            sync_threads()                                      # all have read the last tile of the previous head
             if m_block < m_blocks:
                 fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
             while m_block < m_blocks:                               # Alg. 4 line 9
@@ -114,32 +117,32 @@ def backward_kv(
                 m_block += 1
                 m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
                 wait_copies()
-                sync_threads()                                  # this tile is there, the last one is done with
+                sync_threads()                                  # this tile has arrived, all have read the last one
                 if STAGES == 2 and m_block < m_blocks:
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
-                S = dot(full(S_TILE, ZERO), sK, sQ.T)               # line 11: S = scale Q K^T, transposed
-                lse2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
-                P = exp2(S * (scale * LOG2E) - lse2)                # line 13: P = exp(S - lse)
-                dP = dot(full(S_TILE, ZERO), sV, sdO.T) if OF_K else P      # line 17: dP = dO V^T
+                S = dot(S_TILE, sK, sQ.T)               # line 11: S = scale Q K^T, transposed
+                lse_log2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
+                P = exp2(S * (scale * LOG2E) - lse_log2)            # line 13: P = exp(S - lse)
+                dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P      # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
-                    P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)   # line 12: MASK
+                    P, dP = where(visible, P, 0), where(visible, dP, 0)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
-                if OF_V:
-                    dV = dot(dV, left_P(P * Z), sdO)                # line 16: dV += (P Z)^T dO
-                if OF_K:
+                if COMPUTES_DV:
+                    dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
+                if COMPUTES_DK:
                     D = get(allocate(SHARED_DELTA, stage), COLS)
-                    dS = P * (dP * Z - D)                           # lines 18 and 20: dS = P (dP Z - delta)
-                    dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q
+                    dS = P * (dP * Z - D)                           # lines 18 and 20: dS = P (dP Z - D)
+                    dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
                 if STAGES == 2:
                     stage = 1 - stage
                 elif m_block < m_blocks:
                     sync_threads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
-        if OF_K:
-            save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)
-        if OF_V:
+        if COMPUTES_DK:
+            save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)              # line 24
+        if COMPUTES_DV:
             save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
@@ -153,7 +156,7 @@ def backward_kv(
 def backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes
 ):
-    """dQ."""
+    """dQ; a row of S, P, dP and dS is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
@@ -185,7 +188,7 @@ def backward_q(
         band = band_at(sight, batch, head)
         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
         head_k = head // group_size
-        # what lies beyond a sequence's length is cut off: it may be NaN
+        # rows beyond a sequence's length are cut off: they may be NaN
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
         K, V = aligned(mK[batch, head_k][:length_k], ROWS_OF), aligned(mV[batch, head_k][:length_k], ROWS_OF)
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
@@ -194,27 +197,27 @@ def backward_q(
         copy_async(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
         copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
         fetch_tile(stage, K, V, n_block * TILE_N)
-        lse = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
-        delta = load(mDelta[batch, head][:length_q], ROWS, m0)
+        lse_log2 = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
+        D = load(mDelta[batch, head][:length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:                                   # Alg. 4 line 6
             n0, this = n_block * TILE_N, n_block
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             wait_copies()
-            sync_threads()                                      # this tile is there, the last one is done with
+            sync_threads()                                      # this tile has arrived, all have read the last one
             if STAGES == 2 and n_block < n_blocks:
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
-            S = dot(full(S_TILE, ZERO), sQ, sK.T)                   # line 11: S = scale Q K^T
-            P = exp2(S * (scale * LOG2E) - lse)                     # line 13: P = exp(S - lse)
-            dP = dot(full(S_TILE, ZERO), sdO, sV.T)                 # line 17: dP = dO V^T
+            S = dot(S_TILE, sQ, sK.T)                   # line 11: S = scale Q K^T
+            P = exp2(S * (scale * LOG2E) - lse_log2)                # line 13: P = exp(S - lse)
+            dP = dot(S_TILE, sdO, sV.T)                 # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)
-                P, dP = where(visible, P, ZERO), where(visible, dP, ZERO)       # line 12: MASK
+                P, dP = where(visible, P, 0), where(visible, dP, 0)       # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)         # line 14
-            dS = P * (dP * Z - delta)                               # lines 18 and 20: dS = P (dP Z - delta)
-            dQ = dot(dQ, left(dS), sK)                              # line 21: dQ += scale dS K
+            dS = P * (dP * Z - D)                                   # lines 18 and 20: dS = P (dP Z - D)
+            dQ = dot(dQ, left(dS), sK)                              # line 21: dQ += dS K, scaled in the epilogue
             if STAGES == 2:
                 stage = 1 - stage
             elif n_block < n_blocks:
@@ -231,93 +234,93 @@ def backward_q(
 
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
-TILES_KV = {  # keeps two sums, keys x head_dim: see sums_of_kv
+TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
     (True, 2): {
-        64: (Tiles("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
-        128: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
-        256: (Tiles("mma", 16, 64, 128, stages=2), Tiles("mma", 16, 64, 128)),
+        64: (Staged("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
+        128: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
+        256: (Staged("mma", 16, 64, 128, stages=2), Staged("mma", 16, 64, 128)),
     },
     (True, 4): {  # 64 x 128 is as fast, and spills with dropout
-        64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),    # 54, 52
-        128: tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
-        256: (Tiles("mma", 8, 64, 128, stages=2), Tiles("fma", 16, 16, 128, 8)),
+        64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
+        128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
+        256: (Staged("mma", 8, 64, 128, stages=2), Staged("fma", 16, 16, 128, 8)),
     },
     (True, 8): {
-        64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),       # 40; on CUDA cores 14
-        128: (Tiles("fma", 32, 32, 256, 16), Tiles("fma", 16, 16, 128, 8)),         # 11
-        256: (Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 32)),
+        64: (Staged("mma", 16, 128, 256, stages=2), Staged("mma", 8, 64, 128)),       # 40; on CUDA cores 14
+        128: (Staged("fma", 32, 32, 256, 16), Staged("fma", 16, 16, 128, 8)),         # 11
+        256: (Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32)),
     },
     (False, 2): {
-        64: (Tiles("fma", 32, 32, 256, 16),),
-        128: (Tiles("fma", 32, 32, 128, 8),),
-        256: (Tiles("fma", 16, 32, 128, 8),),
+        64: (Staged("fma", 32, 32, 256, 16),),
+        128: (Staged("fma", 32, 32, 128, 8),),
+        256: (Staged("fma", 16, 32, 128, 8),),
     },
     (False, 4): {
-        64: (Tiles("fma", 16, 32, 128, 8),),
-        128: (Tiles("fma", 16, 32, 128, 8),),
-        256: (Tiles("fma", 8, 16, 64, 8),),
+        64: (Staged("fma", 16, 32, 128, 8),),
+        128: (Staged("fma", 16, 32, 128, 8),),
+        256: (Staged("fma", 8, 16, 64, 8),),
     },
     (False, 8): {
-        64: (Tiles("fma", 16, 16, 256, 16),),
-        128: (Tiles("fma", 8, 16, 64, 8),),
-        256: (Tiles("fma", 4, 8, 256, 32),),
+        64: (Staged("fma", 16, 16, 256, 16),),
+        128: (Staged("fma", 8, 16, 64, 8),),
+        256: (Staged("fma", 4, 8, 256, 32),),
     },
 }
 CROWDED_KV = {
     (True, 2): {
-        64: (Tiles("mma", 32, 128, 256, stages=2),),
-        128: (Tiles("mma", 16, 128, 256, stages=2),),
-        256: (Tiles("mma", 16, 64, 128),),
+        64: (Staged("mma", 32, 128, 256, stages=2),),
+        128: (Staged("mma", 16, 128, 256, stages=2),),
+        256: (Staged("mma", 16, 64, 128),),
     },
-    (True, 8): {64: (Tiles("mma", 8, 128, 256, stages=2),)},
+    (True, 8): {64: (Staged("mma", 8, 128, 256, stages=2),)},
 }
 TILES_Q = {
     (True, 2): {
-        64: (Tiles("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
-        128: (Tiles("mma", 128, 64, 256, stages=2), Tiles("mma", 128, 32, 256)),    # 299; one stage 234
-        256: (Tiles("mma", 64, 32, 128),),
+        64: (Staged("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
+        128: (Staged("mma", 128, 64, 256, stages=2), Staged("mma", 128, 32, 256)),    # 299; one stage 234
+        256: (Staged("mma", 64, 32, 128),),
     },
     (True, 4): {
-        64: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
-        128: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128)),     # 58, 53
-        256: (Tiles("mma", 64, 8, 128), Tiles("fma", 16, 16, 128, 8)),
+        64: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
+        128: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128)),     # 58, 53
+        256: (Staged("mma", 64, 8, 128), Staged("fma", 16, 16, 128, 8)),
     },
     (True, 8): {
-        64: (Tiles("mma", 128, 16, 256, stages=2), Tiles("mma", 64, 16, 128, stages=2)),    # 37
-        128: (Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 128, 8)),             # 25
-        256: (Tiles("fma", 16, 16, 128, 8), Tiles("fma", 16, 8, 128, 8)),
+        64: (Staged("mma", 128, 16, 256, stages=2), Staged("mma", 64, 16, 128, stages=2)),    # 37
+        128: (Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),             # 25
+        256: (Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8)),
     },
     (False, 2): {
-        64: (Tiles("fma", 32, 32, 128, 8),),
-        128: (Tiles("fma", 32, 32, 128, 8),),
-        256: (Tiles("fma", 32, 16, 128, 8),),
+        64: (Staged("fma", 32, 32, 128, 8),),
+        128: (Staged("fma", 32, 32, 128, 8),),
+        256: (Staged("fma", 32, 16, 128, 8),),
     },
     (False, 4): {
-        64: (Tiles("fma", 32, 32, 128, 8),),
-        128: (Tiles("fma", 32, 16, 128, 8),),
-        256: (Tiles("fma", 16, 8, 64, 8),),
+        64: (Staged("fma", 32, 32, 128, 8),),
+        128: (Staged("fma", 32, 16, 128, 8),),
+        256: (Staged("fma", 16, 8, 64, 8),),
     },
     (False, 8): {
-        64: (Tiles("fma", 16, 16, 64, 8),),
-        128: (Tiles("fma", 16, 8, 64, 8),),
-        256: (Tiles("fma", 8, 4, 64, 8),),
+        64: (Staged("fma", 16, 16, 64, 8),),
+        128: (Staged("fma", 16, 8, 64, 8),),
+        256: (Staged("fma", 8, 4, 64, 8),),
     },
 }
 CROWDED_Q = {
-    (True, 2): {64: (Tiles("mma", 128, 32, 256, stages=2),)},
-    (True, 8): {128: (Tiles("mma", 64, 8, 128),)},
+    (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
+    (True, 8): {128: (Staged("mma", 64, 8, 128),)},
 }
 
 
 def sums_of_kv(work):
-    """The sums of each kernel that makes dK and dV: beyond head_dim 128 a warp has registers for one of them only."""
+    """sums_of of each launch: beyond head_dim 128 a warp has registers for only one of the accumulators dK and dV."""
     double = work.problem.dtype == np.float64
     apart = has_tensor_cores(work.device) and not double and max(head_dims(work.problem)) > 128
     return tuple({"sums_of": sums_of} for sums_of in (("v", "k") if apart else ("kv",)))
 
 
 def with_results(*names):
-    """`parameters`, and the dtypes of these results."""
+    """`parameters` and the dtypes of these results."""
     return lambda work, tiles: parameters(work, tiles) | {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
 
 

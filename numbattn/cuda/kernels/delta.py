@@ -1,4 +1,4 @@
-"""delta = rowsum(dO * O) - dlse: what the backward pass subtracts from dP (Algorithm 4, line 19)."""
+"""delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from numba.cuda import types
 
 from ..build import Source
 from ..spec import Line, Matrix, Spec
-from ..tile import Alignment, aligned, block_index, convert, full, load, row_sum, save, shape, simt, where
+from ..tile import Alignment, aligned, block_index, convert, load, row_sum, save, shape, simt, where
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
 from .tables import rounded
 
 
 class Rows(NamedTuple):
-    """Of a block; it keeps no keys."""
+    """The tile of a block; there are no keys in it."""
 
     tile_m: int
     tile_n: int = 1
@@ -29,7 +29,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes):
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
-    ROWS, ZERO, NOTHING = TILE.row_vector(), ACC(0), ACC(-np.inf)
+    ROWS, NOTHING_SEEN = TILE.row_vector(), ACC(-np.inf)
 
     def kernel(mDO, mO, mLse, mDlse, mDelta):
         batches, heads, seqlen_q = shape(mLse)
@@ -37,11 +37,11 @@ def delta(*, dtype, head_dim_v, dlse, nbytes):
         m0 = tile * TILE_M
         dO = convert(load(aligned(mDO[batch, head], ROWS_OF), TILE, m0), ACC)
         O = convert(load(aligned(mO[batch, head], ROWS_OF), TILE, m0), ACC)
-        D = row_sum(dO * O, ZERO)
+        D = row_sum(dO * O)
         if dlse:
             D = D - load(mDlse[batch, head], ROWS, m0)
         lse = load(mLse[batch, head], ROWS, m0)
-        save(mDelta[batch, head], where(lse == NOTHING, full(ROWS, ZERO), D), m0)
+        save(mDelta[batch, head], where(lse == NOTHING_SEEN, 0, D), m0)
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
     return Source(kernel, types.void(matrix, matrix, line, line, line), THREADS)

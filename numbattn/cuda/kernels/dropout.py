@@ -1,4 +1,4 @@
-"""Dropout of one tile: the elements that `numbattn.dropout_mask` shows, a few for each call of the generator."""
+"""Dropout of one tile: what `numbattn.dropout_mask` shows, several elements for each call of the generator."""
 
 from functools import reduce
 from typing import Any, NamedTuple
@@ -21,13 +21,13 @@ def then(one, other):
     return both
 
 
-random_words = reduce(then, [device(round_by(wide_product))] * ROUNDS)  # a loop would move the words about
+random_words = reduce(then, [device(round_by(wide_product))] * ROUNDS)  # a loop would move the words between registers
 
 
 class Drops(NamedTuple):
-    """A Dropout as kernels get it."""
+    """A Dropout, as kernels take it."""
 
-    threshold: Any  # keep what draws at least this
+    threshold: Any  # an element is kept iff its number is at least this
     offset: Any
     key_low: Any
     key_high: Any
@@ -37,47 +37,47 @@ class Drops(NamedTuple):
 DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4, Drops)
 
 
-def dropout_step(layout, transposed=False):
-    """kept(drops, matrix, i0, j0): where P is kept, of a tile whose first query is i0 and whose first key is j0.
+def keep_test(layout, transposed=False):
+    """The device function (drops, matrix, m0, n0): which elements of P are kept, in a tile from query m0 and key n0 on.
 
-    The tile's rows are queries, or keys if it is transposed. One call serves rows i and i + 8, columns j, j + 1, j + 8
-    and j + 9: those of them that this thread holds.
+    The tile's rows are queries, or keys if it is transposed. One call of the generator serves rows i and i + 8 and
+    columns j, j + 1, j + 8 and j + 9, as far as this thread holds them.
     """
     COUNTERS = layout.without(rows=9, cols=8) if transposed else layout.without(rows=8, cols=9)
     IN_BLOCK = 0 if layout.rows.size % 16 == layout.cols.size % 16 == 0 else 15
     places = places_of(transposed)
 
     @device
-    def kept(drops, matrix, i0, j0):
-        i, j = places(COUNTERS, i0, j0)
+    def kept(drops, matrix, m0, n0):
+        i, j = places(COUNTERS, m0, n0)
         c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U32))
         c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U32))
         c2, c3 = full(COUNTERS, U32(drops.first + convert(matrix, U64))), full(COUNTERS, U32(drops.offset))
         w0, w1, w2, w3, _, _ = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
-        i, j = places(layout, i0 & IN_BLOCK, j0 & IN_BLOCK)
+        i, j = places(layout, m0 & IN_BLOCK, n0 & IN_BLOCK)
         below, right, odd = (i & 8) != 0, (j & 8) != 0, (j & 1) != 0
         upper = where(right, spread(w1, layout), spread(w0, layout))
         lower = where(right, spread(w3, layout), spread(w2, layout))
         word = where(below, lower, upper)
-        return where(odd, word, word << 16) >= U32(drops.threshold << 16)   # their upper halves
+        return where(odd, word, word << 16) >= U32(drops.threshold << 16)   # compares the upper halves
 
     return kept
 
 
 def drop_step(layout, dropout, transposed=False):
-    """drop(P, drops, matrix, i0, j0): P with 0 where it is dropped; without dropout P itself."""
+    """The device function (P, drops, matrix, m0, n0): P with 0 where it is dropped; P itself without dropout."""
     if not dropout:
 
         @device
-        def keep(P, drops, matrix, i0, j0):
+        def keep(P, drops, matrix, m0, n0):
             return P
 
         return keep
 
-    kept = dropout_step(layout, transposed)
+    kept = keep_test(layout, transposed)
 
     @device
-    def drop(P, drops, matrix, i0, j0):
-        return where(kept(drops, matrix, i0, j0), P, 0)
+    def drop(P, drops, matrix, m0, n0):
+        return where(kept(drops, matrix, m0, n0), P, 0)
 
     return drop

@@ -1,8 +1,8 @@
-"""Attention forward on any GPU: Algorithms 1 and 2, and 5 where the mask has blocks.
+"""Attention forward on any GPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
 
-One text for tensor cores (mma.sync) and for CUDA cores: the layouts of S and O say who multiplies. A block keeps
-TILE_M queries and walks over the keys in their sight. The values of a tile are fetched while S is made, the keys of the
-next one while O is made.
+One source for tensor cores (mma.sync) and for CUDA cores: the layouts of S and O say which. A block keeps a tile of
+queries and loops over the keys in their sight. V of a tile is in flight while S is computed, K of the next tile while O
+is computed. O is divided by l once, in the epilogue.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ from .tables import Tiles, parameters, rows_of
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes):
+def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, dropout, nbytes):
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes.
@@ -68,7 +68,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         band = band_at(sight, batch, head)
         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
         head_k = head // group_size
-        # what lies beyond a sequence's length is cut off: it may be NaN
+        # rows beyond a sequence's length are cut off: they may be NaN
         Q = aligned(mQ[batch, head][: maximum(band[2], 1)], ROWS_OF)
         K = aligned(mK[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
         V = aligned(mV[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
@@ -83,23 +83,23 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         sync_threads()
         while n_block < n_blocks:
             n0 = n_block * TILE_N
-            copy_async(sV, V, COPY_V, n0)                            # in flight while S is made
-            S = dot(full(S_TILE, ZERO), sQ, sK.T)               # Alg. 1 line 9: S = Q K^T
+            copy_async(sV, V, COPY_V, n0)                            # in flight while S is computed
+            S = dot(S_TILE, sQ, sK.T)               # Alg. 2 line 10: S = Q K^T
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)          # Alg. 2 line 11: MASK(S)
-            P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # Alg. 1 lines 10 and 11
-            P = drop(P, drops, batch * heads + head, m0, n0)    # Alg. 2 line 14
+                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)          # line 11: MASK(S)
+            P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
+            P = drop(P, drops, batch * heads + head, m0, n0)    # line 14: dropout(P)
             wait_copies()
-            sync_threads()                                  # V is there, K is done with
+            sync_threads()                                  # V has arrived, all have read K
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-            copy_async(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is made
-            O = dot(O * alpha, left(P), sV)                     # Alg. 1 line 12: O = alpha O + P V
+            copy_async(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is computed
+            O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
             wait_copies()
-            sync_threads()                                  # K is there, V is done with
-        total = row_sum(l, ZERO)
-        save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 12: O = O / l
-        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)
+            sync_threads()                                  # K has arrived, all have read V
+        total = row_sum(l)
+        save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 15: O = O / l
+        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)       # line 16
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(

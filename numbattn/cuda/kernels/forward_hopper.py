@@ -1,12 +1,12 @@
-"""Attention forward on Hopper (wgmma, TMA): Algorithms 1 and 2, and 5 where the mask has blocks.
+"""Attention forward on Hopper (wgmma, TMA): Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same).
 
-A persistent kernel, warp-specialised: a block works on one work tile, some queries of some heads, after the other. The
-last warpgroup is the producer. One of its threads is the scheduler: it draws work tiles, loads their Q by TMA and
-stores their O; another one loads the tiles of K and V. The other warpgroups are the consumers. Each has 64 queries of a
-work tile and walks over the keys in their sight: a prologue makes the first S; the main loop has S = Q K^T of a tile
-and O = O + P V of the tile before in flight together, and then computes the softmax of S; the epilogue adds the last
-P V and writes O to where Q was. Consumers do not wait for each other: while one of them computes exponentials, or is in
-its epilogue, the tensor cores work for the others.
+A persistent, warp-specialised kernel: a block draws work tiles, some queries of some heads each, until none is left.
+The last warpgroup is the producer. One of its threads, the scheduler, draws work tiles, TMA-loads their Q and
+TMA-stores their O; another one, the loader, TMA-loads the tiles of K and V. The other warpgroups are consumers. Each
+takes 64 queries of a work tile and loops over the keys in their sight: the prologue computes the first S; the main loop
+has S = Q K^T of a tile and O = O + P V of the tile before in flight together, then computes the softmax of S; the
+epilogue adds the last P V, divides by l and stages O in Q's buffer. Consumers do not wait for each other: while one
+computes exponentials, or is in its epilogue, the tensor cores work for the others.
 """
 
 from typing import Any, NamedTuple
@@ -73,9 +73,9 @@ from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
 from .visibility import GRIDS, band_of, element_test, grids_of, keys_in_sight, needs_test, sight_type, steps_to_next
 
-ROWS = WARPGROUP_ROWS  # of a consumer
-TILES_AHEAD = 4  # scheduled before they begin, the present one among them
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # of a producer's thread, a consumer's
+ROWS = WARPGROUP_ROWS  # queries of a consumer
+TILES_AHEAD = 4  # stages of the pipeline of work tiles
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
 
 class WorkTile(NamedTuple):
@@ -89,7 +89,7 @@ class WorkTile(NamedTuple):
 
 
 class Accumulators(NamedTuple):
-    """What a consumer has of its queries: O lacks the last tile's alpha, and P V."""
+    """What a consumer carries from tile to tile: O still lacks alpha and P V of the last one."""
 
     O: Any
     P: Any
@@ -104,11 +104,11 @@ NO_WORK = WorkTile(*[0] * len(WorkTile._fields))
 def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    at_once: matrices, see `schedule`. heads_per_tile: where a work tile has room for all queries of several heads of a
-    group, it takes so many, and they share the tiles of K and V. ascending: the first tiles of queries come first, else
-    the last ones.
+    stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged.
 
-    stages: of the pipelines of K and of V; q_stages: of that of Q, and of O where Q was.
+    Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
+    packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
+    or the last.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
@@ -139,7 +139,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def blocks_in_sight(sight, batch, head, m0, m_end):
-        """Tiles of keys [first, end)."""
+        """The tiles of keys [first, end) in sight of queries [m0, m_end)."""
         first, end = keys_in_sight(band_at(sight, batch, head), m0, m_end)
         return first // TILE_N, (end + TILE_N - 1) // TILE_N
 
@@ -151,13 +151,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         m0 = m_block * TILE_M
         first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
         n_block = next_n_block(WorkTile(batch, head, m_block, first, end), sight, first)
-        if n_block >= end:                                      # who sees nothing looks at one tile, all of it masked
+        if n_block >= end:                                      # if nothing is seen, one tile, fully masked
             n_block, end = 0, 1
         return WorkTile(batch, head, m_block, n_block, end)
 
     @device
-    def rows_of(work, consumer, heads_per_tile):
-        """The head and the first query that a consumer takes: neighbours take neighbouring heads or queries."""
+    def consumer_tile(work, consumer, heads_per_tile):
+        """The head and the first query of a consumer: adjacent consumers take adjacent heads, then adjacent queries."""
         head, row = consumer, index(0)
         while head >= heads_per_tile:                           # a division would take more registers
             head, row = head - heads_per_tile, row + 1
@@ -165,7 +165,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def store_o(Q, count, mO):
-        """Store the O, if any, that lies where tile number `count` of Q is to be."""
+        """TMA-store the O, if any, that is staged in the buffer of tile number `count` of Q."""
         acquire(Q)
         if count >= Q_STAGES:
             batch, head, m0 = read(stage(O_PIPELINE, Q.index))
@@ -174,7 +174,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
-        """The scheduler, one thread: draws work tiles, loads their Q, stores their O."""
+        """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
         W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
@@ -186,7 +186,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             W = advance(W, 1)
             consumer = index(0)
             while consumer < CONSUMERS:
-                head, m0 = rows_of(work, consumer, heads_per_tile)
+                head, m0 = consumer_tile(work, consumer, heads_per_tile)
                 store_o(Q, count, mO)
                 commit(stage(O_PIPELINE, Q.index), (work.batch, head, m0))
                 tma_load(Q, mQ, work.batch, head, m0)
@@ -203,7 +203,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def load(mK, mV, sight, group_size):
-        """The loader, one thread: the tiles of K and V that the work tiles need, as soon as a stage is free."""
+        """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         while True:
             wait(W)
@@ -225,7 +225,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def skip(K, V, work, sight, n_block, end):
-        """Release tiles of keys unread, as far as the first one from `end` on."""
+        """Release tiles of keys unread; also returns the first one from `end` on."""
         while n_block < end:
             wait(K)
             wait(V)
@@ -238,7 +238,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def needs_mask(work, sight, m0, n_block):
-        """Whether the elements of this tile have to be tested."""
+        """Whether this tile needs a test per element."""
         batch, head, n0, band = work.batch, work.head, n_block * TILE_N, band_at(sight, work.batch, work.head)
         m_end, n_end = m0 + ROWS, n0 + TILE_N
         return tested(sight, band, batch, head, work.m_block, n_block, m0, m_end, n0, n_end)
@@ -255,7 +255,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def left_operand(P, work, drops, heads, m0, n_block):
         matrix = work.batch * heads + work.head
-        return operand(drop(P, drops, matrix, m0, n_block * TILE_N), SHARED_V)    # Alg. 2 line 14
+        return operand(drop(P, drops, matrix, m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
 
     if "keys" in mask:
 
@@ -265,7 +265,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
         @device
         def clear_beyond(V, work, sight, n_block):
-            """What lies beyond the end of a sequence may be NaN, and 0 * NaN is NaN. All consumers come here."""
+            """Zero the rows of V beyond a sequence's length: they may be NaN, and 0 * NaN is NaN. By all consumers."""
             left = band_at(sight, work.batch, work.head)[3] - n_block * TILE_N
             if left < TILE_N:
                 wait(V)
@@ -274,11 +274,11 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                     fence_async_proxy()
                 sync_warpgroups(consumers)
 
-    else:  # TMA knows where the matrix ends
+    else:  # TMA fills in zeros beyond the matrix
 
         @device
         def n_block_range(work, m0, sight):
-            """The tiles of keys [first, end) that this consumer reads: one at least."""
+            """The tiles of keys [first, end) that this consumer reads, at least one."""
             first, end = blocks_in_sight(sight, work.batch, work.head, m0, m0 + ROWS)
             if HAS_GRIDS or first >= end:
                 first = work.n_block
@@ -290,25 +290,25 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     def step_with(mask):
         @device
-        def step(sums, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2):
-            """The softmax of the tile `here`, P V of the tile `before`. Also returns `here` and the tile after it."""
-            O, P, m, l, alpha = sums
+        def step(acc, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2):
+            """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
+            O, P, m, l, alpha = acc
             if RESCALES_FIRST:
                 O = rescaled(O, alpha)
             clear_beyond(V, work, sight, before)
             wait(K)
-            S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 1 line 9: S = Q K^T, in flight
+            S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 2 line 10: S = Q K^T, in flight
             if not RESCALES_FIRST:
-                O = rescaled(O, alpha)                          # line 12: O = alpha O
+                O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
-            O = dot(O, P, V.tile)                               # line 12: O = O + P V of the tile before, in flight
+            O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
             after = next_n_block(work, sight, here + 1)
             S = wgmma_wait(S, 1)
             release(K)
-            F, m, l, alpha = softmax_step(mask(S, work, sight, m0, here), m, l, scale_log2)     # Alg. 1 lines 10, 11
+            P_f32, m, l, alpha = softmax_step(mask(S, work, sight, m0, here), m, l, scale_log2)     # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
-            P = left_operand(F, work, drops, heads, m0, here)
+            P = left_operand(P_f32, work, drops, heads, m0, here)
             return Accumulators(O, P, m, l, alpha), advance(K, 1), advance(V, 1), here, after
 
         return step
@@ -317,83 +317,83 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def receive(W, heads_per_tile):
-        """A consumer's part of a work tile, and its first query."""
+        """The next work tile with the head of this consumer, and its first query."""
         wait(W)
         work = WorkTile(*read(W))
-        head, m0 = rows_of(work, warpgroup_index(), heads_per_tile)
+        head, m0 = consumer_tile(work, warpgroup_index(), heads_per_tile)
         return WorkTile(work.batch, head, work.m_block, work.n_block, work.n_blocks), m0
 
     @device
     def prologue(Q, K, work, m0, n_block, sight, drops, heads, scale_log2):
         """The softmax of the first S."""
         m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
-        acquire(Q)                                              # another consumer had this stage before: see pipeline
+        acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
         wait(K)
-        S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # Alg. 1 line 9: S = Q K^T
+        S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
         release(K)
         K = advance(K, 1)
         if needs_mask(work, sight, m0, n_block):
             S = masked(S, work, sight, m0, n_block)
-        F, m, l, alpha = softmax_step(S, m, l, scale_log2)
-        return Accumulators(full(O_TILE, ZERO), left_operand(F, work, drops, heads, m0, n_block), m, l, alpha), K
+        P_f32, m, l, alpha = softmax_step(S, m, l, scale_log2)
+        return Accumulators(full(O_TILE, ZERO), left_operand(P_f32, work, drops, heads, m0, n_block), m, l, alpha), K
 
     @device
-    def main_loop(sums, Q, K, V, work, m0, before, end, sight, drops, heads, scale_log2):
-        """All tiles of keys but the first, as far as `end`. Also returns the last one, and which one would follow."""
+    def main_loop(acc, Q, K, V, work, m0, before, end, sight, drops, heads, scale_log2):
+        """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
         here = next_n_block(work, sight, before + 1)
         while here < end:
-            # Nearly all of the time goes here: a loop of its own is 1 to 2 % faster than one with if and else.
+            # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
             while here < end and not needs_mask(work, sight, m0, here):
-                sums, K, V, before, here = step(
-                    sums, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2
+                acc, K, V, before, here = step(
+                    acc, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2
                 )
             if here < end:
-                sums, K, V, before, here = masked_step(
-                    sums, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2
+                acc, K, V, before, here = masked_step(
+                    acc, Q, K, V, work, m0, before, here, sight, drops, heads, scale_log2
                 )
-        return sums, K, V, before, here
+        return acc, K, V, before, here
 
     @device
-    def epilogue(sums, W, Q, K, V, work, m0, before, here, mLse, sight, scale_log2, kept_scale, heads_per_tile):
-        """The last product, O and lse. Also returns the next work tile, received while the product is in flight."""
-        O, P, m, l, alpha = sums
+    def epilogue(acc, W, Q, K, V, work, m0, before, here, mLse, sight, scale_log2, kept_scale, heads_per_tile):
+        """The last P V, O and lse. Also returns the next work tile, received while P V is in flight."""
+        O, P, m, l, alpha = acc
         clear_beyond(V, work, sight, before)
         wait(V)
-        O = dot(rescaled(O, alpha), P, V.tile)                  # line 12: O = alpha O + P V
-        total = row_sum(l, ZERO)                                # 0 if it has seen nothing
-        save(mLse[work.batch, work.head], logsumexp(m, total, scale_log2, LN2), m0)
+        O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
+        total = row_sum(l)                                # 0 if nothing is seen
+        save(mLse[work.batch, work.head], logsumexp(m, total, scale_log2, LN2), m0)            # line 16
         next_work, next_m0 = receive(advance(W, 1), heads_per_tile)
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
         K, V, _ = skip(K, V, work, sight, here, work.n_blocks)
         sync_warpgroup()                                        # all have read Q
-        put(allocate(SHARED_O, Q.index), O * (reciprocal(total) * kept_scale))          # line 12: O = O / l
+        put(allocate(SHARED_O, Q.index), O * (reciprocal(total) * kept_scale))          # line 15: O = O / l
         fence_async_proxy()
         sync_warpgroup()
-        release(Q)                                              # with O in its place
+        release(Q)                                              # to the scheduler, which stores O
         release(W)
         return K, V, next_work, next_m0
 
     @device
     def compute(mLse, sight, drops, heads, scale_log2, kept_scale, heads_per_tile):
-        """The consumers: whole warpgroups."""
+        """The consumers, whole warpgroups."""
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         Q = stage(Q_PIPELINE, warpgroup_index())
         work, m0 = receive(W, heads_per_tile)
         while work.n_blocks > 0:
             first, end = n_block_range(work, m0, sight)
             K, V, n_block = skip(K, V, work, sight, work.n_block, first)
-            sums, K = prologue(Q, K, work, m0, n_block, sight, drops, heads, scale_log2)
-            sums, K, V, n_block, after = main_loop(
-                sums, Q, K, V, work, m0, n_block, end, sight, drops, heads, scale_log2
+            acc, K = prologue(Q, K, work, m0, n_block, sight, drops, heads, scale_log2)
+            acc, K, V, n_block, after = main_loop(
+                acc, Q, K, V, work, m0, n_block, end, sight, drops, heads, scale_log2
             )
             K, V, work, m0 = epilogue(
-                sums, W, Q, K, V, work, m0, n_block, after, mLse, sight, scale_log2, kept_scale, heads_per_tile
+                acc, W, Q, K, V, work, m0, n_block, after, mLse, sight, scale_log2, kept_scale, heads_per_tile
             )
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
-            sync_warp()                                         # the first thread had more to do
+            sync_warp()                                         # reconverge: the first thread did more
 
     def kernel(
         mQ, mK, mV, mO, mLse, sight, drops, counters, group_size, scale_log2, kept_scale, at_once, heads_per_tile,
@@ -438,13 +438,12 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 class Warpgroups(NamedTuple):
-    """Tiles of tile_n keys, `stages` of K and of V in shared memory at once; consumers of 64 queries, and places for
-    `q_stages` tiles of Q, or O."""
+    """A row: tiles of tile_n keys, and consumers of 64 queries each."""
 
     tile_n: int
     consumers: int
-    stages: int
-    q_stages: int
+    stages: int  # of K and of V
+    q_stages: int  # of Q, and of O staged in its buffers
 
     unit = "wgmma"
 
@@ -460,15 +459,15 @@ USUAL = {  # of the largest head_dim
     192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
     256: Warpgroups(64, 2, 2, 3),                                   # 63, 96 %; 80 keys 57, 95
 }
-LONG = {  # instead, where MANY keys are in sight, or more
+LONG = {  # instead, where a query sees MANY keys or more
     64: Warpgroups(128, 3, 3, 5),                                   # 44, 62 %; 96 keys 37, 57
     128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
 }
 MANY = 2048
-NARROW = {  # instead, for bands narrower than the keys: smaller tiles have less at their edges
+NARROW = {  # instead, for bands narrower than seqlen_k: smaller tiles waste less at its edges
     128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 65 %; 128 keys 63, 80 keys 63
 }
-CELLS = {  # 128 queries and a power of two of keys, so that tiles lie within the usual blocks of a mask
+CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie within the usual blocks of a mask
     64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
     128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
     192: Warpgroups(64, 2, 2, 4),
@@ -478,7 +477,7 @@ CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2
 
 
 def warpgroups(work):
-    """The row for this work. Few queries: that in which most heads of a group share the tiles of keys."""
+    """The row for this work; with few queries, the one that packs most heads of a group into a work tile."""
     size, cells, keys = max(head_dims(work.problem)), bool(grids_of(work.mask)), work.keys
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
         return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
@@ -488,7 +487,7 @@ def warpgroups(work):
 
 
 def heads_per_tile(row, work):
-    """How many query heads of a group share a work tile: as many as it has room for, if all see the same keys."""
+    """How many query heads of a group are packed into a work tile: as many as fit, if all see the same keys."""
     if work.mask:
         return 1
     group_size, seqlen_q = work.problem.group_size, work.problem.seqlen_q
@@ -497,12 +496,12 @@ def heads_per_tile(row, work):
 
 
 def matrices_in_l2(head_dim):
-    """How many matrices at a time (see schedule) give work tiles enough, of all weights, and stay in the cache."""
+    """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache."""
     return 64 if head_dim <= 64 else 32
 
 
 def head_dims(problem):
-    """Rounded up to multiples of 64."""
+    """Both head_dims, rounded up to multiples of 64."""
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
 
 
@@ -514,7 +513,7 @@ def takes(work):
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `forward`."""
     has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
-    uneven = has_band and work.keys >= work.problem.seqlen_k  # gives tiles different weights
+    uneven = has_band and work.keys >= work.problem.seqlen_k  # some tiles of queries see more keys than others
     together = heads_per_tile(tiles, work)
     at_once = matrices_in_l2(work.problem.head_dim) if has_band or grids_of(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)

@@ -1,4 +1,4 @@
-"""The layouts that a plan's unit asks for. Nothing else in a kernel depends on who multiplies."""
+"""Layouts and types of tiles by dtype and unit. Nothing else in a kernel depends on the unit that multiplies."""
 
 import numpy as np
 from numba.cuda import types
@@ -11,47 +11,47 @@ DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
 
 
 def sum_type(dtype):
-    """The type of all sums of a dtype."""
+    """The accumulator type of a dtype."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
 def array_type(dtype, ndim):
-    """Numba's type of an array of any strides. It has no arrays of bfloat16: they come as uint16."""
+    """Numba's type of an array of any strides. bfloat16, which it has no arrays of, is passed as uint16."""
     name = "uint16" if dtype == DTYPES["bfloat16"] else np.dtype(dtype).name
     return types.Array(getattr(types, name), ndim, "A")
 
 
 def vector(dtype):
-    """Elements in 16 bytes."""
+    """Elements in a vector of 16 bytes."""
     return VECTOR_BYTES // dtype.itemsize
 
 
 def sums(unit, lanes, rows, cols, threads, run=1):
-    """The layout of a tile of sums: by mma.sync on tensor cores, by fused multiply-adds on CUDA cores."""
+    """The layout of an accumulator: of mma.sync on tensor cores, of fused multiply-adds on CUDA cores."""
     return mma(rows, cols, threads) if unit == "mma" else simt(rows, cols, threads, lanes, run)
 
 
 def places_of(transposed):
-    """The device function (layout, i0, j0): queries i and keys j of a tile from query i0 and key j0 on.
+    """The device function (layout, m0, n0): the queries i and keys j of a tile from query m0 and key n0 on.
 
     The tile's rows are queries, or keys if it is transposed.
     """
 
     @device
-    def upright(layout, i0, j0):
-        return row_index(layout, i0), col_index(layout, j0)
+    def queries_by_keys(layout, m0, n0):
+        return row_index(layout, m0), col_index(layout, n0)
 
     @device
-    def on_its_side(layout, i0, j0):
-        return col_index(layout, i0), row_index(layout, j0)
+    def keys_by_queries(layout, m0, n0):
+        return col_index(layout, m0), row_index(layout, n0)
 
-    return on_its_side if transposed else upright
+    return keys_by_queries if transposed else queries_by_keys
 
 
 def left_operand(layout, shared, dtype):
-    """How a tile of sums becomes the left operand of the next product.
+    """How an accumulator becomes the left operand of the next product.
 
-    Tensor cores take it from the registers that it lies in. CUDA cores read it from shared memory, each row by the
+    Tensor cores read it from registers, where it already is. CUDA cores read it from shared memory, each row by the
     warp that wrote it.
     """
     if layout.unit == "mma":

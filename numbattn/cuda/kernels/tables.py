@@ -1,20 +1,28 @@
-"""Tables of tiles, and what is looked up in them.
+"""Tables of tiles, and the lookup.
 
-The first row whose shared memory fits is taken. The fastest come first, of those that spill no registers, as measured
-on an H200; the others serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
+The first row whose shared memory fits is taken. Rows spill no registers and are ordered by speed, as measured on an
+H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
 """
 
 from typing import NamedTuple
 
+from .visibility import grids_of
+
 HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
-LARGEST = HEAD_DIMS[-1]
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile; "mma", tensor cores, or "fma", CUDA cores with so many lanes in a row.
+    """A row: tiles of tile_m queries and tile_n keys."""
 
-    stages: tiles in shared memory at once of what is walked over.
-    """
+    unit: str  # "mma", tensor cores, or "fma", CUDA cores
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0  # threads side by side in a row of the tile; "fma" only
+
+
+class Staged(NamedTuple):
+    """The same for kernels that buffer the tiles they loop over in several pipeline stages."""
 
     unit: str
     tile_m: int
@@ -29,7 +37,7 @@ def rounded(name, head_dim):
     for size in HEAD_DIMS:
         if head_dim <= size:
             return size
-    raise ValueError(f"{name}: got {head_dim}, at most {LARGEST} on a GPU")
+    raise ValueError(f"{name}: got {head_dim}, at most {HEAD_DIMS[-1]} on a GPU")
 
 
 def head_dims(problem):
@@ -42,16 +50,16 @@ def has_tensor_cores(device):
 
 
 def rows_of(table, crowded, work):
-    """The rows of a table, (with tensor cores, bytes of an element): {largest head_dim: rows}. Those of the table
-    `crowded` come first with dropout or cells in the mask, which take registers, too."""
+    """The rows for this work. With dropout or a mask's grids, which take registers too, those of `crowded` come first.
+    Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
     unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
     size = next(size for size in (64, 128, 256) if size >= largest)
-    is_crowded = work.problem.dropout or len(work.mask) > 1
+    is_crowded = work.problem.dropout or grids_of(work.mask)
     return (crowded.get(unit, {}).get(size, ()) if is_crowded else ()) + table[unit][size]
 
 
 def compiled_in(work, tiles, head_dims):
-    """What all factories of kernels that make S take, of head_dims as they round them."""
+    """The parameters common to the factories of kernels that compute S; head_dims as they round them."""
     head_dim, head_dim_v = head_dims
     return {
         "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
@@ -60,5 +68,5 @@ def compiled_in(work, tiles, head_dims):
 
 
 def parameters(work, tiles):
-    """What those for any GPU take."""
+    """The parameters of the kernels for any GPU."""
     return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}

@@ -1,6 +1,7 @@
-"""The states of tiles, empty, partial or full, by a mask's grids of blocks: what Algorithm 5 looks up.
+"""The states of tiles, empty, partial or full, by a mask's grids of blocks: M of Algorithm 5, for tiles of any size.
 
-A kernel that walks over tiles finds them as bits, see `visibility.next_tile` and `visibility.needs_test`.
+They are stored as bits, uint32 (batch, heads, kept tiles, words): for each WORD tiles a word that says which are not
+empty, and one that says which are full. `visibility.next_tile` and `visibility.needs_test` look them up.
 """
 
 from functools import reduce
@@ -24,11 +25,11 @@ from .schedule import place, split
 from .visibility import WORD, grids_of, sight_type
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
-TILES = 64  # whose states a block finds
+TILES = 64  # of a block, one a thread
 
 
 def tile_states(*, tile_m, tile_n, kept, mask):
-    """The states of all tiles, by the grids of blocks: one thread a tile, one warp a word. kept: "q" or "k"."""
+    """The kernel: one thread per tile, one warp per word. kept: the side whose tiles blocks keep, "q" or "k"."""
     TILE_M, TILE_N, WARPS = tile_m, tile_n, TILES // WORD
     KEEPS_Q = kept == "q"
 
@@ -78,18 +79,18 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     return Source(kernel, types.void(sight_type(mask), INDEX, INDEX), TILES, overlaps=True)
 
 
-def states_shape(kept_tiles, walked_tiles):
-    """Of the states of one matrix."""
-    return kept_tiles, 2 * -(-walked_tiles // WORD)
+def states_shape(kept_tiles, other_tiles):
+    """The shape of the states of one matrix."""
+    return kept_tiles, 2 * -(-other_tiles // WORD)
 
 
 def states_blocks(kept_tiles, words):
-    """How many find the states of one matrix."""
+    """The number of blocks that compute the states of one matrix."""
     return -(-kept_tiles * words // 2 * WORD // TILES)
 
 
 def states_spec(kept):
-    """Of the kernel that finds the states for another one, in that one's tiles."""
+    """The Spec of this kernel for another one, whose tiles it takes."""
 
     def blocks(work, tiles, m_blocks, n_blocks):
         shape = states_shape(*((m_blocks, n_blocks) if kept == "q" else (n_blocks, m_blocks)))

@@ -1,8 +1,10 @@
-"""Who sees whom: which tiles a block visits, which of them need a test of each element, and that test.
+"""Which queries see which keys: the tiles that a block visits, which of them need a test per element, and that test.
 
-A mask comes down to a band and some grids, see `numbattn.masks`. The band says at once where a block starts and stops.
-What grids of blocks say of a tile is looked up in the states that the kernel `tile_states` has found before
-(Algorithm 5), a bit for each tile: a block keeps tile number `kept` of one side and walks over the tiles of the other.
+A mask is a band and some grids, see `numbattn.masks`. A block keeps one tile of queries, or of keys, and loops over the
+tiles of the other side. "In sight" of its tile is what the band lets it see, a range of keys, or of queries: where the
+loop starts and ends. Within it grids of blocks decide by the states of tiles, one bit each, which the kernel
+`tile_states` has computed before (Algorithm 5); there `kept` is the number of the block's own tile.
+
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
 "dense", "bits" or "blocks" for each grid.
 """
@@ -44,16 +46,16 @@ class Cells(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """A mask as kernels get it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
+    """A mask, as kernels take it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
 
     lo: Any
     hi: Any
     queries: Any
     keys: Any
-    edges: Any = ()  # int32 (batch, heads) for each edge that is not the same for all: they narrow the band
-    shifts: Any = ()  # what is added to lo and hi among them
+    edges: Any = ()  # int32 (batch, heads) for each edge that is an array: they narrow the band
+    shifts: Any = ()  # added to lo and hi among them
     grids: Any = ()  # a Cells for each grid
-    states: Any = ()  # or one array, uint32 (batch, heads, kept, 2 words of WORD tiles): which are not empty; are full
+    states: Any = ()  # of tiles, where there are blocks: see tile_states
 
 
 BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
@@ -95,12 +97,12 @@ def sight_type(mask):
 
 # --------------------------------------------------------------------------------------------------------- the band
 @device
-def one_band(sight, batch, head):
+def same_band(sight, batch, head):
     return sight.lo, sight.hi, sight.queries, sight.keys
 
 
 def edge_of(mask, side):
-    """The device function (sight, batch, head, otherwise): an edge of a band, `otherwise` if it is the same for all."""
+    """The device function (sight, batch, head, otherwise): an edge of a band, `otherwise` if it is no array."""
     sides, diagonals = sides_of(mask), diagonals_of(mask)
     at, shifted = (names.index(side) if side in names else None for names in (sides, diagonals))
 
@@ -110,9 +112,9 @@ def edge_of(mask, side):
 
     @device
     def diagonal(sight, batch, head, otherwise):
-        shift = sight.shifts[shifted]                   # clamped before it is added: no sum overflows
+        shift = sight.shifts[shifted]                   # clamped before the shift is added: no sum overflows
         edge = minimum(sight.edges[at][batch, head], sight.keys - shift)
-        return maximum(edge, -sight.queries - shift) + shift    # beyond that it says nothing more
+        return maximum(edge, -sight.queries - shift) + shift    # a farther edge means the same
 
     @device
     def length(sight, batch, head, otherwise):
@@ -124,7 +126,7 @@ def edge_of(mask, side):
 def band_of(mask):
     """The device function (sight, batch, head) -> (lo, hi, queries, keys)."""
     if not sides_of(mask):
-        return one_band
+        return same_band
     lo_of, hi_of, queries_of, keys_of = (edge_of(mask, side) for side in SIDES)
 
     @device
@@ -141,7 +143,7 @@ def band_of(mask):
 
 @device
 def keys_in_sight(band, m0, m_end):
-    """Keys [first, end), neither of them negative: all that queries [m0, m_end) see of a band lies there."""
+    """The keys [first, end) in sight of queries [m0, m_end), neither bound negative."""
     lo, hi, queries, keys = band
     last = minimum(m_end, queries) - 1
     return maximum(m0 + lo, 0), maximum(minimum(last + hi + 1, keys), 0) if m0 <= last else 0
@@ -149,7 +151,7 @@ def keys_in_sight(band, m0, m_end):
 
 @device
 def queries_in_sight(band, n0, n_end):
-    """Queries [first, end), neither of them negative: all that see keys [n0, n_end) of a band lie there."""
+    """The queries [first, end) in sight of keys [n0, n_end), neither bound negative."""
     lo, hi, queries, keys = band
     last = minimum(n_end, keys) - 1
     return maximum(n0 - hi, 0), maximum(minimum(last - lo + 1, queries), 0) if n0 <= last else 0
@@ -164,26 +166,26 @@ def in_band(band, m0, m_end, n0, n_end):
 
 
 def band_test(layout, transposed):
-    """The device function (band, i0, j0): which keys each query sees, in a tile from query i0 and key j0 on.
+    """The device function (band, m0, n0): which keys each query sees, in a tile from query m0 and key n0 on.
 
     The tile's rows are queries, or keys if it is transposed.
     """
 
     @device
-    def upright(band, i0, j0):
+    def queries_by_keys(band, m0, n0):
         lo, hi, queries, keys = band
-        i = row_index(layout, i0)
+        i = row_index(layout, m0)
         last = where(i < queries, minimum(i + hi, keys - 1), NOTHING)
-        return cols_between(layout, j0, i + lo, last)
+        return cols_between(layout, n0, i + lo, last)
 
     @device
-    def on_its_side(band, i0, j0):
+    def keys_by_queries(band, m0, n0):
         lo, hi, queries, keys = band
-        j = row_index(layout, j0)
+        j = row_index(layout, n0)
         last = where(j < keys, minimum(j - lo, queries - 1), NOTHING)
-        return cols_between(layout, i0, j - hi, last)
+        return cols_between(layout, m0, j - hi, last)
 
-    return on_its_side if transposed else upright
+    return keys_by_queries if transposed else queries_by_keys
 
 
 # -------------------------------------------------------------------------------------------------------- the grids
@@ -215,22 +217,22 @@ def both(one, other):
 
 
 def element_test(mask, layout, transposed=False):
-    """The device function (sight, band, batch, head, i0, j0): as `band_test`, for the whole mask."""
-    grids, in_band = grids_of(mask), band_test(layout, transposed)
+    """The device function (sight, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
+    grids, seen_in_band = grids_of(mask), band_test(layout, transposed)
     if not grids:
 
         @device
-        def band_only(sight, band, batch, head, i0, j0):
-            return in_band(band, i0, j0)
+        def band_only(sight, band, batch, head, m0, n0):
+            return seen_in_band(band, m0, n0)
 
         return band_only
 
-    places, in_cells = places_of(transposed), reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
+    places, seen_in_grids = places_of(transposed), reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
 
     @device
-    def test(sight, band, batch, head, i0, j0):
-        i, j = places(layout, i0, j0)
-        return in_band(band, i0, j0) & in_cells(sight, batch, head, i, j)
+    def test(sight, band, batch, head, m0, n0):
+        i, j = places(layout, m0, n0)
+        return seen_in_band(band, m0, n0) & seen_in_grids(sight, batch, head, i, j)
 
     return test
 
@@ -243,7 +245,7 @@ def every_tile(sight, batch, head, kept, tile, count):
 
 @device
 def next_tile(sight, batch, head, kept, tile, count):
-    """How many steps to the next tile that is not empty; `count` if there is none."""
+    """How many tiles, from this one on, are empty before the first that is not; `count` if all of them are."""
     steps, found = index(0), False
     while steps < count and not found:
         at = tile + steps
@@ -255,7 +257,7 @@ def next_tile(sight, batch, head, kept, tile, count):
 
 @device
 def states_from(sight, batch, head, kept, tile, which):
-    """The bits of a tile and of those behind it, the lowest first, as far as they are in its word."""
+    """The bits of a tile, the lowest, and of those after it in its word. which: 0 for not empty, 1 for full."""
     word = sight.states[0][batch, head, kept, 2 * (tile // WORD) + which]
     return np.uint32(word >> convert(tile % WORD, np.uint32))
 
@@ -265,7 +267,7 @@ def steps_to_next(mask):
 
 
 def needs_test(mask):
-    """The device function that tells whether the elements of a tile in sight have to be tested."""
+    """The device function that tells whether a tile in sight needs a test per element."""
     if "dense" in mask or "bits" in mask:
 
         @device
@@ -283,7 +285,7 @@ def needs_test(mask):
         return partial
 
     @device
-    def at_the_edge(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
+    def across_an_edge(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
         return not in_band(band, m0, m_end, n0, n_end)
 
-    return at_the_edge
+    return across_an_edge

@@ -1,17 +1,49 @@
 """The tile language: attention on the registers of a GPU, written like the paper.
 
-A kernel is a Python function over tiles. `load`, `put`, `get`, `save` move them, `dot` multiplies them, operators and
-the functions of `math` do the rest; all unrolling happens inside. Layouts and places in shared memory are made while
-the kernel is being made, and captured. Every word has two meanings, see `world`; `simulate` runs a kernel on the plain
-one.
+A kernel is a Python function over tiles; all unrolling happens inside. Layouts and places in shared memory are made
+while the kernel is being made, and captured. Every word has two meanings, see `world`; `simulate` runs a kernel on the
+plain one. Numbers take the dtype of the tile that they meet.
+
+| word | what it does | PTX |
+|---|---|---|
+| simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
+| load, save | a tile from global memory, and to it; see also aligned, has_bits | ld.global, st.global |
+| copy_async, wait_copies | from global to shared memory, in the background | cp.async |
+| SharedMemory, allocate | places in shared memory, and the tiles there | |
+| put, get, clear | a tile to shared memory, from there; zeros | st.shared, stmatrix, ld.shared |
+| full, row_index, col_index, cols_between | a number everywhere; where elements lie | mov, add |
+| + - * / // & | ^ ~ << >> < <= == != abs | of tiles, vectors and numbers | add.f32 ... |
+| exp2, log2, reciprocal, sqrt | of float32; of float64 libdevice's | ex2, lg2, rcp, sqrt.approx.ftz |
+| exp, log, tanh | by these | ex2, lg2, rcp, fma |
+| maximum, minimum, where | of tiles and numbers | max, min, selp |
+| row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
+| convert | another dtype | cvt |
+| rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
+| dot | a product of tiles; operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
+| Pipeline, init_pipeline, stage, advance | stages of shared memory in turn | mbarrier.init |
+| acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
+| tma_load, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk |
+| prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
+| thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
+| index, shape, opaque, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
+| sync_threads, sync_warp, sync_warpgroup(s) | what others have written is seen | bar.sync, bar.warp.sync |
+| atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
+| launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
+| increase_registers, decrease_registers | of a warpgroup | setmaxnreg |
+
+In the examples of words, TILE is a layout of 2x4, x the tile of ARRAY, 0 to 7, and show(f) what f makes of x;
+run(kernel, *arrays) simulates one warp and returns the last array.
 """
 
+from . import operators  # noqa: F401, defines them
+from .arrays import Alignment
 from .conversion import convert
 from .copies import copy_async, wait_copies
 from .creation import col_index, cols_between, full, row_index
-from .elementwise import exp2, log2, maximum, minimum, reciprocal, rescaled, spread, where, wide_product
+from .elementwise import maximum, minimum, rescaled, spread, where, wide_product
 from .fragment import bfloat16
-from .global_memory import Alignment, aligned, has_bits, load, save
+from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
+from .global_memory import aligned, has_bits, load, save
 from .integers import INDEX, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .pipeline import Pipeline, acquire, advance, commit, init_pipeline, read, release, stage, wait
@@ -38,7 +70,7 @@ from .synchronisation import (
 )
 from .tma import fence_async_proxy, prefetch_tensor_map, tma_load, tma_store, tma_store_wait
 from .warpgroup import operand, wgmma_wait
-from .world import device, primitive
+from .world import device
 
 __all__ = [
     "INDEX",
@@ -71,6 +103,7 @@ __all__ = [
     "decrease_registers",
     "device",
     "dot",
+    "exp",
     "exp2",
     "fence_async_proxy",
     "full",
@@ -82,6 +115,7 @@ __all__ = [
     "init_pipeline",
     "launch_dependents",
     "load",
+    "log",
     "log2",
     "lowest_bit",
     "maximum",
@@ -91,7 +125,6 @@ __all__ = [
     "operand",
     "part_sum",
     "prefetch_tensor_map",
-    "primitive",
     "put",
     "read",
     "reciprocal",
@@ -105,11 +138,13 @@ __all__ = [
     "simt",
     "simulate",
     "spread",
+    "sqrt",
     "stage",
     "sync_threads",
     "sync_warp",
     "sync_warpgroup",
     "sync_warpgroups",
+    "tanh",
     "thread_index",
     "tma_load",
     "tma_store",

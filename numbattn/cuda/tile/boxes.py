@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..views import VECTOR_BYTES
-from .fragment import constant
+from .conversion import left_pairs
+from .emit import I32, VOID, Index, asm, base, thread_index
+from .fragment import constant, element_type
 
 ROW_BYTES, CHUNK_BYTES, PERIOD = 128, VECTOR_BYTES, 8  # of a box; rows after which the swizzle repeats
 ALIGNMENT = ROW_BYTES * PERIOD
@@ -87,3 +89,24 @@ class Boxes(Place):
         chunk_bits = (PERIOD - 1) * self.vector
         box = (col >> self.width.bit_length() - 1) * (self.rows * self.width)
         return box + row * self.width + ((col & self.width - 1) ^ (row * self.vector & chunk_bits))
+
+
+# ---------------------------------------------------------------------------------------------------------- LLVM
+def box_runs(b, plan, layout):
+    row0, col0 = Index(b, base(b, layout.rows)), Index(b, base(b, layout.cols))
+    for r, down in enumerate(layout.rows.offsets):
+        for run in layout.cols.runs(plan.vector):
+            yield (r,), run, plan.place(row0 + down, col0 + layout.cols.offsets[run[0]]).value
+
+
+def put_matrices(b, plan, layout, pointer, rows):
+    """Sums of a warpgroup into boxes: by 16x16, four matrices of 8x8 at a time, each lane with a row of one of them."""
+    lane = Index(b, b.and_(thread_index(b), I32(31)))
+    first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
+    row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
+    for c in range(0, layout.cols.slots, 4):
+        pairs = left_pairs(b, element_type(plan.dtype), [row[c : c + 4] for row in rows])
+        place = plan.place(row, right + layout.cols.offsets[c])
+        at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
+        text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
+        asm(b, text, VOID, at, *pairs, effect=True)

@@ -1,10 +1,24 @@
 """From one dtype to another."""
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 
-from .emit import F32, F64, I16, I32, asm, capability
-from .fragment import LLVM, Fragment, FragmentType, fragment, is_float, is_signed, registers
+from .emit import F32, F64, I8, I16, I32, asm, capability
+from .fragment import (
+    ANY,
+    LLVM,
+    Fragment,
+    FragmentType,
+    check_dtype,
+    fragment,
+    is_float,
+    is_number,
+    is_signed,
+    is_tile,
+    registers,
+)
 from .integers import INDEX
 from .world import primitive
 
@@ -31,6 +45,8 @@ def emit_convert(b, source, target, x):
         return asm(b, "cvt.rn.f16.f32 $0, $1;", I16, x) if target == types.float16 else emit_bfloat16(b, x)
     if is_float(source) and is_float(target):
         return b.fpext(x, to) if to == F64 else b.fptrunc(x, to)
+    if is_float(source) and target == types.boolean:
+        return b.fcmp_unordered("!=", x, ir.Constant(x.type, 0.0))
     if is_float(source):
         return b.fptosi(x, to) if is_signed(target) else b.fptoui(x, to)
     if is_float(target):
@@ -62,18 +78,44 @@ def emit_bfloat16(b, x):
     return b.trunc(b.select(b.fcmp_unordered("uno", x, x), I32(0x7FFF), rounded), I16)
 
 
+def stored_values(b, source, target, values):
+    if source == types.float32 and target in HALVES and len(values) % 2 == 0 and capability() >= (8, 0):
+        pairs = [emit_pair(b, target, values[i : i + 2]) for i in range(0, len(values), 2)]
+        return [half for pair in pairs for half in halves_of(b, pair)]
+    values = [emit_convert(b, source, target, value) for value in values]
+    return [b.zext(value, I8) for value in values] if target == types.boolean else values
+
+
+def halves_of(b, pair):
+    pair = b.bitcast(pair, ir.VectorType(I16, 2))
+    return [b.extract_element(pair, I32(i)) for i in range(2)]
+
+
 @primitive
 def convert(x, dtype):
-    """A fragment, or a number, in another dtype: np.float32, np.int32, ... Floats are rounded to the nearest."""
-    return Fragment(x.layout, round_to(dtype, x.registers)) if isinstance(x, Fragment) else dtype(x)
+    """A tile, or a number, in another dtype: np.float32, np.int32, ... Floats are rounded to the nearest.
+
+    >>> show(lambda x: convert(x, np.int32) // 2)
+    array([[0, 0, 1, 1],
+           [2, 2, 3, 3]], dtype=int32)
+    """
+    _check_convert(x, np.dtype(dtype))
+    return Fragment(x.layout, round_to(dtype, x.registers)) if is_tile(x) else dtype(x)
 
 
 @convert.lowering
 def convert(x, dtype):
-    if not isinstance(x, FragmentType):
-        source = types.int32 if x == INDEX else x
+    _check_convert(x, dtype.dtype)
+    if not is_tile(x):
+        source = types.int32 if x == INDEX else types.unliteral(x)
         return dtype.dtype(source, dtype), lambda b, value, _: emit_convert(b, source, dtype.dtype, value)
     out = FragmentType(x.layout, dtype.dtype)
     return out(x, dtype), lambda b, value, _: fragment(
         b, out, [[emit_convert(b, x.dtype, out.dtype, v) for v in row] for row in registers(b, x, value)]
     )
+
+
+def _check_convert(x, dtype):
+    if not is_tile(x) and not is_number(x):
+        raise TypingError(f"convert: got {x}, expected a tile or a number")
+    check_dtype("convert", dtype, ANY)

@@ -7,8 +7,10 @@ from numba.cuda.core.errors import TypingError
 
 from ..views import VECTOR_BYTES
 from . import simulator
+from .boxes import Boxes
 from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector
-from .global_memory import GlobalMatrix, check_vector, holds_first_copy, load, places, stored
+from .fragment import name_of
+from .global_memory import GlobalMatrix, check_array, holds_first_copy, load, places
 from .shared_memory import check_shape, put, shared_base
 from .world import primitive
 
@@ -19,7 +21,17 @@ def copy_async(shared, matrix, layout, first):
 
     The tile and the matrix are of one dtype. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
     the way through the registers.
+
+    >>> PLACE = SharedMemory().tile(2, 4, np.float32)
+    >>> def kernel(x, y):
+    ...     copy_async(allocate(PLACE), x, TILE, 0)
+    ...     wait_copies()
+    ...     sync_threads()
+    ...     save(y, get(allocate(PLACE), TILE), 0)
+    >>> run(kernel, ARRAY, np.zeros((1, 4)))
+    array([[0., 1., 2., 3.]])
     """
+    _check_copy(shared.plan, matrix, layout)
     put(shared, load(matrix, layout, first))
     if holds_first_copy(layout):
         shared.memory.note_fetch(shared.granules_of(*places(layout)))
@@ -28,10 +40,7 @@ def copy_async(shared, matrix, layout, first):
 @copy_async.lowering
 def copy_async(shared, matrix, layout, first):
     layout_type, layout, plan = layout, layout.value, shared.plan
-    check_shape("copy_async", plan, layout)
-    check_vector(matrix, layout)
-    if stored(matrix.dtype) != shared.dtype or plan.transposed:
-        raise TypingError(f"fetch: a matrix of {stored(matrix.dtype)} does not go as it is to {plan}")
+    _check_copy(plan, matrix, layout)
 
     def generate(b, pointer, value, _, first):
         source = GlobalMatrix(b, matrix, value, layout)
@@ -63,6 +72,13 @@ def copy_async(shared, matrix, layout, first):
     return types.void(shared, matrix, layout_type, types.int32), generate
 
 
+def _check_copy(plan, matrix, layout):
+    check_shape("copy_async", plan, layout)
+    check_array("copy_async", matrix, layout, {name_of(plan.dtype)})
+    if plan.transposed or isinstance(plan, Boxes):
+        raise TypingError(f"copy_async: a matrix does not go as it is to {plan}")
+
+
 def emit_copy(b, target, place, nbytes, inside):
     """`nbytes` from global to shared memory; zeros where not `inside`."""
     how = "cg" if nbytes == VECTOR_BYTES else "ca"  # past the first cache, which only takes vectors
@@ -73,7 +89,7 @@ def emit_copy(b, target, place, nbytes, inside):
 
 @primitive
 def wait_copies():
-    """What this thread has fetched has arrived. The others know after the next barrier."""
+    """What this thread has copied by `copy_async` is there. The others know after the next barrier."""
     simulator.shared_memory().note_arrival()
 
 

@@ -2,35 +2,53 @@
 
 import numpy as np
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 
 from .elementwise import emit_maximum, emit_minimum
 from .emit import I32, asm, base
-from .fragment import Fragment, FragmentType, broadcast, fragment, registers
+from .fragment import Fragment, FragmentType, check_repeats, check_tile, fragment, is_number, registers
+from .integers import INDEX
 from .simulator import thread_index
 from .world import primitive
 
 
 @primitive
 def full(layout, value):
-    """A tile whose elements are all `value`, of value's dtype; a row or column vector is repeated."""
-    if isinstance(value, Fragment):
-        broadcast(layout, value.layout)
-        value = value.registers
+    """A tile whose elements are all `value`, of value's dtype; a row or column vector is repeated.
+
+    >>> show(lambda x: full(TILE, np.int32(7)))
+    array([[7, 7, 7, 7],
+           [7, 7, 7, 7]], dtype=int32)
+    """
+    _check_full(layout, value)
+    value = value.registers if isinstance(value, Fragment) else value
     return Fragment(layout, np.asarray(value))
 
 
 @full.lowering
 def full(layout, value):
-    is_vector = isinstance(value, FragmentType)
-    if is_vector:
-        broadcast(layout.value, value.layout)
-    out = FragmentType(layout.value, value.dtype if is_vector else value)
+    _check_full(layout.value, value)
+    if not isinstance(value, FragmentType):
+        value = types.int32 if value == INDEX else types.unliteral(value)
+    out = FragmentType(layout.value, getattr(value, "dtype", value))
     return out(layout, value), lambda b, _, x: fragment(b, out, registers(b, value, x, out.layout.slots))
+
+
+def _check_full(layout, value):
+    if isinstance(value, Fragment | FragmentType):
+        check_repeats("full", value, layout)
+    elif not is_number(value):
+        raise TypingError(f"full: got {value}, expected a number or a vector")
 
 
 @primitive
 def row_index(layout, first):
-    """Row vector of int32: the row of each register, the tile starting at row `first`."""
+    """Row vector of int32: the row of each register, the tile starting at row `first`.
+
+    >>> show(lambda x: row_index(TILE, 10))
+    array([[10],
+           [11]], dtype=int32)
+    """
     rows = int(first) + layout.rows.base(thread_index()) + np.array(layout.rows.offsets)
     return Fragment(layout.row_vector(), rows.astype(np.int32)[:, None])
 
@@ -48,7 +66,12 @@ def row_index(layout, first):
 
 @primitive
 def col_index(layout, first):
-    """Column vector of int32: the column of each register, the tile starting at column `first`."""
+    """Column vector of int32: the column of each register, the tile starting at column `first`.
+
+    >>> show(lambda x: where(col_index(TILE, 0) <= row_index(TILE, 0), x, -np.inf))
+    array([[  0., -inf, -inf, -inf],
+           [  4.,   5., -inf, -inf]], dtype=float32)
+    """
     cols = int(first) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
     return Fragment(layout.col_vector(), cols.astype(np.int32)[None, :])
 
@@ -69,13 +92,19 @@ def cols_between(layout, start, first, last):
     """Which columns of a tile that starts at column `start` lie between the row vectors first and last, ends included.
 
     As (col_index(layout, start) >= first) & ..., but the columns take no registers.
+
+    >>> show(lambda x: cols_between(TILE, 0, row_index(TILE, 0), row_index(TILE, 1)))
+    array([[ True,  True, False, False],
+           [False,  True,  True, False]])
     """
+    _check_ends(layout, first, last)
     cols = int(start) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
     return Fragment(layout, (cols >= first.registers) & (cols <= last.registers))
 
 
 @cols_between.lowering
 def cols_between(layout, start, first, last):
+    _check_ends(layout.value, first, last)
     out = FragmentType(layout.value, types.boolean)
     axis = out.layout.cols
 
@@ -102,8 +131,14 @@ def cols_between(layout, start, first, last):
             yield b.icmp_unsigned("!=", b.and_(word, I32(1 << slot % 32)), I32(0))
 
     def generate(b, _, start, *ends):
-        mine = b.add(start, base(b, axis))  # this thread's first column
-        ends = ([b.sub(x, mine) for (x,) in registers(b, ty, end)] for ty, end in zip((first, last), ends))
+        rows, mine = out.layout.rows.slots, b.add(start, base(b, axis))  # this thread's first column
+        ends = ([b.sub(x, mine) for (x,) in registers(b, ty, end, (rows, 1))] for ty, end in zip((first, last), ends))
         return fragment(b, out, [truths(b, *row) for row in zip(*ends)])
 
     return out(layout, types.int32, first, last), generate
+
+
+def _check_ends(layout, *ends):
+    for end in ends:
+        check_tile("cols_between", end, {"int32"})
+        check_repeats("cols_between", end, layout.row_vector())

@@ -1,4 +1,4 @@
-"""Functions of each element."""
+"""Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
 
 from functools import partial
 
@@ -7,51 +7,28 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, F64, I32, I64, asm, call, computed_if
-from .fragment import Fragment, FragmentType, apply, broadcast, elementwise, fragment, is_float, is_signed, registers
-from .integers import INDEX, INTEGERS
+from .emit import F32, I32, I64, asm, computed_if
+from .fragment import (
+    ANY,
+    FLOATS,
+    NUMBERS,
+    TRUTHS,
+    Fragment,
+    FragmentType,
+    Operation,
+    broadcast,
+    check_operands,
+    check_repeats,
+    check_tile,
+    fragment,
+    is_float,
+    is_number,
+    is_signed,
+    name_of,
+    registers,
+)
+from .integers import INDEX
 from .world import primitive
-
-
-def emit_exp2(b, dtype, x):
-    return asm(b, "ex2.approx.ftz.f32 $0, $1;", F32, x) if x.type == F32 else call(b, "__nv_exp2", F64, x)
-
-
-def emit_log2(b, dtype, x):
-    return asm(b, "lg2.approx.ftz.f32 $0, $1;", F32, x) if x.type == F32 else call(b, "__nv_log2", F64, x)
-
-
-def emit_reciprocal(b, dtype, x):
-    y = asm(b, "rcp.approx.ftz.f32 $0, $1;", F32, x) if x.type == F32 else b.fdiv(ir.Constant(F64, 1.0), x)
-    zero = ir.Constant(x.type, 0.0)
-    return b.select(b.fcmp_ordered("==", x, zero), zero, y)
-
-
-@primitive
-def exp2(x):
-    """2**x."""
-    return apply(np.exp2, x)
-
-
-exp2 = exp2.lowering(lambda x: elementwise(emit_exp2)(x))
-
-
-@primitive
-def log2(x):
-    """The base-2 logarithm; -inf of 0."""
-    return apply(np.log2, x)
-
-
-log2 = log2.lowering(lambda x: elementwise(emit_log2)(x))
-
-
-@primitive
-def reciprocal(x):
-    """1/x, and 0 where x is 0."""
-    return apply(lambda v: np.where(v == 0, v, 1 / v), x)
-
-
-reciprocal = reciprocal.lowering(lambda x: elementwise(emit_reciprocal)(x))
 
 
 def emit_extremum(name, sign):
@@ -66,47 +43,72 @@ def emit_extremum(name, sign):
 emit_maximum, emit_minimum = emit_extremum("max", ">"), emit_extremum("min", "<")
 
 
-def _elementwise_or_scalar(emit):
-    def lower(x, y):
-        found = elementwise(emit)(x, y)
-        if found is None:  # two numbers
-            counts = all(isinstance(ty, INTEGERS) for ty in (x, y))
-            both, dtype = (INDEX, types.int32) if counts else (x, x)
-            found = both(both, both), lambda b, x, y: emit(b, dtype, x, y)
-        return found
+class Extremum(Operation):
+    """Of two numbers, too: an index if both are integers, else a float, of 32 bits if no operand is one of 64."""
 
-    return lower
+    def __call__(self, x, y):
+        if not (is_number(x) and is_number(y)):
+            return super().__call__(x, y)
+        floats = [a for a in (x, y) if isinstance(a, float | np.floating)]
+        dtype = np.float64 if any(isinstance(a, float) for a in floats) else np.float32 if floats else np.int32
+        return self.plain(dtype(x), dtype(y))
+
+    def lower(self, x, y):
+        if not (is_number(x) and is_number(y)):
+            return super().lower(x, y)
+        floats = [ty for ty in (x, y) if is_float(ty)]
+        dtype = types.float64 if types.float64 in floats else types.float32 if floats else types.int32
+        both = dtype if floats else INDEX
+        return both(both, both), lambda b, x, y: self.emit(b, dtype, x, y)
+
+
+_maximum = Extremum("maximum", np.fmax, emit_maximum, NUMBERS)
+_minimum = Extremum("minimum", np.fmin, emit_minimum, NUMBERS)
 
 
 @primitive
 def maximum(x, y):
-    """The larger of two, tiles or scalars; a NaN loses."""
-    return apply(np.fmax, x, y)
+    """The larger of two, tiles or numbers; a NaN loses.
+
+    >>> show(lambda x: maximum(x, 3))
+    array([[3., 3., 3., 3.],
+           [4., 5., 6., 7.]], dtype=float32)
+    """
+    return _maximum(x, y)
 
 
-maximum = maximum.lowering(_elementwise_or_scalar(emit_maximum))
+maximum = maximum.lowering(lambda x, y: _maximum.lower(x, y))
 
 
 @primitive
 def minimum(x, y):
-    """The smaller of two, tiles or scalars; a NaN loses."""
-    return apply(np.fmin, x, y)
+    """The smaller of two, tiles or numbers; a NaN loses.
+
+    >>> minimum(index(5), 3)
+    np.int32(3)
+    """
+    return _minimum(x, y)
 
 
-minimum = minimum.lowering(_elementwise_or_scalar(emit_minimum))
+minimum = minimum.lowering(lambda x, y: _minimum.lower(x, y))
 
 
 @primitive
 def wide_product(x, factor):
-    """The high and the low halves of products of uint32."""
+    """The high and the low halves of products of uint32.
+
+    >>> show(lambda x: wide_product(convert(x, np.uint32), 2**31)[0])
+    array([[0, 0, 1, 1],
+           [2, 2, 3, 3]], dtype=uint32)
+    """
+    check_tile("wide_product", x, {"uint32"})
     product = x.registers.astype(np.uint64) * np.uint64(factor)
     return tuple(Fragment(x.layout, half.astype(np.uint32)) for half in (product >> np.uint64(32), product))
 
 
 @wide_product.lowering
 def wide_product(x, factor):
-    if not isinstance(x, FragmentType) or x.dtype != types.uint32:
-        return None
+    check_tile("wide_product", x, {"uint32"})
 
     def generate(b, value, factor):
         low, high = [], []
@@ -124,23 +126,33 @@ def wide_product(x, factor):
 
 @primitive
 def where(condition, x, y):
-    """x where the condition holds, else y. x is a tile, y a tile or a scalar."""
-    y = y.registers if isinstance(y, Fragment) else x.dtype.type(y)
-    layout = broadcast(condition.layout, x.layout)
-    return Fragment(layout, np.where(condition.registers, x.registers, y))
+    """x where the condition, a tile of truths, holds, else y: tiles or numbers, one tile at least.
+
+    >>> show(lambda x: where(x > 2, x, -1))
+    array([[-1., -1., -1.,  3.],
+           [ 4.,  5.,  6.,  7.]], dtype=float32)
+    """
+    dtype, layout = _check_where(condition, x, y)
+    chosen = [v.registers if isinstance(v, Fragment) else np.asarray(v).astype(dtype) for v in (x, y)]
+    return Fragment(layout, np.where(condition.registers, *chosen))
 
 
 @where.lowering
 def where(condition, x, y):
-    tiles = [ty for ty in (condition, x, y) if isinstance(ty, FragmentType)]
-    out = FragmentType(broadcast(*(ty.layout for ty in tiles)), x.dtype)
-    inputs = condition, x, y if isinstance(y, FragmentType) else x.dtype
+    dtype, layout = _check_where(condition, x, y)
+    out, inputs = FragmentType(layout, dtype), [ty if isinstance(ty, FragmentType) else dtype for ty in (x, y)]
 
     def generate(b, *values):
-        spread = [registers(b, ty, value, out.layout.slots) for ty, value in zip(inputs, values)]
+        spread = [registers(b, ty, value, layout.slots) for ty, value in zip((condition, *inputs), values)]
         return fragment(b, out, [[b.select(*three) for three in zip(*rows)] for rows in zip(*spread)])
 
-    return out(*inputs), generate
+    return out(condition, *inputs), generate
+
+
+def _check_where(condition, x, y):
+    check_tile("where", condition, TRUTHS)
+    dtype, layout = check_operands("where", ANY, x, y)
+    return dtype, broadcast(condition.layout, layout)
 
 
 @primitive
@@ -148,12 +160,18 @@ def spread(x, layout):
     """Element (i, j) is element (i & ~rows, j & ~cols) of x, whose layout is layout.without(rows, cols).
 
     So a value that serves a group of elements is computed once: every thread has what it needs.
+
+    >>> PAIRS = TILE.without(cols=1)
+    >>> show(lambda x: spread(col_index(PAIRS, 0), TILE.col_vector()))
+    array([[0, 0, 2, 2]], dtype=int32)
     """
+    check_tile("spread", x)
     return Fragment(layout, x.registers[np.ix_(*_coarse_slots(layout, x.layout))])
 
 
 @spread.lowering
 def spread(x, layout):
+    check_tile("spread", x)
     out = FragmentType(layout.value, x.dtype)
     rows, cols = _coarse_slots(layout.value, x.layout)
 
@@ -177,12 +195,20 @@ def _coarse_slots(fine, coarse):
 
 @primitive
 def rescaled(x, factor):
-    """x * factor, a row vector. Rows in the same registers of a warp take no time if it is 1 for all of them."""
+    """x * factor, a row vector of x. Rows in the same registers of a warp take no time if it is 1 for all of them.
+
+    >>> show(lambda x: rescaled(x, row_max(x, 0)))
+    array([[ 0.,  3.,  6.,  9.],
+           [28., 35., 42., 49.]], dtype=float32)
+    """
+    _check_rescaled(x, factor)
     return x * factor
 
 
 @rescaled.lowering
 def rescaled(x, factor):
+    _check_rescaled(x, factor)
+
     def differs(b, f):
         """Whether it is not 1, in any lane of this warp."""
         other = b.zext(b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)), I32)
@@ -193,7 +219,7 @@ def rescaled(x, factor):
         def product(row, f):
             return [b.fmul(value, f) for value in row]
 
-        factors = [(f, differs(b, f)) for (f,) in registers(b, factor, by)]
+        factors = [(f, differs(b, f)) for (f,) in registers(b, factor, by, (x.layout.rows.slots, 1))]
         rows = [
             computed_if(b, some_other, row, partial(product, row, f))
             for row, (f, some_other) in zip(registers(b, x, tile), factors)
@@ -201,3 +227,9 @@ def rescaled(x, factor):
         return fragment(b, x, rows)
 
     return x(x, factor), generate
+
+
+def _check_rescaled(x, factor):
+    check_tile("rescaled", x, FLOATS)
+    check_tile("rescaled", factor, {name_of(x.dtype)})
+    check_repeats("rescaled", factor, x.layout.row_vector())

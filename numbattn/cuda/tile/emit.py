@@ -100,12 +100,12 @@ def is_first_holder(b, layout):
 def shuffle_xor(b, x, mask):
     """x of the lane whose number differs in the bits of `mask`."""
     text = f"shfl.sync.bfly.b32 $0, $1, {mask}, 0x1f, 0xffffffff;"
-    if x.type != F64:
+    if x.type not in (F64, I64):
         return asm(b, text, x.type, x, effect=True)
     halves = b.bitcast(x, ir.VectorType(I32, 2))
     for i in range(2):
         halves = b.insert_element(halves, asm(b, text, I32, b.extract_element(halves, I32(i)), effect=True), I32(i))
-    return b.bitcast(halves, F64)
+    return b.bitcast(halves, x.type)
 
 
 def size_of(element):

@@ -1,22 +1,26 @@
-"""Fragments: this thread's registers of a tile, with operators. Row and column vectors are fragments with an axis ONE.
+"""Fragments: this thread's registers of a tile. Row and column vectors are fragments with an axis ONE.
 
-Broadcasting is NumPy's: an axis of two operands is the same Axis, or ONE in one of them. Scalars take the fragment's
+Broadcasting is NumPy's: an axis of two operands is the same Axis, or ONE in one of them. Numbers take the fragment's
 dtype; fragments of two dtypes do not mix (see `convert`). Nothing computes in float16 and bfloat16: they are storage.
+
+What is a mistake in one meaning of a word is one in the other: both call the same check, of Fragments or FragmentTypes.
 """
 
-import operator
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, lower_builtin, register_model, typeof_impl
+from numba.cuda.extending import core_models, register_model, typeof_impl
 from numba.cuda.np import numpy_support
-from numba.cuda.typing.templates import AbstractTemplate, infer_global
 
 from .emit import F32, F64, I1, I8, I16, I32, I64
+from .integers import IndexType
 from .layout import Layout
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -24,6 +28,12 @@ LLVM = {
     types.float32: F32, types.float64: F64, types.float16: I16, types.bfloat16: I16, types.boolean: I1,
     types.int8: I8, types.uint8: I8, types.int32: I32, types.uint32: I32, types.int64: I64, types.uint64: I64,
 }  # fmt: skip
+FLOATS = frozenset({"float32", "float64"})  # dtypes by name, which are the same in NumPy and Numba: see `name_of`
+HALF_FLOATS = frozenset({"float16", "bfloat16"})
+WORDS = frozenset({"int32", "uint32", "int64", "uint64"})
+INTEGERS = WORDS | {"int8", "uint8"}
+TRUTHS = frozenset({"bool"})
+NUMBERS, BITS, ANY = FLOATS | INTEGERS, INTEGERS | TRUTHS, FLOATS | HALF_FLOATS | INTEGERS | TRUTHS
 
 
 def element_type(dtype):
@@ -31,6 +41,12 @@ def element_type(dtype):
     return types.bfloat16 if dtype == bfloat16 else numpy_support.from_dtype(np.dtype(dtype))
 
 
+def name_of(dtype):
+    """Of one of NumPy's or Numba's."""
+    return dtype.name.removeprefix("__nv_")
+
+
+# --------------------------------------------------------------------------------------------- checks, of both worlds
 def broadcast(*layouts):
     def common(axes, what):
         long = {axis for axis in axes if axis.size > 1}
@@ -41,6 +57,47 @@ def broadcast(*layouts):
     rows, cols = (common([getattr(layout, what) for layout in layouts], what) for what in ("rows", "cols"))
     unit = next((layout.unit for layout in layouts if layout.unit != "fma"), "fma")
     return Layout(rows, cols, layouts[0].threads, unit)
+
+
+def is_tile(x):
+    return isinstance(x, Fragment | FragmentType)
+
+
+def is_number(x):
+    plain = isinstance(x, int | float | np.integer | np.floating | np.bool_)
+    return plain or isinstance(x, types.Integer | types.Float | types.Boolean | IndexType)
+
+
+def check_dtype(word, dtype, takes):
+    if name_of(dtype) not in takes:
+        raise TypingError(f"{word}: got {name_of(dtype)}, expected one of {', '.join(sorted(takes))}")
+
+
+def check_tile(word, x, takes=ANY):
+    if not is_tile(x):
+        raise TypingError(f"{word}: got {x}, expected a tile in registers")
+    check_dtype(word, x.dtype, takes)
+
+
+def check_operands(word, takes, *operands):
+    """Tiles of one dtype and numbers. Returns the dtype, and the layout of them together."""
+    tiles = [x for x in operands if is_tile(x)]
+    for x in operands:
+        if not is_tile(x) and not is_number(x):
+            raise TypingError(f"{word}: got {x}, expected a tile or a number")
+    if not tiles:
+        raise TypingError(f"{word}: got numbers only, expected a tile")
+    check_tile(word, tiles[0], takes)
+    if len({name_of(tile.dtype) for tile in tiles}) > 1:
+        raise TypingError(f"{word}: tiles of {', '.join(name_of(tile.dtype) for tile in tiles)} do not mix")
+    return tiles[0].dtype, broadcast(*(tile.layout for tile in tiles))
+
+
+def check_repeats(word, x, layout):
+    """A tile or vector that may be repeated to fill a layout."""
+    both = broadcast(layout, x.layout)
+    if both.shape != layout.shape:
+        raise TypingError(f"{word}: {x.layout} does not fit into {layout}")
 
 
 # ------------------------------------------------------------------------------------------------- plain Python
@@ -60,17 +117,8 @@ class Fragment:
     def dtype(self):
         return self.registers.dtype
 
-
-def apply(function, *operands):
-    """A NumPy function over fragments and scalars; over scalars alone too."""
-    fragments = [x for x in operands if isinstance(x, Fragment)]
-    if not fragments:
-        return function(*operands)
-    dtype = fragments[0].dtype
-    if any(f.dtype != dtype for f in fragments):
-        raise TypingError(f"fragments of {', '.join(str(f.dtype) for f in fragments)} do not mix")
-    values = [x.registers if isinstance(x, Fragment) else np.asarray(x).astype(dtype) for x in operands]
-    return Fragment(broadcast(*(f.layout for f in fragments)), function(*values))
+    def __bool__(self):
+        raise TypeError("a tile has no truth of its own: write &, | and ~ for `and`, `or` and `not`, where() for `if`")
 
 
 # ---------------------------------------------------------------------------------------------------------- LLVM
@@ -139,28 +187,6 @@ def fragment(b, ty, rows):
     return value
 
 
-def elementwise(emit, result=None):
-    """The lowering of an operation on each element: emit(builder, dtype, *registers) -> register of dtype `result`."""
-
-    def lower(*operands):
-        fragments = [ty for ty in operands if isinstance(ty, FragmentType)]
-        if not fragments:
-            return None
-        dtype = fragments[0].dtype
-        if any(f.dtype != dtype for f in fragments):
-            raise TypingError(f"fragments of {', '.join(str(f.dtype) for f in fragments)} do not mix")
-        out = FragmentType(broadcast(*(f.layout for f in fragments)), result or dtype)
-        inputs = [ty if isinstance(ty, FragmentType) else dtype for ty in operands]
-
-        def generate(b, *values):
-            spread = [registers(b, ty, value, out.layout.slots) for ty, value in zip(inputs, values)]
-            return fragment(b, out, [[emit(b, dtype, *xs) for xs in zip(*rows)] for rows in zip(*spread)])
-
-        return out(*inputs), generate
-
-    return lower
-
-
 def is_float(dtype):
     return isinstance(dtype, types.Float)
 
@@ -169,72 +195,39 @@ def is_signed(dtype):
     return isinstance(dtype, types.Integer) and dtype.signed
 
 
-# ----------------------------------------------------------------------------------------------- both: operators
-ARITHMETIC = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
-QUOTIENTS = (operator.truediv, operator.floordiv)  # of floats; of integers that are not negative
-BITWISE = {operator.and_: "and_", operator.or_: "or_", operator.xor: "xor"}
-SHIFTS = {operator.lshift: "shl", operator.rshift: "shr"}
-COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
-               operator.ne: "!="}  # fmt: skip
-IN_PLACE = {operator.add: operator.iadd, operator.sub: operator.isub, operator.mul: operator.imul,
-            operator.and_: operator.iand, operator.or_: operator.ior, operator.xor: operator.ixor,
-            operator.lshift: operator.ilshift, operator.rshift: operator.irshift}  # fmt: skip
-UNARY = (operator.neg, operator.invert)
+# ---------------------------------------------------------------------------------------------------------------- both
+@dataclass(frozen=True)
+class Operation:
+    """An operation on each element of tiles and numbers, one tile at least: called in plain Python, or lowered.
 
+    Attributes
+    ----------
+    word : str
+        What errors call it.
+    plain : function of NumPy arrays
+    emit : emit(builder, dtype, *registers) -> register
+    takes : names of dtypes
+    result : the dtype of the result, if not that of the operands
+    """
 
-def emit_binary(op):
-    if op in ARITHMETIC:
-        return lambda b, dtype, x, y: getattr(b, ("f" if is_float(dtype) else "") + ARITHMETIC[op])(x, y)
-    if op in QUOTIENTS:
-        return lambda b, dtype, x, y: (b.fdiv if is_float(dtype) else b.udiv)(x, y)
-    if op in BITWISE:
-        return lambda b, dtype, x, y: getattr(b, BITWISE[op])(x, y)
-    if op is operator.lshift:
-        return lambda b, dtype, x, y: b.shl(x, y)
-    if op is operator.rshift:
-        return lambda b, dtype, x, y: b.ashr(x, y) if is_signed(dtype) else b.lshr(x, y)
+    word: str
+    plain: Callable
+    emit: Callable
+    takes: frozenset
+    result: Any = None
 
-    def compare(b, dtype, x, y):
-        if is_float(dtype):  # as in NumPy, NaN differs from everything
-            return (b.fcmp_unordered if op is operator.ne else b.fcmp_ordered)(COMPARISONS[op], x, y)
-        return (b.icmp_signed if is_signed(dtype) else b.icmp_unsigned)(COMPARISONS[op], x, y)
+    def __call__(self, *operands):
+        dtype, layout = check_operands(self.word, self.takes, *operands)
+        values = [x.registers if isinstance(x, Fragment) else np.asarray(x).astype(dtype) for x in operands]
+        return Fragment(layout, self.plain(*values))
 
-    return compare
+    def lower(self, *operands):
+        dtype, layout = check_operands(self.word, self.takes, *operands)
+        out = FragmentType(layout, self.result or dtype)
+        inputs = [ty if isinstance(ty, FragmentType) else dtype for ty in operands]
 
+        def generate(b, *values):
+            spread = [registers(b, ty, value, layout.slots) for ty, value in zip(inputs, values)]
+            return fragment(b, out, [[self.emit(b, dtype, *xs) for xs in zip(*rows)] for rows in zip(*spread)])
 
-def emit_negative(b, dtype, x):
-    return b.fsub(ir.Constant(x.type, -0.0), x) if is_float(dtype) else b.sub(ir.Constant(x.type, 0), x)
-
-
-def emit_invert(b, dtype, x):
-    return b.xor(x, ir.Constant(x.type, -1))
-
-
-def _overload_operator(op, lower, *inputs):
-    @infer_global(op)
-    class Template(AbstractTemplate):
-        def generic(self, args, kws):
-            found = lower(*args)
-            return found and found[0]
-
-    for pair in inputs:
-        lower_builtin(op, *pair)(lambda context, b, signature, values: lower(*signature.args)[1](b, *values))
-
-
-def _define_operators():
-    one, two = [(FragmentType,)], [(FragmentType, FragmentType), (FragmentType, types.Any), (types.Any, FragmentType)]
-    for op in [*ARITHMETIC, *QUOTIENTS, *BITWISE, *SHIFTS, *COMPARISONS]:
-        name = op.__name__.strip("_")
-        setattr(Fragment, f"__{name}__", lambda x, y, op=op: apply(op, x, y))
-        if op not in COMPARISONS:
-            setattr(Fragment, f"__r{name}__", lambda x, y, op=op: apply(op, y, x))
-        lower = elementwise(emit_binary(op), types.boolean if op in COMPARISONS else None)
-        _overload_operator(op, lower, *two)
-        if op in IN_PLACE:
-            _overload_operator(IN_PLACE[op], lower, *two)
-    for op, emit in zip(UNARY, (emit_negative, emit_invert)):
-        setattr(Fragment, f"__{op.__name__}__", lambda x, op=op: apply(op, x))
-        _overload_operator(op, elementwise(emit), *one)
-
-
-_define_operators()
+        return out(*inputs), generate

@@ -6,33 +6,39 @@ rounded to what the memory holds. Rows and columns of a tile beyond the end of a
 and nothing is read there: addresses are clamped. Arrays are not empty.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, register_model
 
-from ..views import alignment, layout_of
-from .conversion import HALVES, emit_convert, emit_pair, round_to
+from .arrays import Alignment, MatrixType, check_array, memory_type, stored
+from .conversion import round_to, stored_values
 from .emit import (
     GLOBAL,
     I1,
     I8,
-    I16,
     I32,
     I64,
     base,
-    capability,
     in_own_block,
     is_first_holder,
     load_vector,
     size_of,
     store_vector,
 )
-from .fragment import LLVM, Fragment, FragmentType, bfloat16, broadcast, constant
+from .fragment import (
+    TRUTHS,
+    Fragment,
+    FragmentType,
+    bfloat16,
+    broadcast,
+    check_repeats,
+    check_tile,
+    is_number,
+    is_tile,
+)
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .integers import data_models
@@ -43,49 +49,15 @@ FEW = 8  # elements that are looked up together: more would take more registers
 
 
 # -------------------------------------------------------------------------------------------------------- alignment
-@constant
-@dataclass(frozen=True)
-class Alignment:
-    """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
-
-    See `views.alignment`. Alignment(0) promises nothing.
-    """
-
-    nbytes: int
-
-    @classmethod
-    def of(cls, array):
-        """The widest alignment that holds for all the matrices (last two axes) of a NumPy array."""
-        return cls(alignment(layout_of(array, array.ctypes.data)))
-
-
-class MatrixType(types.Type):
-    """A matrix in global memory of which something is promised."""
-
-    def __init__(self, dtype, alignment):
-        self.dtype, self.alignment = dtype, alignment
-        super().__init__(f"Matrix({dtype}, {alignment.nbytes})")
-
-
-@register_model(MatrixType)
-class MatrixModel(core_models.PrimitiveModel):
-    def __init__(self, manager, ty):
-        pointer = ir.PointerType(memory_type(ty.dtype), GLOBAL)
-        super().__init__(manager, ty, ir.LiteralStructType([pointer, I32, I32, I64, I64]))
-
-
-def stored(dtype):
-    """Numba's dtype of an array -> that of the numbers in it."""
-    return types.bfloat16 if dtype == types.uint16 else dtype
-
-
-def memory_type(dtype):
-    return I8 if dtype == types.boolean else LLVM[stored(dtype)]
-
-
 @primitive
 def aligned(matrix, alignment):
-    """The matrix, with a promise from the host: vectors are moved instead of elements."""
+    """The matrix, with a promise from the host: vectors are moved instead of elements.
+
+    >>> show(lambda x: load(aligned(ARRAY, Alignment(16)), TILE, 0))
+    array([[0., 1., 2., 3.],
+           [4., 5., 6., 7.]], dtype=float32)
+    """
+    check_array("aligned", matrix)
     n = alignment.nbytes
     if n:
         held = Alignment.of(matrix)
@@ -95,6 +67,7 @@ def aligned(matrix, alignment):
 
 @aligned.lowering
 def aligned(matrix, alignment):
+    check_array("aligned", matrix)
     out = MatrixType(matrix.dtype, alignment.value)
 
     def generate(b, value, _):
@@ -160,15 +133,6 @@ class GlobalMatrix:
         return b.bitcast(b.gep(at, [b.mul(b.sext(col, I64), self.col_stride)]), self.data.type)
 
 
-def emit_element(b, ty, value, index):
-    """Pointer to an element of a vector."""
-    get = data_models.lookup(ty).get
-    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
-    stride = b.extract_value(get(b, value, "strides"), 0)
-    at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(index, I64), stride)])
-    return b.bitcast(at, data.type)
-
-
 def _as_matrix(array, layout):
     """What the plain meanings index: two axes, bfloat16 as such."""
     array = np.asarray(array)
@@ -191,17 +155,24 @@ def places(layout, row=0, col=0):
     return rows[:, None], cols[None, :]
 
 
-def check_vector(matrix, layout):
-    if isinstance(matrix, types.Array) and matrix.ndim == 1 and 1 not in layout.shape:
-        raise TypingError(f"a vector is no tile of {layout}")
-
-
 @primitive
 def load(matrix, layout, first):
-    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end."""
+    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end.
+
+    >>> show(lambda x: load(ARRAY, TILE, 1))
+    array([[4., 5., 6., 7.],
+           [0., 0., 0., 0.]], dtype=float32)
+    """
+    check_array("load", matrix, layout)
+    _check_first("load", first)
     array = _as_matrix(matrix, layout)
     rows, cols = places(layout, *_first(layout, np.ndim(matrix), first))
     return _gather(array, rows, cols, layout)
+
+
+def _check_first(word, first):
+    if first < 0:
+        raise IndexError(f"{word}: a tile starts at {first}, before the array")
 
 
 def _gather(array, rows, cols, layout):
@@ -213,7 +184,7 @@ def _gather(array, rows, cols, layout):
 @load.lowering
 def load(matrix, layout, first):
     layout_type, layout = layout, layout.value
-    check_vector(matrix, layout)
+    check_array("load", matrix, layout)
     out = FragmentType(layout, stored(matrix.dtype))
 
     def generate(b, value, _, first):
@@ -239,14 +210,21 @@ def _loaded(b, dtype, values):
 def has_bits(matrix, rows, cols, bits):
     """Whether some of these bits are set in the integers matrix[rows, cols]; outside of the matrix none are.
 
-    rows is a row vector of int32, cols a column vector, bits one, too, or a number. A truth takes a bit of a register.
+    rows, cols and bits are vectors of int32, bits may be a number. A truth takes a bit of a register.
+
+    >>> WORDS = np.array([[1, 2], [3, 0]], np.uint8)
+    >>> show(lambda x: has_bits(WORDS, row_index(TILE, 0), col_index(TILE, 0) >> 1, 2))
+    array([[False, False,  True,  True],
+           [ True,  True, False, False]])
     """
+    _check_bits(matrix, rows, cols, bits)
     found = _gather(matrix, rows.registers, cols.registers, broadcast(rows.layout, cols.layout))
     return Fragment(found.layout, found.registers & getattr(bits, "registers", bits) != 0)
 
 
 @has_bits.lowering
 def has_bits(matrix, rows, cols, bits):
+    _check_bits(matrix, rows, cols, bits)
     layout = broadcast(rows.layout, cols.layout)
     out, bits = FragmentType(layout, types.boolean), bits if isinstance(bits, FragmentType) else types.int32
 
@@ -277,9 +255,26 @@ def has_bits(matrix, rows, cols, bits):
     return out(matrix, rows, cols, bits), generate
 
 
+def _check_bits(matrix, rows, cols, bits):
+    check_array("has_bits", matrix, takes=TRUTHS | {"uint8", "int32", "uint32"})
+    check_tile("has_bits", rows, {"int32"})
+    check_tile("has_bits", cols, {"int32"})
+    if is_tile(bits):
+        check_tile("has_bits", bits, {"int32"})
+        check_repeats("has_bits", bits, broadcast(rows.layout, cols.layout))
+    elif not is_number(bits):
+        raise TypingError(f"has_bits: got bits {bits}, expected a vector or a number")
+
+
 @primitive
 def save(matrix, tile, first):
-    """A tile to rows first... of a matrix, or a row or column vector to elements first... of a vector."""
+    """A tile to rows first... of a matrix, or a row or column vector to elements first... of a vector.
+
+    >>> run(lambda y: save(y, row_index(TILE, 5), 0), np.zeros(2))
+    array([5., 6.])
+    """
+    _check_save(matrix, tile)
+    _check_first("save", first)
     layout, array = tile.layout, _as_matrix(matrix, tile.layout)
     if not holds_first_copy(layout):
         return
@@ -288,14 +283,19 @@ def save(matrix, tile, first):
     array[rows[inside], cols[inside]] = round_to(array.dtype, tile.registers)[inside]
 
 
+def _check_save(matrix, tile):
+    check_tile("save", tile)
+    check_array("save", matrix, tile.layout)
+
+
 def holds_first_copy(layout):
     return not any(my_index() >> bit & 1 for bit in layout.idle_bits())
 
 
 @save.lowering
 def save(matrix, tile, first):
+    _check_save(matrix, tile)
     layout = tile.layout
-    check_vector(matrix, layout)
 
     def generate(b, value, tile_value, first):
         target = GlobalMatrix(b, matrix, value, layout)
@@ -313,16 +313,3 @@ def save(matrix, tile, first):
                     store_vector(b, rounded, target.place(row, col))
 
     return types.void(matrix, tile, types.int32), generate
-
-
-def stored_values(b, source, target, values):
-    if source == types.float32 and target in HALVES and len(values) % 2 == 0 and capability() >= (8, 0):
-        pairs = [emit_pair(b, target, values[i : i + 2]) for i in range(0, len(values), 2)]
-        return [half for pair in pairs for half in halves_of(b, pair)]
-    values = [emit_convert(b, source, target, value) for value in values]
-    return [b.zext(value, I8) for value in values] if target == types.boolean else values
-
-
-def halves_of(b, pair):
-    pair = b.bitcast(pair, ir.VectorType(I16, 2))
-    return [b.extract_element(pair, I32(i)) for i in range(2)]

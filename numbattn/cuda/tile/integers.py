@@ -10,6 +10,7 @@ import operator
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 from numba.cuda.datamodel import default_manager
 from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
 from numba.cuda.models import cuda_data_manager
@@ -46,6 +47,12 @@ def index(x):
     >>> index(3) + 1
     np.int32(4)
     """
+    return _as_index(x)
+
+
+def _as_index(x):
+    if not isinstance(x, int | np.integer | np.bool_):
+        raise TypingError(f"got {x}, expected an integer")
     return np.int32(x)
 
 
@@ -78,8 +85,12 @@ def shape(array):
 
 @primitive
 def lowest_bit(word):
-    """The number of the lowest bit of a uint32 that is set, 32 if none is."""
-    word = int(word)
+    """The number of the lowest bit of a uint32 that is set, 32 if none is.
+
+    >>> lowest_bit(np.uint32(40))
+    np.int32(3)
+    """
+    word = int(word) & 0xFFFFFFFF
     return np.int32((word & -word).bit_length() - 1 if word else 32)
 
 
@@ -90,8 +101,12 @@ def lowest_bit(word):
 
 @primitive
 def opaque(x):
-    """An index of which the compiler knows nothing: a loop that counts with it is not unrolled."""
-    return np.int32(x)
+    """An index of which the compiler knows nothing: a loop that counts with it is not unrolled.
+
+    >>> opaque(index(3))
+    np.int32(3)
+    """
+    return _as_index(x)
 
 
 @opaque.lowering

@@ -97,6 +97,9 @@ class Layout:
 
     `unit` says who multiplies into such a tile: "fma", CUDA cores, "mma", the tensor cores warp by warp, or
     "wgmma", the tensor cores for a warpgroup: its threads count from 0, whichever of a block's it is.
+
+    >>> print(TILE, TILE.row_vector().shape, TILE.col_vector().shape, TILE.row_parts().shape)
+    fma 2x4 in 1x1 registers (2, 1) (1, 4) (2, 4)
     """
 
     rows: Axis
@@ -165,6 +168,10 @@ def simt(rows, cols, threads, lanes_per_row, vector, row_vector=1):
     """Accumulators on CUDA cores: each row in `lanes_per_row` neighbouring lanes, in runs of `vector` columns.
 
     The rows are dealt to the groups of lanes in turn, `row_vector` at a time.
+
+    >>> layout = simt(8, 32, 32, lanes_per_row=4, vector=2)
+    >>> layout.slots, layout.cols.offsets, layout.cols.base(1)
+    ((1, 8), (0, 1, 8, 9, 16, 17, 24, 25), 2)
     """
     groups = threads // lanes_per_row
     row_axis = deal(rows, log2(lanes_per_row), groups, row_vector)
@@ -172,14 +179,22 @@ def simt(rows, cols, threads, lanes_per_row, vector, row_vector=1):
 
 
 def copy_layout(rows, cols, threads, vector):
-    """For moving a row-major tile: neighbouring threads hold neighbouring runs of `vector` elements."""
+    """For moving a row-major tile: neighbouring threads hold neighbouring runs of `vector` elements.
+
+    >>> copy_layout(32, 64, 128, vector=4).slots
+    (4, 4)
+    """
     vectors = cols // vector
     per_row = min(vectors & -vectors, threads)  # the largest power of two in it: 4 for a head_dim of 96 float16
     return simt(rows, cols, threads, per_row, vector)
 
 
 def mma(rows, cols, threads):
-    """Accumulators on the tensor cores, as mma.sync m16n8 and wgmma hold them: 16 rows a warp, one below the other."""
+    """Accumulators on the tensor cores, as mma.sync m16n8 and wgmma hold them: 16 rows a warp, one below the other.
+
+    >>> mma(64, 32, 128).slots, mma(64, 32, 128).cols.offsets
+    ((2, 8), (0, 1, 8, 9, 16, 17, 24, 25))
+    """
     warps = threads // 32
     row_axis = Axis(
         rows,
@@ -190,5 +205,9 @@ def mma(rows, cols, threads):
 
 
 def wgmma(cols):
-    """Accumulators of a warpgroup: 64 rows."""
+    """Accumulators of a warpgroup: 64 rows.
+
+    >>> wgmma(32).shape, wgmma(32).unit
+    ((64, 32), 'wgmma')
+    """
     return replace(mma(WARPGROUP_ROWS, cols, WARPGROUP), unit="wgmma")

@@ -7,6 +7,37 @@
     K = advance(K)                          release(K)
                                             K = advance(K)
 
+A producer and a consumer, and the tile on its way back:
+
+    >>> shared = SharedMemory()
+    >>> PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16, stages=2), readers=1)
+    >>> def kernel(x, y):
+    ...     init_pipeline(PIPELINE)
+    ...     sync_threads()
+    ...     S = stage(PIPELINE, 0)
+    ...     if warpgroup_index() == 1:
+    ...         if thread_index() == 128:
+    ...             for row in range(0, 32, 8):
+    ...                 acquire(S)
+    ...                 tma_load(S, x, 0, 0, row)
+    ...                 S = advance(S)
+    ...     else:
+    ...         for row in range(0, 32, 8):
+    ...             wait(S)
+    ...             tile = get(S.tile, simt(8, 64, 128, 16, 4))
+    ...             sync_warpgroup()
+    ...             put(S.tile, convert(convert(tile, np.float32) * 2, np.float16))
+    ...             fence_async_proxy()
+    ...             sync_warpgroup()
+    ...             if thread_index() == 0:
+    ...                 tma_store(y, S.tile, 0, 0, row)
+    ...                 tma_store_wait()
+    ...             release(S)
+    ...             S = advance(S)
+    >>> x = np.arange(32 * 64).reshape(1, 1, 32, 64).astype(np.float16)
+    >>> bool((run(kernel, x, np.zeros_like(x), threads=256) == 2 * x).all())
+    True
+
 A Stage is one use of a stage: its index, and whether that stage goes through an even or an odd round (its phase). Each
 stage has two barriers (mbarrier): `filled` counts bytes, `free` counts the warpgroups that have released it.
 
@@ -118,7 +149,7 @@ def emit_barrier(b, pipeline, index, free):
 
 @primitive
 def init_pipeline(pipeline):
-    """Make a pipeline ready: by all threads of a block, before a barrier of the block."""
+    """Make a pipeline ready: by all threads of a block, before a barrier of the block. See `pipeline`."""
     me, memory = simulator.thread_index(), simulator.shared_memory()
     if me == 0:
         kinds = ("filled", 1), ("free", pipeline.readers)
@@ -146,7 +177,7 @@ def init_pipeline(pipeline):
 
 @primitive
 def stage(pipeline, index):
-    """The first use of a stage."""
+    """The first use of a stage. See `pipeline`."""
     return Stage(pipeline, int(index), 0)
 
 
@@ -157,7 +188,9 @@ def stage(pipeline, index):
 
 @primitive
 def advance(stage, steps=1):
-    """The use so many stages further on."""
+    """The use so many stages further on, up to as many as there are. See `pipeline`."""
+    if not 0 <= steps <= stage.pipeline.tile.stages:
+        raise ValueError(f"advance: got {steps} steps, expected 0 to {stage.pipeline.tile.stages}")
     rounds, index = divmod(stage.index + int(steps), stage.pipeline.tile.stages)
     return Stage(stage.pipeline, index, stage.round + rounds)
 
@@ -191,7 +224,7 @@ def emit_wait(b, barrier, parity):
 
 @primitive
 def acquire(stage):
-    """Wait until the stage's readers have released what it held before."""
+    """Wait until the stage's readers have released what it held before. See `pipeline`."""
     stage.barrier(free=True).wait(stage.round - 1)
 
 
@@ -206,7 +239,7 @@ def acquire(stage):
 
 @primitive
 def wait(stage):
-    """Wait until the stage is filled."""
+    """Wait until the stage is filled. See `pipeline`."""
     stage.barrier(free=False).wait(stage.round)
     simulator.shared_memory().note_read(stage.parity)
 
@@ -262,7 +295,22 @@ def _stage_index(stage):
 # ----------------------------------------------------------------------------------------------------- small records
 @primitive
 def commit(stage, numbers):
-    """Fill a stage of int32 with these numbers. By one thread."""
+    """Fill a stage of int32 with these integers. By one thread; consumers `read` them.
+
+    >>> shared = SharedMemory()
+    >>> PAIRS = Pipeline.within(shared, shared.tile(1, 2, np.int32, stages=1), 1)
+    >>> def kernel(y):
+    ...     init_pipeline(PAIRS)
+    ...     sync_threads()
+    ...     S = stage(PAIRS, 0)
+    ...     if thread_index() == 0:
+    ...         commit(S, (3, 4))
+    ...     wait(S)
+    ...     y[0], y[1] = read(S)
+    >>> run(kernel, np.zeros(2))
+    array([3., 4.])
+    """
+    _check_numbers(stage.pipeline.tile, numbers, int | np.integer | np.bool_)
     stage.next_round()
     stage.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
     stage.barrier(free=False).arrive()
@@ -270,8 +318,7 @@ def commit(stage, numbers):
 
 @commit.lowering
 def commit(stage, numbers):
-    if not all(isinstance(kind, INTEGERS) for kind in numbers):
-        raise TypingError(f"commit: got {numbers}, expected a tuple of integers")
+    _check_numbers(stage.pipeline.tile, numbers, INTEGERS)
 
     def generate(b, value, values):
         index, _ = unpack(b, value)
@@ -284,15 +331,28 @@ def commit(stage, numbers):
     return types.void(stage, numbers), generate
 
 
+def _check_records(word, plan):
+    if plan.dtype != np.int32:
+        raise TypingError(f"{word}: {plan} holds no int32")
+
+
+def _check_numbers(plan, numbers, integers):
+    _check_records("commit", plan)
+    if len(numbers) != plan.cols or not all(isinstance(x, integers) for x in numbers):
+        raise TypingError(f"commit: got {numbers}, expected a tuple of {plan.cols} integers")
+
+
 @primitive
 def read(stage):
-    """The numbers in a stage."""
+    """The integers in a stage: see `commit`."""
+    _check_records("read", stage.pipeline.tile)
     return tuple(stage.tile.read(0, np.arange(stage.pipeline.tile.cols)))
 
 
 @read.lowering
 def read(stage):
     plan = stage.pipeline.tile
+    _check_records("read", plan)
     out = types.UniTuple(INDEX, plan.cols)
 
     def generate(b, value):

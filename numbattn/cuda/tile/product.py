@@ -15,30 +15,41 @@ from numba.cuda.core.errors import TypingError
 
 from ..views import VECTOR_BYTES
 from .conversion import emit_convert, round_to
-from .emit import I32, base, load_vector, loop, size_of
-from .fragment import LLVM, ConstantType, Fragment, FragmentType
+from .emit import I32, base, load_vector, loop
+from .fragment import FLOATS, ConstantType, Fragment, FragmentType, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import places
 from .layout import Layout
-from .shared_memory import Tile
+from .shared_memory import SharedTile, Tile, TileType
 from .simulator import WARP, gather_lanes
 from .simulator import thread_index as my_index
-from .tensor_cores import emit_mma
-from .warpgroup import InFlight, emit_wgmma, meet_for_product, product_of_warpgroup
+from .tensor_cores import check_mma, emit_mma
+from .warpgroup import InFlight, check_wgmma, emit_wgmma, meet_for_product, product_of_warpgroup
 from .world import primitive
 
 
 @primitive
 def dot(acc, x, y):
-    """acc + x @ y, summed in acc's dtype. A layout in acc's place is a tile of zeros.
+    """acc + x @ y, summed in acc's dtype. A layout in acc's place is a tile of zeros, float64 if y is, else float32.
 
     y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype. Where a
     warpgroup multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
+
+    >>> PLACE = SharedMemory().tile(2, 4, np.float32)
+    >>> def kernel(x, z):
+    ...     sX = allocate(PLACE)
+    ...     put(sX, load(x, TILE, 0))
+    ...     sync_threads()
+    ...     save(z, dot(simt(2, 2, 32, 2, 1), sX, sX.T), 0)
+    >>> run(kernel, ARRAY, np.zeros((2, 2)))
+    array([[ 14.,  38.],
+           [ 38., 126.]])
     """
+    _check_operands(x, y)
     if isinstance(acc, Layout):
         acc = Fragment(acc, np.zeros(1, np.float64 if y.plan.dtype == np.float64 else np.float32))
-    _check_shapes(acc.layout, x.plan.shape if isinstance(x, Tile) else x.layout.shape, y.plan.shape)
+    _check(acc, x, y)
     work = product_of_warpgroup() if acc.layout.unit == "wgmma" else None
     before = acc.sums if isinstance(acc, InFlight) else acc.registers
     rows, cols = places(acc.layout)
@@ -64,18 +75,44 @@ def whole_rows(x):
 
 @dot.lowering
 def dot(acc, x, y):
+    _check_operands(x, y)
     given, from_zero = acc, isinstance(acc, ConstantType)
     if from_zero:
         acc = FragmentType(acc.value, types.float64 if y.dtype == types.float64 else types.float32)
-    _check_shapes(acc.layout, x.plan.shape if hasattr(x, "plan") else x.layout.shape, y.plan.shape)
+    _check(acc, x, y)
     emit = {"fma": emit_fma, "mma": emit_mma, "wgmma": emit_wgmma}[acc.layout.unit](acc, x, y)
     start = None if acc.layout.unit == "wgmma" else ir.Constant(acc.llvm, None)
     return acc(given, x, y), lambda b, value, *operands: emit(b, start if from_zero else value, *operands)
 
 
-def _check_shapes(layout, x, y):
-    if (x[0], y[1]) != layout.shape or x[1] != y[0]:
-        raise TypingError(f"dot: {x[0]}x{x[1]} @ {y[0]}x{y[1]} is no {layout}")
+def _check_operands(x, y):
+    for operand in (x, y):
+        if not isinstance(operand, Tile | TileType) and (operand is y or not hasattr(operand, "layout")):
+            raise TypingError(f"dot: got {operand}, expected a tile")
+
+
+def _check(acc, x, y):
+    """In either world: acc has a layout, y a plan, the place of a tile in shared memory, x one or the other."""
+    left, right, layout = getattr(x, "plan", None) or x.layout, y.plan, acc.layout
+    if (left.shape[0], right.shape[1]) != layout.shape or left.shape[1] != right.shape[0]:
+        (m, k), (l, n) = left.shape, right.shape
+        raise TypingError(f"dot: {m}x{k} @ {l}x{n} is no {layout}")
+    {"fma": check_fma, "mma": check_mma, "wgmma": check_wgmma}[layout.unit](layout, name_of(acc.dtype), x, right)
+
+
+def check_fma(layout, total, x, right):
+    for place in (getattr(x, "plan", None), right):
+        if not isinstance(place, SharedTile):
+            raise TypingError("dot: on CUDA cores both operands are row-major tiles in shared memory")
+    if total not in FLOATS:
+        raise TypingError(f"dot: a sum of {total}, expected float32 or float64")
+    if right.shape[0] % depth_step(total):
+        raise TypingError(f"dot: a depth of {right.shape[0]} is no multiple of {depth_step(total)}")
+
+
+def depth_step(total):
+    """Of k, in one turn of the loop."""
+    return VECTOR_BYTES // np.dtype(total).itemsize
 
 
 # ----------------------------------------------------------------------------------------------------- CUDA cores
@@ -108,12 +145,7 @@ def reader(b, tile, pointer, axis, along, dtype):
 
 
 def emit_fma(acc, x, y):
-    if isinstance(x, FragmentType):
-        raise TypingError("dot: on CUDA cores both operands are tiles in shared memory")
-    depth = y.plan.shape[0]
-    step = VECTOR_BYTES // size_of(LLVM[acc.dtype])  # of k, in one turn of the loop
-    if depth % step:
-        raise TypingError(f"dot: a depth of {depth} is no multiple of {step}")
+    depth, step = y.plan.shape[0], depth_step(name_of(acc.dtype))
 
     def generate(b, value, x_pointer, y_pointer):
         read_x = reader(b, x, x_pointer, acc.layout.rows, 0, acc.dtype)

@@ -1,40 +1,76 @@
 """Sums and maxima along the rows."""
 
 import numpy as np
+from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from .elementwise import emit_maximum
 from .emit import shuffle_xor
-from .fragment import Fragment, FragmentType, apply, fragment, is_float, registers
+from .fragment import (
+    FLOATS,
+    WORDS,
+    Fragment,
+    FragmentType,
+    check_operands,
+    check_repeats,
+    check_tile,
+    fragment,
+    is_float,
+    is_tile,
+    name_of,
+    registers,
+)
 from .simulator import exchange
 from .world import primitive
 
+REDUCED = FLOATS | WORDS  # dtypes that lanes exchange
 
-def _reduce_rows(function, x, seed):
-    total = function.reduce(x.registers, axis=1, keepdims=True)
+
+def _reduce_rows(word, function, x, seed):
+    out = _check(word, x, seed)
+    total = function.reduce(x.registers, axis=1, keepdims=True, dtype=x.dtype)
     for bit in x.layout.row_lane_bits():
         total = function(total, exchange(total, 1 << bit))
-    return apply(function, Fragment(x.layout.row_vector(), total), seed)
+    if seed is not None:
+        total = function(total, seed.registers if is_tile(seed) else np.asarray(seed).astype(x.dtype))
+    return Fragment(out, total)
 
 
-def _lower_reduction(emit, chains=1):
-    def lower(x, seed):
-        out = FragmentType(x.layout.row_vector(), x.dtype)
-        lanes = x.layout.row_lane_bits()
-        start = seed if isinstance(seed, FragmentType) else x.dtype
+def _lower_reduction(word, emit, chains=1):
+    def lower(x, seed=None):
+        seed = given(seed)
+        out, lanes = FragmentType(_check(word, x, seed), x.dtype), x.layout.row_lane_bits()
+        start = types.none if seed is None else seed if is_tile(seed) else x.dtype
 
         def generate(b, tile, first):
-            sums = []
-            for row, (s,) in zip(registers(b, x, tile), registers(b, start, first, out.layout.slots)):
+            sums, rows = [], out.layout.rows.slots
+            starts = [[]] * rows if seed is None else registers(b, start, first, out.layout.slots)
+            for row, seeds in zip(registers(b, x, tile), starts):
                 total = fold(b, emit, x.dtype, row, chains)
                 for bit in lanes:
                     total = emit(b, x.dtype, total, shuffle_xor(b, total, 1 << bit))
-                sums.append([emit(b, x.dtype, total, s)])
+                sums.append([emit(b, x.dtype, total, s) for s in seeds] or [total])
             return fragment(b, out, sums)
 
         return out(x, start), generate
 
     return lower
+
+
+def given(seed):
+    """None for an argument that is left out, compiled."""
+    return None if isinstance(seed, types.NoneType | types.Omitted) else seed
+
+
+def _check(word, x, seed):
+    """That the seed, if there is one, suits the tile. Returns the layout of the sums."""
+    check_tile(word, x, REDUCED)
+    out = x.layout.row_vector()
+    if seed is not None:
+        check_operands(word, REDUCED, x, seed)
+        if is_tile(seed):
+            check_repeats(word, seed, out)
+    return out
 
 
 def fold(b, emit, dtype, values, chains=1):
@@ -50,36 +86,69 @@ def emit_add(b, dtype, x, y):
 
 
 @primitive
-def row_max(x, seed):
-    """Row vector: the largest of each row and of `seed`, a row vector or a scalar; a NaN loses."""
-    return _reduce_rows(np.fmax, x, seed)
+def row_max(x, seed=None):
+    """Row vector: the largest of each row, and of `seed`, a row vector or a number; a NaN loses.
+
+    >>> show(lambda x: row_max(x, 5))
+    array([[5.],
+           [7.]], dtype=float32)
+    """
+    return _reduce_rows("row_max", np.fmax, x, seed)
 
 
-row_max = row_max.lowering(_lower_reduction(emit_maximum, chains=4))
-
-
-@primitive
-def row_sum(x, seed):
-    """Row vector: the sum of each row, plus `seed`, a row vector or a scalar."""
-    return _reduce_rows(np.add, x, seed)
-
-
-row_sum = row_sum.lowering(_lower_reduction(emit_add))
+row_max = row_max.lowering(_lower_reduction("row_max", emit_maximum, chains=4))
 
 
 @primitive
-def part_sum(x, seed):
-    """What this THREAD holds of each row, added to `seed`: a tile of layout x.layout.row_parts(). `row_sum` ends it."""
-    return Fragment(seed.layout, seed.registers + x.registers.sum(axis=1, keepdims=True, dtype=x.dtype))
+def row_sum(x, seed=None):
+    """Row vector: the sum of each row, plus `seed`, a row vector or a number.
+
+    >>> show(lambda x: row_sum(x))
+    array([[ 6.],
+           [22.]], dtype=float32)
+    """
+    return _reduce_rows("row_sum", np.add, x, seed)
+
+
+row_sum = row_sum.lowering(_lower_reduction("row_sum", emit_add))
+
+
+@primitive
+def part_sum(x, seed=None):
+    """What this THREAD holds of each row, plus `seed`, such a sum. `row_sum` ends it: only then do lanes meet.
+
+    The sums have the layout x.layout.row_parts(): a column for each lane that has a part of the row.
+
+    >>> HALVES = simt(2, 4, 32, 2, 1)       # each row in 2 lanes
+    >>> show(lambda x: part_sum(x, part_sum(x)), HALVES)
+    array([[ 4.,  8.],
+           [20., 24.]], dtype=float32)
+    """
+    out = _check_part(x, seed)
+    total = x.registers.sum(axis=1, keepdims=True, dtype=x.dtype)
+    return Fragment(out, total if seed is None else total + seed.registers)
 
 
 @part_sum.lowering
-def part_sum(x, seed):
-    if seed.layout != x.layout.row_parts():
-        raise TypingError(f"part_sum: the sums of {x.layout} have the layout {x.layout.row_parts()}, not {seed.layout}")
+def part_sum(x, seed=None):
+    seed = given(seed)
+    out = FragmentType(_check_part(x, seed), x.dtype)
 
     def generate(b, tile, first):
-        rows = zip(registers(b, x, tile), registers(b, seed, first))
-        return fragment(b, seed, [[fold(b, emit_add, x.dtype, start + row)] for row, start in rows])
+        starts = [[]] * out.layout.rows.slots if seed is None else registers(b, seed, first)
+        return fragment(
+            b, out, [[fold(b, emit_add, x.dtype, start + row)] for start, row in zip(starts, registers(b, x, tile))]
+        )
 
-    return seed(x, seed), generate
+    return out(x, types.none if seed is None else seed), generate
+
+
+def _check_part(x, seed):
+    """That the seed, if there is one, suits the tile. Returns the layout of the sums."""
+    check_tile("part_sum", x, REDUCED)
+    out = x.layout.row_parts()
+    if seed is not None:
+        check_tile("part_sum", seed, {name_of(x.dtype)})
+        if seed.layout != out:
+            raise TypingError(f"part_sum: the sums of {x.layout} have the layout {out}, not {seed.layout}")
+    return out

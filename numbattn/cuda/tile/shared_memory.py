@@ -12,14 +12,11 @@ from numba.cuda.extending import core_models, intrinsic, overload_attribute, reg
 from ..views import VECTOR_BYTES
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
-from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place
-from .conversion import left_pairs, round_to
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_runs, put_matrices
+from .conversion import round_to
 from .emit import (
     I32,
     SHARED,
-    VOID,
-    Index,
-    asm,
     base,
     is_first_holder,
     load_vector,
@@ -27,7 +24,18 @@ from .emit import (
     store_vector,
     thread_index,
 )
-from .fragment import LLVM, Fragment, FragmentType, constant, element_type
+from .fragment import (
+    ANY,
+    HALF_FLOATS,
+    LLVM,
+    Fragment,
+    FragmentType,
+    check_dtype,
+    check_tile,
+    constant,
+    element_type,
+    name_of,
+)
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import holds_first_copy, places, stored_values
@@ -63,7 +71,12 @@ class SharedTile(Place):
 
 
 class SharedMemory:
-    """Hands out places in the shared memory of a kernel, while the kernel is being made."""
+    """Hands out places in the shared memory of a kernel, while the kernel is being made.
+
+    >>> shared = SharedMemory()
+    >>> print(shared.tile(4, 8, np.float16), "and", shared.boxes(8, 64, np.float16), "of", shared.nbytes)
+    float16 4x8 at 0 and float16 boxes 8x64 at 1024 of 2048
+    """
 
     def __init__(self):
         self.nbytes = 0
@@ -72,6 +85,7 @@ class SharedMemory:
         """A tile, or several, behind all others, or where the tile `at` lies."""
         if np.dtype(dtype).itemsize < simulator.GRANULE:
             raise TypeError(f"shared memory holds elements of {simulator.GRANULE} bytes or more, not {dtype}")
+        check_dtype("tile", np.dtype(dtype), ANY)
         tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset, stages)
         self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
         return tile
@@ -140,7 +154,7 @@ def _tile_transposed(tile):
 
 @primitive
 def allocate(plan, stage=0):
-    """The tile of which `plan` is the place; tile.T is it transposed."""
+    """The tile of which `plan` is the place; tile.T is it transposed: see `put`."""
     memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.stride
 
     def cut(flat, step):
@@ -170,6 +184,8 @@ def emit_stage(b, plan, stage):
 
 
 def check_shape(name, plan, layout):
+    if isinstance(plan, Boxes) and plan.transposed:
+        raise TypingError(f"{name}: {plan} is only moved as it lies")
     if plan.shape != layout.shape:
         raise TypingError(f"{name}: a tile of {plan} is not {layout}")
 
@@ -197,18 +213,22 @@ def shared_base(b, plan, layout):
     return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
 
 
-def box_runs(b, plan, layout):
-    if plan.transposed:
-        raise TypingError(f"{plan} is only moved as it lies")
-    row0, col0 = Index(b, base(b, layout.rows)), Index(b, base(b, layout.cols))
-    for r, down in enumerate(layout.rows.offsets):
-        for run in layout.cols.runs(plan.vector):
-            yield (r,), run, plan.place(row0 + down, col0 + layout.cols.offsets[run[0]]).value
-
-
 @primitive
 def put(shared, tile):
-    """A tile from registers into shared memory."""
+    """A tile from registers into shared memory, rounded to the dtype there. Transposed: see `allocate`.
+
+    >>> PLACE = SharedMemory().tile(2, 4, np.float32)
+    >>> def kernel(y):
+    ...     put(allocate(PLACE), load(ARRAY, TILE, 0))
+    ...     sync_threads()
+    ...     save(y, get(allocate(PLACE).T, simt(4, 2, 32, 2, 1)), 0)
+    >>> run(kernel, np.zeros((4, 2)))
+    array([[0., 4.],
+           [1., 5.],
+           [2., 6.],
+           [3., 7.]])
+    """
+    check_tile("put", tile)
     check_shape("put", shared.plan, tile.layout)
     if holds_first_copy(tile.layout):
         shared.write(*places(tile.layout), round_to(shared.plan.dtype, tile.registers))
@@ -216,12 +236,14 @@ def put(shared, tile):
 
 @put.lowering
 def put(shared, tile):
+    check_tile("put", tile)
     layout, plan = tile.layout, shared.plan
     check_shape("put", plan, layout)
 
     def write(b, pointer, value):
         regs = unpack(b, tile, value)
-        if isinstance(plan, Boxes) and layout.unit != "fma" and tile.dtype == types.float32:
+        matrices = layout.unit != "fma" and layout.rows.slots == 2 and tile.dtype == types.float32
+        if isinstance(plan, Boxes) and matrices and name_of(plan.dtype) in HALF_FLOATS:
             put_matrices(b, plan, layout, pointer, regs)
             return
         for rows, cols, place in shared_runs(b, plan, layout):
@@ -239,22 +261,24 @@ def put(shared, tile):
     return types.void(shared, tile), generate
 
 
-def put_matrices(b, plan, layout, pointer, rows):
-    """Sums of a warpgroup into boxes: by 16x16, four matrices of 8x8 at a time, each lane with a row of one of them."""
-    lane = Index(b, b.and_(thread_index(b), I32(31)))
-    first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
-    row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
-    for c in range(0, layout.cols.slots, 4):
-        pairs = left_pairs(b, element_type(plan.dtype), [row[c : c + 4] for row in rows])
-        place = plan.place(row, right + layout.cols.offsets[c])
-        at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
-        text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
-        asm(b, text, VOID, at, *pairs, effect=True)
-
-
 @primitive
 def clear(shared, first):
-    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup."""
+    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup.
+
+    >>> BOXES = SharedMemory().boxes(8, 64, np.float16)
+    >>> def kernel(y):
+    ...     put(allocate(BOXES), full(simt(8, 64, 128, 16, 4), np.float16(1)))
+    ...     sync_threads()
+    ...     clear(allocate(BOXES), 2)
+    ...     sync_threads()
+    ...     save(y, get(allocate(BOXES), simt(8, 64, 128, 16, 4)), 0)
+    >>> run(kernel, np.zeros((4, 1)), threads=128)
+    array([[1.],
+           [1.],
+           [0.],
+           [0.]])
+    """
+    _check_clear(shared.plan)
     rows = np.arange(my_index() % WARPGROUP, shared.plan.rows, WARPGROUP)
     shared.write(rows[rows >= first][:, None], np.arange(shared.plan.cols), shared.plan.dtype.type(0))
 
@@ -262,6 +286,7 @@ def clear(shared, first):
 @clear.lowering
 def clear(shared, first):
     plan = shared.plan
+    _check_clear(plan)
 
     def generate(b, pointer, first):
         start = b.bitcast(pointer, ir.PointerType(I32, SHARED))
@@ -276,9 +301,14 @@ def clear(shared, first):
     return types.void(shared, types.int32), generate
 
 
+def _check_clear(plan):
+    if not isinstance(plan, Boxes):
+        raise TypingError(f"clear: {plan} is no tile of boxes")
+
+
 @primitive
 def get(shared, layout):
-    """A tile from shared memory into registers."""
+    """A tile from shared memory into registers, of the dtype there: see `put`."""
     check_shape("get", shared.plan, layout)
     return Fragment(layout, shared.read(*places(layout)))
 

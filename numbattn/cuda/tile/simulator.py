@@ -391,6 +391,14 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
         bfloat16 arrays as they are, or seen as uint16.
     seed : int, optional
         Shuffles the order in which the threads run.
+
+    >>> y = np.zeros(4)
+    >>> def kernel(y):
+    ...     if thread_index() == 0:
+    ...         y[block_index()] = grid_size()
+    >>> simulate(kernel, (4, 1, 1), 32, 0, y)
+    >>> y
+    array([4., 4., 4., 4.])
     """
     order = None if seed is None else random.Random(seed)
     for place in np.ndindex(*grid[::-1]):

@@ -5,12 +5,15 @@ and one for each of them.
 """
 
 import numpy as np
+from llvmlite import ir
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 
-from .emit import I32, VOID, asm, call, capability
+from .arrays import memory_type
+from .emit import GLOBAL, I8, I32, I64, VOID, asm, call, capability
 from .emit import thread_index as emit_thread_index
-from .global_memory import emit_element
-from .integers import INDEX
+from .fragment import WORDS, name_of
+from .integers import INDEX, data_models
 from .layout import WARPGROUP, WARPGROUP_BITS
 from .simulator import barrier, block, gather_lanes, sync_lanes
 from .simulator import thread_index as my_index
@@ -21,7 +24,13 @@ ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2
 
 @primitive
 def thread_index():
-    """The number of this thread in its block."""
+    """The number of this thread in its block.
+
+    >>> def kernel(y):
+    ...     y[thread_index()] = thread_index() * 2
+    >>> run(kernel, np.zeros(32))[:4]
+    array([0., 2., 4., 6.])
+    """
     return np.int32(my_index())
 
 
@@ -32,14 +41,30 @@ def thread_index():
 
 @primitive
 def block_index(axis=0):
-    """The number of this block in the grid along an axis: 0 (blockIdx.x), 1 or 2."""
+    """The number of this block in the grid along an axis, a literal: 0 (blockIdx.x), 1 or 2.
+
+    >>> run(lambda y: save(y, full(TILE, block_index() + 8), 0), np.zeros((1, 2)))
+    array([[8., 8.]])
+    """
+    demand_literal("block_index", axis)
     return np.int32(block().place[axis])
 
 
 @primitive
 def grid_size(axis=0):
-    """The number of blocks in the grid along an axis."""
+    """The number of blocks in the grid along an axis, a literal.
+
+    >>> run(lambda y: save(y, full(TILE, grid_size()), 0), np.zeros((1, 2)))
+    array([[1., 1.]])
+    """
+    demand_literal("grid_size", axis)
     return np.int32(block().grid[axis])
+
+
+def demand_literal(word, x):
+    """What the compiler has to know: an index of the kernel's is none."""
+    if not isinstance(x, int):
+        raise TypingError(f"{word}: got {x}, expected a literal")
 
 
 def _lower_register(name):
@@ -60,7 +85,8 @@ grid_size = grid_size.lowering(_lower_register("nctaid"))
 
 @primitive
 def sync_threads():
-    """What the threads of this block have written, to shared or global memory, is now seen by all of them."""
+    """What the threads of this block have written, to shared or global memory, is now seen by all of them: see `put`.
+    """
     block().everyone.meet()
 
 
@@ -69,9 +95,23 @@ def sync_threads():
     return types.void(), lambda b: call(b, "llvm.nvvm.barrier0", VOID)
 
 
+def emit_element(b, ty, value, index):
+    """Pointer to an element of a vector."""
+    get = data_models.lookup(ty).get
+    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+    stride = b.extract_value(get(b, value, "strides"), 0)
+    at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(index, I64), stride)])
+    return b.bitcast(at, data.type)
+
+
 @primitive
 def atomic_add(array, index, value):
-    """Add to an element of an array of integers, in one step for all threads of the grid. Returns what was there."""
+    """Add to an element of an array of integers, in one step for all threads of the grid. Returns what was there.
+
+    >>> run(lambda count: atomic_add(count, 0, 2), np.zeros(1, np.int32))
+    array([64], dtype=int32)
+    """
+    _check_atomic("atomic_add", array, WORDS)
     old = array[index]
     array[index] = old + array.dtype.type(value)
     return old
@@ -79,13 +119,19 @@ def atomic_add(array, index, value):
 
 @atomic_add.lowering
 def atomic_add(array, index, value):
+    _check_atomic("atomic_add", array, WORDS)
     return array.dtype(array, types.int32, array.dtype), lambda b, *values: b.atomic_rmw(
         "add", emit_element(b, array, *values[:2]), values[2], "monotonic")
 
 
 @primitive
 def atomic_inc(array, index, last):
-    """As `atomic_add` of 1, but after `last` comes 0."""
+    """As `atomic_add` of 1, but after `last` comes 0.
+
+    >>> run(lambda count: atomic_inc(count, 0, 4), np.zeros(1, np.int32))       # 32 = 6 * 5 + 2
+    array([2], dtype=int32)
+    """
+    _check_atomic("atomic_inc", array, {"int32", "uint32"})
     old = array[index]
     array[index] = 0 if old >= last else old + 1
     return old
@@ -93,15 +139,22 @@ def atomic_inc(array, index, last):
 
 @atomic_inc.lowering
 def atomic_inc(array, index, last):
+    _check_atomic("atomic_inc", array, {"int32", "uint32"})
+
     def generate(b, matrix, index, last):
         return call(b, "llvm.nvvm.atomic.load.inc.32.p1i32", I32, emit_element(b, array, matrix, index), last)
 
     return array.dtype(array, types.int32, array.dtype), generate
 
 
+def _check_atomic(word, array, takes):
+    if array.ndim != 1 or name_of(array.dtype) not in takes:
+        raise TypingError(f"{word}: got {array.dtype} of {array.ndim} axes, expected {' or '.join(sorted(takes))} of 1")
+
+
 @primitive
 def sync_warp():
-    """What the lanes of this warp have written to shared memory is now seen by all of them."""
+    """What the lanes of this warp have written to shared memory is now seen by all of them. As `sync_threads`."""
     sync_lanes()
 
 
@@ -115,7 +168,11 @@ def sync_warp():
 
 @primitive
 def ballot(truth):
-    """Which lanes of this warp say yes: a bit for each of them, as uint32."""
+    """Which lanes of this warp say yes: a bit for each of them, as uint32.
+
+    >>> run(lambda y: save(y, full(TILE, ballot(thread_index() < 3)), 0), np.zeros((1, 2)))
+    array([[7., 7.]])
+    """
     return np.uint32(sum(bool(yes) << lane for lane, yes in gather_lanes(truth).items()))
 
 
@@ -137,7 +194,13 @@ def emit_warpgroup(b):
 
 @primitive
 def warpgroup_index():
-    """Which warpgroup of the block this thread belongs to."""
+    """Which warpgroup of the block this thread belongs to: 128 threads are one.
+
+    >>> def kernel(y):
+    ...     y[warpgroup_index()] = 1
+    >>> run(kernel, np.zeros(4), threads=256)
+    array([1., 1., 0., 0.])
+    """
     return np.int32(warpgroup_of())
 
 
@@ -148,7 +211,8 @@ def warpgroup_index():
 
 @primitive
 def sync_warpgroup():
-    """What the threads of this warpgroup have written to shared memory is now seen by all of them."""
+    """What the threads of this warpgroup have written to shared memory is now seen by all of them. As `sync_threads`.
+    """
     barrier(f"sync_warpgroup() of warpgroup {warpgroup_of()}", WARPGROUP).sync()
 
 
@@ -163,7 +227,8 @@ def sync_warpgroup():
 
 @primitive
 def sync_warpgroups(count):
-    """The same for the block's first `count` warpgroups together."""
+    """As `sync_threads`, for the block's first `count` warpgroups together, a literal."""
+    demand_literal("sync_warpgroups", count)
     barrier(f"sync_warpgroups({count})", count * WARPGROUP).sync()
 
 
@@ -216,6 +281,7 @@ def increase_registers(count):
 
 
 def _check_registers(name, count):
+    demand_literal(name, count)
     if count not in range(24, 241, 8):
         raise ValueError(f"{name}: got {count}, expected a multiple of 8 from 24 to 240")
 
@@ -224,6 +290,7 @@ def _lower_registers(how):
     def lower(count):
         if not isinstance(count, types.IntegerLiteral):
             return None
+        _check_registers(how, count.literal_value)
         text = f"setmaxnreg.{how}.sync.aligned.u32 {count.literal_value};"
         return types.void(count), lambda b, _: asm(b, text, VOID, effect=True)
 

@@ -6,25 +6,34 @@ from itertools import chain, product
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
+from .boxes import Boxes
 from .conversion import HALVES, emit_pair
 from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loop, size_of, thread_index
-from .fragment import FragmentType
+from .fragment import FLOATS, HALF_FLOATS, FragmentType, is_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .layout import WARP_BITS
 
 
-def emit_mma(acc, x, y):
-    in_registers, total = isinstance(x, FragmentType), types.float64 if y.dtype == types.float64 else types.float32
-    known = y.dtype in HALVES or y.dtype in WORDS
-    if not known or (x.dtype, acc.dtype) != (total if in_registers else y.dtype, total):
+def check_mma(layout, total, x, right):
+    """layout, total: of the sum; x: the left operand; right: the place of the right one. The same in both worlds."""
+    dtype, left = name_of(right.dtype), x.layout if is_tile(x) else getattr(x, "plan", None)
+    wants = "float64" if dtype == "float64" else "float32"
+    given = name_of(x.dtype if is_tile(x) else left.dtype) if left else None
+    if dtype not in HALF_FLOATS | FLOATS or (given, total) != (wants if is_tile(x) else dtype, wants):
         raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
-    if in_registers and (x.layout.rows != acc.layout.rows or x.layout.unit != "mma"):
-        raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
-    depth, cols = y.plan.shape
-    emit, step = (emit_halves, 16) if y.dtype in HALVES else (emit_words, 8)
+    if is_tile(x) and (left.rows != layout.rows or left.unit != "mma"):
+        raise TypingError(f"dot: {left} is no left operand of {layout}")
+    for place in (right,) if is_tile(x) else (left, right):
+        if isinstance(place, Boxes):
+            raise TypingError(f"dot: {place} is for warpgroups")
+    (depth, cols), step = right.shape, 16 if dtype in HALF_FLOATS else 8
     if depth % step or cols % step:
         raise TypingError(f"dot: tensor cores take right operands in multiples of {step}x{step}, not {depth}x{cols}")
+
+
+def emit_mma(acc, x, y):
+    in_registers, emit = isinstance(x, FragmentType), emit_halves if y.dtype in HALVES else emit_words
 
     def generate(b, value, x_value, y_pointer):
         sums = Pieces(acc.layout, unpack(b, acc, value))

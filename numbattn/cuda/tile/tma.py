@@ -2,8 +2,10 @@
 
 import numpy as np
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 
 from . import simulator
+from .boxes import Boxes
 from .emit import I32, VOID, asm
 from .pipeline import emit_barrier, unpack
 from .shared_memory import emit_stage
@@ -25,11 +27,12 @@ def prefetch_tensor_map(matrices):
 
 @primitive
 def tma_load(stage, matrices, batch, head, row):
-    """TMA load: start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
+    """Start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
 
     matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes). In plain
-    Python an array of that shape.
+    Python an array of that shape. See `pipeline`.
     """
+    check_boxes("tma_load", stage.pipeline.tile)
     tile, memory, filled = stage.tile, simulator.shared_memory(), stage.barrier(free=False)
     part, values = _rows(matrices, tile.plan, batch, head, row), np.zeros(tile.plan.shape, tile.plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
@@ -41,6 +44,11 @@ def tma_load(stage, matrices, batch, head, row):
     filled.arrive(known)
 
 
+def check_boxes(word, plan):
+    if not isinstance(plan, Boxes) or plan.transposed:
+        raise TypingError(f"{word}: {plan} is no tile of boxes")
+
+
 def _rows(matrices, plan, batch, head, row):
     """The part of a matrix that a tile covers; dtypes are those of the tile, whatever the array calls its bits."""
     matrix = np.asarray(matrices)[batch, head].view(plan.dtype)
@@ -50,6 +58,7 @@ def _rows(matrices, plan, batch, head, row):
 @tma_load.lowering
 def tma_load(stage, matrices, batch, head, row):
     plan = stage.pipeline.tile
+    check_boxes("tma_load", plan)
 
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
@@ -87,7 +96,8 @@ def fence_async_proxy():
 
 @primitive
 def tma_store(matrices, shared, batch, head, row):
-    """TMA store: start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread."""
+    """Start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread. See `pipeline`."""
+    check_boxes("tma_store", shared.plan)
     values = shared.read(slice(None), slice(None), shared.memory.start_work(_stores()))
     part = _rows(matrices, shared.plan, batch, head, row)
     part[...] = values[: part.shape[0], : part.shape[1]]
@@ -100,6 +110,7 @@ def _stores():
 @tma_store.lowering
 def tma_store(matrices, shared, batch, head, row):
     plan = shared.plan
+    check_boxes("tma_store", plan)
 
     def generate(b, tensor_map, pointer, batch, head, row):
         text = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];"

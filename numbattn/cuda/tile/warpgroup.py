@@ -2,8 +2,25 @@
 
 `dot` starts one, of two tiles in shared memory or of an `operand` in registers and a tile; `wgmma_wait` waits for it.
 Until then the sum must not be touched and the tiles must not change.
+
+    >>> shared, ROWS = SharedMemory(), simt(64, 64, 128, 16, 4)
+    >>> X, Y = (shared.boxes(64, 64, np.float16) for _ in range(2))
+    >>> def kernel(x, z):
+    ...     put(allocate(X), load(x, ROWS, 0))
+    ...     put(allocate(Y), load(x, ROWS, 0))
+    ...     fence_async_proxy()
+    ...     sync_warpgroup()
+    ...     S = wgmma_wait(dot(wgmma(64), allocate(X), allocate(Y).T), 0)
+    ...     save(z, wgmma_wait(dot(wgmma(64), operand(S, Y), allocate(Y)), 0), 0)
+    >>> x = np.eye(64, dtype=np.float16) * 2
+    >>> run(kernel, x, np.zeros((64, 64)), threads=128)[:2, :3]
+    array([[8., 0., 0.],
+           [0., 8., 0.]])
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
@@ -12,16 +29,28 @@ from numba.cuda.extending import core_models, register_model
 from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
 from .conversion import HALVES, left_pairs, round_to
 from .emit import I32, VOID, asm, asm_in_place
-from .fragment import Fragment, element_type
+from .fragment import HALF_FLOATS, Fragment, check_dtype, check_tile, element_type, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .layout import WARPGROUP, WARPGROUP_ROWS
+from .layout import WARPGROUP, WARPGROUP_ROWS, Layout
 from .simulator import RaceError, barrier, shared_memory
-from .synchronisation import warpgroup_of
+from .synchronisation import demand_literal, warpgroup_of
 from .world import primitive
 
 DEPTH = 16  # of k, in one instruction
 SWIZZLE_128 = 1 << 30  # in the upper half of a descriptor
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What `operand` makes, in plain Python: only `dot` takes it."""
+
+    layout: Layout
+    registers: np.ndarray
+
+    @property
+    def dtype(self):
+        return self.registers.dtype
 
 
 class OperandType(types.Type):
@@ -45,12 +74,14 @@ class OperandModel(core_models.PrimitiveModel):
 
 @primitive
 def operand(tile, plan):
-    """A tile of sums, rounded to the dtype of `plan`, as the left operand of products with tiles there."""
-    return Fragment(tile.layout, round_to(plan.dtype, tile.registers))
+    """A tile of sums, rounded to the dtype of `plan`, as the left operand of products there. See `warpgroup`."""
+    _check_operand(tile, plan)
+    return Operand(tile.layout, round_to(plan.dtype, tile.registers))
 
 
 @operand.lowering
 def operand(tile, plan):
+    _check_operand(tile, plan.value)
     out = OperandType(tile.layout, element_type(plan.value.dtype))
 
     def generate(b, value, _):
@@ -62,6 +93,13 @@ def operand(tile, plan):
     return out(tile, plan), generate
 
 
+def _check_operand(tile, plan):
+    check_tile("operand", tile, {"float32"})
+    check_dtype("operand", plan.dtype, HALF_FLOATS)
+    if tile.layout.unit != "wgmma":
+        raise TypingError(f"operand: {tile.layout} is no tile of sums of a warpgroup")
+
+
 class InFlight(Fragment):
     """A sum that is not there yet, of a product in plain Python: only `dot` and `wgmma_wait` take it."""
 
@@ -69,6 +107,10 @@ class InFlight(Fragment):
 
     def __init__(self, layout, sums, work):
         self.layout, self.sums, self.work = layout, sums, work
+
+    @property
+    def dtype(self):
+        return self.sums.dtype
 
     @property
     def registers(self):
@@ -96,8 +138,10 @@ def meet_for_product():
 def wgmma_wait(tile, later):
     """The sum of a product, once all products that were started but the `later` last ones are there.
 
-    ptxas moves the wait up, before all that does not need it to be over.
+    ptxas moves the wait up, before all that does not need it to be over. `later` is a literal. See `warpgroup`.
     """
+    _check_wait(tile)
+    demand_literal("wgmma_wait", later)
     if not isinstance(tile, InFlight):
         return tile
     unit, number = tile.work
@@ -110,6 +154,7 @@ def wgmma_wait(tile, later):
 
 @wgmma_wait.lowering
 def wgmma_wait(tile, later):
+    _check_wait(tile)
     if not isinstance(later, types.IntegerLiteral):
         return None
     text = f"wgmma.wait_group.sync.aligned {later.literal_value};"
@@ -120,19 +165,33 @@ def wgmma_wait(tile, later):
     return tile(tile, later), generate
 
 
-def emit_wgmma(acc, x, y):
-    """generate(builder, registers or None, left, right) starts a product and returns the registers of its sum."""
-    (rows, cols), depth = acc.layout.shape, y.plan.shape[0]
-    in_registers = isinstance(x, OperandType)
-    if y.dtype not in HALVES or x.dtype != y.dtype or acc.dtype != types.float32:
+def _check_wait(tile):
+    check_tile("wgmma_wait", tile, {"float32"})
+    if tile.layout.unit != "wgmma":
+        raise TypingError(f"wgmma_wait: {tile.layout} is no tile of sums of a warpgroup")
+
+
+def check_wgmma(layout, total, x, right):
+    """layout, total: of the sum; x: the left operand; right: the place of the right one. The same in both worlds."""
+    (rows, cols), depth = layout.shape, right.shape[0]
+    in_registers = isinstance(x, Operand | OperandType)
+    if not in_registers and not hasattr(x, "plan"):
+        raise TypingError("dot: a warpgroup takes a tile in registers as an `operand`")
+    dtypes = {name_of(x.dtype if in_registers else x.plan.dtype), name_of(right.dtype)}
+    if len(dtypes) > 1 or not dtypes <= HALF_FLOATS or total != "float32":
         raise TypingError("dot: a warpgroup multiplies float16 or bfloat16 and adds in float32")
-    if in_registers and x.layout.rows != acc.layout.rows:
-        raise TypingError(f"dot: {x.layout} is no left operand of {acc.layout}")
-    for tile in (y,) if in_registers else (x, y):
-        if not isinstance(tile.plan, Boxes):
-            raise TypingError(f"dot: {tile.plan} is no tile of boxes")
+    if in_registers and x.layout.rows != layout.rows:
+        raise TypingError(f"dot: {x.layout} is no left operand of {layout}")
+    for place in (right,) if in_registers else (x.plan, right):
+        if not isinstance(place, Boxes):
+            raise TypingError(f"dot: {place} is no tile of boxes")
     if rows != WARPGROUP_ROWS or cols > 256 or depth % DEPTH:
         raise TypingError(f"dot: a warpgroup takes {WARPGROUP_ROWS} rows, up to 256 columns, multiples of {DEPTH} of k")
+
+
+def emit_wgmma(acc, x, y):
+    """generate(builder, registers or None, left, right) starts a product and returns the registers of its sum."""
+    (rows, cols), depth, in_registers = acc.layout.shape, y.plan.shape[0], isinstance(x, OperandType)
 
     def generate(b, value, left, right):
         sums = [None] * (rows * cols // 128) if value is None else in_order(unpack(b, acc, value))

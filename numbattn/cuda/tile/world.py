@@ -50,5 +50,12 @@ class primitive:
 
 
 def device(function):
-    """A function over tiles that kernels may call: compiled, it is inlined."""
+    """A function over tiles that kernels may call: compiled, it is inlined.
+
+    >>> @device
+    ... def softplus(x):
+    ...     return log(exp(x) + 1)
+    >>> show(softplus)[0].round(4)
+    array([0.6931, 1.3133, 2.1269, 3.0486], dtype=float32)
+    """
     return register_jitable(forceinline=True)(function)

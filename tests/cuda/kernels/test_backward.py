@@ -41,7 +41,7 @@ BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(("unit", "tile"), [("fma", 16), ("mma", 32)])
 def test_two_warps(rng, unit, tile, stages, sums_of):
-    """They share the tiles that they walk over."""
+    """They share the tiles that they loop over."""
     m, n = (16, 40) if sums_of == "q" else (40, 16)
     check(call(rng, heads=2, m=m, n=n), sums_of, unit, 64, tile, stages)
 

@@ -18,9 +18,9 @@ SCALARS = np.uint32(DROPOUT.threshold), np.uint64(77), *map(np.uint64, DROPOUT.k
 def dropping(layout, transposed):
     drop, ONE = drop_step(layout, True, transposed), np.float32(1)
 
-    def kernel(z, threshold, offset, key_low, key_high, first, i0, j0):
+    def kernel(z, threshold, offset, key_low, key_high, first, m0, n0):
         drops = Drops(threshold, offset, key_low, key_high, first)
-        save(z, drop(full(layout, ONE), drops, np.int32(1), i0, j0), 0)
+        save(z, drop(full(layout, ONE), drops, np.int32(1), m0, n0), 0)
 
     return kernel
 
@@ -32,9 +32,9 @@ def test_what_is_kept(layout, transposed):
     layout = LAYOUTS[layout]
     z = poisoned(layout.shape)
     m, n = reversed(z.shape) if transposed else z.shape
-    i0, j0 = 48 + m % 16, 112 + n % 16
-    launch(dropping(layout, transposed), (1, 1, 1), THREADS, 0, z, *SCALARS, np.int32(i0), np.int32(j0))
-    want = dropout_mask(DROPOUT, (4, 256, 256))[3, i0 : i0 + m, j0 : j0 + n]
+    m0, n0 = 48 + m % 16, 112 + n % 16
+    launch(dropping(layout, transposed), (1, 1, 1), THREADS, 0, z, *SCALARS, np.int32(m0), np.int32(n0))
+    want = dropout_mask(DROPOUT, (4, 256, 256))[3, m0 : m0 + m, n0 : n0 + n]
     np.testing.assert_array_equal(z, want.T if transposed else want)
 
 

@@ -1,4 +1,4 @@
-"""One block that does all counters, simulated; test_passes has the tiles of a plan, compiled."""
+"""One block that draws all work tiles, simulated; test_passes has the tiles of a plan, compiled."""
 
 import numpy as np
 import pytest
@@ -37,11 +37,11 @@ def test_causal(rng, ascending):
     check(rng, m=190, n=190, causal=True, ascending=ascending)
 
 
-def test_heads_abreast(rng):
+def test_heads_packed_into_a_work_tile(rng):
     check(rng, heads=4, heads_k=2, m=60, n=70, causal=True, heads_per_tile=2)
 
 
-def test_a_job_that_sees_nothing(rng):
+def test_a_work_tile_that_sees_nothing(rng):
     check(rng, m=130, n=20, mask=na.Causal(offset=-128))
 
 
@@ -59,8 +59,8 @@ def test_wide_heads(rng):
     check(rng, m=70, n=140, e=210, sizes={"head_dim_v": 256})
 
 
-def test_jobs_in_turn(rng):
-    """More of them than are told ahead, and more tiles of Q, K and V than there are places."""
+def test_several_work_tiles(rng):
+    """More of them than are scheduled ahead, and more tiles of Q, K and V than there are stages."""
     check(rng, heads=5, m=70, n=150)
 
 

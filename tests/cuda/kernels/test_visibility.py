@@ -1,4 +1,4 @@
-"""Which keys are in sight of a tile of queries, and the other way round; the states of tiles, beyond a word of them."""
+"""Which keys are in sight of a tile of queries, and the other way round; what the states of tiles say of the next."""
 
 import operator
 from functools import cache, reduce
@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.tile_states import TILES, tile_states
 from numbattn.cuda.kernels.visibility import (
-    WORD,
     Cells,
     Sight,
     band_of,
@@ -24,6 +22,8 @@ from numbattn.cuda.kernels.visibility import (
 from numbattn.cuda.spec import SIDES
 from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
 from tests.tools.launch import launch
+
+from .states import KEPT, TILE_M, TILE_N, WALKED, random_cells, shown, states_of
 
 # ---------------------------------------------------------------------------------------------------------- the band
 M0, M_END, N0, N_END = map(np.int32, (5, 8, 6, 10))  # a tile of queries and keys
@@ -169,76 +169,8 @@ def test_elements_of_grids(rng, kinds, transposed):
 
 
 # ---------------------------------------------------------------------------------------------------- states of tiles
-TILE_M, TILE_N, ROWS, COLS, SEQLEN_Q, SEQLEN_K = 4, 6, 3, 10, 10, 400
-KEPT, WALKED = -(-SEQLEN_Q // TILE_M), -(-SEQLEN_K // TILE_N)
-WORDS = -(-WALKED // WORD)
-
-
-@pytest.fixture
-def cells(rng):
-    """Of two matrices: few are shown, and a run of them that is longer than a word of tiles is hidden."""
-    found = rng.random((1, 2, -(-SEQLEN_Q // ROWS), -(-SEQLEN_K // COLS))) < 0.15
-    found[0, 1, :, 3:30] = False
-    found[0, 0, 0], found[..., -1] = True, True
-    return found.astype(np.uint8)
-
-
-def sight_of(cells, rows, cols, words):
-    states = np.full((1, 2, *words), 0xDEADBEEF, np.uint32)
-    numbers = (np.int32(x) for x in (-1000, 1000, 1000, 1000))
-    return Sight(*numbers, grids=(Cells(cells, np.int32(rows), np.int32(cols)),), states=(states,)), states
-
-
-def shown(cells, rows=ROWS, cols=COLS):
-    """Whether some and whether all elements of each tile [head, tile of queries, tile of keys] are."""
-    whole = cells[0].repeat(rows, 1).repeat(cols, 2)[:, :SEQLEN_Q, :SEQLEN_K] != 0
-    tiles = [[whole[:, m : m + TILE_M, n : n + TILE_N] for n in range(0, SEQLEN_K, TILE_N)]
-             for m in range(0, SEQLEN_Q, TILE_M)]  # fmt: skip
-    for of in np.any, np.all:
-        yield np.array([[of(tile, (1, 2)) for tile in row] for row in tiles]).transpose(2, 0, 1)
-
-
-def states_of(cells, kept):
-    """The states as the kernel finds them, and those that it is to find; `kept` queries, or keys by turning it all."""
-    if kept == "q":
-        sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
-        sizes, lengths = {"tile_m": TILE_M, "tile_n": TILE_N}, (SEQLEN_Q, SEQLEN_K)
-    else:
-        sight, states = sight_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * WORDS))
-        sizes, lengths = {"tile_m": TILE_N, "tile_n": TILE_M}, (SEQLEN_K, SEQLEN_Q)
-    source = tile_states(**sizes, kept=kept, mask=("blocks",))
-    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
-    launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, lengths))
-    return sight, states
-
-
-def assert_states(states, *wanted):
-    """Of each tile whether it is not empty, and whether it is full."""
-    for which, want in enumerate(wanted):
-        bits = np.unpackbits(states[0, ..., which::2].copy().view(np.uint8), axis=-1, bitorder="little")
-        np.testing.assert_array_equal(bits[..., :WALKED], want)
-        assert not bits[..., WALKED:].any()
-
-
-@pytest.mark.parametrize("kept", ["q", "k"])
-def test_states(cells, kept):
-    _, states = states_of(cells, kept)
-    assert_states(states, *shown(cells))
-
-
-def test_states_of_several_grids(cells, rng):
-    """A tile is empty if one of them shows nothing of it, full if each of them shows all of it."""
-    others = rng.random((1, 2, 2, 9)) < 0.6
-    sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
-    grids = *sight.grids, Cells(others.astype(np.uint8), np.int32(5), np.int32(45))
-    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=("blocks", "blocks"))
-    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
-    lengths = np.int32(SEQLEN_Q), np.int32(SEQLEN_K)
-    launch(source.function, (blocks, 1, 1), source.threads, 0, sight._replace(grids=grids), *lengths)
-    assert_states(states, *(one & other for one, other in zip(shown(cells), shown(others, 5, 45))))
-
-
-def test_next_tile(cells):
+def test_next_tile(rng):
+    cells = random_cells(rng)
     sight, _ = states_of(cells, "q")
     some, _ = shown(cells)
     left = np.full((2, KEPT, WALKED), -1, np.int32)
@@ -257,7 +189,8 @@ def test_next_tile(cells):
             assert left[head, kept, tile] == (ahead[0] if ahead.size else end - tile)
 
 
-def test_tiles_are_whole_if_grids_and_band_say_so(cells):
+def test_tiles_are_whole_if_grids_and_band_say_so(rng):
+    cells = random_cells(rng)
     sight, _ = states_of(cells, "q")
     _, whole = shown(cells)
     band, tested = (-9, 300, 1000, 1000), np.ones((2, KEPT, WALKED), np.bool_)

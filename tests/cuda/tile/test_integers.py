@@ -1,12 +1,14 @@
-"""Indices stay 32-bit, in both worlds alike."""
+"""Indices stay 32-bit, in both worlds alike; what scalars can do otherwise."""
 
 import operator
 
 import numpy as np
 import pytest
 
-from numbattn.cuda.tile import convert, index, shape, thread_index
-from tests.tools.launch import launch
+from numbattn.cuda.tile import convert, device, index, maximum, minimum, opaque, shape, thread_index
+from tests.tools.launch import compiled_only, launch, ptx_of
+
+from .tiles import run
 
 OPERATORS = [operator.add, operator.sub, operator.mul, operator.and_, operator.or_, operator.xor]
 NOT_NEGATIVE = [operator.floordiv, operator.mod]
@@ -55,3 +57,27 @@ def test_what_numba_has_takes_indices():
     x, y = np.arange(12.0).reshape(4, 3), np.full(8, -1.0)
     launch(kernel, (1, 1, 1), 32, 0, x, y, np.int32(1))
     assert y.tolist() == [-1, 4, 8, 9, 0, 3, 2**31 - 1, 1]
+
+
+def test_scalars():
+    def kernel(z):
+        n, _ = shape(z)
+        z[0, 0] = maximum(n - 40, 0)
+        z[0, 1] = minimum(n, 100)
+        z[0, 2] = n // 5
+
+    assert run(kernel, out=np.int32)[0, :3].tolist() == [0, 32, 6]
+
+
+@compiled_only
+def test_loops_over_the_unforeseen_are_not_unrolled():
+    def counting(step):
+        def kernel(y, n):
+            i = index(0)
+            while i < n:
+                y[i] = index(y[i]) // n
+                i = step(i)
+
+        return ptx_of(kernel, 32, np.zeros(2, np.int32), np.int32(9)).count(r"div\.u32")
+
+    assert counting(device(lambda i: opaque(i + 1))) == 1

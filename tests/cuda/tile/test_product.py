@@ -1,6 +1,4 @@
-"""dot: on CUDA cores and on tensor cores, operands either way round, chained through registers."""
-
-from collections import Counter
+"""dot: operands either way round, on CUDA cores; those on tensor cores are in test_tensor_cores."""
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from numbattn.cuda.tile import (
     dot,
     full,
     load,
-    mma,
     put,
     save,
     simt,
@@ -21,48 +18,13 @@ from numbattn.cuda.tile import (
 )
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
-M, N, K, THREADS = 32, 48, 64, 64
+from .tiles import FORMS, THREADS, K, M, N, multiplier, numbers
+
 FMA = {
     "k in turn": simt(M, N, THREADS, 16, 1),
     "vectors": simt(M, 64, THREADS, 8, 4),
     "blocks": simt(M, 64, THREADS, 8, 4, row_vector=4),
 }
-FORMS = [(False, False), (False, True), (True, False), (True, True)]
-
-
-def numbers(shape, dtype, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dtype, depth=K):
-    """z += x y, with x or y held transposed in shared memory."""
-    m, n = acc_layout.shape
-    shared = SharedMemory()
-    X = shared.tile(*((depth, m) if x_transposed else (m, depth)), x_dtype)
-    Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), y_dtype)
-    COPY_X, COPY_Y = (copy_layout(t.rows, t.cols, THREADS, 4) for t in (X, Y))
-
-    def multiply(x, y, z):
-        sX, sY = allocate(X), allocate(Y)
-        put(sX, load(x, COPY_X, 0))
-        put(sY, load(y, COPY_Y, 0))
-        sync_threads()
-        acc = load(z, acc_layout, 0)
-        if x_transposed and y_transposed:
-            acc = dot(acc, sX.T, sY.T)
-        elif x_transposed:
-            acc = dot(acc, sX.T, sY)
-        elif y_transposed:
-            acc = dot(acc, sX, sY.T)
-        else:
-            acc = dot(acc, sX, sY)
-        save(z, acc, 0)
-
-    arrays = numbers((X.rows, X.cols), x_dtype), numbers((Y.rows, Y.cols), y_dtype, 1), numbers((m, n), acc_dtype, 2)
-    given = [a.view(np.uint16) if a.dtype == bfloat16 else a for a in arrays]
-    x, y, z = (a.astype(np.float64) for a in arrays)
-    want = z + (x.T if x_transposed else x) @ (y.T if y_transposed else y)
-    return multiply, shared.nbytes, given, want
 
 
 @pytest.mark.parametrize("layout", FMA.values(), ids=FMA)
@@ -116,182 +78,6 @@ def test_a_tile_is_turned_on_its_way_without_conflicts():
     found = launch(turn, (1, 1, 1), THREADS, shared.nbytes, numbers((M, K), np.float32))
     assert found.count(r"st\.shared\.[bf]32") == M * K // THREADS
     assert not +found.conflicts
-
-
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-@pytest.mark.parametrize("m", [32, 64])
-def test_tensor_cores(dtype, x_transposed, y_transposed, m):
-    layout = mma(m, N, THREADS)
-    kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, np.float32)
-    found = launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
-    np.testing.assert_allclose(z, want, atol=2e-5)
-    if found:
-        name = "bf16" if dtype == bfloat16 else "f16"
-        assert found.count(rf"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{name}\.{name}\.f32") == m * N * K // (
-            16 * 8 * 16 * THREADS // 32
-        )
-        assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
-
-
-# dtype, compute capability, error, the instruction, how many of it make a product of 16x8x8
-WORDS = {
-    "float32": (np.float32, (8, 0), 2e-5, "m16n8k8.row.col.f32.tf32.tf32.f32", 3),
-    "float64": (np.float64, (9, 0), 1e-13, "m16n8k8.row.col.f64.f64.f64.f64", 1),
-    "float64 before 9.0": (np.float64, (8, 0), 1e-13, "m8n8k4.row.col.f64.f64.f64.f64", 4),
-}
-
-
-def check_words(words, kernel, nbytes, arrays, want, products):
-    """Run x, y, z -> z += x y, made of so many products of 16x8x8 a warp."""
-    _, cc, error, instruction, count = words
-    found = launch(kernel, (1, 1, 1), THREADS, nbytes, *arrays, cc=cc)
-    np.testing.assert_allclose(arrays[2], want, atol=error)
-    if found:
-        executed = {op: n for op, n in found.executed.items() if op.startswith("mma")}
-        assert executed == {f"mma.sync.aligned.{instruction}": count * products}
-    return found
-
-
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-@pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 48, 64), (64, 32, 72), (64, 64, 128)])
-def test_tensor_cores_multiply_words(words, x_transposed, y_transposed, m, n, depth):
-    """m = 64: two rows of pieces in a warp."""
-    dtype, products = words[0], m * n * depth // (16 * 8 * 8 * THREADS // 32)
-    layout = mma(m, n, THREADS)
-    made = multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype, depth)
-    check_words(words, *made, products)
-
-
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-@pytest.mark.parametrize("y_transposed", [False, True])
-@pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 32, 64), (64, 32, 72), (32, 64, 128)])
-def test_tensor_cores_multiply_a_fragment_of_words(words, y_transposed, m, n, depth):
-    made = fragment_multiplier(m, n, depth, y_transposed, words[0])
-    found = check_words(words, *made, m * n * depth // (16 * 8 * 8 * THREADS // 32))
-    assert not found or found.count("shfl|ldmatrix") == 0
-
-
-def fragment_multiplier(m, n, depth, y_transposed, dtype):
-    """z += x y, x in registers."""
-    LEFT, SUM = mma(m, depth, THREADS), mma(m, n, THREADS)
-    shared = SharedMemory()
-    Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), dtype)
-    COPY = copy_layout(Y.rows, Y.cols, THREADS, 2)
-
-    def multiply(x, y, z):
-        sY = allocate(Y)
-        put(sY, load(y, COPY, 0))
-        sync_threads()
-        acc, left = load(z, SUM, 0), load(x, LEFT, 0)
-        save(z, dot(acc, left, sY.T) if y_transposed else dot(acc, left, sY), 0)
-
-    arrays = numbers((m, depth), dtype), numbers(Y.shape, dtype, 1), numbers((m, n), dtype, 2)
-    x, y, z = (a.astype(np.float64) for a in arrays)
-    return multiply, shared.nbytes, arrays, z + x @ (y.T if y_transposed else y)
-
-
-@compiled_only
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-def test_float32_operands_are_read_once(x_transposed, y_transposed):
-    """Two rows of pieces in a warp. Only left operands, of which there is less to read, may wait for banks."""
-    layout, f32 = mma(64, 32, THREADS), np.float32
-    kernel, nbytes, arrays, _ = multiplier(layout, f32, f32, x_transposed, y_transposed, f32)
-    found = launch(kernel, (1, 1, 1), THREADS, nbytes, *arrays)
-    left, right = 64 * K // THREADS, 32 * K // 32  # a lane's words
-    matrices, pairs, words = (found.count(op) for op in ("ldmatrix", r"ld\.shared\.v2", r"ld\.shared\.[bf]32"))
-    assert 4 * matrices + 2 * pairs + words == left + right
-    assert 4 * matrices == right * y_transposed + left * (y_transposed and not x_transposed)
-    slow = {op.split(".", 2)[2] for op, n in found.conflicts.items() if n and op.startswith("ld")}
-    assert len(slow) == (x_transposed == y_transposed)
-    assert not slow or (words == left if x_transposed else pairs == left // 2)
-
-
-@compiled_only
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-def test_float64_operands_are_read_once(x_transposed, y_transposed):
-    layout, f64 = mma(64, 32, THREADS), np.float64
-    kernel, nbytes, arrays, _ = multiplier(layout, f64, f64, x_transposed, y_transposed, f64)
-    found = launch(kernel, (1, 1, 1), THREADS, nbytes, *arrays)
-    left, right = 64 * K // THREADS, 32 * K // 32  # a lane's elements
-    loads = Counter()
-    for op, n in found.executed.items():
-        if op.startswith("ld.shared"):
-            loads["v2" in op] += n
-    pairs, words = loads[True], loads[False]
-    assert (2 * pairs, words) == (
-        left * (not x_transposed) + right * y_transposed, left * x_transposed + right * (not y_transposed)
-    )  # fmt: skip
-    slow = {op.split(".", 2)[2] for op, n in found.conflicts.items() if n and op.startswith("ld")}
-    assert len(slow) == (x_transposed == y_transposed)
-    assert not slow or (words == left if x_transposed else pairs == left // 2)
-
-
-@compiled_only
-def test_float64_right_operands_of_fragments_are_read_without_conflicts():
-    kernel, nbytes, arrays, _ = fragment_multiplier(32, 32, K, False, np.float64)
-    found = launch(kernel, (1, 1, 1), THREADS, nbytes, *arrays)
-    assert not sum(n for op, n in found.conflicts.items() if op.startswith("ld"))
-
-
-@pytest.mark.parametrize("kind", ["normal", "positive"])
-def test_float32_products_are_as_good_as_those_of_cuda_cores(kind):
-    """64x64x128. The interpreter's tensor cores cut their sums off, as the real ones do."""
-    layout = mma(64, 64, THREADS)
-    kernel, nbytes, (x, y, z), _ = multiplier(layout, np.float32, np.float32, False, True, np.float32, 128)
-    if kind == "positive":
-        x, y = (np.random.default_rng(i).uniform(size=a.shape).astype(np.float32) for i, a in enumerate((x, y)))
-    z[:] = 0
-    launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
-    want = x.astype(np.float64) @ y.T.astype(np.float64)
-    error, plain = (np.sqrt(np.mean((found - want) ** 2)) for found in (z, x @ y.T))
-    assert error <= 2 * plain
-
-
-@compiled_only
-def test_tensor_cores_take_whole_steps():
-    for dtype, acc, depth, cols in (
-        (np.float32, np.float32, 4, 32), (np.float64, np.float64, 4, 32), (np.float16, np.float32, 24, 32),
-        (np.float16, np.float32, 16, 8),
-    ):  # fmt: skip
-        kernel, _, arrays, _ = multiplier(mma(32, cols, THREADS), dtype, dtype, False, False, acc, depth)
-        with pytest.raises(Exception, match=f"multiples of .* not {depth}x{cols}"):
-            ptx_of(kernel, THREADS, *arrays)
-
-
-@compiled_only
-def test_tensor_cores_refuse_other_dtypes():
-    f16, f32, f64 = np.float16, np.float32, np.float64
-    for x_dtype, y_dtype, acc in ((f64, f64, f32), (f32, f32, f64), (f32, f64, f64), (f16, f32, f32), (f32, f16, f32)):
-        kernel, _, arrays, _ = multiplier(mma(32, 32, THREADS), x_dtype, y_dtype, False, False, acc)
-        with pytest.raises(Exception, match="tensor cores multiply float16, bfloat16 or float32"):
-            ptx_of(kernel, THREADS, *arrays)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
-def test_sums_are_the_next_left_operand(dtype):
-    """(x y) y^T, the product in the middle never leaving the registers but for being rounded."""
-    INNER, OUTER = mma(M, N, THREADS), mma(M, K, THREADS)
-    shared = SharedMemory()
-    X, Y = shared.tile(M, K, dtype), shared.tile(K, N, dtype)
-    COPY_X, COPY_Y = copy_layout(M, K, THREADS, 8), copy_layout(K, N, THREADS, 1)
-    ZERO = np.float32(0)
-
-    def multiply(x, y, z):
-        sX, sY = allocate(X), allocate(Y)
-        put(sX, load(x, COPY_X, 0))
-        put(sY, load(y, COPY_Y, 0))
-        sync_threads()
-        inner = dot(full(INNER, ZERO), sX, sY)
-        save(z, dot(full(OUTER, ZERO), inner, sY.T), 0)
-
-    x, y, z = numbers((M, K), dtype), numbers((K, N), dtype, 1), poisoned((M, K))
-    given = (a.view(np.uint16) if a.dtype == bfloat16 else a for a in (x, y))
-    launch(multiply, (1, 1, 1), THREADS, shared.nbytes, *given, z)
-    inner = (x.astype(np.float32) @ y.astype(np.float32)).astype(dtype).astype(np.float64)
-    want = inner @ y.astype(np.float64).T
-    np.testing.assert_allclose(z, want, atol=np.abs(want).max() * (2e-2 if dtype == bfloat16 else 2e-3))
 
 
 def test_shapes_have_to_fit():

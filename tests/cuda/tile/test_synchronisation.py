@@ -1,4 +1,4 @@
-"""Warpgroups: barriers and registers of their own."""
+"""Warpgroups: barriers and registers of their own; votes of a warp."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,14 @@ from numbattn.cuda.tile import (
     RaceError,
     SharedMemory,
     allocate,
+    ballot,
     copy_layout,
     decrease_registers,
     get,
     increase_registers,
     index,
     load,
+    lowest_bit,
     put,
     save,
     simt,
@@ -154,3 +156,20 @@ def test_registers_come_in_eights():
     for count in (20, 100, 248):
         with pytest.raises(ValueError, match=f"increase_registers: got {count}"):
             run(kernel(count))
+
+
+def test_ballot_and_lowest_bit():
+    votes, lowest = np.zeros(2, np.uint32), np.zeros(4, np.int32)
+    words = np.array([0, 1, 2**31, 40], np.uint32)
+
+    def kernel(words, votes, lowest):
+        lane = thread_index() % 32
+        found = ballot(thread_index() % 3 == 1)
+        if lane == 0:
+            votes[thread_index() // 32] = found
+        if thread_index() < 4:
+            lowest[lane] = lowest_bit(words[lane])
+
+    launch(kernel, (1, 1, 1), 64, 0, words, votes, lowest)
+    assert votes.tolist() == [sum(1 << i for i in range(32) if (32 * w + i) % 3 == 1) for w in range(2)]
+    assert lowest.tolist() == [32, 0, 31, 3]

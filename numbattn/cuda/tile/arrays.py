@@ -1,0 +1,66 @@
+"""The types of arrays in global memory, and what is promised of them."""
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import core_models, register_model
+
+from ..views import alignment, layout_of
+from .emit import GLOBAL, I8, I32, I64
+from .fragment import ANY, LLVM, constant, name_of
+
+
+@constant
+@dataclass(frozen=True)
+class Alignment:
+    """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
+
+    See `views.alignment`. Alignment(0) promises nothing.
+    """
+
+    nbytes: int
+
+    @classmethod
+    def of(cls, array):
+        """The widest alignment that holds for all the matrices (last two axes) of a NumPy array."""
+        return cls(alignment(layout_of(array, array.ctypes.data)))
+
+
+class MatrixType(types.Type):
+    """A matrix in global memory of which something is promised."""
+
+    def __init__(self, dtype, alignment):
+        self.dtype, self.alignment = dtype, alignment
+        super().__init__(f"Matrix({dtype}, {alignment.nbytes})")
+
+
+@register_model(MatrixType)
+class MatrixModel(core_models.PrimitiveModel):
+    def __init__(self, manager, ty):
+        pointer = ir.PointerType(memory_type(ty.dtype), GLOBAL)
+        super().__init__(manager, ty, ir.LiteralStructType([pointer, I32, I32, I64, I64]))
+
+
+def stored(dtype):
+    """Numba's dtype of an array -> that of the numbers in it."""
+    return types.bfloat16 if dtype == types.uint16 else dtype
+
+
+def memory_type(dtype):
+    return I8 if dtype == types.boolean else LLVM[stored(dtype)]
+
+
+def check_array(word, array, layout=None, takes=ANY):
+    """Global memory of which a tile of this layout, or any part of a matrix, may be moved."""
+    if isinstance(array, types.Type) and not isinstance(array, types.Array | MatrixType):
+        raise TypingError(f"{word}: got {array}, expected an array")
+    ndim = getattr(array, "ndim", 2)
+    if ndim not in (1, 2) or (layout is None and ndim == 1):
+        raise TypingError(f"{word}: got an array of {ndim} axes, expected {'2' if layout is None else '1 or 2'}")
+    if ndim == 1 and 1 not in layout.shape:
+        raise TypingError(f"{word}: a vector is no tile of {layout}")
+    dtype = name_of(array.dtype)
+    if dtype not in takes and not (dtype == "uint16" and "bfloat16" in takes):
+        raise TypingError(f"{word}: got an array of {dtype}, expected one of {', '.join(sorted(takes))}")

@@ -1,0 +1,20 @@
+"""Tiles of one dtype, converted to another."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import bfloat16, convert, load, save
+
+from .tiles import LAYOUTS, SHAPE, numbers, run
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float64, np.int32, np.uint64])
+def test_convert(dtype):
+    layout = LAYOUTS["simt"]
+
+    def kernel(x, z):
+        save(z, convert(load(x, layout, 0), np.float32) * 2, 0)
+
+    x = numbers(SHAPE, dtype)
+    given = x.view(np.uint16) if dtype == bfloat16 else x
+    np.testing.assert_array_equal(run(kernel, given), x.astype(np.float32) * 2)

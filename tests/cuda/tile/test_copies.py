@@ -1,0 +1,89 @@
+"""Tiles copied from global to shared memory in the background."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import (
+    Alignment,
+    RaceError,
+    SharedMemory,
+    aligned,
+    allocate,
+    copy_async,
+    copy_layout,
+    get,
+    save,
+    simt,
+    sync_threads,
+    wait_copies,
+)
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of, simulated
+from tests.tools.ptx import AccessError
+
+from .tiles import DTYPES, THREADS, as_device, numbers
+
+
+def fetcher(layout, dtype, alignment, stages=1):
+    """Fetch a tile into the last stage, and save what has arrived."""
+    PLACE, ALIGNMENT = SharedMemory().tile(*layout.shape, dtype, stages), Alignment(alignment)
+
+    def kernel(source, target, first):
+        tile = allocate(PLACE, stages - 1)
+        copy_async(tile, aligned(source, ALIGNMENT), layout, first)
+        wait_copies()
+        sync_threads()
+        save(target, get(tile, layout), 0)
+
+    return kernel, stages * PLACE.nbytes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("alignment", [0, 16])
+@pytest.mark.parametrize("cc", [(7, 5), (8, 0)])
+def test_fetch_brings_a_tile_and_zeros_beyond_the_end(dtype, alignment, cc):
+    source, target = numbers((50, 24), dtype), poisoned((32, 32), dtype)
+    kernel, nbytes = fetcher(copy_layout(32, 32, THREADS, 16 // np.dtype(dtype).itemsize), dtype, alignment, stages=2)
+    launch(kernel, (1, 1, 1), THREADS, nbytes, as_device(source), as_device(target), np.int32(30), cc=cc)
+    wanted = np.zeros((32, 32), dtype)
+    wanted[:20, :24] = source[30:]
+    np.testing.assert_array_equal(target, wanted)
+
+
+def test_fetch_of_a_vector():
+    layout = simt(32, 32, THREADS, 8, 1).col_vector()
+    source, target = numbers(50), poisoned(32)
+    PLACE = SharedMemory().tile(1, 32, np.float32)
+
+    def lines(source, target, first):
+        tile = allocate(PLACE)
+        copy_async(tile, source, layout, first)
+        wait_copies()
+        sync_threads()
+        save(target, get(tile, layout), 0)
+
+    launch(lines, (1, 1, 1), THREADS, PLACE.nbytes, source, target, np.int32(30))
+    np.testing.assert_array_equal(target, np.concatenate([source[30:], np.zeros(12, np.float32)]))
+
+
+@compiled_only
+def test_fetch_goes_past_the_registers():
+    kernel, _ = fetcher(copy_layout(32, 32, THREADS, 8), np.float16, 16)
+    source = np.zeros((50, 32), np.float16)
+    for cc, copies in (((7, 5), 0), ((8, 0), 32 * 32 // 8 // THREADS)):
+        found = ptx_of(kernel, THREADS, source, source, np.int32(0), cc=cc)
+        assert found.count(r"cp\.async\.cg\.shared\.global .*, 16, ") == copies
+        assert found.count("cp.async.wait_all") == (copies > 0)
+
+
+def test_what_is_not_waited_for_has_not_arrived():
+    PLACE, layout = SharedMemory().tile(32, 32, np.float32), copy_layout(32, 32, THREADS, 4)
+
+    def kernel(source, target):
+        tile = allocate(PLACE)
+        copy_async(tile, source, layout, 0)
+        sync_threads()
+        save(target, get(tile, layout), 0)
+
+    error, match = (RaceError, "not waited for") if simulated() else (AccessError, "reads what nobody has written")
+    with pytest.raises(error, match=match):
+        launch(kernel, (1, 1, 1), THREADS, PLACE.nbytes, numbers((32, 32)), poisoned((32, 32)))

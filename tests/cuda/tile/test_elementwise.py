@@ -1,0 +1,99 @@
+"""Functions of each element; where scalars are taken instead, see test_integers."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import (
+    col_index,
+    exp2,
+    load,
+    log2,
+    maximum,
+    minimum,
+    reciprocal,
+    rescaled,
+    row_index,
+    save,
+    simt,
+    where,
+    wide_product,
+)
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
+
+from .tiles import LAYOUTS, SHAPE, THREADS, each_layout, numbers, run
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions(dtype):
+    layout = LAYOUTS["mma"]
+
+    def kernel(x, a, b, c, d, e):
+        X = load(x, layout, 0)
+        save(a, exp2(X), 0)
+        save(b, log2(X * X), 0)
+        save(c, reciprocal(X), 0)
+        save(d, maximum(X, -X), 0)
+        save(e, minimum(X, 0.5), 0)
+
+    x = numbers(SHAPE, dtype)
+    x[0, :2], x[1, 0] = 0, np.nan
+    out = [poisoned((32, 32), dtype) for _ in range(5)]
+    launch(kernel, (1, 1, 1), THREADS, 0, x, *out)
+    with np.errstate(divide="ignore"):
+        want = np.exp2(x), np.log2(x * x), np.where(x == 0, 0, 1 / x), np.fmax(x, -x), np.fmin(x, 0.5)
+    for got, expected in zip(out, want):
+        np.testing.assert_allclose(got, expected, rtol=4 * np.finfo(dtype).eps)
+
+
+@compiled_only
+def test_functions_are_single_instructions():
+    layout = LAYOUTS["simt"]
+
+    def kernel(x, z):
+        X = load(x, layout, 0)
+        save(z, maximum(exp2(X), reciprocal(log2(X))), 0)
+
+    found = ptx_of(kernel, THREADS, numbers(SHAPE), numbers(SHAPE))
+    slots = 32 * 32 // THREADS
+    for instruction in "ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "max.f32":
+        assert found.count(rf"{instruction}\b") == slots
+    assert found.count(r"\bcall|\.local") == 0
+
+
+def test_products_of_words_are_wide():
+    x, high, low = np.array([[0, 1, 2**31, 2**32 - 1]], np.uint32).repeat(4, 0), *np.ones((2, 4, 4), np.uint32)
+    layout = simt(4, 4, 32, 4, 1)
+
+    def kernel(x, high, low):
+        upper, lower = wide_product(load(x, layout, 0), np.uint64(0xD2511F53))
+        save(high, upper, 0)
+        save(low, lower, 0)
+
+    launch(kernel, (1, 1, 1), 32, 0, x, high, low)
+    product = x.astype(np.uint64) * np.uint64(0xD2511F53)
+    np.testing.assert_array_equal((high, low), (product >> np.uint64(32), product & np.uint64(2**32 - 1)))
+
+
+@each_layout
+def test_where(layout):
+    def kernel(x, z):
+        X, i, j = load(x, layout, 0), row_index(layout, 0), col_index(layout, 0)
+        X = where((j <= i) & (j != 3), X, -np.inf)
+        save(z, where(j > 28, -X, X), 0)
+
+    x, (i, j) = numbers(SHAPE), np.indices((32, 32))
+    want = np.where((j <= i) & (j != 3), x, -np.inf)
+    np.testing.assert_array_equal(run(kernel, x), np.where(j > 28, -want, want))
+
+
+@each_layout
+@pytest.mark.parametrize("ones", ["all", "some", "none"])
+def test_rescaled(layout, ones):
+    ROWS = layout.row_vector()
+
+    def kernel(x, factors, y):
+        save(y, rescaled(load(x, layout, 0), load(factors, ROWS, 0)), 0)
+
+    x, factors = numbers(SHAPE), np.ones(32, np.float32)
+    factors[{"all": 32, "some": 20, "none": 0}[ones] :] = 0.5
+    np.testing.assert_array_equal(run(kernel, x, factors), x * factors[:, None])

@@ -1,0 +1,87 @@
+"""Tiles through the memory that a block shares: put and got as they are, turned, in stages."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import SharedMemory, allocate, get, load, put, save, sync_threads
+from tests.tools.launch import compiled_only, launch, poisoned
+
+from .tiles import ALL_LAYOUTS, DTYPES, THREADS, numbers
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("way_in", ["copy_layout", "simt in blocks"])
+def test_through_shared_memory(dtype, transposed, way_in):
+    shared = SharedMemory()
+    shared.tile(3, 5, np.float16)  # something before it
+    TILE = shared.tile(32, 32, dtype)
+    IN, OUT = ALL_LAYOUTS[way_in], ALL_LAYOUTS["mma"]
+    x, y = numbers((32, 32)), poisoned((32, 32))
+
+    def straight(source, target):
+        tile = allocate(TILE)
+        put(tile, load(source, IN, 0))
+        sync_threads()
+        save(target, get(tile, OUT), 0)
+
+    def turned(source, target):
+        tile = allocate(TILE)
+        put(tile.T, load(source, IN, 0))
+        sync_threads()
+        save(target, get(tile, OUT), 0)
+
+    launch(turned if transposed else straight, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, (x.T if transposed else x).astype(dtype).astype(np.float32))
+
+
+def test_stages_lie_apart():
+    shared, layout = SharedMemory(), ALL_LAYOUTS["copy_layout"]
+    TILE = shared.tile(32, 32, np.float32, stages=2)
+    x, y = numbers((64, 32)), poisoned((64, 32))
+
+    def copy(source, target):
+        for stage in range(2):
+            put(allocate(TILE, stage), load(source, layout, 32 * stage))
+        for stage in range(2):
+            save(target, get(allocate(TILE, stage), layout), 32 * stage)
+
+    launch(copy, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, x)
+
+
+def test_vectors_through_shared_memory():
+    shared = SharedMemory()
+    LINE = shared.tile(1, 32, np.float32)
+    layout = ALL_LAYOUTS["mma"]
+    ROWS, COLS = layout.row_vector(), layout.col_vector()
+    x, down, across = numbers(32), poisoned(32), poisoned(32)
+
+    def turn(source, down, across):
+        line = allocate(LINE)
+        put(line, load(source, COLS, 0))
+        sync_threads()
+        save(across, get(line, COLS), 0)
+        save(down, get(line.T, ROWS), 0)
+
+    launch(turn, (1, 1, 1), THREADS, shared.nbytes, x, down, across)
+    np.testing.assert_array_equal(down, x)
+    np.testing.assert_array_equal(across, x)
+
+
+@compiled_only
+def test_shared_tiles_move_in_vectors_without_conflicts():
+    shared = SharedMemory()
+    TILE = shared.tile(32, 32, np.float32)
+    layout = ALL_LAYOUTS["copy_layout"]
+
+    def copy(source, target):
+        tile = allocate(TILE)
+        put(tile, load(source, layout, 0))
+        sync_threads()
+        save(target, get(tile, layout), 0)
+
+    x, y = numbers((32, 32)), poisoned((32, 32))
+    kernel = launch(copy, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    assert kernel.count(r"st\.shared\.v4") == kernel.count(r"ld\.shared\.v4") == 4
+    assert not +kernel.conflicts

@@ -1,0 +1,120 @@
+"""Tiles that are stored in the background, and the fence before it; loads fill the stages of test_pipeline."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.tile import (
+    WARPGROUP,
+    Pipeline,
+    RaceError,
+    SharedMemory,
+    allocate,
+    fence_async_proxy,
+    index,
+    init_pipeline,
+    load,
+    put,
+    simulate,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    thread_index,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    wgmma,
+)
+from tests.tools.launch import poisoned, simulated_only, tensor_map
+
+from .tiles import SEEDS, start
+
+ROWS = np.int32(64)
+TILE = wgmma(64)
+
+
+def sender(without="", late=""):
+    """Rows of x + 1 to rows of matrices, 64 after 64, through one tile that is sent."""
+    shared = SharedMemory()
+    BOXES = shared.boxes(64, 64, np.float16)
+    shares, shares_late = "fence_async_proxy" not in (without, late), late == "fence_async_proxy"
+    steps = "first sync_warpgroup", "tma_store_wait", "second sync_warpgroup"
+    meets, waits, meets_again = (without != step for step in steps)
+
+    def move(x, mY, count):
+        tile, n = allocate(BOXES), index(0)
+        leads = thread_index() == 0
+        while n < count:
+            put(tile, load(x, TILE, n * ROWS))
+            if shares:
+                fence_async_proxy()
+            if meets:
+                sync_warpgroup()
+            if shares_late:
+                fence_async_proxy()
+            if leads:
+                tma_store(mY, tile, 0, 1, n * ROWS)
+                if waits:
+                    tma_store_wait()
+            if meets_again:
+                sync_warpgroup()
+            n = n + 1
+
+    return move, shared.nbytes
+
+
+def run_sender(x, y, seed=None, **faults):
+    kernel, nbytes = sender(**faults)
+    start(kernel, WARPGROUP, nbytes, x, tensor_map(y, (1, 1, 64, 64)), np.int32(3), seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_send_stops_at_the_end(rng, seed):
+    x = rng.standard_normal((150, 56)).astype(np.float16)
+    y = poisoned((1, 2, 150, 56), np.float16)
+    run_sender(x, y, seed)
+    np.testing.assert_array_equal(y[0, 1], x)
+    assert np.isnan(y[0, 0]).all()
+
+
+@simulated_only
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("fault", "text"), [
+    ({"without": "fence_async_proxy"}, r"thread 0 reads what thread \d+ wrote .* no fence_async_proxy\(\) before"),
+    ({"late": "fence_async_proxy"}, r"thread 0 reads what thread \d+ wrote .* no fence_async_proxy\(\) before"),
+    ({"without": "first sync_warpgroup"}, r"thread 0 reads"),
+    ({"without": "tma_store_wait"}, "overwrites what a store of thread 0 reads"),
+    ({"without": "second sync_warpgroup"}, "overwrites what a store of thread 0 reads|thread 0 reads what"),
+], ids=str)  # fmt: skip
+def test_what_storing_needs(fault, text, seed):
+    x = np.zeros((192, 64), np.float16)
+    with pytest.raises(RaceError, match=text):
+        run_sender(x, np.zeros((1, 2, 192, 64), np.float16), seed, **fault)
+
+
+@simulated_only
+def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
+    def kernel(shared):
+        shared_memory = SharedMemory()
+        PIPELINE = Pipeline.within(shared_memory, shared_memory.boxes(64, 64, np.float16), readers=1)
+
+        def refill(x):
+            init_pipeline(PIPELINE)
+            sync_threads()
+            X = stage(PIPELINE, 0)
+            put(X.tile, load(x[0, 0], TILE, 0))
+            if shared:
+                fence_async_proxy()
+            sync_warpgroup()
+            if thread_index() == 0:
+                tma_load(X, x, 0, 0, 0)
+
+        return refill, shared_memory.nbytes
+
+    x = np.zeros((1, 1, 64, 64), np.float16)
+    for shared in (True, False):
+        refill, nbytes = kernel(shared)
+        if shared:
+            simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)
+        else:
+            with pytest.raises(RaceError, match=r"overwrites what thread \d+ wrote .* no fence_async_proxy"):
+                simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)
