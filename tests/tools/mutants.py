@@ -316,12 +316,12 @@ TABLE = [
         "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
         "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
         "        sync_threads()\n        while": "        while",
-        "wait_copies()\n            sync_threads()                                  # V":
-            "sync_threads()                                  # V",
-        "sync_threads()                                  # V": "pass  # V",
-        "wait_copies()\n            sync_threads()                                  # K":
-            "sync_threads()                                  # K",
-        "sync_threads()                                  # K": "pass  # K",
+        "wait_copies()\n            sync_threads()                                      # V":
+            "sync_threads()                                      # V",
+        "sync_threads()                                      # V": "pass  # V",
+        "wait_copies()\n            sync_threads()                                      # K":
+            "sync_threads()                                      # K",
+        "sync_threads()                                      # K": "pass  # K",
         "if tested(": "if not tested(",
         "sees(sight, band, batch, head, m0, n0)": "sees(sight, band, batch, head, n0, m0)",
         "drops, batch * heads + head,": "drops, head * batches + batch,",
@@ -340,9 +340,11 @@ TABLE = [
         "stage = 1 - stage\n                elif": "pass\n                elif",
         "COLS) * LOG2E": "COLS)",
         "\n                P = exp2(S * (scale * LOG2E)": "\n                P = exp2(S * LOG2E",
-        "P, dP = where(visible, P, 0), where(visible, dP, 0)   #": "P = where(visible, P, 0)   #",
+        "\n                    P, dP = where(visible, P, 0), where(visible, dP, 0)":
+            "\n                    P = where(visible, P, 0)",
         "mQ[batch, head][:length], ROWS_OF), aligned(": "mQ[batch, head], ROWS_OF), aligned(",
-        "batch * heads + head, m0, n0)     #": "head * batches + batch, m0, n0)     #",
+        "\n                Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
+            "\n                Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
         "left_P(P * Z)": "left_P(P)",
         "                    dS = P * (dP * Z - D)  ": "                    dS = P * (dP - D)  ",
         "                    dS = P * (dP * Z - D)   ": "                    dS = P * (dP * Z)   ",
@@ -363,7 +365,8 @@ TABLE = [
         "stage = 1 - stage\n            elif": "pass\n            elif",
         "ROWS, m0) * LOG2E": "ROWS, m0)",
         "\n            P = exp2(S * (scale * LOG2E)": "\n            P = exp2(S * scale",
-        "batch * heads + head, m0, n0)         #": "head * batches + batch, m0, n0)         #",
+        "\n            Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
+            "\n            Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
         "\n            dS = P * (dP * Z - D)": "\n            dS = P * (dP - D)",
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",

@@ -112,7 +112,7 @@ def backward_kv(
             sync_threads()                                      # all have read the last tile of the previous head
             if m_block < m_blocks:
                 fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
-            while m_block < m_blocks:                               # Alg. 4 line 9
+            while m_block < m_blocks:                           # Alg. 4 line 9
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
                 m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
@@ -121,27 +121,27 @@ def backward_kv(
                 if STAGES == 2 and m_block < m_blocks:
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
-                S = dot(S_TILE, sK, sQ.T)               # line 11: S = scale Q K^T, transposed
+                S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
-                P = exp2(S * (scale * LOG2E) - lse_log2)            # line 13: P = exp(S - lse)
-                dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P      # line 17: dP = dO V^T
+                P = exp2(S * (scale * LOG2E) - lse_log2)        # line 13: P = exp(S - lse)
+                dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P   # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
-                    P, dP = where(visible, P, 0), where(visible, dP, 0)   # line 12: MASK
+                    P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
                 if COMPUTES_DV:
-                    dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
+                    dV = dot(dV, left_P(P * Z), sdO)            # lines 15 and 16: dV += (P Z)^T dO
                 if COMPUTES_DK:
                     D = get(allocate(SHARED_DELTA, stage), COLS)
-                    dS = P * (dP * Z - D)                           # lines 18 and 20: dS = P (dP Z - D)
-                    dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
+                    dS = P * (dP * Z - D)                       # lines 18 and 20: dS = P (dP Z - D)
+                    dK = dot(dK, left_dS(dS), sQ)               # line 22: dK += dS^T Q, scaled in the epilogue
                 if STAGES == 2:
                     stage = 1 - stage
                 elif m_block < m_blocks:
                     sync_threads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
         if COMPUTES_DK:
-            save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)              # line 24
+            save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)  # line 24
         if COMPUTES_DV:
             save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
@@ -183,7 +183,7 @@ def backward_q(
         batches, heads, seqlen_q = shape(mLse)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         tile, batch, head = place(block_index(), batches * heads, heads)
-        m_block = m_blocks - 1 - tile                     # the heaviest tiles of a causal mask first
+        m_block = m_blocks - 1 - tile                           # the heaviest tiles of a causal mask first
         m0 = m_block * TILE_M
         band = band_at(sight, batch, head)
         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
@@ -200,7 +200,7 @@ def backward_q(
         lse_log2 = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
         D = load(mDelta[batch, head][:length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
-        while n_block < n_blocks:                                   # Alg. 4 line 6
+        while n_block < n_blocks:                               # Alg. 4 line 6
             n0, this = n_block * TILE_N, n_block
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
@@ -209,15 +209,15 @@ def backward_q(
             if STAGES == 2 and n_block < n_blocks:
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
-            S = dot(S_TILE, sQ, sK.T)                   # line 11: S = scale Q K^T
-            P = exp2(S * (scale * LOG2E) - lse_log2)                # line 13: P = exp(S - lse)
-            dP = dot(S_TILE, sdO, sV.T)                 # line 17: dP = dO V^T
+            S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
+            P = exp2(S * (scale * LOG2E) - lse_log2)            # line 13: P = exp(S - lse)
+            dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)
-                P, dP = where(visible, P, 0), where(visible, dP, 0)       # line 12: MASK
-            Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)         # line 14
-            dS = P * (dP * Z - D)                                   # lines 18 and 20: dS = P (dP Z - D)
-            dQ = dot(dQ, left(dS), sK)                              # line 21: dQ += dS K, scaled in the epilogue
+                P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
+            Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
+            dS = P * (dP * Z - D)                               # lines 18 and 20: dS = P (dP Z - D)
+            dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
             if STAGES == 2:
                 stage = 1 - stage
             elif n_block < n_blocks:

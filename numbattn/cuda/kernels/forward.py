@@ -63,7 +63,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         batches, heads, seqlen_q = shape(mLse)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         tile, batch, head = place(block_index(), batches * heads, heads)
-        m_block = m_blocks - 1 - tile                 # the heaviest tiles of a causal mask first
+        m_block = m_blocks - 1 - tile                           # the heaviest tiles of a causal mask first
         m0 = m_block * TILE_M
         band = band_at(sight, batch, head)
         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
@@ -83,23 +83,23 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
         sync_threads()
         while n_block < n_blocks:
             n0 = n_block * TILE_N
-            copy_async(sV, V, COPY_V, n0)                            # in flight while S is computed
-            S = dot(S_TILE, sQ, sK.T)               # Alg. 2 line 10: S = Q K^T
+            copy_async(sV, V, COPY_V, n0)                       # in flight while S is computed
+            S = dot(S_TILE, sQ, sK.T)                           # Alg. 2 line 10: S = Q K^T
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)          # line 11: MASK(S)
+                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
             P = drop(P, drops, batch * heads + head, m0, n0)    # line 14: dropout(P)
             wait_copies()
-            sync_threads()                                  # V has arrived, all have read K
+            sync_threads()                                      # V has arrived, all have read K
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-            copy_async(sK, K, COPY_K, n_block * TILE_N)              # in flight while O is computed
+            copy_async(sK, K, COPY_K, n_block * TILE_N)         # in flight while O is computed
             O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
             wait_copies()
-            sync_threads()                                  # K has arrived, all have read V
+            sync_threads()                                      # K has arrived, all have read V
         total = row_sum(l)
         save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 15: O = O / l
-        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)       # line 16
+        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)   # line 16
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(

@@ -361,15 +361,15 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         clear_beyond(V, work, sight, before)
         wait(V)
         O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
-        total = row_sum(l)                                # 0 if nothing is seen
-        save(mLse[work.batch, work.head], logsumexp(m, total, scale_log2, LN2), m0)            # line 16
+        total = row_sum(l)                                      # 0 if nothing is seen
+        save(mLse[work.batch, work.head], logsumexp(m, total, scale_log2, LN2), m0)     # line 16
         next_work, next_m0 = receive(advance(W, 1), heads_per_tile)
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
         K, V, _ = skip(K, V, work, sight, here, work.n_blocks)
         sync_warpgroup()                                        # all have read Q
-        put(allocate(SHARED_O, Q.index), O * (reciprocal(total) * kept_scale))          # line 15: O = O / l
+        put(allocate(SHARED_O, Q.index), O * (reciprocal(total) * kept_scale))  # line 15: O = O / l
         fence_async_proxy()
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores O
