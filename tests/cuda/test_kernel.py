@@ -99,6 +99,15 @@ def test_tensor_maps_and_shared_memory(run, rng):
     np.testing.assert_array_equal(y, x[0, 1])
 
 
+def test_programs_are_those_of_layouts_numbers_and_boxes(rng):
+    gpu, x = GPU(DEVICES[8, 0]), rng.standard_normal((16, 32)).astype(np.float32)
+    for given, slope in ((x[:, ::2], 2.0), (x[:, 16:], 2.0), (x[:, 16:], 3.0), (x[:, 16:], 3.0)):
+        y = np.full((16, 16), np.nan, np.float32)
+        own.run(gpu, line, (2, 1, 1), TILE.threads, 0, (given, y, Line(slope, 0.0), np.int32(0)))
+        np.testing.assert_allclose(y, slope * given, rtol=1e-6)
+    assert len(gpu.programs) == 3
+
+
 def test_a_binary_is_kept_on_disk_by_its_ptx(cache_dir, monkeypatch):
     x = np.zeros((8, 16), np.float32)
     source = Source(line, own.types.void(*map(type_of, (x, x, Line(np.float32(2), 1.5), np.int32(0)))), TILE.threads)

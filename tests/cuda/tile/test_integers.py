@@ -50,13 +50,14 @@ def test_what_numba_has_takes_indices():
             last = n - 1 if n else -1
             y[rows] = last
             y[rows + 1] = shape(x[n:])[0]
+            y[rows + 4] = x[n - 2, 0]
             n += 1
             y[rows + 2] = convert(-n, np.uint32) // np.uint32(2)
             y[rows + 3] = convert(n, np.float32) / np.float32(2)
 
-    x, y = np.arange(12.0).reshape(4, 3), np.full(8, -1.0)
+    x, y = np.arange(12.0).reshape(4, 3), np.full(9, -1.0)
     launch(kernel, (1, 1, 1), 32, 0, x, y, np.int32(1))
-    assert y.tolist() == [-1, 4, 8, 9, 0, 3, 2**31 - 1, 1]
+    assert y.tolist() == [-1, 4, 8, 9, 0, 3, 2**31 - 1, 1, 9]
 
 
 def test_scalars():
