@@ -277,8 +277,8 @@ TABLE = [
         "minimum(at_once, matrices - first)": "at_once",
         "first + matrix": "matrix",
         "grid_size() + atomic_add": "atomic_add",
-        "== grid_size() - 1": "== grid_size()",
-        "counters[0] = counters[1] = 0": "counters[0] = 0",
+        "counters, 1, grid_size() - 1)": "counters, 1, grid_size())",
+        "counters[0] = 0": "pass",
     }),
     Faults("cuda/kernels/softmax.py", ["cuda/kernels/test_softmax.py"], {
         "SLACK = 1 ": "SLACK = 40 ",
@@ -405,27 +405,27 @@ TABLE = [
         "clear(V.tile, left)": "clear(V.tile, left + 1)",
         "                    fence_async_proxy()\n": "",
         "                sync_warpgroups(consumers)\n": "",
-        "skip(K, V, work, sight, here, work.n_blocks)": "K, V, here",
+        "skip(K, V, tile, call.sight, here, tile.n_blocks)": "K, V, here",
         # a step
         "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
         "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)":
             "if not RESCALES_FIRST:\n                pass",
         "            wait(K)\n            S = dot(": "            S = dot(",
         "            wait(V)\n            O = dot(O": "            O = dot(O",
-        "            release(K)\n            P_f32, m": "            P_f32, m",
+        "            release(K)\n            S = mask": "            S = mask",
         "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
         "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
             "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
         "where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)":
             "where(sees(sight, band, batch, head, m0, n0), S, ZERO)",
-        "work.batch * heads + work.head": "work.head",
+        "tile.batch * call.heads + tile.head": "tile.head",
         # prologue and epilogue
         "acquire(Q)                                              #": "pass  #",
         "        wait(Q)\n": "",
         "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
         "        wait(V)\n        O = dot(rescaled(": "        O = dot(rescaled(",
         "dot(rescaled(O, alpha), P, V.tile)": "dot(O, P, V.tile)",
-        "O * (reciprocal(total) * kept_scale)": "O * reciprocal(total)",
+        "O * (reciprocal(total) * call.kept_scale)": "O * reciprocal(total)",
         "        fence_async_proxy()\n        sync_warpgroup()\n": "        sync_warpgroup()\n",
         "        fence_async_proxy()\n        sync_warpgroup()\n        release":
             "        fence_async_proxy()\n        release",

@@ -1,6 +1,6 @@
 """The tile schedulers: which tile of which matrix a block works on."""
 
-from ..tile import atomic_add, device, grid_size, minimum
+from ..tile import atomic_add, atomic_inc, device, grid_size, minimum
 
 
 @device
@@ -39,5 +39,5 @@ def next_number(counters):
 @device
 def finish(counters):
     """This block draws no more tiles; the last one to finish resets the counters."""
-    if atomic_add(counters, 1, 1) == grid_size() - 1:
-        counters[0] = counters[1] = 0
+    if atomic_inc(counters, 1, grid_size() - 1) == grid_size() - 1:
+        counters[0] = 0

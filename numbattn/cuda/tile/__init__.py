@@ -27,7 +27,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
 | sync_threads, sync_warp, sync_warpgroup(s) | what others have written is seen | bar.sync, bar.warp.sync |
-| atomic_add | counters in global memory | atom.add |
+| atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
 | increase_registers, decrease_registers | of a warpgroup | setmaxnreg |
 
@@ -53,6 +53,7 @@ from .shared_memory import SharedMemory, allocate, clear, get, put
 from .simulator import DeadlockError, RaceError, simulate
 from .synchronisation import (
     atomic_add,
+    atomic_inc,
     ballot,
     block_index,
     decrease_registers,
@@ -88,6 +89,7 @@ __all__ = [
     "aligned",
     "allocate",
     "atomic_add",
+    "atomic_inc",
     "ballot",
     "bfloat16",
     "block_index",

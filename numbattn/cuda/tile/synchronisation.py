@@ -111,7 +111,7 @@ def atomic_add(array, index, value):
     >>> run(lambda count: atomic_add(count, 0, 2), np.zeros(1, np.int32))
     array([64], dtype=int32)
     """
-    check_counters(array)
+    _check_atomic("atomic_add", array, WORDS)
     old = array[index]
     array[index] = old + array.dtype.type(value)
     return old
@@ -119,15 +119,37 @@ def atomic_add(array, index, value):
 
 @atomic_add.lowering
 def atomic_add(array, index, value):
-    check_counters(array)
+    _check_atomic("atomic_add", array, WORDS)
     return array.dtype(array, types.int32, array.dtype), lambda b, *values: b.atomic_rmw(
         "add", emit_element(b, array, *values[:2]), values[2], "monotonic")
 
 
-def check_counters(array):
-    if array.ndim != 1 or name_of(array.dtype) not in WORDS:
-        got, allowed = f"{array.dtype} of {array.ndim} axes", " or ".join(sorted(WORDS))
-        raise TypingError(f"atomic_add: got {got}, expected {allowed} of one axis")
+@primitive
+def atomic_inc(array, index, last):
+    """As `atomic_add` of 1, but after `last` comes 0.
+
+    >>> run(lambda count: atomic_inc(count, 0, 4), np.zeros(1, np.int32))       # 32 = 6 * 5 + 2
+    array([2], dtype=int32)
+    """
+    _check_atomic("atomic_inc", array, {"int32", "uint32"})
+    old = array[index]
+    array[index] = 0 if old >= last else old + 1
+    return old
+
+
+@atomic_inc.lowering
+def atomic_inc(array, index, last):
+    _check_atomic("atomic_inc", array, {"int32", "uint32"})
+
+    def generate(b, matrix, index, last):
+        return call(b, "llvm.nvvm.atomic.load.inc.32.p1i32", I32, emit_element(b, array, matrix, index), last)
+
+    return array.dtype(array, types.int32, array.dtype), generate
+
+
+def _check_atomic(word, array, takes):
+    if array.ndim != 1 or name_of(array.dtype) not in takes:
+        raise TypingError(f"{word}: got {array.dtype} of {array.ndim} axes, expected {' or '.join(sorted(takes))} of 1")
 
 
 @primitive
