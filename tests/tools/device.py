@@ -115,7 +115,8 @@ def compiled(key):
     source = key.source()
     text = compile_ptx(source, key.cc)
     if source.overlaps and key.cc >= (9, 0):
-        before, _, _ = text.partition("griddepcontrol.wait")
+        before, waits, _ = text.partition("griddepcontrol.wait")
+        assert waits, f"{key} does not wait for the kernel before it"
         assert not ACCESS.search(before), f"{key} does not wait for the kernel before it"
     return ptx.Kernel(text)
 
