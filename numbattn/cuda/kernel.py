@@ -89,26 +89,24 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments):
     addresses, odd = gpu.addresses(arrays)
     if odd and any(isinstance(x, TensorMap) for x in flat):
         raise ValueError("TensorMap: got arrays at addresses that are no multiples of 16 bytes")
-    kinds = tuple(map(type_of, arguments))
-    layouts = [x if _is_number(x) else layout_of(_array(x), 0) for x in flat]
-    boxes = [x[1:] for x in flat if isinstance(x, TensorMap)]
-    key = kernel, grid, threads, shared_bytes, kinds, tuple(layouts), tuple(boxes)
+    key = kernel, grid, threads, shared_bytes, tuple(map(_described, arguments))
     program = gpu.programs.get(key)
     if program is None:
-        plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, kinds, flat)
+        plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments)
         program = gpu.load(plan, tuple(arrays), np.float32)
         gpu.keep(key, program)
     program([*addresses, gpu.sink], [0] * len(NUMBERS), gpu.stream().ptr)
 
 
-def plan_of(device, kernel, grid, threads, shared_bytes, kinds, flat):
+def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
     """A Plan of one step."""
+    flat = [*_flat(arguments)]
     maps = tuple(MapArgument(i, x.box, x.swizzle) for i, x in enumerate(flat) if isinstance(x, TensorMap))
     for x in flat:
         if isinstance(x, TensorMap) and not fits_tensor_map(layout_of(x.array, 0)):
             raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
                              "expected contiguous rows that start at multiples of 16 bytes")
-    source = Source(kernel, types.void(*kinds), threads, shared=shared_bytes, tensor_maps=maps)
+    source = Source(kernel, types.void(*map(type_of, arguments)), threads, shared=shared_bytes, tensor_maps=maps)
     given = tuple(x if _is_number(x) else At(str(i), _view(_array(x))) for i, x in enumerate(flat))
     cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
     return Plan((), (), (Step(Given(source, cc), None, grid, given),), False, False)
@@ -130,6 +128,15 @@ def type_of(x):
 
 def _is_number(x):
     return isinstance(x, int | float | np.generic)
+
+
+def _described(x):
+    """What a Program depends on of an argument."""
+    if isinstance(x, TensorMap):
+        return layout_of(x.array, 0), x.box, x.swizzle
+    if isinstance(x, tuple):
+        return type(x), *map(_described, x)
+    return (type(x), x) if _is_number(x) else layout_of(x, 0)
 
 
 def _array(x):

@@ -75,13 +75,17 @@ def run(request):
             if isinstance(x, np.ndarray):
                 x[...] = y.get()
 
-    def interpreted(function, grid, *rest):
-        gpu = GPU(DEVICES[9, 0])
-        threads, shared_bytes, *arguments = rest
+    return {"NumPy": launch, "a GPU's PTX": interpreted_by(GPU(DEVICES[9, 0])), "CuPy": on_a_gpu}[request.param]
+
+
+def interpreted_by(gpu):
+    """launch, but its kernels run as a GPU's PTX."""
+
+    def interpreted(function, grid, threads, shared_bytes, *arguments):
         grid = (grid, 1, 1) if isinstance(grid, int) else grid
         own.run(gpu, function, grid, threads, shared_bytes, arguments)
 
-    return {"NumPy": launch, "a GPU's PTX": interpreted, "CuPy": on_a_gpu}[request.param]
+    return interpreted
 
 
 def test_arrays_numbers_and_tuples(run, rng):
@@ -152,12 +156,7 @@ def example(request, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.xp, module.gpu = np, GPU(DEVICES[9, 0])
-
-    def interpreted(kernel, grid, threads, shared_bytes, *arguments):
-        grid = (grid, 1, 1) if isinstance(grid, int) else grid
-        own.run(module.gpu, kernel, grid, threads, shared_bytes, arguments)
-
-    monkeypatch.setattr(module, "launch", interpreted)
+    monkeypatch.setattr(module, "launch", interpreted_by(module.gpu))
     return module
 
 

@@ -193,7 +193,7 @@ TABLE = [
         "scale * LOG2_E": "scale",
     }),
     Faults("cuda/kernel.py", ["cuda/test_kernel.py"], {
-        "kinds, tuple(layouts), tuple(boxes)": "kinds, tuple(boxes)",
+        "(type(x), x) if _is_number(x) else layout_of(x, 0)": "(type(x), x) if _is_number(x) else x.dtype",
         "At(str(i), _view(_array(x)))": "At(str(0), _view(_array(x)))",
         "INDEX if isinstance(x, np.int32) else": "",
         "if isinstance(x, TensorMap) and not fits_tensor_map(": "if False and not fits_tensor_map(",

@@ -7,8 +7,8 @@ from numba.cuda.core.errors import TypingError
 from .elementwise import emit_maximum, emit_minimum
 from .emit import I32, asm, base
 from .fragment import Fragment, FragmentType, check_repeats, check_tile, fragment, is_number, registers
+from .global_memory import places
 from .integers import INDEX
-from .simulator import thread_index
 from .world import primitive
 
 
@@ -49,19 +49,21 @@ def row_index(layout, first):
     array([[10],
            [11]], dtype=int32)
     """
-    rows = int(first) + layout.rows.base(thread_index()) + np.array(layout.rows.offsets)
-    return Fragment(layout.row_vector(), rows.astype(np.int32)[:, None])
+    rows, _ = places(layout, row=first)
+    return Fragment(layout.row_vector(), rows.astype(np.int32))
 
 
 @row_index.lowering
 def row_index(layout, first):
     out = FragmentType(layout.value.row_vector(), types.int32)
 
-    def generate(b, _, first):
-        start = b.add(first, base(b, out.layout.rows))
-        return fragment(b, out, [[b.add(start, I32(offset)) for offset in out.layout.rows.offsets]])
+    return out(layout, types.int32), lambda b, _, first: emit_positions(b, out, out.layout.rows, first)
 
-    return out(layout, types.int32), generate
+
+def emit_positions(b, out, axis, first):
+    """The vector of this thread's positions on an axis."""
+    start = b.add(first, base(b, axis))
+    return fragment(b, out, [[b.add(start, I32(offset)) for offset in axis.offsets]])
 
 
 @primitive
@@ -72,19 +74,15 @@ def col_index(layout, first):
     array([[  0., -inf, -inf, -inf],
            [  4.,   5., -inf, -inf]], dtype=float32)
     """
-    cols = int(first) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
-    return Fragment(layout.col_vector(), cols.astype(np.int32)[None, :])
+    _, cols = places(layout, col=first)
+    return Fragment(layout.col_vector(), cols.astype(np.int32))
 
 
 @col_index.lowering
 def col_index(layout, first):
     out = FragmentType(layout.value.col_vector(), types.int32)
 
-    def generate(b, _, first):
-        start = b.add(first, base(b, out.layout.cols))
-        return fragment(b, out, [[b.add(start, I32(offset)) for offset in out.layout.cols.offsets]])
-
-    return out(layout, types.int32), generate
+    return out(layout, types.int32), lambda b, _, first: emit_positions(b, out, out.layout.cols, first)
 
 
 @primitive
@@ -98,7 +96,7 @@ def cols_between(layout, start, first, last):
            [False,  True,  True, False]])
     """
     _check_ends(layout, first, last)
-    cols = int(start) + layout.cols.base(thread_index()) + np.array(layout.cols.offsets)
+    _, cols = places(layout, col=start)
     return Fragment(layout, (cols >= first.registers) & (cols <= last.registers))
 
 

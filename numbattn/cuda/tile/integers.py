@@ -156,12 +156,8 @@ RESULTS = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "udiv", operator.mod: "urem",
     operator.and_: "and_", operator.or_: "or_", operator.xor: "xor", operator.lshift: "shl", operator.rshift: "ashr",
 }  # fmt: skip
-IN_PLACE = {
-    operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.ifloordiv: "udiv", operator.imod: "urem",
-    operator.iand: "and_", operator.ior: "or_", operator.ixor: "xor", operator.ilshift: "shl", operator.irshift: "ashr",
-}  # fmt: skip
-TRUTHS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
-          operator.ne: "!="}  # fmt: skip
+COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
+               operator.ne: "!="}  # fmt: skip
 
 
 def _define(op, result, emit):
@@ -175,9 +171,10 @@ def _define(op, result, emit):
     lower_builtin(op, INDEX, INDEX)(lambda context, b, signature, xs: emit(b, *xs))
 
 
-for op, name in {**RESULTS, **IN_PLACE}.items():
-    _define(op, INDEX, lambda b, x, y, name=name: getattr(b, name)(x, y))
-for op, sign in TRUTHS.items():
+for op, name in RESULTS.items():
+    for form in op, getattr(operator, f"i{op.__name__.strip('_')}"):
+        _define(form, INDEX, lambda b, x, y, name=name: getattr(b, name)(x, y))
+for op, sign in COMPARISONS.items():
     _define(op, types.boolean, lambda b, x, y, sign=sign: b.icmp_signed(sign, x, y))
 
 
@@ -191,8 +188,6 @@ def _define_unary(op, result, emit):
 
 
 _define_unary(operator.neg, INDEX, lambda b, x: b.neg(x))
-
-
 for op in bool, operator.truth:
     _define_unary(op, types.boolean, lambda b, x: b.icmp_signed("!=", x, I32(0)))
 
@@ -209,8 +204,6 @@ def _takes_indices(function, plain):
 
 
 _takes_indices(range, types.int32)
-
-
 _takes_indices(slice, types.intp)
 
 

@@ -12,9 +12,8 @@ from numba.cuda.typing.templates import AbstractTemplate, infer_global
 
 from .emit import F32, call
 from .fragment import BITS, FLOATS, INTEGERS, NUMBERS, Fragment, FragmentType, Operation, is_float, is_signed
+from .integers import COMPARISONS
 
-COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
-               operator.ne: "!="}  # fmt: skip
 ARITHMETIC = {  # of two: LLVM's instruction for integers, by whether they are signed or not, and for floats
     operator.add: (NUMBERS, "add", "add", "fadd"), operator.sub: (NUMBERS, "sub", "sub", "fsub"),
     operator.mul: (NUMBERS, "mul", "mul", "fmul"), operator.truediv: (FLOATS, None, None, "fdiv"),
