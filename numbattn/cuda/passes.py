@@ -112,8 +112,8 @@ def allocate(gpu, planned, arrays):
         else:
             arrays[name] = copy = gpu.zeros(shape, dtype)
             copy[..., : given.shape[-1]] = given
-    for name, shape, dtype in planned.temporaries:
-        arrays[name] = gpu.empty(shape, dtype)
+    for name, shape, dtype, is_zero in planned.temporaries:
+        arrays[name] = (gpu.zeros if is_zero else gpu.empty)(shape, dtype)
     return results
 
 

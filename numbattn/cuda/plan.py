@@ -8,7 +8,7 @@ import numpy as np
 from .build import Key
 from .kernels.tile_states import STATES, states_shape
 from .kernels.visibility import GRIDS, diagonals_of, sides_of
-from .spec import COUNTERS, DROPOUT, MASK, NUMBERS, SIDES, Boxes, Device, Line, Matrix, Work
+from .spec import COUNTERS, DROPOUT, MASK, NUMBERS, SIDES, Boxes, Device, Line, Matrix, Sums, Work, padded_length
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
 UINT32 = np.dtype(np.uint32)
@@ -42,6 +42,7 @@ class Temporary(NamedTuple):
     name: str
     shape: tuple
     dtype: Any
+    is_zero: bool = False  # at first
 
     @property
     def nbytes(self):
@@ -114,6 +115,8 @@ class Planner:
                 self.find_matrix(argument)
             elif isinstance(argument, Line):
                 self.find_line(argument)
+            elif isinstance(argument, Sums):
+                self.find_sums(argument)
         work = self.work(spec)
         tiles = spec.fitting(work)
         if tiles is None:
@@ -159,13 +162,19 @@ class Planner:
         name, shape, dtype = argument.name, self.problem.lse_shape, self.problem.sum_dtype
         if name in self.layouts or name == "dlse":
             return
+        if argument.padded:
+            shape = *shape[:-1], padded_length(shape[-1])
         if name == "lse" and shape[-1] * dtype.itemsize <= SINK_BYTES:
             self.layouts[SINK] = contiguous(shape[-1:], dtype)
             return
         self.add_temporary(name, shape, dtype)
 
-    def add_temporary(self, name, shape, dtype):
-        self.temporaries[name] = Temporary(name, shape, dtype)
+    def find_sums(self, argument):
+        size = padded_length(self.problem.seqlen_q) * (-(-self.problem.head_dim // 64) * 64)
+        self.add_temporary(argument.name, (*self.problem.lse_shape[:-1], size), self.problem.sum_dtype, is_zero=True)
+
+    def add_temporary(self, name, shape, dtype, is_zero=False):
+        self.temporaries[name] = Temporary(name, shape, dtype, is_zero)
         self.layouts[name] = contiguous(shape, dtype)
 
     def find_states(self, spec, tiles, work):
@@ -207,6 +216,8 @@ class Planner:
             yield self.at(argument.name, "k", rows=max(self.call.last_key, 1))
         elif isinstance(argument, Matrix | Boxes):
             yield self.at(argument.name, argument.heads)
+        elif isinstance(argument, Sums):
+            yield self.at(argument.name, own=1)
         elif isinstance(argument, Line):
             other = {"lse": SINK, "dlse": "lse"}            # not wanted; not given, and no kernel reads it
             yield self.at(argument.name if argument.name in self.layouts else other[argument.name], own=1)

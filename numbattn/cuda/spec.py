@@ -55,9 +55,24 @@ class Boxes(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An array (batch, heads, seqlen_q)."""
+    """An array (batch, heads, seqlen_q), or longer if it is padded: see `padded_length`."""
 
     name: str
+    padded: bool = False
+
+
+class Sums(NamedTuple):
+    """Sums for a matrix (batch, heads, seqlen_q, head_dim) to which blocks add, from zero: see tile.accumulation."""
+
+    name: str
+
+
+PADDED = 128
+
+
+def padded_length(seqlen):
+    """The length of a line that kernels copy tile by tile."""
+    return -(-seqlen // PADDED) * PADDED
 
 
 class Role(Enum):

@@ -4,8 +4,12 @@ A factory takes numbers and names from a plan and returns a `Source`. What the k
 tile sizes, the kinds of masks. Everything else is an argument. The Spec beside the factory says how it is called.
 """
 
-from . import backward, delta, forward, forward_hopper
+from . import backward, backward_hopper, delta, forward, forward_hopper
 
 # The kernels of a pass in order; of the candidates for each the first Spec that takes the work
 FORWARD = ((forward_hopper.SPEC, forward.SPEC),)
-BACKWARD = ((delta.SPEC,), (backward.SPEC_KV,), (backward.SPEC_Q,))
+BACKWARD = (
+    (delta.SPEC_PADDED, delta.SPEC),
+    (backward_hopper.SPEC_KV, backward.SPEC_KV),
+    (backward_hopper.SPEC_ROUND, backward.SPEC_Q),
+)

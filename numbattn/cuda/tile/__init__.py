@@ -22,7 +22,9 @@ plain one. Numbers take the dtype of the tile that they meet.
 | dot | a product of tiles; operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipeline, stage, advance | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
-| tma_load, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk |
+| tma_load, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
+| bulk_load | a part of a line, in the background | cp.async.bulk |
+| accumulate, accumulated | sums of tiles, to which many blocks add | red.add.v4 |
 | prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
@@ -36,6 +38,7 @@ run(kernel, *arrays) simulates one warp and returns the last array.
 """
 
 from . import operators  # noqa: F401, defines them
+from .accumulation import accumulate, accumulated
 from .arrays import Alignment
 from .conversion import convert
 from .copies import copy_async, wait_copies
@@ -68,7 +71,7 @@ from .synchronisation import (
     wait_on_dependencies,
     warpgroup_index,
 )
-from .tma import fence_async_proxy, prefetch_tensor_map, tma_load, tma_store, tma_store_wait
+from .tma import bulk_load, fence_async_proxy, prefetch_tensor_map, tma_load, tma_store, tma_store_wait
 from .warpgroup import operand, wgmma_wait
 from .world import device
 
@@ -84,6 +87,8 @@ __all__ = [
     "Pipeline",
     "RaceError",
     "SharedMemory",
+    "accumulate",
+    "accumulated",
     "acquire",
     "advance",
     "aligned",
@@ -93,6 +98,7 @@ __all__ = [
     "ballot",
     "bfloat16",
     "block_index",
+    "bulk_load",
     "clear",
     "col_index",
     "cols_between",

@@ -61,6 +61,14 @@ class Boxes(Place):
         """Where tiles of so many columns may take the place of these."""
         return replace(self, cols=cols, room=max(self.cols, self.room))
 
+    def of_stages(self, stages):
+        """So many of these tiles at a time as one stage each: only to count the stages of what fills them."""
+        return replace(self, stages=stages)
+
+    def parts(self, cols):
+        """Its parts of so many columns, part p of stage s as stage s * (parts of a stage) + p."""
+        return replace(self, cols=cols, stages=self.stages * (self.cols // cols), room=0)
+
     @property
     def stride(self):
         return max(self.cols, self.room) // self.width * self.box_bytes

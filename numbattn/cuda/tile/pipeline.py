@@ -39,7 +39,8 @@ A producer and a consumer, and the tile on its way back:
     True
 
 A Stage is one use of a stage: its index, and whether that stage goes through an even or an odd round (its phase). Each
-stage has two barriers (mbarrier): `filled` counts bytes, `free` counts the warpgroups that have released it.
+stage has two barriers (mbarrier): `filled` counts loads and their bytes, or the warpgroups that have committed it;
+`free` counts the warpgroups that have released it.
 
 An mbarrier is waited for by the parity of its phase, which is also that of the phase two before. So who waits has to
 know that the phase in between is over. A consumer that reads a stage in every round knows. Where consumers take turns,
@@ -70,18 +71,19 @@ BARRIER_BYTES = 8
 @constant
 @dataclass(frozen=True)
 class Pipeline:
-    """Where the stages and their barriers lie, and how many warpgroups read each of them."""
+    """Where the stages and their barriers lie, how many warpgroups read each of them, and how it is filled."""
 
     tile: Boxes
     barriers: int  # offset in shared memory: those of `filled` first, then those of `free`
     readers: int
+    fills: int = 1  # loads, or commits, until a stage is filled
 
     def __str__(self):
         return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers"
 
     @classmethod
-    def within(cls, shared, tile, readers):
-        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers)
+    def within(cls, shared, tile, readers, fills=1):
+        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills)
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,20 @@ class Stage:
         return barriers[free][self.index]
 
     @property
-    def parity(self):
-        """Where the barrier of `filled` keeps its parity: a wait reads it."""
-        at = self.pipeline.barriers + self.index * BARRIER_BYTES
-        return simulator.shared_memory().granules[at // simulator.GRANULE]
+    def parities(self):
+        """Where the barrier of `filled` keeps its parity, one for each warpgroup that fills: a wait reads them."""
+        at, granule = self.pipeline.barriers + self.index * BARRIER_BYTES, simulator.GRANULE
+        return simulator.shared_memory().granules[at // granule : (at + BARRIER_BYTES) // granule]
 
     def next_round(self):
         """The stage is filled anew: who still waits for the round before would wait for ever."""
-        simulator.shared_memory().note_write(self.parity, of=(0, 2))
+        parities = self.parities
+        mine = simulator.thread_index() // WARPGROUP % len(parities)
+        simulator.shared_memory().note_write(parities[mine : mine + 1], of=(0, 2))
+
+    def note_wait(self):
+        memory, parities = simulator.shared_memory(), self.parities
+        memory.note_read(parities[memory.writer[parities] >= 0])
 
 
 class StageType(types.Type):
@@ -152,7 +160,7 @@ def init_pipeline(pipeline):
     """Make a pipeline ready: by all threads of a block, before a barrier of the block. See `pipeline`."""
     me, memory = simulator.thread_index(), simulator.shared_memory()
     if me == 0:
-        kinds = ("filled", 1), ("free", pipeline.readers)
+        kinds = ("filled", pipeline.fills), ("free", pipeline.readers)
         barriers = [
             [Barrier(f"{name} of stage {index} of a {pipeline}", count) for index in range(pipeline.tile.stages)]
             for name, count in kinds
@@ -167,7 +175,7 @@ def init_pipeline(pipeline):
     def generate(b, _):
         with b.if_then(b.icmp_unsigned("==", thread_index(b), I32(0))):
             for index in range(plan.tile.stages):
-                for free, count in enumerate((1, plan.readers)):
+                for free, count in enumerate((plan.fills, plan.readers)):
                     at = emit_barrier(b, plan, I32(index), free)
                     asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
             asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)
@@ -241,7 +249,7 @@ def acquire(stage):
 def wait(stage):
     """Wait until the stage is filled. See `pipeline`."""
     stage.barrier(free=False).wait(stage.round)
-    simulator.shared_memory().note_read(stage.parity)
+    stage.note_wait()
 
 
 @wait.lowering
@@ -265,8 +273,7 @@ def release(stage):
     def generate(b, value):
         first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
         with b.if_then(first):
-            at = emit_barrier(b, stage.pipeline, unpack(b, value)[0], True)
-            asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, at, effect=True)
+            emit_arrival(b, stage.pipeline, unpack(b, value)[0], True)
 
     return types.void(stage), generate
 
@@ -294,8 +301,10 @@ def _stage_index(stage):
 
 # ----------------------------------------------------------------------------------------------------- small records
 @primitive
-def commit(stage, numbers):
-    """Fill a stage of int32 with these integers. By one thread; consumers `read` them.
+def commit(stage, numbers=None):
+    """Fill a stage of int32 with these integers, by one thread; consumers `read` them.
+
+    Without numbers this warpgroup has put its part into the stage: as in `release`, what its first thread knows counts.
 
     >>> shared = SharedMemory()
     >>> PAIRS = Pipeline.within(shared, shared.tile(1, 2, np.int32, stages=1), 1)
@@ -310,14 +319,27 @@ def commit(stage, numbers):
     >>> run(kernel, np.zeros(2))
     array([3., 4.])
     """
-    _check_numbers(stage.pipeline.tile, numbers, int | np.integer | np.bool_)
-    stage.next_round()
-    stage.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
+    if numbers is not None:
+        _check_numbers(stage.pipeline.tile, numbers, int | np.integer | np.bool_)
+        stage.next_round()
+        stage.tile.write(0, np.arange(len(numbers)), np.array(numbers, np.int32))
+    elif simulator.thread_index() % WARPGROUP:
+        return
+    else:
+        stage.next_round()
     stage.barrier(free=False).arrive()
 
 
 @commit.lowering
-def commit(stage, numbers):
+def commit(stage, numbers=None):
+    if not isinstance(numbers, types.BaseTuple):
+
+        def arrive(b, value, *_):
+            first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
+            with b.if_then(first):
+                emit_arrival(b, stage.pipeline, unpack(b, value)[0], False)
+
+        return types.void(stage, types.none), arrive
     _check_numbers(stage.pipeline.tile, numbers, INTEGERS)
 
     def generate(b, value, values):
@@ -325,10 +347,13 @@ def commit(stage, numbers):
         start = emit_stage(b, stage.pipeline.tile, index)
         for i in range(len(numbers)):
             store_vector(b, [resized(b, b.extract_value(values, i), 32, signed=True)], b.gep(start, [I32(i)]))
-        filled = emit_barrier(b, stage.pipeline, index, False)
-        asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, filled, effect=True)
+        emit_arrival(b, stage.pipeline, index, False)
 
     return types.void(stage, numbers), generate
+
+
+def emit_arrival(b, pipeline, index, free):
+    asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, emit_barrier(b, pipeline, index, free), effect=True)
 
 
 def _check_records(word, plan):

@@ -6,9 +6,11 @@ from numba.cuda.core.errors import TypingError
 
 from . import simulator
 from .boxes import Boxes
-from .emit import I32, VOID, asm
+from .emit import I32, I64, VOID, asm
+from .fragment import name_of
 from .pipeline import emit_barrier, unpack
 from .shared_memory import emit_stage
+from .synchronisation import emit_element
 from .world import primitive
 
 
@@ -44,6 +46,51 @@ def tma_load(stage, matrices, batch, head, row):
     filled.arrive(known)
 
 
+@primitive
+def bulk_load(stage, shared, line, first):
+    """Start to copy elements `first`... of a line into a row-major tile of one row that goes with the stage.
+
+    By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`. The line is contiguous and
+    long enough, what is copied lies at a multiple of 16 bytes.
+    """
+    _check_line(shared, line)
+    memory, filled, cols = simulator.shared_memory(), stage.barrier(free=False), shared.plan.cols
+    values = np.asarray(line)[int(first) : int(first) + cols]
+    if len(values) < cols or values.strides[0] != values.itemsize:
+        raise ValueError(f"bulk_load: a line of {len(line)} has no {cols} contiguous elements from {first} on")
+    stage.next_round()
+    unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
+    shared.write(0, np.arange(cols), values, (unit, number))
+    known = memory.tell()
+    known[:, unit] = number
+    filled.arrive(known)
+
+
+def _check_line(shared, line):
+    plan = shared.plan
+    if line.ndim != 1 or name_of(line.dtype) != name_of(plan.dtype) or plan.rows > 1:
+        raise TypingError(f"bulk_load: no {plan} is filled with {line.dtype} of {line.ndim} axes")
+
+
+@bulk_load.lowering
+def bulk_load(stage, shared, line, first):
+    _check_line(shared, line)
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+
+    def generate(b, value, pointer, array, first):
+        filled, nbytes = emit_barrier(b, stage.pipeline, unpack(b, value)[0], False), I32(shared.plan.nbytes)
+        emit_expect(b, filled, nbytes)
+        source = b.ptrtoint(emit_element(b, line, array, first), I64)
+        asm(b, text, VOID, b.ptrtoint(pointer, I32), source, nbytes, filled, effect=True)
+
+    return types.void(stage, shared, line, types.int32), generate
+
+
+def emit_expect(b, filled, nbytes):
+    """A load of so many bytes begins."""
+    asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
+
+
 def check_boxes(word, plan):
     if not isinstance(plan, Boxes) or plan.transposed:
         raise TypingError(f"{word}: {plan} is no tile of boxes")
@@ -63,8 +110,7 @@ def tma_load(stage, matrices, batch, head, row):
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
         filled = emit_barrier(b, stage.pipeline, index, False)
-        text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
-        asm(b, text, VOID, filled, I32(plan.nbytes), effect=True)
+        emit_expect(b, filled, I32(plan.nbytes))
         text = (
             "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
             "[$0], [$1, {$2, $3, $4, $5}], [$6];"
