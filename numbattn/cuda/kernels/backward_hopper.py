@@ -75,7 +75,7 @@ from ..tile import (
 from .forward_hopper import head_dims, takes
 from .dropout import DROPS, keep_test
 from .layouts import DTYPES, array_type
-from .schedule import place
+from .schedule import place, place_grouped
 from .tables import compiled_in
 from .visibility import (
     band_of,
@@ -94,14 +94,24 @@ DS_STAGES = 2
 ZERO = np.float32(0)
 
 
-class Kept(NamedTuple):
-    """The tile of a block: from row `first` on, of a head of the keys or of the queries."""
+class Keys(NamedTuple):
+    """A block's tile of keys: keys [first, end) of a head, and the query heads [head, heads) that see them."""
 
     batch: Any
+    head_k: Any
     head: Any
+    heads: Any
     block: Any
     first: Any
     end: Any
+
+
+class Queries(NamedTuple):
+    """A tile of queries of a head, and the end of those in sight; there is none from m_blocks on."""
+
+    head: Any
+    m_block: Any
+    m_blocks: Any
 
 
 class Call(NamedTuple):
@@ -207,71 +217,60 @@ def backward_kv(
     clear_queries = clear_step("queries" in mask, tile_m, consumers)
 
     @device
-    def blocks_in_sight(sight, tile, head):
-        """The tiles of queries [first, end) in sight of a tile of keys; the first one is not empty."""
-        first, end = queries_in_sight(band_at(sight, tile.batch, head), tile.first, tile.end)
-        m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
-        return m_block + steps(sight, tile.batch, head, tile.block, m_block, m_blocks - m_block), m_blocks
+    def queries_from(sight, tile, head):
+        """The first tile of queries in sight of a tile of keys, of its heads from this one on."""
+        m_block, m_blocks = index(0), index(0)
+        while head < tile.heads and m_block >= m_blocks:
+            first, end = queries_in_sight(band_at(sight, tile.batch, head), tile.first, tile.end)
+            m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
+            m_block = m_block + steps(sight, tile.batch, head, tile.block, m_block, m_blocks - m_block)
+            head = opaque(head + 1)
+        return Queries(head - 1, m_block, m_blocks)
 
     @device
-    def next_m_block(sight, tile, head, m_block, m_blocks):
-        m_block = opaque(m_block + 1)
-        return m_block + steps(sight, tile.batch, head, tile.block, m_block, m_blocks - m_block)
+    def next_queries(sight, tile, at):
+        m_block = opaque(at.m_block + 1)
+        m_block = m_block + steps(sight, tile.batch, at.head, tile.block, m_block, at.m_blocks - m_block)
+        if m_block < at.m_blocks:
+            return Queries(at.head, m_block, at.m_blocks)
+        return queries_from(sight, tile, at.head + 1)
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile, group_size):
+    def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile):
         """The loader, one thread of the producer: TMA-loads K and V, then Q and dO as stages become free."""
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
         n0 = tile.first
         while n0 < tile.first + TILE_N:
-            tma_load(K, mK, tile.batch, tile.head, n0)
-            tma_load(V, mV, tile.batch, tile.head, n0)
+            tma_load(K, mK, tile.batch, tile.head_k, n0)
+            tma_load(V, mV, tile.batch, tile.head_k, n0)
             K, V, n0 = advance(K, 1), advance(V, 1), opaque(n0 + ROWS)
-        head = tile.head * group_size
-        end = head + group_size
-        while head < end:
-            m_block, m_blocks = blocks_in_sight(sight, tile, head)
-            while m_block < m_blocks:
-                m0 = m_block * TILE_M
-                acquire(Q)
-                tma_load(Q, mQ, tile.batch, head, m0)
-                bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, head], m0)
-                acquire(dO)
-                tma_load(dO, mDO, tile.batch, head, m0)
-                bulk_load(dO, allocate(SHARED_DELTA, dO.index), mDelta[tile.batch, head], m0)
-                Q, dO = advance(Q, 1), advance(dO, 1)
-                m_block = next_m_block(sight, tile, head, m_block, m_blocks)
-            head = opaque(head + 1)
+        at = queries_from(sight, tile, tile.head)
+        while at.m_block < at.m_blocks:
+            m0 = at.m_block * TILE_M
+            acquire(Q)
+            tma_load(Q, mQ, tile.batch, at.head, m0)
+            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], m0)
+            acquire(dO)
+            tma_load(dO, mDO, tile.batch, at.head, m0)
+            bulk_load(dO, allocate(SHARED_DELTA, dO.index), mDelta[tile.batch, at.head], m0)
+            Q, dO = advance(Q, 1), advance(dO, 1)
+            at = next_queries(sight, tile, at)
 
     @device
-    def step(dK, dV, K, V, Q, dO, E, tile, head, m_block, n0, call):
-        """dV and dK of a tile of queries, both in flight; its dS goes to all consumers."""
-        batch, m0 = tile.batch, m_block * TILE_M
-        band = band_at(call.sight, batch, head)
-        clear_queries(Q, band[2] - m0)
-        clear_queries(dO, band[2] - m0)
+    def scores(K, Q, tile, at, call):
+        """S of a tile of queries, transposed, in flight."""
+        clear_queries(Q, band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M)
         wait(Q)
-        S = dot(S_TILE, K, Q.tile.T)                            # Alg. 4 line 11: S = Q K^T, transposed, in flight
-        wait(dO)
-        dP = dot(S_TILE, V, dO.tile.T)                          # line 17: dP = dO V^T, transposed, in flight
-        S = wgmma_wait(S, 1)
-        P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
-        masks = tested(call.sight, band, batch, head, tile.block, m_block, m0, m0 + TILE_M, n0, n0 + ROWS)
-        if masks:
-            P = where(sees(call.sight, band, batch, head, m0, n0), P, 0)        # line 12: MASK
-        P = mark(P, call.drops, batch * call.heads + head, m0, n0)
-        dV = dot(dV, operand(kept(P), SHARED_DO), dO.tile)      # line 16: dV += (P Z)^T dO, in flight
-        dP = wgmma_wait(dP, 1)
-        dS = dS_of(P, dP, get(allocate(SHARED_DELTA, dO.index), COLS), call.kept_scale)     # line 20: dS = P (dP Z - D)
-        if masks:
-            dS = where(P == 0, 0, dS)                           # 0 * NaN
-        if adds_dq:
-            acquire(E)
-            put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
-            fence_async_proxy()
-            sync_warpgroup()
-            commit(E)
-        return dot(dK, operand(dS, SHARED_Q), Q.tile), dV       # line 22: dK += dS^T Q, in flight
+        return dot(S_TILE, K, Q.tile.T)                         # Alg. 4 line 11: S = Q K^T
+
+    @device
+    def share(dS, E):
+        """Let all consumers read dS."""
+        acquire(E)
+        put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
+        fence_async_proxy()
+        sync_warpgroup()
+        commit(E)
 
     @device
     def dq_part(E):
@@ -286,49 +285,91 @@ def backward_kv(
         return dQ
 
     @device
-    def compute(mDK, mDV, mSums, tile, group_size, scale, call):
+    def add_dq(dQ, E, last, mSums, tile):
+        release(E)
+        if last.m_blocks > 0:
+            accumulate(mSums[tile.batch, last.head], last.m_block * CONSUMERS + warpgroup_index(), dQ)
+
+    def step_with(has_next):
+        AFTER_DQ = int(has_next)                                # products that are started after it
+        AFTER_DK = AFTER_DQ + (consumers if adds_dq else 0)
+
+        @device
+        def step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call):
+            """dV and dK of a tile of queries, dQ of the one before, S of the next one."""
+            batch, head, m0 = tile.batch, at.head, at.m_block * TILE_M
+            band = band_at(call.sight, batch, head)
+            clear_queries(dO, band[2] - m0)
+            wait(dO)
+            dP = dot(S_TILE, V, dO.tile.T)                      # line 17: dP = dO V^T, transposed, in flight
+            P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+            masks = tested(call.sight, band, batch, head, tile.block, at.m_block, m0, m0 + TILE_M, n0, n0 + ROWS)
+            if masks:
+                P = where(sees(call.sight, band, batch, head, m0, n0), P, 0)    # line 12: MASK
+            P = mark(P, call.drops, batch * call.heads + head, m0, n0)
+            dV = dot(dV, operand(kept(P), SHARED_DO), dO.tile)  # line 16: dV += (P Z)^T dO, in flight
+            dP = wgmma_wait(dP, 1)
+            dS = dS_of(P, dP, get(allocate(SHARED_DELTA, dO.index), COLS), call.kept_scale)     # line 20
+            if masks:
+                dS = where(P == 0, 0, dS)                       # 0 * NaN
+            if adds_dq:
+                share(dS, advance(E, 1))
+            dK = dot(dK, operand(dS, SHARED_Q), Q.tile)         # line 22: dK += dS^T Q, in flight
+            dV = wgmma_wait(dV, 1)
+            release(dO)
+            if adds_dq:
+                dQ = dq_part(E)                                 # line 21: dQ += dS K of the tile before, in flight
+            if has_next:
+                S = scores(K, advance(Q, 1), tile, after, call)
+            dK = wgmma_wait(dK, AFTER_DK)
+            release(Q)
+            if adds_dq:
+                dQ = wgmma_wait(dQ, AFTER_DQ)
+                add_dq(dQ, E, last, mSums, tile)
+            if has_next:
+                S = wgmma_wait(S, 0)
+            return dK, dV, S
+
+        return step
+
+    step, last_step = step_with(True), step_with(False)
+
+    @device
+    def compute(mDK, mDV, mSums, tile, scale, call):
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         K, V = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer)
-        Q, dO, E, before = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0), stage(DS_PIPELINE, 0)
+        Q, dO, E = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0)
         n0 = tile.first + consumer * ROWS
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         wait_for_all(stage(K_PIPELINE, 0), CONSUMERS)
         wait_for_all(stage(V_PIPELINE, 0), CONSUMERS)
-        head, last_head, last = tile.head * group_size, index(0), index(-1)
-        end = head + group_size
-        while head < end:
-            m_block, m_blocks = blocks_in_sight(call.sight, tile, head)
-            while m_block < m_blocks:
-                dK, dV = step(dK, dV, K, V, Q, dO, E, tile, head, m_block, n0, call)
-                if adds_dq:
-                    if last >= 0:
-                        dQ = wgmma_wait(dq_part(before), 0)     # line 21: dQ += dS K, of the tile before
-                        release(before)
-                        before = advance(before, 1)
-                        accumulate(mSums[tile.batch, last_head], last * CONSUMERS + consumer, dQ)
-                    last_head, last = head, m_block
-                    E = advance(E, 1)
-                dV = wgmma_wait(dV, 1)
-                release(dO)
-                dK = wgmma_wait(dK, 0)
-                release(Q)
-                Q, dO = advance(Q, 1), advance(dO, 1)
-                m_block = next_m_block(call.sight, tile, head, m_block, m_blocks)
-            head = opaque(head + 1)
-        if adds_dq and last >= 0:
-            accumulate(mSums[tile.batch, last_head], last * CONSUMERS + consumer, wgmma_wait(dq_part(before), 0))
-        save(aligned(mDK[tile.batch, tile.head], ROWS_OF), dK * scale, n0)      # line 24
-        save(aligned(mDV[tile.batch, tile.head], ROWS_OF), dV * call.kept_scale, n0)
+        last, at = Queries(index(0), index(0), index(0)), queries_from(call.sight, tile, tile.head)
+        if at.m_block < at.m_blocks:
+            if adds_dq:
+                share(full(S_TILE, ZERO), E)
+            S = wgmma_wait(scores(K, Q, tile, at, call), 0)
+            after = next_queries(call.sight, tile, at)
+            while after.m_block < after.m_blocks:
+                dK, dV, S = step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
+                Q, dO, E = advance(Q, 1), advance(dO, 1), advance(E, 1)
+                last, at, after = at, after, next_queries(call.sight, tile, after)
+            dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
+            if adds_dq:
+                E = advance(E, 1)
+                add_dq(wgmma_wait(dq_part(E), 0), E, at, mSums, tile)
+        save(aligned(mDK[tile.batch, tile.head_k], ROWS_OF), dK * scale, n0)    # line 24
+        save(aligned(mDV[tile.batch, tile.head_k], ROWS_OF), dV * call.kept_scale, n0)
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale
+        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
     ):
         batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
-        n_block, batch, head_k = place(block_index(), batches * heads_k, heads_k)
-        n0 = n_block * TILE_N
-        tile = Kept(batch, head_k, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
+        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        n0, head = n_block * TILE_N, head_k * group_size
+        tile = Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         init_pipeline(Q_PIPELINE)
@@ -342,16 +383,15 @@ def backward_kv(
             if thread_index() == LOADER:
                 prefetch_tensor_map(mQ)
                 prefetch_tensor_map(mDO)
-                load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile, group_size)
+                load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            call = Call(sight, drops, heads, scale_log2, kept_scale)
-            compute(mDK, mDV, mSums, tile, group_size, scale, call)
+            compute(mDK, mDV, mSums, tile, scale, Call(sight, drops, heads, scale_log2, kept_scale))
 
     line, number = array_type(np.float32, 3), types.float32
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        *[types.uint64] * 4, dk, dv, line, line, line, sight_type(mask), DROPS, INDEX, number, number, number
+        *[types.uint64] * 4, dk, dv, line, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
     )
     boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO)]
     return Source(
@@ -379,7 +419,7 @@ def round_dq(*, out_dtypes, head_dim, nbytes):
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-class Keys(NamedTuple):
+class KeyRow(NamedTuple):
     """A row: tiles of tile_m queries, and consumers of 64 keys each."""
 
     tile_m: int
@@ -389,7 +429,7 @@ class Keys(NamedTuple):
     unit = "wgmma"
 
 
-KEYS = {64: Keys(128, 128, 2), 128: Keys(64, 128, 2)}  # of the largest head_dim
+KEYS = {64: KeyRow(128, 128, 2), 128: KeyRow(64, 128, 2)}  # of the largest head_dim
 
 
 def adds_dq(work):
@@ -406,10 +446,11 @@ LINES_AND_NUMBERS = Line("lse_log2", padded=True), Line("delta", padded=True), M
 SPEC_KV = Spec(
     backward_kv,
     (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), Sums("sums of dq"), *LINES_AND_NUMBERS, "scale", "scale_log2",
-     "kept_scale"),
+     "kept_scale", "at_once"),
     tiles=lambda work: (KEYS[max(head_dims(work.problem))],),
     parameters=lambda work, tiles: with_results(work, tiles, "dk", "dv") | {"adds_dq": adds_dq(work)},
     takes=adds_dq,
+    numbers=lambda work, tiles: {"at_once": 8},
     keeps="k",
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
     arch="a",
