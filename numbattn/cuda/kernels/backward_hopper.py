@@ -28,13 +28,12 @@ from ..tile import (
     Alignment,
     Pipeline,
     SharedMemory,
-    accumulate,
-    accumulated,
     acquire,
     advance,
     aligned,
     allocate,
     block_index,
+    bulk_add,
     bulk_load,
     clear,
     commit,
@@ -50,12 +49,14 @@ from ..tile import (
     init_pipeline,
     launch_dependents,
     load,
+    load_registers,
     maximum,
     minimum,
     opaque,
     operand,
     prefetch_tensor_map,
     put,
+    put_registers,
     release,
     save,
     shape,
@@ -65,6 +66,7 @@ from ..tile import (
     sync_warpgroups,
     thread_index,
     tma_load,
+    tma_store_wait,
     wait,
     wait_on_dependencies,
     warpgroup_index,
@@ -203,6 +205,7 @@ def backward_kv(
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, consumers) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, DS_STAGES * consumers) if adds_dq else SHARED_K
+    SHARED_DQ = shared.tile(1, PART * PART, np.float32, consumers if adds_dq else 0)
     SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_K, SHARED_V))
     Q_PIPELINE, DO_PIPELINE = (Pipeline.within(shared, tile, consumers, fills=2) for tile in (SHARED_Q, SHARED_DO))
@@ -265,8 +268,10 @@ def backward_kv(
 
     @device
     def share(dS, E):
-        """Let all consumers read dS."""
+        """Let all consumers read dS; this one's place for dQ is free then, too."""
         acquire(E)
+        if thread_index() % WARPGROUP == 0:
+            tma_store_wait()
         put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
         fence_async_proxy()
         sync_warpgroup()
@@ -286,9 +291,16 @@ def backward_kv(
 
     @device
     def add_dq(dQ, E, last, mSums, tile):
+        """dQ, of the tile of queries `last`, to the sums in global memory."""
         release(E)
+        part = warpgroup_index()
+        sDQ = allocate(SHARED_DQ, part)
         if last.m_blocks > 0:
-            accumulate(mSums[tile.batch, last.head], last.m_block * CONSUMERS + warpgroup_index(), dQ)
+            put_registers(sDQ, dQ)
+            fence_async_proxy()
+            sync_warpgroup()
+            if thread_index() % WARPGROUP == 0:
+                bulk_add(mSums[tile.batch, last.head], last.m_block * CONSUMERS + part, sDQ)
 
     def step_with(has_next):
         AFTER_DQ = int(has_next)                                # products that are started after it
@@ -357,7 +369,13 @@ def backward_kv(
             dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
             if adds_dq:
                 E = advance(E, 1)
-                add_dq(wgmma_wait(dq_part(E), 0), E, at, mSums, tile)
+                dQ = wgmma_wait(dq_part(E), 0)
+                if thread_index() % WARPGROUP == 0:
+                    tma_store_wait()
+                sync_warpgroup()
+                add_dq(dQ, E, at, mSums, tile)
+                if thread_index() % WARPGROUP == 0:
+                    tma_store_wait()
         save(aligned(mDK[tile.batch, tile.head_k], ROWS_OF), dK * scale, n0)    # line 24
         save(aligned(mDV[tile.batch, tile.head_k], ROWS_OF), dV * call.kept_scale, n0)
 
@@ -410,7 +428,7 @@ def round_dq(*, out_dtypes, head_dim, nbytes):
         batches, heads, _, _ = shape(mDQ)
         part, batch, head = place(block_index(), batches * heads, heads)
         m0, col = part // COL_PARTS * PART, part % COL_PARTS * PART
-        dQ = accumulated(mSums[batch, head], part, TILE)
+        dQ = load_registers(mSums[batch, head], part, TILE)
         save(aligned(mDQ[batch, head][:, col : col + PART], ROWS_OF), dQ * scale, m0)  # line 24: dQ = scale dQ
 
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)

@@ -24,7 +24,8 @@ plain one. Numbers take the dtype of the tile that they meet.
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
-| accumulate, accumulated | sums of tiles, to which many blocks add | red.add.v4 |
+| bulk_add | to sums of tiles, to which many blocks add, in the background | cp.reduce.async.bulk |
+| put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
 | prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
@@ -38,7 +39,7 @@ run(kernel, *arrays) simulates one warp and returns the last array.
 """
 
 from . import operators  # noqa: F401, defines them
-from .accumulation import accumulate, accumulated
+from .accumulation import bulk_add, get_registers, load_registers, put_registers
 from .arrays import Alignment
 from .conversion import convert
 from .copies import copy_async, wait_copies
@@ -87,8 +88,6 @@ __all__ = [
     "Pipeline",
     "RaceError",
     "SharedMemory",
-    "accumulate",
-    "accumulated",
     "acquire",
     "advance",
     "aligned",
@@ -98,6 +97,7 @@ __all__ = [
     "ballot",
     "bfloat16",
     "block_index",
+    "bulk_add",
     "bulk_load",
     "clear",
     "col_index",
@@ -114,6 +114,7 @@ __all__ = [
     "fence_async_proxy",
     "full",
     "get",
+    "get_registers",
     "grid_size",
     "has_bits",
     "increase_registers",
@@ -121,6 +122,7 @@ __all__ = [
     "init_pipeline",
     "launch_dependents",
     "load",
+    "load_registers",
     "log",
     "log2",
     "lowest_bit",
@@ -132,6 +134,7 @@ __all__ = [
     "part_sum",
     "prefetch_tensor_map",
     "put",
+    "put_registers",
     "read",
     "reciprocal",
     "release",

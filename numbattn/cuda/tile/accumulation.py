@@ -1,15 +1,22 @@
 """Sums of tiles in global memory, to which many blocks add: an array of float32 that holds tiles in register order.
 
-Register order is that of a layout: four registers of thread 0, of thread 1, ..., then the next four of each. A warp so
-adds 512 bytes at a time, and only a tile of the same layout finds its elements again.
+Register order is that of a layout: four registers of thread 0, of thread 1, ..., then the next four of each. Threads so
+move 512 bytes of a tile at a time, and only a tile of the same layout finds its elements again. A tile is put into
+shared memory in that order, and from there added in the background, by one thread's order.
 
     >>> TILE = simt(2, 64, 32, 16, 4)
+    >>> PLACE = SharedMemory().tile(1, 128, np.float32)
     >>> def kernel(x, y):
-    ...     accumulate(x, 1, full(TILE, np.float32(2)))
-    ...     accumulate(x, 1, convert(col_index(TILE, 0), np.float32))
-    ...     save(y, accumulated(x, 1, TILE), 0)
-    >>> run(kernel, np.zeros(256, np.float32), np.zeros((2, 64)))[0, :4]
-    array([2., 3., 4., 5.])
+    ...     put_registers(allocate(PLACE), full(TILE, np.float32(2)))
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         bulk_add(x, 1, allocate(PLACE))
+    ...         tma_store_wait()
+    ...     sync_threads()
+    ...     save(y, load_registers(x, 1, TILE), 0)
+    >>> run(kernel, np.ones(256, np.float32), np.zeros((2, 64)))[0, :4]
+    array([3., 3., 3., 3.])
 """
 
 import numpy as np
@@ -17,87 +24,123 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, GLOBAL, I32, I64, VOID, asm, capability, load_vector, thread_index
+from .emit import F32, GLOBAL, I32, I64, VOID, asm, load_vector, store_vector, thread_index
 from .fragment import Fragment, FragmentType, check_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .simulator import thread_index as my_index
 from .synchronisation import emit_element
+from .tma import _stores
 from .world import primitive
 
-RUN = 4  # registers that are added at once
+RUN = 4  # registers that are moved at once
 
 
-def _places(layout, number):
-    """Of this thread's registers."""
-    count = layout.rows.slots * layout.cols.slots
-    i = np.arange(count)
-    at = int(number) * count * layout.threads + (i // RUN * layout.threads + my_index() % layout.threads) * RUN + i % RUN
-    return at.reshape(layout.slots)
+def _places(layout):
+    """Of this thread's registers in a tile."""
+    i = np.arange(layout.rows.slots * layout.cols.slots)
+    return (i // RUN * layout.threads + my_index() % layout.threads) * RUN + i % RUN
 
 
-def _check(word, array, layout):
-    rows, cols = layout.slots
-    if array.ndim != 1 or name_of(array.dtype) != "float32":
-        raise TypingError(f"{word}: got {array.dtype} of {array.ndim} axes, expected float32 of 1")
-    if rows * cols % RUN or layout.idle_bits():
-        raise TypingError(f"{word}: {layout} has {rows * cols} registers, expected a multiple of {RUN}, each its own")
+def _check(word, layout, holder, cols=None):
+    size = layout.rows.slots * layout.cols.slots * layout.threads
+    if name_of(holder.dtype) != "float32" or (size if cols is None else cols) != size:
+        raise TypingError(f"{word}: no {cols or ''} {holder.dtype} hold {size} float32 of {layout}")
+    if layout.rows.slots * layout.cols.slots % RUN or layout.idle_bits():
+        raise TypingError(f"{word}: {layout} has no multiple of {RUN} registers, each its own")
+
+
+def _check_shared(word, shared, layout):
+    _check(word, layout, shared.plan, shared.plan.cols)
+    if shared.plan.rows > 1:
+        raise TypingError(f"{word}: {shared.plan} has more than one row")
 
 
 @primitive
-def accumulate(array, number, tile):
-    """Add a tile to number `number` of the tiles in an array, which many may do at once. See `accumulation`."""
-    check_tile("accumulate", tile, {"float32"})
-    _check("accumulate", array, tile.layout)
-    array[_places(tile.layout, number)] += tile.registers
+def put_registers(shared, tile):
+    """A tile into shared memory, a place of one row, in register order. See `accumulation`."""
+    check_tile("put_registers", tile, {"float32"})
+    _check_shared("put_registers", shared, tile.layout)
+    shared.write(0, _places(tile.layout), tile.registers.reshape(-1))
 
 
-@accumulate.lowering
-def accumulate(array, number, tile):
-    check_tile("accumulate", tile, {"float32"})
-    _check("accumulate", array, tile.layout)
+@put_registers.lowering
+def put_registers(shared, tile):
+    check_tile("put_registers", tile, {"float32"})
+    _check_shared("put_registers", shared, tile.layout)
 
-    def generate(b, memory, number, value):
+    def generate(b, pointer, value):
         registers = [x for row in unpack(b, tile, value) for x in row]
-        start = _start(b, array, memory, number, tile.layout)
+        start = _mine(b, tile.layout, pointer)
         for at in range(0, len(registers), RUN):
-            place, values = b.gep(start, [I32(at * tile.layout.threads)]), registers[at : at + RUN]
-            if capability() >= (9, 0):
-                text = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
-                asm(b, text, VOID, b.ptrtoint(place, I64), *values, effect=True)
-            else:
-                for i, x in enumerate(values):
-                    b.atomic_rmw("fadd", b.gep(place, [I32(i)]), x, "monotonic")
+            store_vector(b, registers[at : at + RUN], b.gep(start, [I32(at * tile.layout.threads)]))
 
-    return types.void(array, types.int32, tile), generate
+    return types.void(shared, tile), generate
 
 
 @primitive
-def accumulated(array, number, layout):
-    """Tile number `number` of the tiles in an array. See `accumulation`."""
-    _check("accumulated", array, layout)
-    return Fragment(layout, np.asarray(array)[_places(layout, number)])
+def get_registers(shared, layout):
+    """A tile from shared memory, where it lies in register order. See `accumulation`."""
+    _check_shared("get_registers", shared, layout)
+    return Fragment(layout, shared.read(0, _places(layout)).reshape(layout.slots))
 
 
-@accumulated.lowering
-def accumulated(array, number, layout):
-    layout_type, layout = layout, layout.value
-    _check("accumulated", array, layout)
-    rows, cols = layout.slots
-    out = FragmentType(layout, types.float32)
+@get_registers.lowering
+def get_registers(shared, layout):
+    _check_shared("get_registers", shared, layout.value)
+    out = FragmentType(layout.value, types.float32)
+    return out(shared, layout), lambda b, pointer, _: _gather(b, out, _mine(b, out.layout, pointer))
+
+
+@primitive
+def load_registers(array, number, layout):
+    """Tile number `number` of those that lie in an array in register order. See `accumulation`."""
+    _check("load_registers", layout, array)
+    places = _places(layout)
+    return Fragment(layout, np.asarray(array)[int(number) * len(places) * layout.threads + places].reshape(layout.slots))
+
+
+@load_registers.lowering
+def load_registers(array, number, layout):
+    _check("load_registers", layout.value, array)
+    out = FragmentType(layout.value, types.float32)
 
     def generate(b, memory, number, _):
-        start, found = _start(b, array, memory, number, layout), []
-        for at in range(0, rows * cols, RUN):
-            found += load_vector(b, b.gep(start, [I32(at * layout.threads)]), RUN)
-        return pack(b, out, [found[r * cols : (r + 1) * cols] for r in range(rows)])
+        size = out.layout.rows.slots * out.layout.cols.slots * out.layout.threads
+        tile = emit_element(b, array, memory, b.mul(number, I32(size)))
+        return _gather(b, out, _mine(b, out.layout, b.bitcast(tile, ir.PointerType(F32, GLOBAL))))
 
-    return out(array, types.int32, layout_type), generate
+    return out(array, types.int32, layout), generate
 
 
-def _start(b, array, memory, number, layout):
+@primitive
+def bulk_add(array, number, shared):
+    """Start to add a tile in shared memory to number `number` of those in an array. By one thread, as `tma_store`."""
+    plan = shared.plan
+    values = shared.read(0, np.arange(plan.cols), shared.memory.start_work(_stores()))
+    array[int(number) * plan.cols :][: plan.cols] += values
+
+
+@bulk_add.lowering
+def bulk_add(array, number, shared):
+    plan = shared.plan
+
+    def generate(b, memory, number, pointer):
+        target = b.ptrtoint(emit_element(b, array, memory, b.mul(number, I32(plan.cols))), I64)
+        text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
+        asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
+        asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
+
+    return types.void(array, types.int32, shared), generate
+
+
+def _mine(b, layout, start):
     """Pointer to this thread's first register."""
-    rows, cols = layout.slots
-    tile = emit_element(b, array, memory, b.mul(number, I32(rows * cols * layout.threads)))
-    mine = b.and_(thread_index(b), I32(layout.threads - 1))
-    return b.gep(b.bitcast(tile, ir.PointerType(F32, GLOBAL)), [b.mul(mine, I32(RUN))])
+    return b.gep(start, [b.mul(b.and_(thread_index(b), I32(layout.threads - 1)), I32(RUN))])
+
+
+def _gather(b, out, start):
+    (rows, cols), found = out.layout.slots, []
+    for at in range(0, rows * cols, RUN):
+        found += load_vector(b, b.gep(start, [I32(at * out.layout.threads)]), RUN)
+    return pack(b, out, [found[r * cols : (r + 1) * cols] for r in range(rows)])
