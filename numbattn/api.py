@@ -173,7 +173,7 @@ def attention_backward(
     """
     do, dlse = checked_gradients(saved, do, dlse)
     flag("deterministic", deterministic)
-    return _backend(saved.problem).backward(saved, do, dlse)
+    return _backend(saved.problem).backward(saved, do, dlse, deterministic)
 
 
 def attention_vjp(

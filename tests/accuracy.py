@@ -83,7 +83,7 @@ def assert_accurate(name, got, want, other, dtype, bits=4):
         assert ours <= 2 * theirs + rounding, f"{name}: {what} error {ours:.3g}, plain formula {theirs:.3g}"
 
 
-def check(q, k, v, rng, xp=np, bits=4, **options):
+def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     """Forward and gradients of one call on arrays of xp, with a gradient of lse, against NumPy's float64.
 
     Returns o, lse and the gradients as NumPy arrays.
@@ -93,7 +93,7 @@ def check(q, k, v, rng, xp=np, bits=4, **options):
     assert o.dtype == q.dtype
     assert saved.lse.dtype == saved.problem.sum_dtype
     do, dlse = random(rng, o.shape, q.dtype), random(rng, saved.lse.shape, saved.lse.dtype)
-    grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse))
+    grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse), deterministic=deterministic)
     for grad, x in zip(grads, (q, k, v)):
         assert grad.dtype == x.dtype
     results = o, saved.lse, *grads

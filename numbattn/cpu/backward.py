@@ -31,7 +31,7 @@ TILE_M, TILE_N = 128, 128
 BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not depend on the number of threads
 
 
-def backward(saved, do, dlse=None):
+def backward(saved, do, dlse=None, deterministic=True):
     """dq, dk, dv, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
     q, k, v, do = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do))

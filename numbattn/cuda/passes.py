@@ -44,8 +44,8 @@ class Passes:
             run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides))
         return o, Saved(problem, inputs, o, lse) if save else None
 
-    def backward(self, saved, do, dlse=None):
-        """dq, dk, dv, bitwise reproducible."""
+    def backward(self, saved, do, dlse=None, deterministic=False):
+        """dq, dk, dv."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
         gpu, (q, k, v, *_) = self.current(), inputs
         dq, dk, dv = grads = [gpu.empty(x.shape, x.dtype) for x in (q, k, v)]
@@ -58,11 +58,11 @@ class Passes:
                 grad.fill(0)
         else:
             strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
-            run(gpu, self.backward_plan, problem, inputs, arrays, strides)
+            run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic)
         return dq, dk, dv
 
 
-def run(gpu, plan_of, problem, inputs, arrays, strides):
+def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     """Launch a pass; plan it first, if there is no such plan yet.
 
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
@@ -78,11 +78,11 @@ def run(gpu, plan_of, problem, inputs, arrays, strides):
     addresses, odd = gpu.addresses(arrays)
     if odd:
         strides = strides, tuple([address % VECTOR_BYTES for address in addresses])
-    key = plan_of, problem, masked.keys, masked.last_key, masked.grids, strides
+    key = plan_of, problem, masked[1:], strides, deterministic
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan_of(problem, gpu.device, Call(layouts, masked.keys, masked.last_key, masked.grids))
+        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic))
         program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
     planned, stream = program.plan, gpu.stream()
@@ -117,7 +117,7 @@ def allocate(gpu, planned, arrays):
     return results
 
 
-def plans(device, q, k, v, **options):
+def plans(device, q, k, v, deterministic=False, **options):
     """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v contiguous.
     Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
@@ -126,7 +126,7 @@ def plans(device, q, k, v, **options):
     o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)
     grads = {f"d{name}": contiguous(x.shape, x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
     forward, backward = (
-        plan(candidates, problem, device, Call(layouts | others, masked.keys, masked.last_key, masked.grids))
+        plan(candidates, problem, device, Call(layouts | others, *masked[1:], deterministic))
         for candidates, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward
@@ -139,7 +139,8 @@ class MaskNumbers(NamedTuple):
     numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift
     keys: int  # the most that a query sees, by the band alone
     last_key: int  # no query sees this one or any after it
-    grids: tuple = ()  # (rows, columns) of a cell of each grid
+    grids: tuple  # (rows, columns) of a cell of each grid
+    last_query: int  # neither it nor any after it sees anything
 
 
 @lru_cache(maxsize=1024)
@@ -166,4 +167,5 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
     grids = mask._grids()
     arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
     sizes = tuple([(grid.rows, grid.cols) for grid in grids])
-    return MaskNumbers((*band, shifts["lo"], shifts["hi"]), keys, last_key, sizes), arrays
+    last_query = seqlen_q if "queries" in arrays else band.queries
+    return MaskNumbers((*band, shifts["lo"], shifts["hi"]), keys, last_key, sizes, last_query), arrays

@@ -86,6 +86,8 @@ class Call(NamedTuple):
     keys: int  # the most that a query sees, by the mask's band alone
     last_key: int  # no query sees this one or any after it: there may be NaN
     grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
+    last_query: int | None = None  # it and those after it see nothing: there may be NaN
+    deterministic: bool = True
 
 
 def plan(candidates, problem, device, call):
@@ -102,14 +104,16 @@ class Planner:
         self.mask = (*sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
 
     def plan(self, candidates):
-        for specs in candidates:
-            self.add(next(spec for spec in specs if spec.takes(self.work())))
+        chosen = [next(spec for spec in specs if spec.takes(self.work())) for specs in candidates]
+        for spec in chosen:
+            self.find_arrays(spec)  # of all steps first: a stand-in takes the place of an array for all of them
+        for spec in chosen:
+            self.add(spec)
         stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
         counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
 
-    def add(self, spec):
-        """The steps of a kernel."""
+    def find_arrays(self, spec):
         for argument in spec.arguments:
             if isinstance(argument, Matrix | Boxes):
                 self.find_matrix(argument)
@@ -117,6 +121,9 @@ class Planner:
                 self.find_line(argument)
             elif isinstance(argument, Sums):
                 self.find_sums(argument)
+
+    def add(self, spec):
+        """The steps of a kernel."""
         work = self.work(spec)
         tiles = spec.fitting(work)
         if tiles is None:
@@ -134,7 +141,9 @@ class Planner:
         aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
-        return Work(self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes)
+        return Work(
+            self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes, self.call.deterministic
+        )
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, argument):
@@ -214,6 +223,8 @@ class Planner:
         problem = self.problem
         if isinstance(argument, Boxes) and argument.heads == "k":
             yield self.at(argument.name, "k", rows=max(self.call.last_key, 1))
+        elif isinstance(argument, Boxes) and argument.name in ("q", "do") and self.call.last_query is not None:
+            yield self.at(argument.name, rows=max(self.call.last_query, 1))
         elif isinstance(argument, Matrix | Boxes):
             yield self.at(argument.name, argument.heads)
         elif isinstance(argument, Sums):

@@ -38,6 +38,7 @@ class Work(NamedTuple):
     keys: int  # the most that a query sees, by the band alone
     dtypes: dict  # of the arrays of a call, by name
     nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
+    deterministic: bool = True  # whether results are to be equal bit for bit from call to call
 
 
 class Matrix(NamedTuple):

@@ -142,15 +142,41 @@ def test_blocks_of_a_mask_are_looked_up_first():
     mask = na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100))
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
     assert kernels(forward) == ["tile_states", "forward"]
+    assert kernels(backward) == ["delta", "tile_states", "backward_kv", "round_dq"]
+    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, deterministic=True)
     assert kernels(backward) == ["delta", "tile_states", "backward_kv", "tile_states", "backward_q"]
     for planned in forward, backward:
         for states, step in zip(planned.steps, planned.steps[1:]):
             assert states.key.name != "tile_states" or states.tiles == step.tiles
 
 
+@pytest.mark.parametrize(("d", "e", "deterministic", "names"), [
+    (64, 64, False, ["backward_kv", "round_dq"]), (100, 100, False, ["backward_kv", "round_dq"]),
+    (128, 64, False, ["backward_kv", "round_dq"]), (64, 128, False, ["backward_kv", "backward_q"]),
+    (64, 64, True, ["backward_kv", "backward_q"]), (192, 64, False, ["backward_wide", "backward_q"]),
+    (256, 256, True, ["backward_wide", "backward_q"]),
+])  # fmt: skip
+def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e, deterministic, names):
+    q, v = array(2, 8, 1000, d), array(2, 8, 1000, e)
+    _, backward = plans(HOPPER, q, q, v, deterministic=deterministic)
+    assert kernels(backward) == ["delta", *names]
+    sums = [x for x in backward.temporaries if x.is_zero]
+    assert [(x.shape, x.dtype) for x in sums] == [((2, 8, 1024 * (-(-d // 64) * 64)), np.float32)] * ("round_dq" in names)
+    assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, 1024)}
+
+
+def test_a_stand_in_is_what_all_steps_take():
+    """delta could read dO as it lies, tensor maps cannot: both get the copy."""
+    _, backward = plans(HOPPER, Q, Q, array(2, 8, 1000, 60))
+    (copy,) = (x for x in backward.stand_ins if x.name == "do")
+    views = [x.view for step in backward.steps for x in step.arguments if isinstance(x, At) and x.array == "do"]
+    assert len(views) == 2
+    assert all(view.strides[-2] == copy.shape[-1] * 2 for view in views)
+
+
 def test_large_head_dims_take_two_launches_for_dk_and_dv():
     q = array(2, 8, 1000, 256)
-    _, backward = plans(HOPPER, q, q, q)
+    _, backward = plans(DEVICES[8, 0], q, q, q)
     assert kernels(backward) == ["delta", "backward_kv", "backward_kv", "backward_q"]
     assert [dict(step.key.parameters)["sums_of"] for step in backward.steps[1:3]] == ["v", "k"]
 
@@ -160,7 +186,7 @@ def test_what_tensor_maps_cannot_move_is_copied():
     forward, backward = plans(HOPPER, x, Q[..., :60], array(2, 8, 1000, 60))
     assert {(y.name, y.is_result) for y in forward.stand_ins} == {("q", False), ("k", False), ("v", False), ("o", True)}
     assert {y.shape for y in forward.stand_ins} == {(2, 8, 1000, 64)}
-    assert not backward.stand_ins
+    assert {(y.name, y.is_result) for y in backward.stand_ins} == {(name, False) for name in ("q", "k", "v", "do")}
 
 
 def test_gradients_are_summed_over_broadcast_axes():

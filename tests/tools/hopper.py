@@ -239,13 +239,17 @@ class Hopper:
 
     # ------------------------------------------------------------------------------------------------- boxes
     def bulk(self, op, args):
-        """cp.async.bulk"""
+        """cp.async.bulk and cp.reduce.async.bulk"""
         for thread in np.flatnonzero(self.mask).tolist():
             group = self.stores.setdefault(thread, Group())
             if op[3] == "commit_group":
                 group.commit()
             elif op[3] == "wait_group":
                 group.wait(self.shared, int(args[0]))
+            elif op[1] == "reduce":
+                self._add_line(thread, group, *args)
+            elif op[3].startswith("shared"):
+                self._load_line(thread, *args)
             elif op[3] == "tensor" and op[5].startswith("shared"):
                 self._load_box(thread, *args)
             elif op[3] == "tensor" and op[5] == "global":
@@ -274,6 +278,29 @@ class Hopper:
             raise AccessError(f"a box for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
         self.shared.written[places] = False  # until it has arrived
         self.arriving.append((barrier, places, values.reshape(-1, CHUNK)))
+
+    def _load_line(self, thread, target, source, size, barrier):
+        """Consecutive bytes of global memory."""
+        count = int(np.broadcast_to(self.get(size, "u32"), self.n)[thread]) // CHUNK
+        target, source, barrier = (int(self.address(x)[thread]) for x in (target, source, barrier))
+        chunks = np.arange(count) * CHUNK
+        values = self.memory.bytes[self.memory.places(source + chunks, CHUNK, "a line", read=True)]
+        places = self.shared.places_of_units(target + chunks, "a line", read=False)
+        if not self.barrier(barrier).fenced:
+            raise AccessError(f"a line for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
+        self.shared.written[places] = False  # until it has arrived
+        self.arriving.append((barrier, places, values))
+
+    def _add_line(self, thread, group, target, source, size):
+        """float32 in shared memory, added to global memory."""
+        count = int(np.broadcast_to(self.get(size, "u32"), self.n)[thread]) // CHUNK
+        target, source = (int(self.address(x)[thread]) for x in (target, source))
+        chunks = np.arange(count) * CHUNK
+        places = self.shared.places_of_units(source + chunks, "a line", read=True)
+        group.read(self.shared, places)
+        to = self.memory.places(target + chunks, CHUNK, "a line", read=True)
+        sums = self.memory.bytes[to].view(np.float32) + self.shared.bytes[places].view(np.float32)
+        self.memory.write(to, sums.view(np.uint8), None)
 
     def receive(self):
         """All that is on its way to the barrier for which a copy was started last. Whether there was anything."""

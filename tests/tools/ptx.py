@@ -529,7 +529,7 @@ class Block(Hopper):
 
     def op_cp(self, op, args):
         """cp.async: what is copied arrives when it is waited for, at the latest moment that there may be."""
-        if op[2] == "bulk":
+        if "bulk" in op[2:4]:
             return self.bulk(op, args)
         if op[2] == "wait_all":
             for places, values in self.on_the_way:

@@ -10,6 +10,6 @@ from . import backward, backward_hopper, delta, forward, forward_hopper
 FORWARD = ((forward_hopper.SPEC, forward.SPEC),)
 BACKWARD = (
     (delta.SPEC_PADDED, delta.SPEC),
-    (backward_hopper.SPEC_KV, backward.SPEC_KV),
-    (backward_hopper.SPEC_ROUND, backward.SPEC_Q),
+    (backward_hopper.SPEC_SUMS, backward_hopper.SPEC_KV, backward_hopper.SPEC_WIDE, backward.SPEC_KV),
+    (backward_hopper.SPEC_ROUND, backward_hopper.SPEC_Q, backward.SPEC_Q),
 )

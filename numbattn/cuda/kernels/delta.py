@@ -23,7 +23,7 @@ from ..tile import (
     wait_on_dependencies,
     where,
 )
-from . import backward_hopper
+from . import forward_hopper
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
 from .softmax import LOG2_E
@@ -99,6 +99,6 @@ SPEC_PADDED = Spec(
     (*GIVEN, Line("delta", padded=True), Line("lse_log2", padded=True)),
     tiles=lambda work: (TILES,),
     parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True},
-    takes=backward_hopper.adds_dq,
+    takes=forward_hopper.takes,
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (padded_length(work.problem.seqlen_q) // tiles.tile_m),
 )
