@@ -1,5 +1,6 @@
 """What the GPU benchmarks run: numbattn, standard attention in CuPy and torch's kernels, all on one stream."""
 
+import importlib.util
 import math
 import shutil
 import subprocess
@@ -31,7 +32,8 @@ TORCH = {  # backends of scaled_dot_product_attention, and for which dtypes they
     "efficient": ("EFFICIENT_ATTENTION", (*HALF, "float32")),
     "math": ("MATH", ("float64",)),
 }
-PEERS = ["numbattn", *TORCH, "cupy"]
+FA4 = "fa4"  # flash_attn.cute, where it is installed
+PEERS = ["numbattn", *TORCH, FA4, "cupy"]
 PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch"]
 
 
@@ -50,7 +52,17 @@ def require_gpu():
 def available(dtype, peers=PEERS):
     """Those of the peers that this machine has and that take the dtype."""
     have_torch = torch is not None and torch.cuda.is_available()
-    return [name for name in peers if name not in TORCH or (have_torch and dtype in TORCH[name][1])]
+    takes = {name: have_torch and dtype in dtypes for name, (_, dtypes) in TORCH.items()}
+    takes[FA4] = have_torch and dtype in HALF and has_fa4()
+    return [name for name in peers if takes.get(name, True)]
+
+
+@lru_cache(maxsize=1)
+def has_fa4():
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ModuleNotFoundError:  # not even flash_attn
+        return False
 
 
 def gpu():
@@ -116,12 +128,19 @@ def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0):
     if name == "cupy":
         bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype) if causal else None
         return partial(_cupy, *arrays, bias, dropout)
+    if name == FA4:
+        if dropout:
+            raise ValueError("FlashAttention-4 has no dropout")
+        *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
+        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, causal=causal)
     *leaves, do = map(tensor_of, arrays)
     return partial(_torch, *(x.requires_grad_() for x in leaves), do, is_causal=causal, dropout_p=dropout)
 
 
 def make_attention(name, arrays, causal=False):
     """o of a peer on the arrays q, k, v, of which nothing is kept for gradients."""
+    if name == FA4:
+        raise ValueError("FlashAttention-4 is timed with its gradients, or not at all")
     option = "is_causal" if name in TORCH else "causal"
     return partial(attention_of(name), *native(name, arrays), **{option: causal})
 
@@ -160,6 +179,18 @@ def _cupy(q, k, v, do, bias, dropout):
 def _torch(q, k, v, do, **options):
     o = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
     return o, partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
+
+
+def _fa4(q, k, v, do, causal):
+    from flash_attn.cute.interface import flash_attn_func
+
+    found = flash_attn_func(q, k, v, causal=causal)
+    o = found[0] if isinstance(found, tuple) else found
+
+    def backward():
+        return tuple(x.transpose(1, 2) for x in torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
+
+    return o.transpose(1, 2), backward
 
 
 @lru_cache(maxsize=1)

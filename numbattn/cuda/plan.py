@@ -105,22 +105,23 @@ class Planner:
 
     def plan(self, candidates):
         chosen = [next(spec for spec in specs if spec.takes(self.work())) for specs in candidates]
-        for spec in chosen:
-            self.find_arrays(spec)  # of all steps first: a stand-in takes the place of an array for all of them
+        arguments = [argument for spec in chosen for argument in spec.arguments]
+        # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
+        for argument in sorted(arguments, key=lambda argument: not isinstance(argument, Boxes)):
+            self.find_array(argument)
         for spec in chosen:
             self.add(spec)
         stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
         counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
 
-    def find_arrays(self, spec):
-        for argument in spec.arguments:
-            if isinstance(argument, Matrix | Boxes):
-                self.find_matrix(argument)
-            elif isinstance(argument, Line):
-                self.find_line(argument)
-            elif isinstance(argument, Sums):
-                self.find_sums(argument)
+    def find_array(self, argument):
+        if isinstance(argument, Matrix | Boxes):
+            self.find_matrix(argument)
+        elif isinstance(argument, Line):
+            self.find_line(argument)
+        elif isinstance(argument, Sums):
+            self.find_sums(argument)
 
     def add(self, spec):
         """The steps of a kernel."""
@@ -179,7 +180,7 @@ class Planner:
         self.add_temporary(name, shape, dtype)
 
     def find_sums(self, argument):
-        size = padded_length(self.problem.seqlen_q) * (-(-self.problem.head_dim // 64) * 64)
+        size = padded_length(self.problem.seqlen_q) * max(64, -(-self.problem.head_dim // 64) * 64)
         self.add_temporary(argument.name, (*self.problem.lse_shape[:-1], size), self.problem.sum_dtype, is_zero=True)
 
     def add_temporary(self, name, shape, dtype, is_zero=False):

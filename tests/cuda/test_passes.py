@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn.cuda.kernels.forward_hopper import LONG, USUAL
 from numbattn.problem import DTYPES
-from tests.tools.device import HOPPER, TURING, on
+from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
@@ -193,6 +193,26 @@ def test_saved_or_not(rng, hopper, dtype):
     dq, _, _ = na.attention_backward(o, saved)
     other, _, _ = na.attention_backward(o, saved, dlse=np.zeros_like(saved.lse))
     np.testing.assert_array_equal(other, dq)
+
+
+@compiled_only
+@pytest.mark.parametrize(("d", "e", "deterministic"), [
+    (128, 100, False), (100, 128, True), (64, 128, False), (64, 64, True), (190, 64, False), (256, 200, False),
+])  # fmt: skip
+def test_gradients_by_warpgroups(rng, hopper, d, e, deterministic):
+    """Each kernel of the backward pass, more tiles than stages, edges and whole tiles."""
+    lengths = na.Lengths(np.array([[170, 33]]), np.array([[150, 140]]))
+    for options in ({"causal": True}, {"mask": lengths}, {"dropout": na.Dropout(0.3, seed=1)}):
+        check(*qkv(rng, np.float16, m=150, n=200, d=d, e=e), rng, deterministic=deterministic, **options)
+
+
+@compiled_only
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_by_warps(rng, dtype):
+    """Of half precision, on GPUs before Hopper."""
+    dtype = next(x for x in DTYPES if x.name == dtype)
+    with on(AMPERE):
+        check(*qkv(rng, dtype, d=60, e=64), rng, causal=True, dropout=na.Dropout(0.3, seed=1))
 
 
 def test_rows_that_are_alone_may_have_any_stride(rng, hopper):

@@ -9,7 +9,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import backward, forward, forward_hopper, tables
+from numbattn.cuda.kernels import BACKWARD, backward, forward, forward_hopper, tables
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, SINK, At, Call, plan
@@ -25,12 +25,13 @@ EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.
 SHARE = 13  # one in so many is drawn, and every other one of these is compiled
 
 
-def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16, **sizes):
+def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
+         deterministic=False, **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
     about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
-    return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes)
+    return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic)
 
 
 def array(*shape, dtype=np.float16):
@@ -142,9 +143,7 @@ def test_blocks_of_a_mask_are_looked_up_first():
     mask = na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100))
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
     assert kernels(forward) == ["tile_states", "forward"]
-    assert kernels(backward) == ["delta", "tile_states", "backward_kv", "round_dq"]
-    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, deterministic=True)
-    assert kernels(backward) == ["delta", "tile_states", "backward_kv", "tile_states", "backward_q"]
+    assert kernels(backward) == ["delta", "tile_states", "backward_wide", "tile_states", "backward_q"]
     for planned in forward, backward:
         for states, step in zip(planned.steps, planned.steps[1:]):
             assert states.key.name != "tile_states" or states.tiles == step.tiles
@@ -161,7 +160,8 @@ def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e
     _, backward = plans(HOPPER, q, q, v, deterministic=deterministic)
     assert kernels(backward) == ["delta", *names]
     sums = [x for x in backward.temporaries if x.is_zero]
-    assert [(x.shape, x.dtype) for x in sums] == [((2, 8, 1024 * (-(-d // 64) * 64)), np.float32)] * ("round_dq" in names)
+    size = 1024 * (-(-d // 64) * 64)
+    assert [(x.shape, x.dtype) for x in sums] == [((2, 8, size), np.float32)] * ("round_dq" in names)
     assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, 1024)}
 
 
@@ -261,6 +261,20 @@ def hopper_choices():
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
 
 
+def backward_choices():
+    """The kernels of the backward pass on Hopper, for each kind of mask, with dropout and without, in some order."""
+    sizes = (64, 64), (128, 128), (192, 192), (256, 256), (64, 128), (128, 64), (192, 64)
+    for i, ((d, e), mask, dropout) in enumerate(product(sizes, KINDS, (False, True))):
+        if i % 3 == 0 or (not dropout and mask in KINDS[:2] and d == e):
+            found = work(("float16", "bfloat16")[i % 2], d, e, mask=mask, dropout=dropout, nbytes=(16, 0)[i % 5 == 0],
+                         deterministic=bool(i % 4 == 3))  # fmt: skip
+            for candidates in BACKWARD[1:]:
+                spec = next(spec for spec in candidates if spec.takes(found))
+                if spec.arch:
+                    title = f"{spec.name} {found.problem.dtype} {d} {e} {'+'.join(mask)}{' dropout' * dropout}"
+                    yield pytest.param(spec, found, 0, id=title)
+
+
 def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     """Bytes that ptxas spills whatever the tiles: where rows of 256 are not aligned, and dK and dV in float64."""
     if max(head_dim, head_dim_v) == 256 and not nbytes:
@@ -268,7 +282,7 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     return 64 if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32 else 0
 
 
-@pytest.mark.parametrize(("spec", "work", "variant"), [*choices(), *hopper_choices()])
+@pytest.mark.parametrize(("spec", "work", "variant"), [*choices(), *hopper_choices(), *backward_choices()])
 def test_nothing_is_spilled(spec, work, variant):
     """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
     parameters = spec.parameters(work, spec.fitting(work)) | spec.variants(work)[-variant]

@@ -22,7 +22,7 @@ from . import ptx
 from .launch import simulated
 from .ptx import interpret
 
-HOPPER, TURING = DEVICES[9, 0], DEVICES[7, 5]
+HOPPER, AMPERE, TURING = DEVICES[9, 0], DEVICES[8, 0], DEVICES[7, 5]
 ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 
 

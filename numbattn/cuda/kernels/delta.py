@@ -100,5 +100,7 @@ SPEC_PADDED = Spec(
     tiles=lambda work: (TILES,),
     parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True},
     takes=forward_hopper.takes,
-    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (padded_length(work.problem.seqlen_q) // tiles.tile_m),
-)
+    blocks=lambda work, tiles, m_blocks, n_blocks: (
+        work.problem.heads * (padded_length(work.problem.seqlen_q) // tiles.tile_m)
+    ),
+)  # fmt: skip

@@ -97,7 +97,8 @@ def load_registers(array, number, layout):
     """Tile number `number` of those that lie in an array in register order. See `accumulation`."""
     _check("load_registers", layout, array)
     places = _places(layout)
-    return Fragment(layout, np.asarray(array)[int(number) * len(places) * layout.threads + places].reshape(layout.slots))
+    first = int(number) * len(places) * layout.threads
+    return Fragment(layout, np.asarray(array)[first + places].reshape(layout.slots))
 
 
 @load_registers.lowering

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.backward_hopper import backward_kv, backward_q, backward_wide, round_dq
+from numbattn.cuda.kernels.backward_hopper_kv import backward_kv, round_dq
+from numbattn.cuda.kernels.backward_hopper_q import backward_q
+from numbattn.cuda.kernels.backward_hopper_wide import backward_wide
 from numbattn.cuda.spec import padded_length
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
@@ -53,9 +55,9 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), *numbers,
     )  # fmt: skip
     if kernel == "sums":
-        source = round_dq(out_dtypes=("float16",), head_dim=64, nbytes=0)
+        source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0)
         parts = batches * heads * -(-m // 64)
-        launch(source.function, (parts, 1, 1), source.threads, 0, sums, grads["q"], case.scale)
+        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.scale)
     for name, got in grads.items():
         assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
 

@@ -17,3 +17,20 @@ def test_delta(rng, has_dlse):
     launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, got)
     want = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0)
     np.testing.assert_allclose(got, np.where(lse == -np.inf, 0, want), rtol=1e-5, atol=1e-5)
+
+
+def test_padded(rng):
+    """lse in base 2, +inf where nothing is seen and beyond the last query, where delta is 0."""
+    o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float16)
+    lse = rng.standard_normal((1, 2, 45)).astype(np.float32)
+    lse[0, 1, 40] = -np.inf
+    source = delta(dtype="float16", head_dim_v=32, dlse=False, nbytes=0, padded=True)
+    got, base_2 = poisoned((2, 1, 2, 128))
+    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, got, base_2)
+    sees = np.zeros(got.shape, bool)
+    sees[..., :45] = lse > -np.inf
+    want = np.zeros(got.shape)
+    want[..., :45] = (do.astype(np.float64) * o).sum(-1)
+    np.testing.assert_allclose(got, np.where(sees, want, 0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(base_2[sees], lse[lse > -np.inf] * np.log2(np.e), rtol=1e-6)
+    assert (base_2[~sees] == np.inf).all()

@@ -36,6 +36,16 @@ def test_chunks_of_eight_rows_are_swizzled():
         np.testing.assert_array_equal(chunk, box * 24 * 128 + r * 128 + (c ^ r % 8) * 16 + 2 * np.arange(8))
 
 
+def test_parts_of_a_tile():
+    shared = SharedMemory()
+    plan = shared.boxes(16, 192, np.float16, stages=2)
+    parts = plan.parts(64)
+    assert (parts.shape, parts.stages, parts.offset) == ((16, 64), 6, plan.offset)
+    for stage, part in np.ndindex(2, 3):
+        start = parts.offset + (stage * 3 + part) * parts.stride
+        assert start == plan.offset + stage * plan.stride + 2 * plan.place(0, 64 * part)
+
+
 def test_boxes_start_where_the_pattern_does():
     shared = SharedMemory()
     shared.tile(1, 8, np.float32)

@@ -11,11 +11,14 @@ from numbattn.cuda.tile import (
     SharedMemory,
     acquire,
     advance,
+    allocate,
     bfloat16,
     commit,
     get,
     index,
     init_pipeline,
+    load,
+    put,
     read,
     release,
     save,
@@ -233,3 +236,56 @@ def test_numbers_are_told(rng, seed):
 def test_all_have_read_what_they_are_told(seed):
     with pytest.raises(RaceError, match=r"thread 256 overwrites what thread \d+ reads"):
         start(*teller(meets=False), np.zeros((6, 4), np.int32), np.zeros((2, 6), np.int32), seed=seed)
+
+
+def exchange(without=""):
+    """Two warpgroups put their halves of a matrix into a stage, and each saves the other one's."""
+    shared = SharedMemory()
+    HALVES = shared.boxes(64, 64, np.float16, stages=4)
+    PIPELINE = Pipeline.within(shared, HALVES.of_stages(2), readers=2, fills=2)
+    meets, waits, frees = (without != step for step in ("sync_warpgroup", "wait", "release"))
+
+    def swap(x, y, count):
+        init_pipeline(PIPELINE)
+        sync_threads()
+        X, n, me = stage(PIPELINE, 0), index(0), warpgroup_index()
+        while n < count:
+            acquire(X)
+            put(allocate(HALVES, X.index * 2 + me), load(x, TILE, (2 * n + me) * ROWS))
+            if meets:
+                sync_warpgroup()
+            commit(X)
+            if waits:
+                wait(X)
+            save(y, get(allocate(HALVES, X.index * 2 + 1 - me), TILE), (2 * n + me) * ROWS)
+            sync_warpgroup()
+            if frees:
+                release(X)
+            X, n = advance(X), n + 1
+
+    return swap, shared.nbytes
+
+
+def run_exchange(rng, seed=None, **faults):
+    x = rng.standard_normal((5 * 128, 64)).astype(np.float16)
+    y = poisoned(x.shape, np.float16)
+    kernel, nbytes = exchange(**faults)
+    start(kernel, 2 * WARPGROUP, nbytes, x, y, np.int32(5), seed=seed)
+    return x, y
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warpgroups_fill_a_stage_together(rng, seed):
+    x, y = run_exchange(rng, seed)
+    np.testing.assert_array_equal(y.reshape(5, 2, 64, 64), x.reshape(5, 2, 64, 64)[:, ::-1])
+
+
+@simulated_only
+@pytest.mark.parametrize(("without", "error", "text"), [
+    ("sync_warpgroup", RaceError, r"thread \d+ reads what thread \d+ wrote"),
+    ("wait", RaceError, r"reads (what thread \d+ wrote|.* which nobody has written)"),
+    ("release", DeadlockError, "wait for free of stage 0"),
+])  # fmt: skip
+def test_what_filling_together_needs(rng, without, error, text):
+    with pytest.raises(error, match=text):
+        run_exchange(rng, without=without)

@@ -8,12 +8,19 @@ from numbattn.cuda.tile import (
     Pipeline,
     RaceError,
     SharedMemory,
+    acquire,
+    advance,
     allocate,
+    bulk_load,
+    convert,
     fence_async_proxy,
+    get,
     index,
     init_pipeline,
     load,
     put,
+    release,
+    save,
     simulate,
     stage,
     sync_threads,
@@ -22,6 +29,8 @@ from numbattn.cuda.tile import (
     tma_load,
     tma_store,
     tma_store_wait,
+    wait,
+    warpgroup_index,
     wgmma,
 )
 from tests.tools.launch import poisoned, simulated_only, tensor_map
@@ -30,6 +39,7 @@ from .tiles import SEEDS, start
 
 ROWS = np.int32(64)
 TILE = wgmma(64)
+COLS = TILE.col_vector()
 
 
 def sender(without="", late=""):
@@ -118,3 +128,51 @@ def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
         else:
             with pytest.raises(RaceError, match=r"overwrites what thread \d+ wrote .* no fence_async_proxy"):
                 simulate(refill, (1, 1, 1), WARPGROUP, nbytes, x)
+
+
+def adder_of_lines():
+    """y = x + line, 64 rows and as many elements of the line at a time: both fill a stage."""
+    shared = SharedMemory()
+    PIPELINE = Pipeline.within(shared, shared.boxes(64, 64, np.float16, 2), readers=1, fills=2)
+    LINE = shared.tile(1, 64, np.float32, 2)
+
+    def add(mX, line, y, count):
+        init_pipeline(PIPELINE)
+        sync_threads()
+        X, n = stage(PIPELINE, 0), index(0)
+        if warpgroup_index() == 1:
+            if thread_index() == WARPGROUP:
+                while n < count:
+                    acquire(X)
+                    tma_load(X, mX, 0, 0, n * ROWS)
+                    bulk_load(X, allocate(LINE, X.index), line, n * ROWS)
+                    X, n = advance(X), n + 1
+        else:
+            while n < count:
+                wait(X)
+                total = convert(get(X.tile, TILE), np.float32) + get(allocate(LINE, X.index), COLS)
+                sync_warpgroup()
+                release(X)
+                save(y, total, n * ROWS)
+                X, n = advance(X), n + 1
+
+    return add, shared.nbytes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lines_beside_a_tile(rng, seed):
+    x, line = rng.standard_normal((1, 1, 320, 64)).astype(np.float32), rng.standard_normal(320).astype(np.float32)
+    y = poisoned((320, 64))
+    kernel, nbytes = adder_of_lines()
+    x = x.astype(np.float16)
+    start(kernel, 2 * WARPGROUP, nbytes, tensor_map(x, (1, 1, 64, 64)), line, y, np.int32(5), seed=seed)
+    want = x[0, 0].astype(np.float32) + np.repeat(line.reshape(5, 1, 64), 64, axis=1).reshape(320, 64)
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
+
+
+@simulated_only
+def test_a_line_is_long_enough(rng):
+    kernel, nbytes = adder_of_lines()
+    x, y = np.zeros((1, 1, 128, 64), np.float16), poisoned((128, 64))
+    with pytest.raises(ValueError, match="bulk_load: a line of 100 has no 64 contiguous elements from 64 on"):
+        start(kernel, 2 * WARPGROUP, nbytes, tensor_map(x, (1, 1, 64, 64)), np.zeros(100, np.float32), y, np.int32(2))

@@ -1,0 +1,363 @@
+"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `gradients`.
+
+For dQ = dS K, dS goes through shared memory, a step late: no consumer waits for what another one computes just then.
+"""
+
+
+import numpy as np
+from numba.cuda import types
+
+from ..build import Source
+from ..spec import Line, Matrix, Spec, Sums
+from ..tile import (
+    INDEX,
+    WARPGROUP,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    bulk_add,
+    clear,
+    commit,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    fence_async_proxy,
+    full,
+    get,
+    increase_registers,
+    index,
+    init_pipeline,
+    launch_dependents,
+    load_registers,
+    minimum,
+    operand,
+    prefetch_tensor_map,
+    put,
+    put_registers,
+    release,
+    shape,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    sync_warpgroups,
+    thread_index,
+    tma_store_wait,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from .dropout import DROPS
+from .forward_hopper import head_dims, takes
+from .gradients import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    GIVEN,
+    LINES_AND_NUMBERS,
+    PART,
+    PRODUCER,
+    PRODUCER_REGISTERS,
+    ROWS,
+    ZERO,
+    Call,
+    Keys,
+    Queries,
+    Tiles,
+    at_once,
+    blocks_of_keys,
+    clear_step,
+    dropout_steps,
+    is_crowded,
+    is_first_of_warpgroup,
+    key_lengths,
+    loader,
+    queries_steps,
+    save_step,
+    size_of,
+    source,
+    wait_for,
+    with_results,
+)
+from .layouts import DTYPES, array_type
+from .schedule import place, place_grouped
+from .visibility import (
+    band_of,
+    element_test,
+    sight_type,
+)
+
+
+def backward_kv(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, dropout, nbytes
+):  # fmt: skip
+    """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
+
+    stages: of the pipelines of Q and of dO. dv_first: whether dV is in flight while dS is computed, which takes more
+    registers.
+    """
+    dtype = DTYPES[dtype]
+    S_TILE, K_TILE, V_TILE, Q_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), wgmma(PART)
+    COLS = S_TILE.col_vector()
+    shared = SharedMemory()
+    SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
+    SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
+    SHARED_DQ = shared.tile(1, PART * PART, np.float32, CONSUMERS if adds_dq else 0)
+    SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_K, SHARED_V))
+    Q_PIPELINE, DO_PIPELINE = (
+        Pipeline.within(shared, tile, CONSUMERS, fills) for tile, fills in ((SHARED_Q, 3), (SHARED_DO, 1))
+    )
+    DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
+    K_PARTS, DS_PARTS = SHARED_K.parts(PART), SHARED_DS.parts(PART)
+    ROW_PARTS, COL_PARTS, TILE_M, TILE_N = tile_m // PART, head_dim // PART, tile_m, ROWS * CONSUMERS
+    save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
+    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
+    mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
+    pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA
+    load_tiles = loader(mask, tile_m, pipelines, CONSUMERS)
+    if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
+        raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
+
+    @device
+    def scores(K, Q, dO, tile, at, call):
+        """S of a tile of queries, transposed, in flight."""
+        clear_queries(Q, dO, band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M)
+        wait(Q)
+        return dot(S_TILE, K, Q.tile.T)                         # Alg. 4 line 11: S = Q K^T
+
+    @device
+    def share(dS, E):
+        """Let all consumers read dS. This one's place for dQ is then free, too."""
+        acquire(E)
+        if is_first_of_warpgroup():
+            tma_store_wait()
+        put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
+        fence_async_proxy()
+        sync_warpgroup()
+        commit(E)
+
+    @device
+    def dq_part(E):
+        """dS K of all keys of the block, in flight: the 64 queries and 64 columns that are this consumer's."""
+        part = warpgroup_index()
+        rows, cols, first = part // COL_PARTS, part % COL_PARTS, E.index * CONSUMERS
+        wait(E)
+        dQ = dot(Q_TILE, allocate(DS_PARTS, first * ROW_PARTS + rows).T, allocate(K_PARTS, cols))
+        for consumer in range(1, CONSUMERS):
+            dS, K = (first + consumer) * ROW_PARTS + rows, consumer * COL_PARTS + cols
+            dQ = dot(dQ, allocate(DS_PARTS, dS).T, allocate(K_PARTS, K))
+        return dQ
+
+    @device
+    def add_dq(dQ, E, last, mSums, tile):
+        """dQ, of the tile of queries `last`, if any, to the sums in global memory."""
+        release(E)
+        if last.m_blocks > 0:
+            part = warpgroup_index()
+            put_registers(allocate(SHARED_DQ, part), dQ)
+            fence_async_proxy()
+            sync_warpgroup()
+            if is_first_of_warpgroup():
+                bulk_add(mSums[tile.batch, last.head], last.m_block * CONSUMERS + part, allocate(SHARED_DQ, part))
+
+    def step_with(masks, has_next):
+        AFTER_DQ = int(has_next)                                # products that are started after it
+        AFTER_DK, AFTER_DP = AFTER_DQ + CONSUMERS * adds_dq, int(dv_first)
+
+        @device
+        def step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call):
+            """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
+            batch, m0 = tile.batch, at.m_block * TILE_M
+            band = band_at(call.sight, batch, at.head)
+            wait(dO)
+            dP = dot(S_TILE, V, dO.tile.T)                      # line 17: dP = dO V^T, transposed, in flight
+            P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+            if masks:
+                P = where(sees(call.sight, band, batch, at.head, m0, n0), P, 0)     # line 12: MASK
+            P = mark(P, call.drops, batch * call.heads + at.head, m0, n0)           # line 14
+            if dv_first:
+                dV = dot(dV, operand(kept(P), SHARED_DO), dO.tile)      # line 16: dV += (P Z)^T dO, in flight
+            dP = wgmma_wait(dP, AFTER_DP)
+            dS = dS_of(P, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.kept_scale)      # line 20
+            if not dv_first:
+                dV = dot(dV, operand(kept(P), SHARED_DO), dO.tile)
+            if adds_dq:
+                share(dS, advance(E, 1))
+            else:
+                sync_warpgroup()                                # all have read lse and delta
+            dK = dot(dK, operand(dS, SHARED_Q), Q.tile)         # line 22: dK += dS^T Q, in flight
+            dV = wgmma_wait(dV, 1)
+            release(dO)
+            if adds_dq:
+                dQ = dq_part(E)                                 # line 21: dQ += dS K, in flight
+            if has_next:
+                S = scores(K, advance(Q, 1), advance(dO, 1), tile, after, call)
+            dK = wgmma_wait(dK, AFTER_DK)
+            release(Q)
+            if adds_dq:
+                add_dq(wgmma_wait(dQ, AFTER_DQ), E, last, mSums, tile)
+            return dK, dV, wgmma_wait(S, 0)
+
+        return step
+
+    step, masked_step, last_step = step_with(False, True), step_with(True, True), step_with(True, False)
+
+    @device
+    def compute(mDK, mDV, mSums, tile, scale, call):
+        """The consumers, whole warpgroups."""
+        consumer = warpgroup_index()
+        K, V, n0 = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer), tile.first + consumer * ROWS
+        Q, dO, E = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0)
+        dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
+        wait_for(stage(K_PIPELINE, 0), CONSUMERS)
+        wait_for(stage(V_PIPELINE, 0), CONSUMERS)
+        if CLEARS_KEYS:
+            left = longest(call.sight, tile) - n0
+            clear(K, left)
+            clear(V, left)
+            fence_async_proxy()
+            sync_warpgroups(CONSUMERS)
+        last, at = Queries(index(0), index(0), index(0)), first_queries(call.sight, tile)
+        if at.m_block < at.m_blocks:
+            if adds_dq:
+                share(full(S_TILE, ZERO), E)                    # before the first tile there is no dS
+            S = wgmma_wait(scores(K, Q, dO, tile, at, call), 0)
+            after = next_queries(call.sight, tile, at)
+            while after.m_block < after.m_blocks:
+                while after.m_block < after.m_blocks and not needs_mask(call.sight, tile, at, n0):
+                    dK, dV, S = step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
+                    Q, dO, E = advance(Q, 1), advance(dO, 1), advance(E, 1)
+                    last, at, after = at, after, next_queries(call.sight, tile, after)
+                if after.m_block < after.m_blocks:
+                    dK, dV, S = masked_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
+                    Q, dO, E = advance(Q, 1), advance(dO, 1), advance(E, 1)
+                    last, at, after = at, after, next_queries(call.sight, tile, after)
+            dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
+            if adds_dq:
+                dQ = wgmma_wait(dq_part(advance(E, 1)), 0)
+                if is_first_of_warpgroup():
+                    tma_store_wait()
+                sync_warpgroup()
+                add_dq(dQ, advance(E, 1), at, mSums, tile)
+                if is_first_of_warpgroup():
+                    tma_store_wait()
+        sync_warpgroups(CONSUMERS)                              # all have read K
+        save_dk(mDK[tile.batch, tile.head_k], dK * scale, K, n0)        # line 24
+        save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, V, n0)
+
+    def kernel(
+        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
+    ):
+        batches, heads, _ = shape(mLse)
+        _, heads_k, seqlen_k, _ = shape(mDK)
+        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
+        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        n0, head = n_block * TILE_N, head_k * group_size
+        tile = Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        init_pipeline(Q_PIPELINE)
+        init_pipeline(DO_PIPELINE)
+        init_pipeline(DS_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mQ)
+                prefetch_tensor_map(mDO)
+                load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            compute(mDK, mDV, mSums, tile, scale, Call(sight, drops, heads, scale_log2, kept_scale))
+
+    line, number = array_type(np.float32, 3), types.float32
+    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
+    signature = types.void(
+        *[types.uint64] * 4, dk, dv, line, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
+    )
+    return source(kernel, signature, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+
+
+def round_dq(*, dtype, out_dtypes, head_dim, nbytes):
+    """dQ from the sums that backward_kv has added up. A block rounds a part of 64 queries and 64 columns."""
+    TILE, COL_PARTS, shared = wgmma(PART), head_dim // PART, SharedMemory()
+    PLACE = shared.boxes(PART, PART, DTYPES[dtype])
+    save_part = save_step(DTYPES[dtype], *out_dtypes, PART, nbytes)
+
+    def kernel(mSums, mDQ, scale):
+        launch_dependents()
+        wait_on_dependencies()
+        batches, heads, _, _ = shape(mDQ)
+        part, batch, head = place(block_index(), batches * heads, heads)
+        m0, col = part // COL_PARTS * PART, part % COL_PARTS * PART
+        dQ = load_registers(mSums[batch, head], part, TILE)
+        save_part(mDQ[batch, head][:, col : col + PART], dQ * scale, allocate(PLACE), m0)       # line 24
+
+    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
+    signature = types.void(array_type(np.float32, 3), dq, types.float32)
+    return Source(kernel, signature, WARPGROUP, shared=shared.nbytes, overlaps=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+KEYS = {64: Tiles(128, 128, 2), 128: Tiles(64, 128, 2)}  # of the largest head_dim
+
+
+def keeps_both(work):
+    """Whether a consumer has registers for both accumulators, dK and dV."""
+    return takes(work) and size_of(work) in KEYS and not is_crowded(work)
+
+
+def adds_dq(work):
+    """Whether dQ is added up by all blocks: in no fixed order."""
+    head_dim, _ = head_dims(work.problem)
+    return keeps_both(work) and head_dim == size_of(work) and not work.deterministic
+
+
+def parameters_kv(work, tiles):
+    about = {"adds_dq": adds_dq(work), "dv_first": size_of(work) > 64}
+    return with_results("dk", "dv")(work, tiles) | about
+
+
+DQ_SUMS = Sums("sums of dq")
+
+
+def kv_spec(takes, sums):
+    return Spec(
+        backward_kv,
+        (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), sums, *LINES_AND_NUMBERS),
+        tiles=lambda work: (KEYS[size_of(work)],),
+        parameters=parameters_kv,
+        takes=takes,
+        numbers=at_once,
+        keeps="k",
+        blocks=blocks_of_keys,
+        arch="a",
+    )
+
+
+SPEC_SUMS = kv_spec(adds_dq, DQ_SUMS)
+SPEC = kv_spec(keeps_both, Line("delta", padded=True))  # in place of sums, which it does not touch
+SPEC_ROUND = Spec(
+    round_dq,
+    (DQ_SUMS, Matrix("dq"), "scale"),
+    tiles=lambda work: (KEYS[size_of(work)],),
+    parameters=lambda work, tiles: {
+        "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
+        "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,
+    },
+    takes=adds_dq,
+    blocks=lambda work, tiles, m_blocks, n_blocks: (
+        work.problem.heads * -(-work.problem.seqlen_q // PART) * (head_dims(work.problem)[0] // PART)
+    ),
+)  # fmt: skip

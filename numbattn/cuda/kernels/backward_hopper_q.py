@@ -1,0 +1,232 @@
+"""Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
+
+
+import numpy as np
+from numba.cuda import types
+
+from ..spec import Matrix, Spec
+from ..tile import (
+    INDEX,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    block_index,
+    clear,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    fence_async_proxy,
+    full,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    load,
+    minimum,
+    opaque,
+    operand,
+    prefetch_tensor_map,
+    release,
+    shape,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    thread_index,
+    tma_load,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from .dropout import DROPS
+from .forward_hopper import takes
+from .gradients import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    GIVEN,
+    LINES_AND_NUMBERS,
+    PRODUCER,
+    PRODUCER_REGISTERS,
+    ROWS,
+    ZERO,
+    Call,
+    Tiles,
+    at_once,
+    clear_step,
+    dropout_steps,
+    is_crowded,
+    save_step,
+    size_of,
+    source,
+    with_results,
+)
+from .layouts import DTYPES, array_type
+from .schedule import place_grouped
+from .visibility import (
+    band_of,
+    element_test,
+    keys_in_sight,
+    needs_test,
+    sight_type,
+    steps_to_next,
+)
+
+
+def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, dropout, nbytes):
+    """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query. stages: of the pipelines of K and of V."""
+    dtype = DTYPES[dtype]
+    S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
+    ROW_VECTOR = S_TILE.row_vector()
+    shared = SharedMemory()
+    SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
+    SHARED_K, SHARED_V = (
+        shared.boxes(tile_n, cols, dtype, count) for cols, count in zip((head_dim, head_dim_v), stages)
+    )
+    Q_PIPELINE, DO_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_Q, SHARED_DO))
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS) for tile in (SHARED_K, SHARED_V))
+    TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    steps = steps_to_next(mask)
+    mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
+    clear_keys, CLEARS_QUERIES = clear_step(tile_n, "keys" in mask), "queries" in mask
+
+    @device
+    def blocks_in_sight(sight, batch, head, m_block, m_end):
+        """The tiles of keys [first, end) in sight of a tile of queries; the first one is not empty."""
+        first, end = keys_in_sight(band_at(sight, batch, head), m_block * TILE_M, m_end)
+        n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
+        return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block), n_blocks
+
+    @device
+    def next_n_block(sight, batch, head, m_block, n_block, n_blocks):
+        n_block = opaque(n_block + 1)
+        return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+
+    @device
+    def load_tiles(mQ, mK, mV, mDO, sight, batch, head, head_k, m_block, m_end):
+        """The producer, one thread."""
+        Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        for consumer in range(CONSUMERS):
+            tma_load(Q, mQ, batch, head, m_block * TILE_M + consumer * ROWS)
+            tma_load(dO, mDO, batch, head, m_block * TILE_M + consumer * ROWS)
+            Q, dO = advance(Q, 1), advance(dO, 1)
+        n_block, n_blocks = blocks_in_sight(sight, batch, head, m_block, m_end)
+        while n_block < n_blocks:
+            acquire(K)
+            tma_load(K, mK, batch, head_k, n_block * TILE_N)
+            acquire(V)
+            tma_load(V, mV, batch, head_k, n_block * TILE_N)
+            K, V = advance(K, 1), advance(V, 1)
+            n_block = next_n_block(sight, batch, head, m_block, n_block, n_blocks)
+
+    @device
+    def scores(Q, K, V, n_block, band):
+        """S of a tile of keys, in flight."""
+        clear_keys(K, V, band[3] - n_block * TILE_N)
+        wait(K)
+        return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
+
+    @device
+    def step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call):
+        """dQ of a tile of keys, in flight."""
+        n0 = n_block * TILE_N
+        wait(V)
+        dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
+        P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
+        if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
+            P = where(sees(call.sight, band, batch, head, m0, n0), P, 0)        # line 12: MASK
+        P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
+        dS = dS_of(P, wgmma_wait(dP, 0), D, call.kept_scale)    # line 20
+        release(V)
+        return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
+
+    @device
+    def compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call):
+        """The consumers, whole warpgroups."""
+        consumer = warpgroup_index()
+        m0, band = m_block * TILE_M + consumer * ROWS, band_at(call.sight, batch, head)
+        sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
+        K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), sQ.tile, sDO.tile
+        wait(sQ)
+        wait(sDO)
+        if CLEARS_QUERIES:
+            clear(Q, band[2] - m0)
+            clear(dO, band[2] - m0)
+            fence_async_proxy()
+            sync_warpgroup()
+        lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
+        dQ, (n_block, n_blocks) = full(Q_TILE, ZERO), blocks_in_sight(call.sight, batch, head, m_block, m_end)
+        if n_block < n_blocks:
+            S = wgmma_wait(scores(Q, K, V, n_block, band), 0)
+            after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
+            while after < n_blocks:
+                dQ = step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call)
+                S = scores(Q, advance(K, 1), advance(V, 1), after, band)
+                dQ = wgmma_wait(dQ, 1)
+                release(K)
+                S = wgmma_wait(S, 0)
+                K, V, n_block = advance(K, 1), advance(V, 1), after
+                after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
+            dQ = wgmma_wait(step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call), 0)
+            release(K)
+        sync_warpgroup()                                        # all have read Q
+        save_dq(mDQ[batch, head], dQ * scale, Q, m0)            # line 24
+
+    def kernel(
+        mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
+    ):
+        batches, heads, seqlen_q, _ = shape(mDQ)
+        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
+        m_block = m_blocks - 1 - tile                           # the heaviest first, if causal
+        m_end = minimum((m_block + 1) * TILE_M, seqlen_q)
+        init_pipeline(Q_PIPELINE)
+        init_pipeline(DO_PIPELINE)
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mK)
+                prefetch_tensor_map(mV)
+                load_tiles(mQ, mK, mV, mDO, sight, batch, head, head // group_size, m_block, m_end)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            call = Call(sight, drops, heads, scale_log2, kept_scale)
+            compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call)
+
+    line, number = array_type(np.float32, 3), types.float32
+    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
+    signature = types.void(
+        *[types.uint64] * 4, dq, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
+    )
+    return source(kernel, signature, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+QUERIES = {
+    64: Tiles(128, 128, (2, 2)), 128: Tiles(128, 64, (3, 2)), 192: Tiles(128, 64, (3, 2)), 256: Tiles(128, 64, (2, 1))
+}  # fmt: skip
+QUERIES_CROWDED = {256: Tiles(128, 32, (3, 2))}  # with dropout or a mask's grids
+
+
+def queries_row(work):
+    size = size_of(work)
+    return QUERIES_CROWDED.get(size, QUERIES[size]) if is_crowded(work) else QUERIES[size]
+
+
+SPEC = Spec(
+    backward_q,
+    (*GIVEN, Matrix("dq"), *LINES_AND_NUMBERS),
+    tiles=lambda work: (queries_row(work),),
+    parameters=with_results("dq"),
+    takes=takes,
+    numbers=at_once,
+    arch="a",
+)

@@ -1,0 +1,252 @@
+"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `gradients`."""
+
+
+import numpy as np
+from numba.cuda import types
+
+from ..spec import Matrix, Spec
+from ..tile import (
+    INDEX,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    clear,
+    commit,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    fence_async_proxy,
+    full,
+    get,
+    get_registers,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    minimum,
+    operand,
+    prefetch_tensor_map,
+    put_registers,
+    release,
+    shape,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    sync_warpgroups,
+    thread_index,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from .dropout import DROPS
+from .forward_hopper import takes
+from .gradients import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    GIVEN,
+    LINES_AND_NUMBERS,
+    PRODUCER,
+    PRODUCER_REGISTERS,
+    ROWS,
+    ZERO,
+    Call,
+    Keys,
+    Tiles,
+    at_once,
+    blocks_of_keys,
+    clear_step,
+    dropout_steps,
+    key_lengths,
+    loader,
+    queries_steps,
+    save_step,
+    size_of,
+    source,
+    with_results,
+)
+from .layouts import DTYPES, array_type
+from .schedule import place_grouped
+from .visibility import (
+    band_of,
+    element_test,
+    sight_type,
+)
+
+
+def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, dropout, nbytes):
+    """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
+    dtype = DTYPES[dtype]
+    S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
+    COLS = S_TILE.col_vector()
+    shared = SharedMemory()
+    SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, 1) for cols in (head_dim, head_dim_v))
+    SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    SHARED_P = shared.tile(1, ROWS * tile_m, np.float32, 2)
+    SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_K, SHARED_V))
+    Q_PIPELINE, DO_PIPELINE = (
+        Pipeline.within(shared, tile, CONSUMERS, fills) for tile, fills in ((SHARED_Q, 3), (SHARED_DO, 1))
+    )
+    P_PIPELINE = Pipeline.within(shared, SHARED_P, readers=1)
+    TILE_M, TILE_N = tile_m, ROWS
+    save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
+    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
+    mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
+    pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA
+    load_tiles = loader(mask, tile_m, pipelines, 1)
+
+    @device
+    def product(X, Y, other, tile, at, call):
+        """S = Q K^T or dP = dO V^T of a tile of queries, transposed, in flight: Alg. 4 lines 11 and 17.
+
+        other: dO or Q, of the same queries.
+        """
+        left = band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
+        clear_queries(Y, other, left)
+        wait(Y)
+        return dot(S_TILE, X, Y.tile.T)
+
+    @device
+    def step_v(dV, S, Q, dO, sP, tile, at, call):
+        """P for the other consumer; dV in flight."""
+        batch, m0 = tile.batch, at.m_block * TILE_M
+        P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+        if needs_mask(call.sight, tile, at, tile.first):
+            band = band_at(call.sight, batch, at.head)
+            P = where(sees(call.sight, band, batch, at.head, m0, tile.first), P, 0)     # line 12: MASK
+        P = mark(P, call.drops, batch * call.heads + at.head, m0, tile.first)           # line 14
+        acquire(sP)
+        put_registers(sP.tile, P)
+        sync_warpgroup()
+        commit(sP)
+        release(Q)
+        return dot(dV, operand(kept(P), SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
+
+    @device
+    def compute_v(mDV, K, tile, call):
+        """The first consumer."""
+        dV, at = full(V_TILE, ZERO), first_queries(call.sight, tile)
+        Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
+        if at.m_block < at.m_blocks:
+            S = wgmma_wait(product(K, Q, dO, tile, at, call), 0)
+            after = next_queries(call.sight, tile, at)
+            while after.m_block < after.m_blocks:
+                wait(dO)
+                dV = step_v(dV, S, Q, dO, sP, tile, at, call)
+                S = product(K, advance(Q, 1), advance(dO, 1), tile, after, call)
+                dV = wgmma_wait(dV, 1)
+                release(dO)
+                S = wgmma_wait(S, 0)
+                Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
+                at, after = after, next_queries(call.sight, tile, after)
+            wait(dO)
+            dV = wgmma_wait(step_v(dV, S, Q, dO, sP, tile, at, call), 0)
+            release(dO)
+        sync_warpgroups(CONSUMERS)                              # the other one has read V
+        save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, allocate(SHARED_V), tile.first)
+
+    @device
+    def step_k(dK, dP, Q, dO, sP, call):
+        """dK in flight."""
+        wait(Q)
+        D = get(allocate(SHARED_DELTA, Q.index), COLS)
+        wait(sP)
+        dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, call.kept_scale)      # line 20
+        sync_warpgroup()                                        # all have read P
+        release(sP)
+        release(dO)
+        return dot(dK, operand(dS, SHARED_Q), Q.tile)           # line 22: dK += dS^T Q
+
+    @device
+    def compute_k(mDK, V, tile, scale, call):
+        """The second consumer."""
+        dK, at = full(K_TILE, ZERO), first_queries(call.sight, tile)
+        Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
+        if at.m_block < at.m_blocks:
+            dP = wgmma_wait(product(V, dO, Q, tile, at, call), 0)
+            after = next_queries(call.sight, tile, at)
+            while after.m_block < after.m_blocks:
+                dK = step_k(dK, dP, Q, dO, sP, call)
+                dP = product(V, advance(dO, 1), advance(Q, 1), tile, after, call)
+                dK = wgmma_wait(dK, 1)
+                release(Q)
+                dP = wgmma_wait(dP, 0)
+                Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
+                at, after = after, next_queries(call.sight, tile, after)
+            dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, call), 0)
+            release(Q)
+        sync_warpgroups(CONSUMERS)                              # the other one has read K
+        save_dk(mDK[tile.batch, tile.head_k], dK * scale, allocate(SHARED_K), tile.first)       # line 24
+
+    def kernel(
+        mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
+    ):
+        batches, heads, _ = shape(mLse)
+        _, heads_k, seqlen_k, _ = shape(mDK)
+        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
+        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        n0, head = n_block * TILE_N, head_k * group_size
+        tile = Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        init_pipeline(Q_PIPELINE)
+        init_pipeline(DO_PIPELINE)
+        init_pipeline(P_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mQ)
+                prefetch_tensor_map(mDO)
+                load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+            wait(K)
+            wait(V)
+            if CLEARS_KEYS:
+                left = longest(sight, tile) - n0
+                if warpgroup_index() == 0:
+                    clear(K.tile, left)
+                else:
+                    clear(V.tile, left)
+                fence_async_proxy()
+                sync_warpgroup()
+            call = Call(sight, drops, heads, scale_log2, kept_scale)
+            if warpgroup_index() == 0:
+                compute_v(mDV, K.tile, tile, call)
+            else:
+                compute_k(mDK, V.tile, tile, scale, call)
+
+    line, number = array_type(np.float32, 3), types.float32
+    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
+    signature = types.void(
+        *[types.uint64] * 4, dk, dv, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
+    )
+    return source(kernel, signature, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
+
+SPEC = Spec(
+    backward_wide,
+    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *LINES_AND_NUMBERS),
+    tiles=lambda work: (WIDE[size_of(work)],),
+    parameters=with_results("dk", "dv"),
+    takes=takes,
+    numbers=at_once,
+    keeps="k",
+    blocks=blocks_of_keys,
+    arch="a",
+)

@@ -1,0 +1,319 @@
+"""What the backward kernels on Hopper share (wgmma, TMA): Algorithm 4, warp-specialised.
+
+Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `backward_kv` can also add up dQ, in
+global memory, together with all other blocks; `round_dq` then rounds the sums. In `backward_wide`, for larger
+head_dims, a consumer has registers for only one of the accumulators: the first one computes P and dV, the second dS and
+dK. `backward_q` keeps a tile of queries and loops over the keys: dQ without sums between blocks, bitwise reproducible.
+
+One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
+consumers. Where keys are kept, S, P, dP and dS are transposed, a row is a key: P and dS are so left operands of dV and
+dK in the registers where they are. At the end of a step S of the next tile is in flight already.
+
+As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen: P is 0 there. Rows
+beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..build import Source, TensorMap
+from ..spec import DROPOUT, MASK, Boxes, Line
+from ..tile import (
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    Alignment,
+    acquire,
+    advance,
+    aligned,
+    allocate,
+    bulk_load,
+    clear,
+    copy_layout,
+    device,
+    fence_async_proxy,
+    get,
+    index,
+    maximum,
+    opaque,
+    put,
+    save,
+    stage,
+    sync_warpgroup,
+    sync_warpgroups,
+    thread_index,
+    tma_load,
+    wait,
+    warpgroup_index,
+    where,
+)
+from .dropout import keep_test
+from .forward_hopper import head_dims
+from .layouts import DTYPES, vector
+from .tables import compiled_in
+from .visibility import (
+    band_of,
+    grids_of,
+    needs_test,
+    queries_in_sight,
+    steps_to_next,
+)
+
+ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
+PART = 64  # rows and columns of a part of dQ
+CONSUMERS = 2
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
+PRODUCER = WARPGROUP * CONSUMERS  # its thread
+ZERO = np.float32(0)
+
+
+class Keys(NamedTuple):
+    """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see."""
+
+    batch: Any
+    head_k: Any
+    head: Any
+    heads: Any
+    n_block: Any
+    first: Any
+    end: Any
+
+
+class Queries(NamedTuple):
+    """A tile of queries in sight, number m_block of a head; if m_block is m_blocks there is none left."""
+
+    head: Any
+    m_block: Any
+    m_blocks: Any
+
+
+class Call(NamedTuple):
+    """What consumers need of the kernel's arguments."""
+
+    sight: Any
+    drops: Any
+    heads: Any
+    scale_log2: Any
+    kept_scale: Any
+
+
+# -------------------------------------------------------------------------------------------------- what they share
+def dropout_steps(layout, dropout, transposed):
+    """Device functions of lines 14 to 20: `mark` P, with a minus sign where it is dropped; P Z; dS."""
+    if not dropout:
+
+        @device
+        def mark(P, drops, matrix, m0, n0):
+            return P
+
+        @device
+        def kept(P):
+            return P
+
+        @device
+        def dS_of(P, dP, D, kept_scale):
+            return P * (dP - D)
+
+        return mark, kept, dS_of
+
+    keeps = keep_test(layout, transposed)
+
+    @device
+    def mark(P, drops, matrix, m0, n0):
+        return where(keeps(drops, matrix, m0, n0), P, ZERO - P)
+
+    @device
+    def kept(P):
+        return maximum(P, 0)
+
+    @device
+    def dS_of(P, dP, D, kept_scale):
+        return maximum(P, 0) * (dP * kept_scale) - abs(P) * D
+
+    return mark, kept, dS_of
+
+
+def clear_step(rows, clears):
+    """The device function (one, other, length): zero two tiles of so many rows from `length` on. By all consumers."""
+
+    @device
+    def clear_beyond(one, other, length):
+        if length < rows:
+            wait(one)
+            wait(other)
+            if warpgroup_index() == 0:
+                clear(one.tile, length)
+                clear(other.tile, length)
+                fence_async_proxy()
+            sync_warpgroups(CONSUMERS)
+
+    @device
+    def keep(one, other, length):                               # TMA fills in zeros beyond the matrix
+        pass
+
+    return clear_beyond if clears else keep
+
+
+def queries_steps(mask, tile_m):
+    """Device functions that walk over the queries in sight of a tile of keys, head by head: the first, the next tile.
+    And whether a tile needs a test per element."""
+    TILE_M = tile_m
+    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
+
+    @device
+    def queries_from(sight, tile, head):
+        m_block, m_blocks = index(0), index(0)
+        while head < tile.heads and m_block >= m_blocks:
+            first, end = queries_in_sight(band_at(sight, tile.batch, head), tile.first, tile.end)
+            m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
+            m_block = m_block + steps(sight, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)
+            head = opaque(head + 1)
+        return Queries(head - 1, m_block, m_blocks)
+
+    @device
+    def first_queries(sight, tile):
+        return queries_from(sight, tile, tile.head)
+
+    @device
+    def next_queries(sight, tile, at):
+        m_block = opaque(at.m_block + 1)
+        m_block = m_block + steps(sight, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)
+        if m_block < at.m_blocks:
+            return Queries(at.head, m_block, at.m_blocks)
+        return queries_from(sight, tile, at.head + 1)
+
+    @device
+    def needs_mask(sight, tile, at, n0):
+        band, m0 = band_at(sight, tile.batch, at.head), at.m_block * TILE_M
+        return tested(
+            sight, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m0 + TILE_M, n0, n0 + ROWS
+        )  # fmt: skip
+
+    return first_queries, next_queries, needs_mask
+
+
+def key_lengths(mask):
+    """The device function (sight, tile): beyond which key all heads of a tile's group see nothing."""
+    band_at = band_of(mask)
+
+    @device
+    def longest(sight, tile):
+        keys = index(0)
+        for head in range(tile.head, tile.heads):
+            _, _, queries, length = band_at(sight, tile.batch, head)
+            if queries > 0:
+                keys = maximum(keys, length)
+        return keys
+
+    return longest
+
+
+def save_step(dtype, out, cols, nbytes):
+    """The device function (matrix, tile, place, first): save a consumer's tile of sums, rounded to dtype `out`.
+
+    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
+    """
+    ROWS_OF, COPY = Alignment(nbytes), copy_layout(ROWS, cols, WARPGROUP, vector(dtype))
+
+    @device
+    def by_rows(matrix, tile, place, first):
+        put(place, tile)
+        sync_warpgroup()
+        save(aligned(matrix, ROWS_OF), get(place, COPY), first)
+
+    @device
+    def as_it_is(matrix, tile, place, first):
+        save(aligned(matrix, ROWS_OF), tile, first)
+
+    return by_rows if DTYPES[out] == dtype else as_it_is
+
+
+@device
+def wait_for(filled, count):
+    """Wait for so many stages of a pipeline."""
+    for _ in range(count):
+        wait(filled)
+        filled = advance(filled, 1)
+
+
+@device
+def is_first_of_warpgroup():
+    return thread_index() % WARPGROUP == 0
+
+
+def loader(mask, tile_m, pipelines, parts):
+    """The device function of the producer where keys are kept; `parts` tiles of K and V of 64 rows, then Q and dO."""
+    K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    TILE_M, PARTS = tile_m, parts
+    first_queries, next_queries, _ = queries_steps(mask, tile_m)
+
+    @device
+    def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile):
+        K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
+        for part in range(PARTS):
+            tma_load(K, mK, tile.batch, tile.head_k, tile.first + part * ROWS)
+            tma_load(V, mV, tile.batch, tile.head_k, tile.first + part * ROWS)
+            K, V = advance(K, 1), advance(V, 1)
+        at = first_queries(sight, tile)
+        while at.m_block < at.m_blocks:
+            m0 = at.m_block * TILE_M
+            acquire(Q)
+            tma_load(Q, mQ, tile.batch, at.head, m0)
+            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], m0)
+            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], m0)
+            acquire(dO)
+            tma_load(dO, mDO, tile.batch, at.head, m0)
+            Q, dO = advance(Q, 1), advance(dO, 1)
+            at = next_queries(sight, tile, at)
+
+    return load_tiles
+
+
+def source(kernel, signature, shared, tiles):
+    """tiles: of the tensor maps, which are the first arguments."""
+    maps = tuple(TensorMap(i, tile.box) for i, tile in enumerate(tiles))
+    threads = WARPGROUP * (CONSUMERS + 1)
+    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+class Tiles(NamedTuple):
+    """A row: tiles of tile_m queries and tile_n keys."""
+
+    tile_m: int
+    tile_n: int
+    stages: Any  # of the tiles that are not kept
+
+    unit = "wgmma"
+
+
+def size_of(work):
+    return max(head_dims(work.problem))
+
+
+def is_crowded(work):
+    return bool(work.problem.dropout or grids_of(work.mask))
+
+
+def with_results(*names):
+    def parameters(work, tiles):
+        results = tuple(work.dtypes[name].name for name in names)
+        return compiled_in(work, tiles, head_dims(work.problem)) | {"out_dtypes": results, "nbytes": work.nbytes}
+
+    return parameters
+
+
+def at_once(work, tiles):
+    """As many matrices at a time as keep Q, dO and the sums of dQ in the L2 cache; see `schedule.place_grouped`."""
+    return {"at_once": 8}
+
+
+def blocks_of_keys(work, tiles, m_blocks, n_blocks):
+    return work.problem.heads_k * n_blocks
+
+
+GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
+LINES_AND_NUMBERS = (
+    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, DROPOUT, "group_size", "scale", "scale_log2",
+    "kept_scale", "at_once",
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""Tiles in register order, and adding them up in the background."""
+
+import numpy as np
+import pytest
+from numba.core.errors import TypingError
+from numba.cuda.core.errors import TypingError as CudaTypingError
+
+from numbattn.cuda.tile import (
+    WARPGROUP,
+    RaceError,
+    SharedMemory,
+    allocate,
+    bulk_add,
+    fence_async_proxy,
+    get_registers,
+    load,
+    load_registers,
+    put_registers,
+    save,
+    sync_warpgroup,
+    thread_index,
+    tma_store_wait,
+    wgmma,
+)
+from tests.tools.launch import poisoned, simulated_only
+
+from .tiles import SEEDS, numbers, start
+
+TILE, SIZE = wgmma(64), 64 * 64
+
+
+def adder(without=""):
+    """sums[1] += x twice; y is what lies in shared memory, z what sums[1] is."""
+    shared = SharedMemory()
+    PLACE = shared.tile(1, SIZE, np.float32)
+    fences, meets, waits = (without != step for step in ("fence_async_proxy", "sync_warpgroup", "tma_store_wait"))
+
+    def add(x, sums, y, z):
+        place, leads = allocate(PLACE), thread_index() == 0
+        for _ in range(2):
+            put_registers(place, load(x, TILE, 0))
+            if fences:
+                fence_async_proxy()
+            if meets:
+                sync_warpgroup()
+            if leads:
+                bulk_add(sums, 1, place)
+                if waits:
+                    tma_store_wait()
+            sync_warpgroup()
+        save(y, get_registers(place, TILE), 0)
+        save(z, load_registers(sums, 1, TILE), 0)
+
+    return add, shared.nbytes
+
+
+def run_adder(seed=None, **faults):
+    x, sums = numbers((64, 64)), np.zeros(3 * SIZE, np.float32)
+    y, z = poisoned((64, 64)), poisoned((64, 64))
+    kernel, nbytes = adder(**faults)
+    start(kernel, WARPGROUP, nbytes, x, sums, y, z, seed=seed)
+    return x, sums, y, z
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_add_counts(seed):
+    x, sums, y, z = run_adder(seed)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(z, 2 * x)
+    assert not sums[:SIZE].any()
+    assert not sums[2 * SIZE :].any()
+
+
+@simulated_only
+@pytest.mark.parametrize(("without", "text"), [
+    ("fence_async_proxy", r"thread 0 reads what thread \d+ wrote .* no fence_async_proxy\(\) before"),
+    ("sync_warpgroup", "thread 0 reads"),
+    ("tma_store_wait", "overwrites what a store of thread 0 reads"),
+])  # fmt: skip
+def test_what_adding_needs(without, text):
+    with pytest.raises(RaceError, match=text):
+        run_adder(without=without)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(SIZE // 2, np.float32), (SIZE, np.float64)])
+def test_a_place_holds_the_whole_tile(size, dtype):
+    PLACE = SharedMemory().tile(1, size, dtype)
+
+    def kernel(x):
+        put_registers(allocate(PLACE), load(x, TILE, 0))
+
+    with pytest.raises((TypingError, CudaTypingError), match=f"put_registers: no {size} float.* hold {SIZE} float32"):
+        start(kernel, WARPGROUP, 1 << 16, numbers((64, 64)))
