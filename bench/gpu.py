@@ -176,13 +176,13 @@ def progress(items):
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
-def speed(cases, passes, peers, rounds, graph, dropout):
+def speed(cases, passes, peers, rounds, graph, dropout, deterministic):
     """One record for each case and pass: medians, samples, TFLOP/s by peer."""
     records = []
     for case, of in progress(product(cases, passes)):
         release()
         arrays = inputs(case.shape, case.dtype)
-        options = {"arrays": arrays, "causal": case.causal, "dropout": dropout}
+        options = {"arrays": arrays, "causal": case.causal, "dropout": dropout, "deterministic": deterministic}
         makers = {name: partial(prepare, name, of, **options) for name in available(case.dtype, peers)}
         if graph:
             makers[GRAPH] = partial(prepare, "numbattn", of, graph=True, **options)
@@ -565,6 +565,7 @@ def parse():
     causal.add_argument("--full", action="store_const", dest="causal", const=[False], help="not causal only")
     cases.add_argument("--pass", nargs="+", choices=list(PASSES), default=list(PASSES), dest="passes")
     cases.add_argument("--dropout", type=float, default=0.0, metavar="P")
+    cases.add_argument("--deterministic", action="store_true", help="numbattn's gradients bit for bit (--speed)")
     cases.add_argument("--block-size", type=int, default=128, metavar="N", help="of --sparse (default: 128)")
     cases.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
@@ -585,8 +586,8 @@ def main():
     results = {"machine": machine(*PACKAGES) | {"gpu": gpu()}, "arguments": vars(args)}
     show_machine(results["machine"])
     parts = {
-        "speed": (args.speed, partial(speed, passes=args.passes, peers=args.peers, rounds=args.rounds,
-                                      graph=args.graph, dropout=args.dropout), show_speed),
+        "speed": (args.speed, partial(speed, passes=args.passes, peers=args.peers, rounds=args.rounds, graph=args.graph,
+                                      dropout=args.dropout, deterministic=args.deterministic), show_speed),
         "memory": (args.memory, partial(memory, peers=args.peers, dropout=args.dropout), show_memory),
         "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
                                         dropout=args.dropout), show_sparse),

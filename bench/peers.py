@@ -121,10 +121,10 @@ def release():
 
 # --------------------------------------------------------------------------------------------------------------- peers
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
-def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0):
-    """The forward of a peer on the arrays q, k, v, do. A mask is for numbattn alone."""
+def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0, deterministic=False):
+    """The forward of a peer on the arrays q, k, v, do. A mask, and what is deterministic, is for numbattn alone."""
     if name == "numbattn":
-        return partial(_numbattn, *arrays, causal=causal, mask=mask, dropout=dropout_of(dropout))
+        return partial(_numbattn, *arrays, deterministic, causal=causal, mask=mask, dropout=dropout_of(dropout))
     if name == "cupy":
         bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype) if causal else None
         return partial(_cupy, *arrays, bias, dropout)
@@ -162,9 +162,9 @@ def context_of(name):
     return sdpa_kernel(getattr(SDPBackend, TORCH[name][0])) if name in TORCH else nullcontext()
 
 
-def _numbattn(q, k, v, do, **options):
+def _numbattn(q, k, v, do, deterministic, **options):
     o, saved = na.attention_forward(q, k, v, **options)
-    return o, partial(na.attention_backward, do, saved)
+    return o, partial(na.attention_backward, do, saved, deterministic=deterministic)
 
 
 def _cupy(q, k, v, do, bias, dropout):

@@ -146,7 +146,7 @@ def attention_backward(
     deterministic : bool, optional
         Ask for gradients that are equal bit for bit from call to call. They are anyway, but for dq in float16 and
         bfloat16 with head_dims up to 128 on Hopper, which blocks then add up in the order in which they happen to
-        run; without that it takes about a quarter longer.
+        run; what does without that is slower.
 
     Returns
     -------
