@@ -124,7 +124,8 @@ def plan(args):
         rows = [_row(step, device) for step in planned.steps]
         print(textwrap.indent(tabulate(rows, headers="keys", tablefmt="plain"), "  "))
         for x in planned.temporaries:
-            print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes")
+            zeros = ", zeros at first" * x.is_zero
+            print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes{zeros}")
     return 0
 
 

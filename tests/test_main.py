@@ -94,7 +94,7 @@ def test_a_plan_is_shown(capsys):
     forward, backward = shown.split("backward\n")
     kernels = [re.findall(r"^  \w+\.(\w+) .* \d+\.\d KB ", text, re.M) for text in (forward, backward)]
     assert kernels == [["forward"], ["delta", "backward_wide", "backward_q"]]
-    assert "temporary: delta, (1, 4, 300) of float32, 4,800 bytes" in backward
+    assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
 
 
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
