@@ -14,7 +14,9 @@ A_co = TypeVar("A_co", covariant=True)
 class Backprop(Protocol[A_co]):
     """What `attention_vjp` returns beside o."""
 
-    def __call__(self, do: Array, dlse: Array | None = None) -> tuple[A_co, A_co, A_co]: ...
+    def __call__(
+        self, do: Array, dlse: Array | None = None, deterministic: bool = False
+    ) -> tuple[A_co, A_co, A_co]: ...
 
 
 
@@ -199,8 +201,9 @@ def attention_vjp(
     -------
     o : array, (..., seqlen_q, head_dim_v)
     backprop : function
-        ``backprop(do, dlse=None)`` returns dq, dk, dv: see `attention_backward`. It refers to q, k, v and o: what is
-        edited in place before it is called, as in ``o += x``, changes the gradients. ``o = o + x`` does not.
+        ``backprop(do, dlse=None, deterministic=False)`` returns dq, dk, dv: see `attention_backward`. It refers to q,
+        k, v and o: what is edited in place before it is called, as in ``o += x``, changes the gradients. ``o = o + x``
+        does not.
 
     Raises
     ------

@@ -21,7 +21,7 @@ def model(q: Floats, k: Floats, v: Floats, do: Floats, visible: Booleans, length
     assert_type(na.attention_backward(do, saved, dlse=saved.lse, deterministic=True), tuple[Floats, Floats, Floats])
     o, backprop = na.attention_vjp(q, k, v, mask=visible)
     assert_type(backprop(do), tuple[Floats, Floats, Floats])
-    dq, dk, dv = backprop(do.astype(np.float64), dlse=saved.lse)
+    dq, dk, dv = backprop(do.astype(np.float64), dlse=saved.lse, deterministic=True)
     assert_type(dq, Floats)
     assert_type(na.Saved.of(q, k, v, o, saved.lse, mask=na.Causal()), na.Saved[Floats])
     assert_type(na.attention_weights(q, k, mask=na.Window(3, None)), Floats)
