@@ -6,8 +6,9 @@
 
 A problem is drawn from (seed, process, number): dtype, head_dims, heads, lengths, masks, dropout, layout. Its o, lse,
 dq, dk and dv are compared with numbattn.reference in float64, on the GPU; then it is called again and again, on several
-streams at once, and each result is compared with the first, bit for bit. All memory that CuPy hands out is full of NaN,
-and so is what lies beyond Lengths: what a kernel leaves unwritten, or reads and must not, shows. Needs tqdm.
+streams at once, and each result is compared with the first, bit for bit where that is promised. All memory that CuPy
+hands out is full of NaN, and so is what lies beyond Lengths: what a kernel leaves unwritten, or reads and must not,
+shows. Needs tqdm.
 """
 
 import argparse
