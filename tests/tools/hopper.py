@@ -246,7 +246,7 @@ class Hopper:
                 group.commit()
             elif op[3] == "wait_group":
                 group.wait(self.shared, int(args[0]))
-            elif op[1] == "reduce":
+            elif op[1] == "reduce" and op[-2:] == ["add", "f32"]:
                 self._add_line(thread, group, *args)
             elif op[3].startswith("shared"):
                 self._load_line(thread, *args)

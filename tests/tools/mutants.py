@@ -514,7 +514,6 @@ TABLE = [
         "sync_warpgroups(CONSUMERS)                              # the other one has read V": "pass  # has read V",
     }),
     Faults("cuda/kernels/backward_hopper_q.py", ["cuda/kernels/test_backward_hopper.py"], {
-        "sync_warpgroup()                                        # all have read Q": "pass  # all have read Q",
         "m_block = m_blocks - 1 - tile": "m_block = tile - 1",
         "head // group_size, m_block": "head, m_block",
     }),
