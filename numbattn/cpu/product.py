@@ -113,10 +113,9 @@ def block_product(transposed, vectors, masked):
     return block
 
 
-def product_of(transposed):
+def product_of(transposed, name):
     blocks, edge = block_product(transposed, VECTORS, masked=False), block_product(transposed, 1, masked=True)
 
-    @njit
     def product(out, a, b, alpha, add):
         rows, cols = out.shape
         width = VECTOR_BYTES // out.itemsize
@@ -128,8 +127,11 @@ def product_of(transposed):
             for row in range(0, rows, ROWS):
                 edge(out, a, b, alpha, add, row, col)
 
-    return product
+    # Numba names symbols by qualified name, types, and a count of its own, which differs between processes: of two
+    # functions of one name and types, a kernel from the disk cache might be linked with the wrong one
+    product.__qualname__ = name
+    return njit(product)
 
 
-product = product_of(transposed=False)  # out = alpha a b, plus out if `add`
-product_tn = product_of(transposed=True)  # out = alpha a^T b, plus out if `add`
+product = product_of(transposed=False, name="product")  # out = alpha a b, plus out if `add`
+product_tn = product_of(transposed=True, name="product_tn")  # out = alpha a^T b, plus out if `add`

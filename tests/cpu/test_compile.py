@@ -1,10 +1,16 @@
 """What is compiled is kept on disk, whatever happens to the disk."""
 
 import os
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+import numbattn as na
+from numbattn.cpu.backward import backward_kernel
+from numbattn.cpu.forward import forward_kernel
 
 CALL = """
 import sys, warnings, numpy as np, numbattn as na
@@ -67,3 +73,18 @@ def test_where_nothing_can_be_written_a_warning_says_so_once(tmp_path):
     assert said.count("RuntimeWarning: compiled code is not kept") == 1
     assert str(place) in said
     assert "NUMBATTN_CACHE_DIR" in said
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_two_functions_of_a_kernel_share_a_symbol(dtype):
+    """But for Numba's count of functions: a process that compiled in another order counts otherwise, and code that it
+    kept on disk is linked by symbol with what this process has."""
+    q, k, v, do = np.zeros((4, 5, 8), dtype)
+    o, saved = na.attention_forward(q, k, v, dropout=na.Dropout(0.1, 1))
+    na.attention_backward(do, saved)
+    for kernel in forward_kernel, backward_kernel:
+        for compiled in kernel.overloads.values():
+            functions = compiled.library._get_module_for_linking().functions
+            symbols = [re.sub(r"B\d+v\d+", "", f.name) for f in functions if not f.is_declaration]
+            assert any("product_tn" in symbol for symbol in symbols)
+            assert len(symbols) == len(set(symbols))

@@ -42,5 +42,5 @@ def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):
     monkeypatch.setattr(product, "VECTOR_BYTES", nbytes)
     monkeypatch.setattr(product, "ROWS", rows)
     monkeypatch.setattr(product, "VECTORS", vectors)
-    multiply = product.product_of(transposed=form == "product_tn")
+    multiply = product.product_of(transposed=form == "product_tn", name=f"{form}_of_{nbytes}_bytes")
     check(numba.njit(lambda *args: multiply(*args)), form, rng, np.float32, 13, 75, 20)
