@@ -274,28 +274,32 @@ class Hopper:
         values[inside] = self.memory.bytes[self.memory.places(addresses[inside], item, "a box", read=True)]
         target, barrier = int(self.address(target)[thread]), int(self.address(barrier)[thread])
         places = self.shared.places_of_units(tensor_map.chunks(target), "a box", read=False)
-        if not self.barrier(barrier).fenced:
-            raise AccessError(f"a box for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
-        self.shared.written[places] = False  # until it has arrived
-        self.arriving.append((barrier, places, values.reshape(-1, CHUNK)))
+        self._send("a box", barrier, places, values.reshape(-1, CHUNK))
 
     def _load_line(self, thread, target, source, size, barrier):
         """Consecutive bytes of global memory."""
-        count = int(np.broadcast_to(self.get(size, "u32"), self.n)[thread]) // CHUNK
         target, source, barrier = (int(self.address(x)[thread]) for x in (target, source, barrier))
-        chunks = np.arange(count) * CHUNK
+        chunks = self._chunks(thread, size)
         values = self.memory.bytes[self.memory.places(source + chunks, CHUNK, "a line", read=True)]
         places = self.shared.places_of_units(target + chunks, "a line", read=False)
+        self._send("a line", barrier, places, values)
+
+    def _chunks(self, thread, size):
+        """Where they lie in a line of so many bytes."""
+        count = int(np.broadcast_to(self.get(size, "u32"), self.n)[thread]) // CHUNK
+        return np.arange(count) * CHUNK
+
+    def _send(self, what, barrier, places, values):
+        """It is on its way to shared memory; the mbarrier counts its bytes when it arrives."""
         if not self.barrier(barrier).fenced:
-            raise AccessError(f"a line for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
+            raise AccessError(f"{what} for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
         self.shared.written[places] = False  # until it has arrived
         self.arriving.append((barrier, places, values))
 
     def _add_line(self, thread, group, target, source, size):
         """float32 in shared memory, added to global memory."""
-        count = int(np.broadcast_to(self.get(size, "u32"), self.n)[thread]) // CHUNK
         target, source = (int(self.address(x)[thread]) for x in (target, source))
-        chunks = np.arange(count) * CHUNK
+        chunks = self._chunks(thread, size)
         places = self.shared.places_of_units(source + chunks, "a line", read=True)
         group.read(self.shared, places)
         to = self.memory.places(target + chunks, CHUNK, "a line", read=True)
