@@ -19,6 +19,8 @@ shared memory in that order, and from there added in the background, by one thre
     array([3., 3., 3., 3.])
 """
 
+from math import prod
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -30,7 +32,7 @@ from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .simulator import thread_index as my_index
 from .synchronisation import emit_element
-from .tma import _stores
+from .tma import check_line, emit_commit, start_store
 from .world import primitive
 
 RUN = 4  # registers that are moved at once
@@ -38,15 +40,15 @@ RUN = 4  # registers that are moved at once
 
 def _places(layout):
     """Of this thread's registers in a tile."""
-    i = np.arange(layout.rows.slots * layout.cols.slots)
+    i = np.arange(prod(layout.slots))
     return (i // RUN * layout.threads + my_index() % layout.threads) * RUN + i % RUN
 
 
 def _check(word, layout, holder, cols=None):
-    size = layout.rows.slots * layout.cols.slots * layout.threads
+    size = prod(layout.shape)
     if name_of(holder.dtype) != "float32" or (size if cols is None else cols) != size:
         raise TypingError(f"{word}: no {cols or ''} {holder.dtype} hold {size} float32 of {layout}")
-    if layout.rows.slots * layout.cols.slots % RUN or layout.idle_bits():
+    if prod(layout.slots) % RUN or layout.idle_bits():
         raise TypingError(f"{word}: {layout} has no multiple of {RUN} registers, each its own")
 
 
@@ -96,9 +98,8 @@ def get_registers(shared, layout):
 def load_registers(array, number, layout):
     """Tile number `number` of those that lie in an array in register order. See `accumulation`."""
     _check("load_registers", layout, array)
-    places = _places(layout)
-    first = int(number) * len(places) * layout.threads
-    return Fragment(layout, np.asarray(array)[first + places].reshape(layout.slots))
+    places = int(number) * prod(layout.shape) + _places(layout)
+    return Fragment(layout, np.asarray(array)[places].reshape(layout.slots))
 
 
 @load_registers.lowering
@@ -107,8 +108,7 @@ def load_registers(array, number, layout):
     out = FragmentType(layout.value, types.float32)
 
     def generate(b, memory, number, _):
-        size = out.layout.rows.slots * out.layout.cols.slots * out.layout.threads
-        tile = emit_element(b, array, memory, b.mul(number, I32(size)))
+        tile = emit_element(b, array, memory, b.mul(number, I32(prod(out.layout.shape))))
         return _gather(b, out, _mine(b, out.layout, b.bitcast(tile, ir.PointerType(F32, GLOBAL))))
 
     return out(array, types.int32, layout), generate
@@ -117,20 +117,27 @@ def load_registers(array, number, layout):
 @primitive
 def bulk_add(array, number, shared):
     """Start to add a tile in shared memory to number `number` of those in an array. By one thread, as `tma_store`."""
-    plan = shared.plan
-    values = shared.read(0, np.arange(plan.cols), shared.memory.start_work(_stores()))
-    array[int(number) * plan.cols :][: plan.cols] += values
+    _check_sums(shared, array)
+    cols = shared.plan.cols
+    array[int(number) * cols :][:cols] += start_store(shared)[0]
+
+
+def _check_sums(shared, array):
+    check_line("bulk_add", shared, array)
+    if name_of(array.dtype) != "float32":
+        raise TypingError(f"bulk_add: got {array.dtype}, expected float32")
 
 
 @bulk_add.lowering
 def bulk_add(array, number, shared):
+    _check_sums(shared, array)
     plan = shared.plan
 
     def generate(b, memory, number, pointer):
         target = b.ptrtoint(emit_element(b, array, memory, b.mul(number, I32(plan.cols))), I64)
         text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
         asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
-        asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
+        emit_commit(b)
 
     return types.void(array, types.int32, shared), generate
 

@@ -270,12 +270,18 @@ def release(stage):
 
 @release.lowering
 def release(stage):
-    def generate(b, value):
-        first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
-        with b.if_then(first):
-            emit_arrival(b, stage.pipeline, unpack(b, value)[0], True)
+    return types.void(stage), lambda b, value: emit_arrival_of_warpgroup(b, stage, value, True)
 
-    return types.void(stage), generate
+
+def emit_arrival(b, pipeline, index, free):
+    asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, emit_barrier(b, pipeline, index, free), effect=True)
+
+
+def emit_arrival_of_warpgroup(b, stage, value, free):
+    """By its first thread."""
+    first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
+    with b.if_then(first):
+        emit_arrival(b, stage.pipeline, unpack(b, value)[0], free)
 
 
 @intrinsic
@@ -333,13 +339,7 @@ def commit(stage, numbers=None):
 @commit.lowering
 def commit(stage, numbers=None):
     if not isinstance(numbers, types.BaseTuple):
-
-        def arrive(b, value, *_):
-            first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
-            with b.if_then(first):
-                emit_arrival(b, stage.pipeline, unpack(b, value)[0], False)
-
-        return types.void(stage, types.none), arrive
+        return types.void(stage, types.none), lambda b, value, *_: emit_arrival_of_warpgroup(b, stage, value, False)
     _check_numbers(stage.pipeline.tile, numbers, INTEGERS)
 
     def generate(b, value, values):
@@ -350,10 +350,6 @@ def commit(stage, numbers=None):
         emit_arrival(b, stage.pipeline, index, False)
 
     return types.void(stage, numbers), generate
-
-
-def emit_arrival(b, pipeline, index, free):
-    asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, emit_barrier(b, pipeline, index, free), effect=True)
 
 
 def _check_records(word, plan):

@@ -34,66 +34,27 @@ def tma_load(stage, matrices, batch, head, row):
     matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes). In plain
     Python an array of that shape. See `pipeline`.
     """
-    check_boxes("tma_load", stage.pipeline.tile)
-    tile, memory, filled = stage.tile, simulator.shared_memory(), stage.barrier(free=False)
-    part, values = _rows(matrices, tile.plan, batch, head, row), np.zeros(tile.plan.shape, tile.plan.dtype)
+    plan = stage.pipeline.tile
+    check_boxes("tma_load", plan)
+    part, values = _rows(matrices, plan, batch, head, row), np.zeros(plan.shape, plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
-    stage.next_round()
-    unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
-    tile.write(slice(None), slice(None), values, (unit, number))
-    known = memory.tell()
-    known[:, unit] = number
-    filled.arrive(known)
-
-
-@primitive
-def bulk_load(stage, shared, line, first):
-    """Start to copy elements `first`... of a line into a row-major tile of one row that goes with the stage.
-
-    By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`. The line is contiguous and
-    long enough, what is copied lies at a multiple of 16 bytes.
-    """
-    _check_line(shared, line)
-    memory, filled, cols = simulator.shared_memory(), stage.barrier(free=False), shared.plan.cols
-    values = np.asarray(line)[int(first) : int(first) + cols]
-    if len(values) < cols or values.strides[0] != values.itemsize:
-        raise ValueError(f"bulk_load: a line of {len(line)} has no {cols} contiguous elements from {first} on")
-    stage.next_round()
-    unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
-    shared.write(0, np.arange(cols), values, (unit, number))
-    known = memory.tell()
-    known[:, unit] = number
-    filled.arrive(known)
-
-
-def _check_line(shared, line):
-    plan = shared.plan
-    if line.ndim != 1 or name_of(line.dtype) != name_of(plan.dtype) or plan.rows > 1:
-        raise TypingError(f"bulk_load: no {plan} is filled with {line.dtype} of {line.ndim} axes")
-
-
-@bulk_load.lowering
-def bulk_load(stage, shared, line, first):
-    _check_line(shared, line)
-    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-
-    def generate(b, value, pointer, array, first):
-        filled, nbytes = emit_barrier(b, stage.pipeline, unpack(b, value)[0], False), I32(shared.plan.nbytes)
-        emit_expect(b, filled, nbytes)
-        source = b.ptrtoint(emit_element(b, line, array, first), I64)
-        asm(b, text, VOID, b.ptrtoint(pointer, I32), source, nbytes, filled, effect=True)
-
-    return types.void(stage, shared, line, types.int32), generate
-
-
-def emit_expect(b, filled, nbytes):
-    """A load of so many bytes begins."""
-    asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
+    _start_load(stage, stage.tile, values)
 
 
 def check_boxes(word, plan):
     if not isinstance(plan, Boxes) or plan.transposed:
         raise TypingError(f"{word}: {plan} is no tile of boxes")
+
+
+def _start_load(stage, shared, values):
+    """Write them in the background; who waits for the stage learns of that, too."""
+    memory, filled = simulator.shared_memory(), stage.barrier(free=False)
+    stage.next_round()
+    unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
+    shared.write(slice(None), slice(None), values, (unit, number))
+    known = memory.tell()
+    known[:, unit] = number
+    filled.arrive(known)
 
 
 def _rows(matrices, plan, batch, head, row):
@@ -109,8 +70,7 @@ def tma_load(stage, matrices, batch, head, row):
 
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
-        filled = emit_barrier(b, stage.pipeline, index, False)
-        emit_expect(b, filled, I32(plan.nbytes))
+        filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
         text = (
             "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
             "[$0], [$1, {$2, $3, $4, $5}], [$6];"
@@ -122,11 +82,53 @@ def tma_load(stage, matrices, batch, head, row):
     return types.void(stage, types.uint64, index, index, index), generate
 
 
+def emit_expect(b, pipeline, index, nbytes):
+    """A load of so many bytes begins. Returns the barrier that it arrives at."""
+    filled = emit_barrier(b, pipeline, index, False)
+    asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
+    return filled
+
+
 def boxes_of(b, plan, pointer):
     """The first column and the address of each box of a tile."""
     start = b.ptrtoint(pointer, I32)
     for i, col in enumerate(range(0, plan.cols, plan.width)):
         yield I32(col), b.add(start, I32(i * plan.box_bytes))
+
+
+@primitive
+def bulk_load(stage, shared, line, first):
+    """Start to copy elements `first`... of a line into a row-major tile of one row that goes with the stage.
+
+    By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`. The line is contiguous and
+    long enough, what is copied lies at a multiple of 16 bytes.
+    """
+    check_line("bulk_load", shared, line)
+    cols = shared.plan.cols
+    values = np.asarray(line)[int(first) : int(first) + cols]
+    if len(values) < cols or values.strides[0] != values.itemsize:
+        raise ValueError(f"bulk_load: a line of {len(line)} has no {cols} contiguous elements from {first} on")
+    _start_load(stage, shared, values)
+
+
+def check_line(word, shared, line):
+    plan = shared.plan
+    if line.ndim != 1 or name_of(line.dtype) != name_of(plan.dtype) or plan.rows > 1:
+        raise TypingError(f"{word}: {plan} is no part of a line of {line.dtype} of {line.ndim} axes")
+
+
+@bulk_load.lowering
+def bulk_load(stage, shared, line, first):
+    check_line("bulk_load", shared, line)
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+
+    def generate(b, value, pointer, array, first):
+        nbytes = I32(shared.plan.nbytes)
+        filled = emit_expect(b, stage.pipeline, unpack(b, value)[0], nbytes)
+        source = b.ptrtoint(emit_element(b, line, array, first), I64)
+        asm(b, text, VOID, b.ptrtoint(pointer, I32), source, nbytes, filled, effect=True)
+
+    return types.void(stage, shared, line, types.int32), generate
 
 
 @primitive
@@ -144,9 +146,13 @@ def fence_async_proxy():
 def tma_store(matrices, shared, batch, head, row):
     """Start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread. See `pipeline`."""
     check_boxes("tma_store", shared.plan)
-    values = shared.read(slice(None), slice(None), shared.memory.start_work(_stores()))
-    part = _rows(matrices, shared.plan, batch, head, row)
+    values, part = start_store(shared), _rows(matrices, shared.plan, batch, head, row)
     part[...] = values[: part.shape[0], : part.shape[1]]
+
+
+def start_store(shared):
+    """What lies there, read in the background."""
+    return shared.read(slice(None), slice(None), shared.memory.start_work(_stores()))
 
 
 def _stores():
@@ -162,10 +168,15 @@ def tma_store(matrices, shared, batch, head, row):
         text = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];"
         for col, box in boxes_of(b, plan, pointer):
             asm(b, text, VOID, tensor_map, col, row, head, batch, box, effect=True)
-        asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
+        emit_commit(b)
 
     index = types.int32
     return types.void(types.uint64, shared, index, index, index), generate
+
+
+def emit_commit(b):
+    """Who waits for this thread's stores waits for those up to here."""
+    asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
 
 
 @primitive

@@ -91,3 +91,26 @@ def test_a_place_holds_the_whole_tile(size, dtype):
 
     with pytest.raises((TypingError, CudaTypingError), match=f"put_registers: no {size} float.* hold {SIZE} float32"):
         start(kernel, WARPGROUP, 1 << 16, numbers((64, 64)))
+
+
+@pytest.mark.parametrize(("rows", "sums"), [
+    (1, np.zeros(SIZE)), (1, np.zeros((2, SIZE), np.float32)), (2, np.zeros(SIZE, np.float32)),
+], ids=["float64", "of two axes", "two rows"])  # fmt: skip
+def test_what_is_added_is_part_of_a_line(rows, sums):
+    PLACE = SharedMemory().tile(rows, SIZE // rows, np.float32)
+
+    def kernel(sums):
+        bulk_add(sums, 0, allocate(PLACE))
+
+    with pytest.raises((TypingError, CudaTypingError), match=f"bulk_add: float32 {rows}x.* is no part of a line"):
+        start(kernel, WARPGROUP, 1 << 15, sums)
+
+
+def test_only_float32_is_added():
+    PLACE = SharedMemory().tile(1, SIZE, np.int32)
+
+    def kernel(sums):
+        bulk_add(sums, 0, allocate(PLACE))
+
+    with pytest.raises((TypingError, CudaTypingError), match="bulk_add: got int32, expected float32"):
+        start(kernel, WARPGROUP, 1 << 15, np.zeros(SIZE, np.int32))
