@@ -3,14 +3,12 @@
 For dQ = dS K, dS goes through shared memory, a step late: no consumer waits for what another one computes just then.
 """
 
-
 import numpy as np
 from numba.cuda import types
 
 from ..build import Source
 from ..spec import Line, Matrix, Spec, Sums
 from ..tile import (
-    INDEX,
     WARPGROUP,
     Pipeline,
     SharedMemory,
@@ -33,7 +31,6 @@ from ..tile import (
     init_pipeline,
     launch_dependents,
     load_registers,
-    minimum,
     operand,
     prefetch_tensor_map,
     put,
@@ -53,44 +50,55 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .dropout import DROPS
 from .forward_hopper import head_dims, takes
 from .gradients import (
     CONSUMER_REGISTERS,
     CONSUMERS,
-    GIVEN,
-    LINES_AND_NUMBERS,
     PART,
     PRODUCER,
     PRODUCER_REGISTERS,
     ROWS,
     ZERO,
     Call,
-    Keys,
     Queries,
     Tiles,
-    at_once,
-    blocks_of_keys,
     clear_step,
     dropout_steps,
     is_crowded,
-    is_first_of_warpgroup,
     key_lengths,
+    keys_spec,
+    keys_step,
     loader,
+    pipelines_within,
     queries_steps,
     save_step,
     size_of,
     source,
-    wait_for,
     with_results,
 )
 from .layouts import DTYPES, array_type
-from .schedule import place, place_grouped
-from .visibility import (
-    band_of,
-    element_test,
-    sight_type,
-)
+from .schedule import place
+from .visibility import band_of, element_test
+
+
+@device
+def wait_for(filled, count):
+    """Wait for so many stages of a pipeline."""
+    for _ in range(count):
+        wait(filled)
+        filled = advance(filled, 1)
+
+
+@device
+def is_first_of_warpgroup():
+    return thread_index() % WARPGROUP == 0
+
+
+@device
+def wait_for_store():
+    """The first thread, which stores sums, waits until they may be overwritten."""
+    if is_first_of_warpgroup():
+        tma_store_wait()
 
 
 def backward_kv(
@@ -111,21 +119,18 @@ def backward_kv(
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, CONSUMERS if adds_dq else 0)
-    SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
-    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_K, SHARED_V))
-    Q_PIPELINE, DO_PIPELINE = (
-        Pipeline.within(shared, tile, CONSUMERS, fills) for tile, fills in ((SHARED_Q, 3), (SHARED_DO, 1))
-    )
+    given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
+    pipelines = pipelines_within(shared, *given)
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
     K_PARTS, DS_PARTS = SHARED_K.parts(PART), SHARED_DS.parts(PART)
-    ROW_PARTS, COL_PARTS, TILE_M, TILE_N = tile_m // PART, head_dim // PART, tile_m, ROWS * CONSUMERS
+    ROW_PARTS, COL_PARTS, TILE_M = tile_m // PART, head_dim // PART, tile_m
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
-    pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA
-    load_tiles = loader(mask, tile_m, pipelines, CONSUMERS)
+    keys_of_block, load_tiles = keys_step(ROWS * CONSUMERS), loader(pipelines, first_queries, next_queries)
     if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
 
@@ -140,8 +145,7 @@ def backward_kv(
     def share(dS, E):
         """Let all consumers read dS. This one's place for dQ is then free, too."""
         acquire(E)
-        if is_first_of_warpgroup():
-            tma_store_wait()
+        wait_for_store()
         put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
         fence_async_proxy()
         sync_warpgroup()
@@ -246,12 +250,10 @@ def backward_kv(
             dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
             if adds_dq:
                 dQ = wgmma_wait(dq_part(advance(E, 1)), 0)
-                if is_first_of_warpgroup():
-                    tma_store_wait()
+                wait_for_store()
                 sync_warpgroup()
                 add_dq(dQ, advance(E, 1), at, mSums, tile)
-                if is_first_of_warpgroup():
-                    tma_store_wait()
+                wait_for_store()
         sync_warpgroups(CONSUMERS)                              # all have read K
         save_dk(mDK[tile.batch, tile.head_k], dK * scale, K, n0)        # line 24
         save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, V, n0)
@@ -259,12 +261,8 @@ def backward_kv(
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
     ):
-        batches, heads, _ = shape(mLse)
-        _, heads_k, seqlen_k, _ = shape(mDK)
-        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
-        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
-        n0, head = n_block * TILE_N, head_k * group_size
-        tile = Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+        _, heads, _ = shape(mLse)
+        tile = keys_of_block(mLse, mDK, group_size, at_once)
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         init_pipeline(Q_PIPELINE)
@@ -283,12 +281,7 @@ def backward_kv(
             increase_registers(CONSUMER_REGISTERS)
             compute(mDK, mDV, mSums, tile, scale, Call(sight, drops, heads, scale_log2, kept_scale))
 
-    line, number = array_type(np.float32, 3), types.float32
-    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(
-        *[types.uint64] * 4, dk, dv, line, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
-    )
-    return source(kernel, signature, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+    return source(kernel, out_dtypes, mask, shared, given, sums=True)
 
 
 def round_dq(*, dtype, out_dtypes, head_dim, nbytes):
@@ -336,24 +329,10 @@ def parameters_kv(work, tiles):
 
 
 DQ_SUMS = Sums("sums of dq")
+NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched then
 
-
-def kv_spec(takes, sums):
-    return Spec(
-        backward_kv,
-        (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), sums, *LINES_AND_NUMBERS),
-        tiles=lambda work: (KEYS[size_of(work)],),
-        parameters=parameters_kv,
-        takes=takes,
-        numbers=at_once,
-        keeps="k",
-        blocks=blocks_of_keys,
-        arch="a",
-    )
-
-
-SPEC_SUMS = kv_spec(adds_dq, DQ_SUMS)
-SPEC = kv_spec(keeps_both, Line("delta", padded=True))  # in place of sums, which it does not touch
+SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, DQ_SUMS)
+SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, NO_SUMS)
 SPEC_ROUND = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "scale"),

@@ -1,12 +1,7 @@
 """Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
 
-
-import numpy as np
-from numba.cuda import types
-
 from ..spec import Matrix, Spec
 from ..tile import (
-    INDEX,
     Pipeline,
     SharedMemory,
     acquire,
@@ -41,7 +36,6 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .dropout import DROPS
 from .forward_hopper import takes
 from .gradients import (
     CONSUMER_REGISTERS,
@@ -63,16 +57,9 @@ from .gradients import (
     source,
     with_results,
 )
-from .layouts import DTYPES, array_type
+from .layouts import DTYPES
 from .schedule import place_grouped
-from .visibility import (
-    band_of,
-    element_test,
-    keys_in_sight,
-    needs_test,
-    sight_type,
-    steps_to_next,
-)
+from .visibility import band_of, element_test, keys_in_sight, needs_test, steps_to_next
 
 
 def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, dropout, nbytes):
@@ -201,12 +188,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
             call = Call(sight, drops, heads, scale_log2, kept_scale)
             compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call)
 
-    line, number = array_type(np.float32, 3), types.float32
-    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(
-        *[types.uint64] * 4, dq, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
-    )
-    return source(kernel, signature, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+    return source(kernel, out_dtypes, mask, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

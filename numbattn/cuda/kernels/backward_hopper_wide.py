@@ -1,18 +1,13 @@
 """Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `gradients`."""
 
-
 import numpy as np
-from numba.cuda import types
 
-from ..spec import Matrix, Spec
 from ..tile import (
-    INDEX,
     Pipeline,
     SharedMemory,
     acquire,
     advance,
     allocate,
-    block_index,
     clear,
     commit,
     decrease_registers,
@@ -26,7 +21,6 @@ from ..tile import (
     increase_registers,
     init_pipeline,
     launch_dependents,
-    minimum,
     operand,
     prefetch_tensor_map,
     put_registers,
@@ -44,39 +38,30 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .dropout import DROPS
 from .forward_hopper import takes
 from .gradients import (
     CONSUMER_REGISTERS,
     CONSUMERS,
-    GIVEN,
-    LINES_AND_NUMBERS,
     PRODUCER,
     PRODUCER_REGISTERS,
     ROWS,
     ZERO,
     Call,
-    Keys,
     Tiles,
-    at_once,
-    blocks_of_keys,
     clear_step,
     dropout_steps,
     key_lengths,
+    keys_spec,
+    keys_step,
     loader,
+    pipelines_within,
     queries_steps,
     save_step,
-    size_of,
     source,
     with_results,
 )
-from .layouts import DTYPES, array_type
-from .schedule import place_grouped
-from .visibility import (
-    band_of,
-    element_test,
-    sight_type,
-)
+from .layouts import DTYPES
+from .visibility import band_of, element_test
 
 
 def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, dropout, nbytes):
@@ -88,20 +73,17 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, 1) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_P = shared.tile(1, ROWS * tile_m, np.float32, 2)
-    SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
-    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_K, SHARED_V))
-    Q_PIPELINE, DO_PIPELINE = (
-        Pipeline.within(shared, tile, CONSUMERS, fills) for tile, fills in ((SHARED_Q, 3), (SHARED_DO, 1))
-    )
+    given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
+    pipelines = pipelines_within(shared, *given)
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     P_PIPELINE = Pipeline.within(shared, SHARED_P, readers=1)
-    TILE_M, TILE_N = tile_m, ROWS
+    TILE_M = tile_m
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
-    pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA
-    load_tiles = loader(mask, tile_m, pipelines, 1)
+    keys_of_block, load_tiles = keys_step(ROWS), loader(pipelines, first_queries, next_queries)
 
     @device
     def product(X, Y, other, tile, at, call):
@@ -189,12 +171,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
     ):
-        batches, heads, _ = shape(mLse)
-        _, heads_k, seqlen_k, _ = shape(mDK)
-        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
-        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
-        n0, head = n_block * TILE_N, head_k * group_size
-        tile = Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+        _, heads, _ = shape(mLse)
+        tile = keys_of_block(mLse, mDK, group_size, at_once)
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         init_pipeline(Q_PIPELINE)
@@ -215,7 +193,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             wait(K)
             wait(V)
             if CLEARS_KEYS:
-                left = longest(sight, tile) - n0
+                left = longest(sight, tile) - tile.first
                 if warpgroup_index() == 0:
                     clear(K.tile, left)
                 else:
@@ -228,25 +206,10 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             else:
                 compute_k(mDK, V.tile, tile, scale, call)
 
-    line, number = array_type(np.float32, 3), types.float32
-    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(
-        *[types.uint64] * 4, dk, dv, line, line, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
-    )
-    return source(kernel, signature, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+    return source(kernel, out_dtypes, mask, shared, given)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
 
-SPEC = Spec(
-    backward_wide,
-    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *LINES_AND_NUMBERS),
-    tiles=lambda work: (WIDE[size_of(work)],),
-    parameters=with_results("dk", "dv"),
-    takes=takes,
-    numbers=at_once,
-    keeps="k",
-    blocks=blocks_of_keys,
-    arch="a",
-)
+SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"), takes)

@@ -447,12 +447,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], INDEX, number,
         number, *[INDEX] * 3,
     )  # fmt: skip
-    boxes = [tile.box for tile in (SHARED_Q, SHARED_K, SHARED_V, SHARED_O)]
+    return warp_specialised(kernel, signature, consumers, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_O))
+
+
+def warp_specialised(kernel, signature, consumers, shared, tiles):
+    """The Source of a kernel with a producer behind its consumers; tiles: of its tensor maps, its first arguments."""
+    maps = tuple(TensorMap(i, tile.box) for i, tile in enumerate(tiles))
     threads = WARPGROUP * (consumers + 1)
-    return Source(
-        kernel, signature, threads, shared=shared.nbytes, overlaps=True,
-        tensor_maps=tuple(TensorMap(i, box) for i, box in enumerate(boxes)),
-    )  # fmt: skip
+    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

@@ -17,17 +17,20 @@ beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared bey
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.cuda import types
 
-from ..build import Source, TensorMap
-from ..spec import DROPOUT, MASK, Boxes, Line
+from ..spec import DROPOUT, MASK, Boxes, Line, Matrix, Spec
 from ..tile import (
+    INDEX,
     WARPGROUP,
     WARPGROUP_ROWS,
     Alignment,
+    Pipeline,
     acquire,
     advance,
     aligned,
     allocate,
+    block_index,
     bulk_load,
     clear,
     copy_layout,
@@ -36,27 +39,30 @@ from ..tile import (
     get,
     index,
     maximum,
+    minimum,
     opaque,
     put,
     save,
+    shape,
     stage,
     sync_warpgroup,
     sync_warpgroups,
-    thread_index,
     tma_load,
     wait,
     warpgroup_index,
     where,
 )
-from .dropout import keep_test
-from .forward_hopper import head_dims
-from .layouts import DTYPES, vector
+from .dropout import DROPS, keep_test
+from .forward_hopper import head_dims, warp_specialised
+from .layouts import DTYPES, array_type, vector
+from .schedule import place_grouped
 from .tables import compiled_in
 from .visibility import (
     band_of,
     grids_of,
     needs_test,
     queries_in_sight,
+    sight_type,
     steps_to_next,
 )
 
@@ -155,6 +161,43 @@ def clear_step(rows, clears):
     return clear_beyond if clears else keep
 
 
+def save_step(dtype, out, cols, nbytes):
+    """The device function (matrix, tile, place, first): save a consumer's tile of sums, rounded to dtype `out`.
+
+    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
+    """
+    ROWS_OF, COPY = Alignment(nbytes), copy_layout(ROWS, cols, WARPGROUP, vector(dtype))
+
+    @device
+    def by_rows(matrix, tile, place, first):
+        put(place, tile)
+        sync_warpgroup()
+        save(aligned(matrix, ROWS_OF), get(place, COPY), first)
+
+    @device
+    def as_it_is(matrix, tile, place, first):
+        save(aligned(matrix, ROWS_OF), tile, first)
+
+    return by_rows if DTYPES[out] == dtype else as_it_is
+
+
+# ----------------------------------------------------------------------------------------------- where keys are kept
+def keys_step(tile_n):
+    """The device function (mLse, mDK, group_size, at_once): the tile of keys that this block keeps."""
+    TILE_N = tile_n
+
+    @device
+    def keys_of_block(mLse, mDK, group_size, at_once):
+        batches, _, _ = shape(mLse)
+        _, heads_k, seqlen_k, _ = shape(mDK)
+        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
+        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        n0, head = n_block * TILE_N, head_k * group_size
+        return Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+
+    return keys_of_block
+
+
 def queries_steps(mask, tile_m):
     """Device functions that walk over the queries in sight of a tile of keys, head by head: the first, the next tile.
     And whether a tile needs a test per element."""
@@ -209,44 +252,18 @@ def key_lengths(mask):
     return longest
 
 
-def save_step(dtype, out, cols, nbytes):
-    """The device function (matrix, tile, place, first): save a consumer's tile of sums, rounded to dtype `out`.
-
-    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
-    """
-    ROWS_OF, COPY = Alignment(nbytes), copy_layout(ROWS, cols, WARPGROUP, vector(dtype))
-
-    @device
-    def by_rows(matrix, tile, place, first):
-        put(place, tile)
-        sync_warpgroup()
-        save(aligned(matrix, ROWS_OF), get(place, COPY), first)
-
-    @device
-    def as_it_is(matrix, tile, place, first):
-        save(aligned(matrix, ROWS_OF), tile, first)
-
-    return by_rows if DTYPES[out] == dtype else as_it_is
+def pipelines_within(shared, Q, K, V, dO):
+    """Pipelines of these tiles, and places of the lse and the delta that fill a stage of Q together with it."""
+    lse, delta = (shared.tile(1, Q.rows, np.float32, Q.stages) for _ in range(2))
+    K, V = Pipeline.within(shared, K, readers=1), Pipeline.within(shared, V, readers=1)
+    Q, dO = Pipeline.within(shared, Q, CONSUMERS, fills=3), Pipeline.within(shared, dO, CONSUMERS)
+    return Q, K, V, dO, lse, delta
 
 
-@device
-def wait_for(filled, count):
-    """Wait for so many stages of a pipeline."""
-    for _ in range(count):
-        wait(filled)
-        filled = advance(filled, 1)
-
-
-@device
-def is_first_of_warpgroup():
-    return thread_index() % WARPGROUP == 0
-
-
-def loader(mask, tile_m, pipelines, parts):
-    """The device function of the producer where keys are kept; `parts` tiles of K and V of 64 rows, then Q and dO."""
-    K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
-    TILE_M, PARTS = tile_m, parts
-    first_queries, next_queries, _ = queries_steps(mask, tile_m)
+def loader(pipelines, first_queries, next_queries):
+    """The device function of the producer: all tiles of K and V, then Q and dO."""
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
 
     @device
     def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile):
@@ -270,11 +287,22 @@ def loader(mask, tile_m, pipelines, parts):
     return load_tiles
 
 
-def source(kernel, signature, shared, tiles):
-    """tiles: of the tensor maps, which are the first arguments."""
-    maps = tuple(TensorMap(i, tile.box) for i, tile in enumerate(tiles))
-    threads = WARPGROUP * (CONSUMERS + 1)
-    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
+# --------------------------------------------------------------------------------------------------------- arguments
+GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
+LINES_AND_NUMBERS = (
+    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, DROPOUT, "group_size", "scale", "scale_log2",
+    "kept_scale", "at_once",
+)  # fmt: skip
+
+
+def source(kernel, out_dtypes, mask, shared, tiles, sums=False):
+    """tiles: of what is given; sums: whether the kernel takes them, behind its results."""
+    results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
+    lines = [array_type(np.float32, 3)] * (2 + sums)
+    signature = types.void(
+        *[types.uint64] * 4, *results, *lines, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
+    )
+    return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -313,12 +341,16 @@ def at_once(work, tiles):
     return {"at_once": 8}
 
 
-def blocks_of_keys(work, tiles, m_blocks, n_blocks):
-    return work.problem.heads_k * n_blocks
-
-
-GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
-LINES_AND_NUMBERS = (
-    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, DROPOUT, "group_size", "scale", "scale_log2",
-    "kept_scale", "at_once",
-)  # fmt: skip
+def keys_spec(factory, rows, parameters, takes, *sums):
+    """The Spec of a kernel that keeps keys."""
+    return Spec(
+        factory,
+        (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
+        tiles=lambda work: (rows[size_of(work)],),
+        parameters=parameters,
+        takes=takes,
+        numbers=at_once,
+        keeps="k",
+        blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
+        arch="a",
+    )
