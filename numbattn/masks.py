@@ -18,16 +18,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .checks import Array, integer, library, shape_of, words_for
+from .values import Value, moved, shown
 
-M = TypeVar("M", bound="Mask")
 Integers: TypeAlias = int | Sequence[int] | Array
 FAR = 2**40  # beyond every sequence, and far from overflow
 
@@ -73,8 +73,8 @@ class Held(NamedTuple):
     largest: Any = None
 
 
-class Mask:
-    """What all masks share: `&`, `dense`, and equality: numbers by value, arrays by identity."""
+class Mask(Value):
+    """What all masks share: `&` and `dense`."""
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
 
@@ -111,12 +111,6 @@ class Mask:
     @cached_property
     def _and_causal(self) -> Mask:
         return Causal() & self
-
-    def _like(self: M, array: Any) -> M:
-        """The mask with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
-        copies = {name: _moved(x, array) for name, x in self._arrays().items()}
-        copy: M = replace(cast(Any, self), **copies) if copies else self
-        return self if copy == self else copy
 
     def dense(self, seqlen_q: int, seqlen_k: int) -> NDArray[np.bool_]:
         """The boolean array that the mask stands for.
@@ -163,33 +157,6 @@ class Mask:
 
     def __rand__(self, other: Mask | Array) -> Mask:
         return All(as_mask(other, "&")._parts + self._parts)
-
-    def _arrays(self) -> dict[str, Any]:
-        """Its own arrays by the names of their fields, without those of its parts."""
-        return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}
-
-    def _key(self) -> tuple[Any, ...]:
-        values = (getattr(self, field.name) for field in fields(cast(Any, self)))
-        return type(self), tuple(("array", id(x)) if hasattr(x, "shape") else x for x in values)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Mask) and self._key() == other._key())
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key())
-
-    def __repr__(self) -> str:
-        values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))
-        inside = ", ".join(f"{name}={_show(x)}" for name, x in values if x is not None)
-        return f"{type(self).__name__}({inside})"
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -276,7 +243,7 @@ class Window(Mask):
         return _given(offset=self.offset)
 
     def __repr__(self) -> str:
-        return f"Window({self.left}, {self.right}{'' if self.offset is None else f', offset={_show(self.offset)}'})"
+        return f"Window({self.left}, {self.right}{'' if self.offset is None else f', offset={shown(self.offset)}'})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -461,7 +428,7 @@ class Bits(Mask):
         given = _integers("Bits.tree parents", parents)
         if isinstance(given, int):
             raise ValueError("Bits.tree parents: got a number, expected an array (..., nodes)")
-        parent = _moved(given, np.empty(0))
+        parent = moved(given, np.empty(0))
         nodes = parent.shape[-1]
         if parent.size and not -1 <= parent.min() <= parent.max() < nodes:
             raise ValueError(f"Bits.tree parents: got values from {parent.min()} to {parent.max()}, "
@@ -651,7 +618,7 @@ def as_mask(mask: Any, name: str = "mask") -> Mask:
     if library(mask) and mask.dtype == np.bool_:
         return Dense(mask)
     raise TypeError(f"{name}: got {words_for(mask)}, expected a numbattn mask or a boolean array of NumPy or CuPy, "
-                    "True = visible (numbers that are added to the scores are not masks)")
+                    "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")
 
 
 def _array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
@@ -704,14 +671,3 @@ def _larger(x: Any, y: Any) -> Any:
 
 def _smaller(x: Any, y: Any) -> Any:
     return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
-
-
-def _moved(x: Any, array: Any) -> Any:
-    """An array in the library of another one: itself if it is already."""
-    if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):
-        return x
-    return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
-
-
-def _show(x: Any) -> str:
-    return f"<{x.dtype} array {x.shape}>" if hasattr(x, "shape") else repr(x)

@@ -1,0 +1,59 @@
+"""What masks and scores are: frozen values. Two are equal if their numbers are equal and their arrays the same."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+V = TypeVar("V", bound="Value")
+
+
+class Value:
+    """The base of a frozen dataclass."""
+
+    def _arrays(self) -> dict[str, Any]:
+        """Its own arrays by the names of their fields, without those of its parts."""
+        return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}
+
+    def _like(self: V, array: Any) -> V:
+        """The value with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
+        copies = {name: moved(x, array) for name, x in self._arrays().items()}
+        copy: V = replace(cast(Any, self), **copies) if copies else self
+        return self if copy == self else copy
+
+    def _key(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(cast(Any, self)))
+        return type(self), tuple(("array", id(x)) if hasattr(x, "shape") else x for x in values)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Value) and self._key() == other._key())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))
+        inside = ", ".join(f"{name}={shown(x)}" for name, x in values if x is not None)
+        return f"{type(self).__name__}({inside})"
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+def moved(x: Any, array: Any) -> Any:
+    """An array in the library of another one: itself if it is already."""
+    if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):
+        return x
+    return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
+
+
+def shown(x: Any) -> str:
+    return f"<{x.dtype} array {x.shape}>" if hasattr(x, "shape") else repr(x)
