@@ -3,19 +3,26 @@
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
 from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
-from .problem import Saved
+from .problem import Gradients, Saved
+from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alibi",
+    "Bias",
     "Bits",
     "BlockSparse",
     "Causal",
     "Dense",
     "Dropout",
+    "Gradients",
     "Lengths",
     "Mask",
+    "RelativeBias",
     "Saved",
+    "Sink",
+    "Softcap",
     "Window",
     "__version__",
     "attention",

@@ -1,23 +1,21 @@
 """The public functions."""
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from . import reference
 from .checks import Array, flag
 from .dropout import Dropout
 from .masks import Mask
-from .problem import A, Problem, Saved, checked_gradients, describe
+from .problem import A, Gradients, Problem, Saved, checked_gradients, describe
+from .scores import Scores
 
-A_co = TypeVar("A_co", covariant=True)
 
-
-class Backprop(Protocol[A_co]):
+class Backprop(Protocol[A]):
     """What `attention_vjp` returns beside o."""
 
     def __call__(
         self, do: Array, dlse: Array | None = None, deterministic: bool = False
-    ) -> tuple[A_co, A_co, A_co]: ...
-
+    ) -> Gradients[A]: ...
 
 
 def attention(
@@ -29,6 +27,7 @@ def attention(
     mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
+    score: Scores = None,
     out: A | None = None,
 ) -> A:
     """Exact attention, softmax(scale Q K^T) V, in memory linear in the sequence length.
@@ -53,6 +52,9 @@ def attention(
         Finite and > 0. Default: 1 / sqrt(head_dim).
     dropout : Dropout, optional
         Which elements of P are dropped.
+    score : Softcap, Alibi, Bias, RelativeBias, Sink, or a list of them, optional
+        What happens to S = scale Q K^T before the mask, in this order. What it makes of a masked element does not
+        matter. For NumPy arrays only, so far.
     out : array, (..., seqlen_q, head_dim_v), optional
         Where to put the result. It must not overlap q, k, v or itself.
 
@@ -79,7 +81,7 @@ def attention(
     >>> na.attention(q, k, v, causal=True).shape
     (2, 8, 100, 64)
     """
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, out)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
     o, _ = _backend(problem).forward(problem, inputs, out, save=False)
     return o
 
@@ -93,13 +95,14 @@ def attention_forward(
     mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
+    score: Scores = None,
     out: A | None = None,
 ) -> tuple[A, Saved[A]]:
     """`attention`, and what `attention_backward` needs.
 
     Parameters
     ----------
-    q, k, v, causal, mask, scale, dropout, out
+    q, k, v, causal, mask, scale, dropout, score, out
         As in `attention`.
 
     Returns
@@ -123,7 +126,7 @@ def attention_forward(
     >>> saved.lse.shape
     (100,)
     """
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, out)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
     return _backend(problem).forward(problem, inputs, out)
 
 
@@ -133,7 +136,7 @@ def attention_backward(
     *,
     dlse: Array | None = None,
     deterministic: bool = False,
-) -> tuple[A, A, A]:
+) -> Gradients[A]:
     """The exact gradients of `attention_forward`.
 
     Parameters
@@ -153,7 +156,9 @@ def attention_backward(
     Returns
     -------
     dq, dk, dv : arrays
-        Of the shapes and dtypes of q, k, v; over broadcast axes they are summed.
+        Of the shapes and dtypes of q, k, v; over broadcast axes they are summed. What is returned is a tuple with the
+        attribute `score`: the gradients of the arrays in `score`, likewise, in their order; None for one that is not
+        wanted.
 
     Raises
     ------
@@ -188,13 +193,14 @@ def attention_vjp(
     mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
+    score: Scores = None,
     out: A | None = None,
 ) -> tuple[A, Backprop[A]]:
     """`attention` with its gradients as a closure.
 
     Parameters
     ----------
-    q, k, v, causal, mask, scale, dropout, out
+    q, k, v, causal, mask, scale, dropout, score, out
         As in `attention`.
 
     Returns
@@ -219,9 +225,9 @@ def attention_vjp(
     >>> dv.shape
     (100, 64)
     """
-    o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, out=out)
+    o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, out=out)
 
-    def backprop(do: Array, dlse: Array | None = None, deterministic: bool = False) -> tuple[A, A, A]:
+    def backprop(do: Array, dlse: Array | None = None, deterministic: bool = False) -> Gradients[A]:
         return attention_backward(do, saved, dlse=dlse, deterministic=deterministic)
 
     return o, backprop
@@ -235,6 +241,7 @@ def attention_weights(
     mask: Mask | Array | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
+    score: Scores = None,
 ) -> A:
     """P itself, softmax(scale Q K^T), to look at: an array of seqlen_q x seqlen_k for every head.
 
@@ -243,7 +250,7 @@ def attention_weights(
 
     Parameters
     ----------
-    q, k, causal, mask, scale, dropout
+    q, k, causal, mask, scale, dropout, score
         As in `attention`. With dropout the weights are those that multiply v: 0 where dropped, else scaled.
 
     Returns
@@ -265,7 +272,7 @@ def attention_weights(
            [0.5 , 0.5 , 0.  ],
            [0.33, 0.33, 0.33]])
     """
-    problem, inputs = describe(q, k, k, causal, mask, scale, dropout)
+    problem, inputs = describe(q, k, k, causal, mask, scale, dropout, score)
     return reference.weights(problem, inputs)
 
 

@@ -9,7 +9,10 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
+
+DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 
 
 class Array(Protocol):

@@ -7,17 +7,16 @@ from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import ml_dtypes
 import numpy as np
 
-from .checks import Array, flag, library, number, overlap, overlaps_itself, same_library, words_for
+from .checks import DTYPES, Array, flag, library, number, overlap, overlaps_itself, same_library, words_for
 from .dropout import Dropout
 from .masks import All, Causal, Mask, as_mask
+from .scores import Part, Scores, as_parts
 
 A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 B = TypeVar("B", bound=Array)  # the same, of functions in a class
 NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
-DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digits and is finite
     np.dtype(dtype): (float(np.finfo(dtype).tiny), float(np.finfo(dtype).max) / 2) for dtype in (np.float32, np.float64)
 }
@@ -25,8 +24,8 @@ SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digit
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a call is planned by: shapes, strides, dtype, the kinds of masks, dropout or not. It is hashable and
-    holds neither arrays nor the numbers that kernels take at run time."""
+    """All that a call is planned by: shapes, strides, dtype, the kinds of masks and scores, dropout or not. It is
+    hashable and holds neither arrays nor the numbers that kernels take at run time."""
 
     xp: str  # "numpy" or "cupy"
     dtype: np.dtype[Any]  # of q, k, v and o
@@ -40,6 +39,7 @@ class Problem:
     shapes: tuple[tuple[int, ...], ...]  # of q, k and v
     strides: tuple[tuple[int, ...], ...]  # of q, k and v, in bytes
     mask_kinds: tuple[type, ...]
+    score_kinds: tuple[tuple[Any, ...], ...]
     dropout: bool
 
     def __hash__(self) -> int:
@@ -84,7 +84,7 @@ class Problem:
 
 
 class Inputs(NamedTuple):
-    """The arrays of a call as they were given, its mask with arrays of q's library, and its numbers."""
+    """The arrays of a call as they were given, its mask and score with arrays of q's library, and its numbers."""
 
     q: Any
     k: Any
@@ -92,6 +92,24 @@ class Inputs(NamedTuple):
     mask: Mask
     scale: float
     dropout: Dropout | None
+    score: tuple[Part, ...]
+
+
+class Gradients(tuple[A, A, A]):
+    """dq, dk, dv.
+
+    Attributes
+    ----------
+    score : tuple
+        The gradients of the arrays in `score`, in their order; None for one that is not wanted.
+    """
+
+    score: tuple[A | None, ...]
+
+    def __new__(cls, dq: A, dk: A, dv: A, score: tuple[A | None, ...] = ()) -> Gradients[A]:
+        self = super().__new__(cls, (dq, dk, dv))
+        self.score = score
+        return self
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,7 +137,7 @@ class Saved(Generic[A]):
     @classmethod
     def of(
         cls, q: B, k: B, v: B, o: B, lse: B, *, causal: bool = False, mask: Mask | Array | None = None,
-        scale: float | None = None, dropout: Dropout | None = None,
+        scale: float | None = None, dropout: Dropout | None = None, score: Scores = None,
     ) -> Saved[B]:  # fmt: skip
         """What `attention_forward` returned as `saved`, rebuilt from its arrays and options.
 
@@ -127,7 +145,7 @@ class Saved(Generic[A]):
 
         Parameters
         ----------
-        q, k, v, causal, mask, scale, dropout
+        q, k, v, causal, mask, scale, dropout, score
             As they were given to `attention_forward`.
         o : array, (..., seqlen_q, head_dim_v)
             What it returned.
@@ -151,7 +169,7 @@ class Saved(Generic[A]):
         >>> again = na.Saved.of(q, k, v, o, saved.lse, causal=True)
         >>> dq, dk, dv = na.attention_backward(do, again)
         """
-        problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
+        problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
         _check_result("o", o, "what attention returns", problem.out_shape, problem.dtype, inputs)
         _check_result("lse", lse, "saved.lse", problem.lse_shape, problem.sum_dtype, inputs)
         return Saved(problem, inputs, o, lse)
@@ -164,7 +182,7 @@ class Saved(Generic[A]):
 
 def describe(
     q: Any, k: Any, v: Any, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
-    dropout: Dropout | None = None, out: Any = None,
+    dropout: Dropout | None = None, score: Scores = None, out: Any = None,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
     """Check a call; return its Problem and its Inputs."""
     given = NOTHING_HIDDEN if mask is None else as_mask(mask)
@@ -175,15 +193,18 @@ def describe(
     xp = library(q)
     if xp is None or type(q) is not type(k) or type(k) is not type(v):
         xp = same_library(q=q, k=k, v=v)
+    parts = () if score is None else as_parts(score)
     problem = _problem(
         xp, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, given._kinds,
-        dropout is not None,
+        tuple([part._kind for part in parts]), dropout is not None,
     )  # fmt: skip
     if given._holds_arrays:
         given = _placed(problem, given, q)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
         _check_numbers(problem, given)
-    inputs = Inputs(q, k, v, given, problem.scale if scale is None else _scale(scale, problem), dropout)
+    if parts:
+        parts = _placed_score(problem, parts, q)
+    inputs = Inputs(q, k, v, given, problem.scale if scale is None else _scale(scale, problem), dropout, parts)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
@@ -193,7 +214,7 @@ def describe(
 def _problem(
     xp: str, q_dtype: np.dtype[Any], k_dtype: np.dtype[Any], v_dtype: np.dtype[Any], q: tuple[int, ...],
     k: tuple[int, ...], v: tuple[int, ...], q_strides: tuple[int, ...], k_strides: tuple[int, ...],
-    v_strides: tuple[int, ...], mask_kinds: tuple[type, ...], dropout: bool,
+    v_strides: tuple[int, ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...], dropout: bool,
 ) -> Problem:  # fmt: skip
     """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
     dtypes, shapes, strides = (q_dtype, k_dtype, v_dtype), (q, k, v), (q_strides, k_strides, v_strides)
@@ -222,6 +243,7 @@ def _problem(
         shapes=shapes,
         strides=strides,
         mask_kinds=mask_kinds,
+        score_kinds=score_kinds,
         dropout=dropout,
     )
 
@@ -317,6 +339,17 @@ def _check_mask(problem: Problem, mask: Mask) -> None:
 
 
 _check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change
+
+
+def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any) -> tuple[Part, ...]:
+    """The parts of a score, checked, with arrays in the library of q."""
+    for part in parts:
+        for name, array in part._arrays().items():
+            if library(array) not in ("numpy", problem.xp):
+                raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray beside inputs of "
+                                f"{problem.xp}")
+        part._fit(problem.batch, problem.seqlen_q, problem.seqlen_k)
+    return tuple([part._like(q) for part in parts])
 
 
 def _scale(scale: Any, problem: Problem) -> float:

@@ -12,38 +12,40 @@ import numpy as np
 from .checks import Array
 from .dropout import Dropout, dropout_mask
 from .masks import Mask
-from .problem import Inputs, Problem, describe, sum_to
+from .problem import Gradients, Inputs, Problem, describe, sum_to
+from .scores import Scores, Sink, sink_of
 
 
 def attention_forward(
     q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
-    dropout: Dropout | None = None,
+    dropout: Dropout | None = None, score: Scores = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Algorithm 0, with scale, mask and dropout as in appendix B.3; takes what `numbattn.attention` takes.
+    """Algorithm 0, with scale, score, mask and dropout as in appendix B.3; takes what `numbattn.attention` takes.
 
     Returns
     -------
     o : array of float64, (..., seqlen_q, head_dim_v)
     lse : array of float64, (..., seqlen_q)
     """
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
-    _, _, V, P, Z, lse = _recompute(problem, inputs)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+    _, _, V, P, Z, lse, _ = _recompute(problem, inputs)
     O = (P * Z) @ V                                             # Alg. 0 line 3: O = P V, with P dropped
     return O.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
 
 
 def attention_backward(
     do: Any, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Array | None = None,
-    scale: float | None = None, dropout: Dropout | None = None, dlse: Any = None,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    scale: float | None = None, dropout: Dropout | None = None, score: Scores = None, dlse: Any = None,
+) -> Gradients[Any]:  # fmt: skip
     """Algorithm 3, with dropout and with the gradient `dlse` of lse.
 
     Returns
     -------
     dq, dk, dv : arrays of float64, of the shapes of q, k, v
+        With the attribute `score`, the gradients of the arrays in score.
     """
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout)
-    Q, K, V, P, Z, lse = _recompute(problem, inputs)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+    Q, K, V, P, Z, lse, scores = _recompute(problem, inputs)
     seen = np.isfinite(lse)[..., None]
     dO = np.where(seen, do.astype(np.float64).reshape(*lse.shape, problem.head_dim_v), 0)
     dLse: Any = 0 if dlse is None else np.where(seen, dlse.astype(np.float64).reshape(*lse.shape, 1), 0)
@@ -51,19 +53,29 @@ def attention_backward(
     dP = (dO @ np.swapaxes(V, -2, -1)) * Z                      # line 2: dP = dO V^T, dropped as P was
     D = (P * dP).sum(axis=-1, keepdims=True)
     dS = P * (dP - D + dLse)                                    # line 3: dS = P (dP - rowsum(P dP)); d lse / dS = P
+    dScores: list[Any] = []
+    for part, S in reversed(list(zip(inputs.score, scores))):   # dS behind each part of the score, from the last one on
+        if isinstance(part, Sink):
+            found = part._gradient_by_rows(lse.reshape(problem.lse_shape), (D - dLse).reshape(problem.lse_shape))
+        else:
+            found = part._gradient(dS, S)
+        if part._arrays():
+            dScores.insert(0, found if part._wants_gradient else None)
+        dS = dS * part._derivative(S)
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
     dK = inputs.scale * np.swapaxes(dS, -2, -1) @ Q             # line 5: dK = scale dS^T Q
-    return sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape)
+    return Gradients(sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape), tuple(dScores))
 
 
 def weights(problem: Problem, inputs: Inputs) -> Any:
     """P, dropped, in the dtype of the problem."""
-    _, _, _, P, Z, _ = _recompute(problem, inputs)
+    _, _, _, P, Z, _, _ = _recompute(problem, inputs)
     return (P * Z).astype(problem.dtype).reshape(*problem.batch, problem.seqlen_q, problem.seqlen_k)
 
 
 def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
-    """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, and lse."""
+    """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, lse, and S before each
+    part of the score."""
     Q, K, V = (_heads(x, problem) for x in (inputs.q, inputs.k, inputs.v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
     visible: Any = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
@@ -72,19 +84,26 @@ def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     Q = np.where(visible.any(axis=-1)[..., None], Q, 0)
     K, V = (np.where(visible.any(axis=-2)[..., None], X, 0) for X in (K, V))
     S = inputs.scale * Q @ np.swapaxes(K, -2, -1)               # Alg. 0 line 1: S = scale Q K^T, then MASK(S)
+    scores = []
+    for part in inputs.score:                                   # of what is masked, nobody looks at the score
+        scores.append(S)
+        S = np.where(visible, part._applied(S), 0)
     S = np.where(visible, S, -math.inf)
-    seen = visible.any(axis=-1, keepdims=True)
+    seen = ~np.isneginf(S).all(axis=-1, keepdims=True)
     m = np.where(seen, S, 0)
     m = m.max(axis=-1, keepdims=True) if m.size else m.sum(axis=-1, keepdims=True)
+    sink = sink_of(inputs.score)
+    logits: Any = -math.inf if sink is None else sink._logits(m[..., 0].reshape(problem.lse_shape)).reshape(m.shape)
+    m = np.maximum(m, logits)
     E = np.exp(S - m)
-    l = np.where(seen, E.sum(axis=-1, keepdims=True), 1)
+    l = np.where(seen, E.sum(axis=-1, keepdims=True) + np.exp(logits - m), 1)
     P = E / l                                                   # line 2: P = softmax(S)
     lse = np.where(seen, m + np.log(l), -math.inf)[..., 0]
     Z: Any = 1.0
     if inputs.dropout is not None:
         kept = dropout_mask(inputs.dropout, shape).reshape(S.shape)
         Z = np.asarray(kept, like=Q) * inputs.dropout.scale
-    return Q, K, V, P, Z, lse
+    return Q, K, V, P, Z, lse, scores
 
 
 def _heads(x: Any, problem: Problem) -> Any:

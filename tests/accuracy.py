@@ -6,6 +6,7 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
+from numbattn.scores import Sink, sink_of
 
 
 def random(rng, shape, dtype):
@@ -21,25 +22,36 @@ def assert_equal(got, want):
     np.testing.assert_array_equal(to_numpy(got), to_numpy(want))
 
 
-def plain(do, q, k, v, dlse=None, work=None, **options):
-    """o, lse, dq, dk, dv by the plain formula: S and P in float32 (float64 for float64), P and the results rounded.
+def plain(do, q, k, v, dlse=None, work=None, of_dS=lambda dS: dS, **options):
+    """o, lse, dq, dk, dv and the gradients of the score's arrays by the plain formula.
 
-    With work = longdouble nothing is rounded.
+    S and P are in float32 (float64 for float64), P and the results rounded. With work = longdouble nothing is rounded.
+    of_dS: applied before the score's arrays get their sums of it.
     """
     problem, inputs = reference.describe(q, k, v, **options)
     dtype = problem.dtype if work is None else work
     work = problem.sum_dtype if work is None else work
-    Q, K, V, P, Z, lse = _scores(problem, inputs, work)
+    Q, K, V, P, Z, lse, scores = _scores(problem, inputs, work)
     seen = np.isfinite(lse)[..., None]
     dO = do.astype(work).reshape(*lse.shape, problem.head_dim_v)
     dL = 0 if dlse is None else np.where(seen, dlse.astype(work).reshape(*lse.shape, 1), 0)
     rounded = (P * Z).astype(dtype).astype(work)
     dP = (dO @ V.swapaxes(-2, -1)) * Z
-    dS = P * (dP - (P * dP).sum(-1, keepdims=True) + dL)
+    delta = (P * dP).sum(-1, keepdims=True) - dL
+    dS = P * (dP - delta)
+    of_score = []
+    for part, S in reversed(list(zip(inputs.score, scores))):
+        if isinstance(part, Sink):
+            of_score[:0] = [part._gradient_by_rows(*(x.reshape(problem.lse_shape) for x in (lse, of_dS(delta))))]
+        elif part._arrays():
+            of_score[:0] = [part._gradient(of_dS(dS), S)]
+        dS = dS * part._derivative(S)
+    arrays = [x for part in inputs.score for x in part._arrays().values()]
+    of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
     scale = np.asarray(inputs.scale, work)
     grads = scale * (dS @ K), scale * (dS.swapaxes(-2, -1) @ Q), rounded.swapaxes(-2, -1) @ dO
     grads = [reference.sum_to(dX, x.shape).astype(dtype) for dX, x in zip(grads, (q, k, v))]
-    return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads
+    return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads, *of_score
 
 
 def _scores(problem, inputs, work):
@@ -48,27 +60,35 @@ def _scores(problem, inputs, work):
     visible = np.broadcast_to(inputs.mask.dense(*shape[-2:]), shape).reshape(*Q.shape[:-1], problem.seqlen_k)
     Q = np.where(visible.any(-1)[..., None], Q, 0)
     K, V = (np.where(visible.any(-2)[..., None], X, 0) for X in (K, V))
-    S = np.where(visible, (Q @ K.swapaxes(-2, -1)) * np.asarray(inputs.scale, work), -np.inf)
-    seen = visible.any(-1, keepdims=True)
+    S, scores = (Q @ K.swapaxes(-2, -1)) * np.asarray(inputs.scale, work), []
+    for part in inputs.score:
+        scores.append(S)
+        S = np.where(visible, part._applied(S), 0)
+    S = np.where(visible, S, -np.inf)
+    seen = ~np.isneginf(S).all(-1, keepdims=True)
     m = np.where(seen, S.max(-1, keepdims=True, initial=-np.inf), 0)
+    sink = sink_of(inputs.score)
+    logits = -np.inf if sink is None else sink._logits(m[..., 0].reshape(problem.lse_shape)).reshape(m.shape)
+    m = np.maximum(m, logits)
     E = np.exp(S - m)
-    l = np.where(seen, E.sum(-1, keepdims=True), 1)
+    l = np.where(seen, E.sum(-1, keepdims=True) + np.exp(logits - m), 1)
     Z = 1
     if inputs.dropout is not None:
         Z = (na.dropout_mask(inputs.dropout, shape).reshape(S.shape) * inputs.dropout.scale).astype(work)
-    return Q, K, V, E / l, Z, np.where(seen, m + np.log(l), -np.inf)[..., 0]
+    return Q, K, V, E / l, Z, np.where(seen, m + np.log(l), -np.inf)[..., 0], scores
 
 
 def exact(do, q, k, v, dlse=None, **options):
-    """o, lse, dq, dk, dv in float64, or in what is better for float64."""
+    """As `plain`, in float64, or in what is better for float64."""
     if q.dtype == np.float64:
         return plain(do, q, k, v, dlse, work=np.longdouble, **options)
-    return (*reference.attention_forward(q, k, v, **options),
-            *reference.attention_backward(do, q, k, v, dlse=dlse, **options))
+    grads = reference.attention_backward(do, q, k, v, dlse=dlse, **options)
+    return *reference.attention_forward(q, k, v, **options), *grads, *grads.score
 
 
-def assert_accurate(name, got, want, other, dtype, bits=4):
+def assert_accurate(name, got, want, other, dtype, bits=4, largest=None):
     """Relative RMS and largest error at most twice the plain formula's, give or take some last bits of the largest."""
+    largest = np.abs(want).max(initial=0, where=np.isfinite(want)) if largest is None else largest
     assert got.shape == want.shape, name
     got, want, other = (np.asarray(x, np.longdouble) for x in (got, want, other))
     finite = np.isfinite(want)
@@ -77,7 +97,7 @@ def assert_accurate(name, got, want, other, dtype, bits=4):
     if not want.size:
         return
     assert np.isfinite(got).all(), f"{name}: not finite"
-    rounding = bits * float(ml_dtypes.finfo(dtype).eps) * np.abs(want).max()
+    rounding = bits * float(ml_dtypes.finfo(dtype).eps) * largest
     for what, size in (("RMS", lambda e: np.sqrt(np.mean(e**2))), ("largest", lambda e: np.abs(e).max())):
         ours, theirs = size(got - want), size(other - want)
         assert ours <= 2 * theirs + rounding, f"{name}: {what} error {ours:.3g}, plain formula {theirs:.3g}"
@@ -96,12 +116,22 @@ def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse), deterministic=deterministic)
     for grad, x in zip(grads, (q, k, v)):
         assert grad.dtype == x.dtype
-    results = o, saved.lse, *grads
+    arrays = [x for part in saved.inputs.score for x in part._arrays().values()]
+    for grad, x in zip(grads.score, arrays, strict=True):
+        assert (grad.dtype, grad.shape) == (x.dtype, x.shape)
+    results = o, saved.lse, *grads, *grads.score
     assert all(isinstance(x, xp.ndarray) for x in results)
     o, lse, *grads = map(to_numpy, results)
     call = do, *map(to_numpy, (q, k, v)), dlse
     options["mask"] = as_mask(options.get("mask"))._like(do)
     wanted, others = exact(*call, **options), plain(*call, **options)
-    for name, got, want, other in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *grads), wanted, others):
-        assert_accurate(name, got, want, other, lse.dtype if name == "lse" else o.dtype, bits)
+    names = "o", "lse", "dq", "dk", "dv", *(f"gradient {i} of score" for i in range(len(arrays)))
+    coarser = [max(x.dtype, lse.dtype, key=lambda dtype: ml_dtypes.finfo(dtype).eps) for x in arrays]
+    dtypes = o.dtype, lse.dtype, *[o.dtype] * 3, *coarser
+    # sums for an array in a score may cancel: what counts is how large their terms are
+    terms = [abs(x).max(initial=0) for x in plain(*call, of_dS=abs, **options)[5:]] if arrays else []
+    for name, dtype, largest, *results in zip(
+        names, dtypes, [None] * 5 + terms, (o, lse, *grads), wanted, others, strict=True
+    ):
+        assert_accurate(name, *results, dtype, bits, largest)
     return o, lse, grads

@@ -123,7 +123,7 @@ OPTIONS = [
     ({"mask": True}, TypeError, r"mask: got True, expected a numbattn mask or a boolean array"),
     ({"mask": na.Causal}, TypeError, r"mask: got the class Causal, expected a numbattn mask"),
     ({"mask": [[True]]}, TypeError, r"mask: got list, expected a numbattn mask or a boolean array"),
-    ({"mask": zeros(2, 4, 5, 7)}, TypeError, r"mask: got numpy.ndarray of float32, .*True = visible .*not masks"),
+    ({"mask": zeros(2, 4, 5, 7)}, TypeError, r"mask: got numpy.ndarray of float32, .*True = visible .*numbattn.Bias"),
     ({"mask": np.ones((5, 7), int)}, TypeError, r"mask: got numpy.ndarray of int64, .*True = visible"),
     ({"mask": np.ma.array(np.ones((5, 7), bool))}, TypeError, r"mask: got numpy.ma"),
     ({"mask": Tensor()}, TypeError, r"mask: got torch.Tensor, expected a numbattn mask or a boolean array of NumPy or"),

@@ -41,6 +41,7 @@ class Scratch(NamedTuple):
 
     S: Any  # then P
     dP: Any  # then dS
+    slopes: Any  # the derivative of each cap
     QT: Any
     dOT: Any
     vectors: Any  # one number a query
@@ -111,10 +112,11 @@ def drops_of(dropout):
     return Drops(*map(np.uint64, dropout._numbers)), dropout.scale
 
 
-def scratch_of(problem, tile_m, tile_n, backward=False):
+def scratch_of(problem, tile_m, tile_n, backward=False, caps=0):
     """A function that allocates a Scratch."""
     elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
-    sizes = elements, elements * backward, tile_m * problem.head_dim, tile_m * problem.head_dim_v * backward, 4 * tile_m
+    sizes = (elements, elements * backward, elements * caps, tile_m * problem.head_dim,
+             tile_m * problem.head_dim_v * backward, 4 * tile_m)  # fmt: skip
 
     def scratch():
         floats = [np.empty(size, problem.sum_dtype) for size in sizes]

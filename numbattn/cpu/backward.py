@@ -1,15 +1,17 @@
 """Attention backward on the CPU: Algorithm 4, P recomputed from lse."""
 
-import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..problem import sum_to
+from ..problem import Gradients, sum_to
+from ..scores import Sink
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of
 from .compile import kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn
+from .score import LOG2_E, caps_in, collect, factor_of_q, pull_back, score, steps_of, sums_for
 from .tile import (
     EMPTY,
     PARTIAL,
@@ -32,7 +34,7 @@ BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not
 
 
 def backward(saved, do, dlse=None, deterministic=True):
-    """dq, dk, dv, bitwise reproducible."""
+    """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
     q, k, v, do = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do))
     batches, heads = problem.matrices
@@ -45,82 +47,186 @@ def backward(saved, do, dlse=None, deterministic=True):
     dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
     dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
     sight, alive = sight_of(problem, inputs.mask)
+    steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
-    launch(
-        backward_kernel,
-        batches * problem.heads_k * chunks,
-        lse.size * problem.seqlen_k * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL),
-        scratch_of(problem, TILE_M, TILE_N, backward=True),
-        *(matrices_of(x, problem) for x in (q, k, v, do)),
-        lse, delta, dq, dk, dv, sight, drops, inputs.scale, kept_scale,
-    )  # fmt: skip
+    caps, factor = caps_in(inputs.score), factor_of_q(inputs.scale, inputs.score)
+    scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, caps=caps)
+    matrices = (matrices_of(x, problem) for x in (q, k, v, do))
+    given = Given(*matrices, lse, delta, sight, steps, drops, factor, kept_scale, caps)
+    work = lse.size * problem.seqlen_k * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
+    launch(backward_kernel, batches * problem.heads_k * chunks, work, scratch, given, dq, dk, dv, inputs.scale)
     dq = dq[0] if chunks == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
-    return tuple(
+    grads = [
         sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape).astype(problem.dtype, copy=False)
         for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
-    )
+    ]
+    return Gradients(*grads, tuple(gradients_of_score(saved, given, scratch, work)))
+
+
+def gradients_of_score(saved, given, scratch, work):
+    """The gradient of each array in the score; None where it is not wanted."""
+    problem, parts = saved.problem, saved.inputs.score
+    for number, part in enumerate(parts):
+        array = next(iter(part._arrays().values()), None)
+        if array is None:
+            continue
+        if not part._wants_gradient:
+            yield None
+        elif isinstance(part, Sink):
+            lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
+            yield part._gradient_by_rows(lse, delta).astype(array.dtype, copy=False)
+        else:
+            m_blocks = -(-problem.seqlen_q // TILE_M)
+            sums = sums_for(problem, part, m_blocks)
+            sums_apart, own, rows, _ = sums.dx.shape
+            step = sum(not isinstance(before, Sink) for before in parts[:number])
+            blocks = own * (m_blocks if rows > 1 else sums_apart)
+            launch(score_kernel, blocks, work, scratch, given, sums, step, caps_in(parts[:number]))
+            yield sums.dx.sum(axis=0).reshape(array.shape).astype(array.dtype, copy=False)
+
+
+class Given(NamedTuple):
+    """What both kernels take."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    lse: Any
+    delta: Any
+    sight: Any
+    steps: Any
+    drops: Any
+    factor_of_q: Any
+    kept_scale: Any
+    caps: Any  # how many steps are caps
+
+
+class Queries(NamedTuple):
+    """A tile of queries [m0, m_end) of a head, in whose sight are the keys [first, end)."""
+
+    batch: Any
+    head: Any
+    m0: Any
+    m_end: Any
+    first: Any
+    end: Any
+    band: Any
+    QT: Any
+    dOT: Any
+    lse_log2: Any
+    D: Any
 
 
 @kernel
-def backward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, lse, delta, dq, dk, dv, sight, drops, scale, kept_scale
-):
+def backward_kernel(first_block, end_block, stop, scratch, given, dq, dk, dv, scale):
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of a (batch, key head), with its own dq.
 
     Unlike in the paper queries are the outer loop: Q and dO are transposed once for all keys.
     """
     chunks, batches, heads, seqlen_q, _ = dq.shape
     _, heads_k, _, _ = dk.shape
-    group_size, log2_e, dtype = heads // heads_k, math.log2(math.e), lse.dtype
-    one, kept_scale = dtype.type(1), dtype.type(kept_scale)
-    scale, scale_log2 = dtype.type(scale), dtype.type(scale * log2_e)
+    group_size, dtype = heads // heads_k, given.lse.dtype
+    scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
     for block in range(first_block, end_block):
         chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
         dK, dV = dk[batch, head_k], dv[batch, head_k]
         for head in range(head_k * group_size, (head_k + 1) * group_size):
-            K, V = matrix(k, batch, head, dtype), matrix(v, batch, head, dtype)
-            band = band_of(sight, batch, head)
-            for m0 in range(0, min(seqlen_q, band[2]), TILE_M):             # Alg. 4 line 9
-                m_end = min(m0 + TILE_M, seqlen_q, band[2])
-                first, end = keys_in_sight(band, m0, m_end)
-                if first >= end:
+            K = matrix(given.k, batch, head, dtype)
+            for m0 in range(0, seqlen_q, TILE_M):                           # Alg. 4 line 9
+                at = load_queries(scratch, given, batch, head, m0)
+                if at.first >= at.end:
                     continue
-                Q, dO = matrix(q, batch, head, dtype)[m0:m_end], matrix(do, batch, head, dtype)[m0:m_end]   # line 10
-                dQ = dq[chunk, batch, head, m0:m_end]
-                QT, dOT = tile(scratch.QT, q.cols, m_end - m0), tile(scratch.dOT, do.cols, m_end - m0)
-                transpose(QT, Q, scale_log2)
-                transpose(dOT, dO, kept_scale)
-                vectors = tile(scratch.vectors, 2, m_end - m0)
-                lse_log2, D = vectors[0], vectors[1]
-                for i in range(m_end - m0):                                 # where lse = -inf no key was seen: P = 0
-                    nothing_seen = lse[batch, head, m0 + i] == -np.inf
-                    lse_log2[i] = np.inf if nothing_seen else lse[batch, head, m0 + i] * log2_e
-                    D[i] = 0 if nothing_seen else delta[batch, head, m0 + i]
-                n_block = first // TILE_N
-                for n0 in range((n_block + (chunk - n_block) % chunks) * TILE_N, end, chunks * TILE_N):     # line 6
-                    n_end = min(n0 + TILE_N, end)
-                    state = tile_state(sight, batch, head, m0, m_end, n0, n_end)
+                Q = matrix(given.q, batch, head, dtype)[m0 : at.m_end]      # line 10
+                dO = matrix(given.do, batch, head, dtype)[m0 : at.m_end]
+                dQ, n_block = dq[chunk, batch, head, m0 : at.m_end], at.first // TILE_N
+                for n0 in range((n_block + (chunk - n_block) % chunks) * TILE_N, at.end, chunks * TILE_N):  # line 6
+                    n_end = min(n0 + TILE_N, at.end)
+                    state = tile_state(given.sight, batch, head, m0, at.m_end, n0, n_end)
                     if state == EMPTY:
                         continue
                     if is_set(stop):
                         return
-                    S, dP = tile(scratch.S, n_end - n0, m_end - m0), tile(scratch.dP, n_end - n0, m_end - m0)
-                    product(S, K[n0:n_end], QT, one, False)                 # line 11: S = scale Q K^T, transposed
-                    mask_band(S, band, m0, n0)                              # line 12: MASK(S)
-                    if state == PARTIAL:
-                        mask_cells(S, sight, batch, head, m0, n0)
-                    exponentiate(S, lse_log2)                               # line 13: P = exp(S - lse)
-                    product(dP, V[n0:n_end], dOT, one, False)               # line 17: dP = dO V^T, transposed
-                    if drops.threshold > 0:
-                        Z = tile(scratch.Z, n_end - n0, m_end - m0)
-                        draw(Z, scratch.words, drops, batch * heads + head, m0, n0)     # line 14
-                        drop_and_differentiate(S, dP, Z, D)                 # lines 15, 18 and 20
-                    else:
-                        differentiate(S, dP, D)                             # line 20
+                    S, dP = tile(scratch.S, n_end - n0, at.m_end - m0), tile(scratch.dP, n_end - n0, at.m_end - m0)
+                    differentiate_tile(S, dP, scratch, given, at, n0, n_end, state)
                     product(dV[n0:n_end], S, dO, kept_scale, True)          # line 16: dV += (P Z)^T dO
+                    pull_back(dP, scratch.slopes, 0, given.caps)
                     product(dK[n0:n_end], dP, Q, scale, True)               # line 22: dK += scale dS^T Q
                     product_tn(dQ, dP, K[n0:n_end], scale, True)            # line 21: dQ += scale dS K
+
+
+@kernel
+def score_kernel(first_block, end_block, stop, scratch, given, sums, step, caps_before):
+    """The gradient of the array of a step, which has so many caps before it.
+
+    A block is a tile of queries of one of the array's own matrices, or every parts-th of them; it sums over all score
+    matrices to which that one is broadcast.
+    """
+    parts, own, rows, _ = sums.dx.shape
+    batches, heads, seqlen_q = given.lse.shape
+    m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+    tiles = m_blocks if rows > 1 else parts
+    for block in range(first_block, end_block):
+        part, number = block % tiles, block // tiles
+        dx = sums.dx[0 if rows > 1 else part, number]
+        for pair in range(sums.starts[number], sums.starts[number + 1]):
+            batch, head = sums.pairs[pair]
+            for m0 in range(part * TILE_M, seqlen_q, tiles * TILE_M):
+                at = load_queries(scratch, given, batch, head, m0)
+                if at.first >= at.end:
+                    continue
+                for n0 in range(at.first // TILE_N * TILE_N, at.end, TILE_N):
+                    n_end = min(n0 + TILE_N, at.end)
+                    state = tile_state(given.sight, batch, head, m0, at.m_end, n0, n_end)
+                    if state == EMPTY:
+                        continue
+                    if is_set(stop):
+                        return
+                    S, dP = tile(scratch.S, n_end - n0, at.m_end - m0), tile(scratch.dP, n_end - n0, at.m_end - m0)
+                    differentiate_tile(S, dP, scratch, given, at, n0, n_end, state)
+                    pull_back(dP, scratch.slopes, caps_before, given.caps)
+                    collect(dx, dP, given.steps, step, m0, n0)
+
+
+@inline
+def load_queries(scratch, given, batch, head, m0):
+    """The Queries from m0 on, transposed, with lse in base 2."""
+    dtype = given.lse.dtype
+    band = band_of(given.sight, batch, head)
+    m_end = max(min(m0 + TILE_M, given.lse.shape[2], band[2]), m0)
+    first, end = keys_in_sight(band, m0, m_end)
+    QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
+    vectors = tile(scratch.vectors, 2, m_end - m0)
+    lse_log2, D = vectors[0], vectors[1]
+    if first < end:
+        transpose(QT, matrix(given.q, batch, head, dtype)[m0:m_end], dtype.type(given.factor_of_q))
+        transpose(dOT, matrix(given.do, batch, head, dtype)[m0:m_end], dtype.type(given.kept_scale))
+        for i in range(m_end - m0):                                         # where lse = -inf no key was seen: P = 0
+            lse = given.lse[batch, head, m0 + i]
+            lse_log2[i] = np.inf if lse == -np.inf else lse * dtype.type(LOG2_E)
+            D[i] = 0 if lse == -np.inf else given.delta[batch, head, m0 + i]
+    return Queries(batch, head, m0, m_end, first, end, band, QT, dOT, lse_log2, D)
+
+
+@inline
+def differentiate_tile(S, dP, scratch, given, at, n0, n_end, state):
+    """P Z, in place of S, and dS behind the score, in place of dP, of the keys [n0, n_end)."""
+    batch, head, dtype, one = at.batch, at.head, S.dtype, S.dtype.type(1)
+    K, V = matrix(given.k, batch, head, dtype)[n0:n_end], matrix(given.v, batch, head, dtype)[n0:n_end]
+    product(S, K, at.QT, one, False)                                        # line 11: S = scale Q K^T, transposed
+    score(S, given.steps, scratch.slopes, batch, head, at.m0, n0)
+    mask_band(S, at.band, at.m0, n0)                                        # line 12: MASK(S)
+    if state == PARTIAL:
+        mask_cells(S, given.sight, batch, head, at.m0, n0)
+    exponentiate(S, at.lse_log2)                                            # line 13: P = exp(S - lse)
+    product(dP, V, at.dOT, one, False)                                      # line 17: dP = dO V^T, transposed
+    if given.drops.threshold > 0:
+        Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
+        draw(Z, scratch.words, given.drops, batch * given.lse.shape[1] + head, at.m0, n0)   # line 14
+        drop_and_differentiate(S, dP, Z, at.D)                              # lines 15, 18 and 20
+    else:
+        differentiate(S, dP, at.D)                                          # line 20
 
 
 @inline

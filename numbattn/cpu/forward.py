@@ -12,6 +12,7 @@ from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of
 from .compile import kernel
 from .launch import launch
 from .product import product, product_tn
+from .score import LOG2_E, factor_of_q, score, sinks_of, steps_of
 from .tile import (
     EMPTY,
     PARTIAL,
@@ -43,6 +44,7 @@ def forward(problem, inputs, out=None, save=True):
     o = np.empty((*problem.matrices, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
     lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
     sight, alive = sight_of(problem, inputs.mask)
+    steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
     launch(
         forward_kernel,
@@ -50,7 +52,8 @@ def forward(problem, inputs, out=None, save=True):
         lse.size * problem.seqlen_k * (problem.head_dim + problem.head_dim_v + EXPONENTIAL),
         scratch_of(problem, TILE_M, TILE_N),
         *(matrices_of(x, problem) for x in (q, k, v)),
-        o, lse, sight, drops, inputs.scale * math.log2(math.e), kept_scale,
+        o, lse, sight, steps, sinks_of(problem, inputs.score), drops,
+        factor_of_q(inputs.scale, inputs.score), kept_scale,
     )  # fmt: skip
     o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
     if out is None:
@@ -61,7 +64,9 @@ def forward(problem, inputs, out=None, save=True):
 
 
 @kernel
-def forward_kernel(first_block, end_block, stop, scratch, q, k, v, o, lse, sight, drops, scale_log2, kept_scale):
+def forward_kernel(
+    first_block, end_block, stop, scratch, q, k, v, o, lse, sight, steps, sinks, drops, factor_of_q, kept_scale
+):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
     batches, heads, seqlen_q = lse.shape
     m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
@@ -72,7 +77,7 @@ def forward_kernel(first_block, end_block, stop, scratch, q, k, v, o, lse, sight
         m_end = min(m0 + TILE_M, seqlen_q)
         K, V, O = matrix(k, batch, head, dtype), matrix(v, batch, head, dtype), o[batch, head, m0:m_end]
         QT = tile(scratch.QT, q.cols, m_end - m0)
-        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale_log2))
+        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(factor_of_q))
         vectors = tile(scratch.vectors, 4, m_end - m0)
         m, l, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3]
         fill(m, NO_MAX)
@@ -89,6 +94,7 @@ def forward_kernel(first_block, end_block, stop, scratch, q, k, v, o, lse, sight
                 return
             S = tile(scratch.S, n_end - n0, m_end - m0)
             product(S, K[n0:n_end], QT, one, False)                         # Alg. 2 line 10: S = scale Q K^T
+            score(S, steps, scratch.slopes, batch, head, m0, n0)
             mask_band(S, band, m0, n0)                                      # line 11: MASK(S)
             if state == PARTIAL:
                 mask_cells(S, sight, batch, head, m0, n0)
@@ -99,6 +105,9 @@ def forward_kernel(first_block, end_block, stop, scratch, q, k, v, o, lse, sight
                 draw(Z, scratch.words, drops, batch * heads + head, m0, n0)
                 multiply(S, Z)                                              # line 14: dropout(P)
             product_tn(O, S, V[n0:n_end], one, True)                        # line 15: O = O + P V
+        if sinks.size:
+            add_sink(m, l, alpha, sinks[batch, head] * dtype.type(LOG2_E))
+            rescale(O, alpha)
         epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
 
 
@@ -136,6 +145,17 @@ def multiply(S, Z):
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             S[j, i] *= Z[j, i]
+
+
+@inline
+def add_sink(m, l, alpha, logit):
+    """A softmax step for one more logit, in base 2."""
+    for i in range(m.size):
+        m_new = max(m[i], logit)
+        alpha[i] = exp2(m[i] - m_new)
+        if l[i] != 0:
+            l[i] = l[i] * alpha[i] + exp2(logit - m_new)
+        m[i] = m_new
 
 
 @inline

@@ -123,10 +123,8 @@ def exp2(x):
 
 def _polynomial_exp2(dtype, integer, degree):
     """2**x = 2**n 2**f, n an integer, |f| <= 1/2: Taylor's polynomial for 2**f, n added to the exponent's bits."""
-    mantissa = np.finfo(dtype).nmant
-    ROUND, LOWEST, ZERO = dtype(1.5 * 2**mantissa), dtype(np.finfo(dtype).minexp), dtype(0)
-    SHIFT = integer(mantissa)
-    first, *rest = (dtype(math.log(2) ** k / math.factorial(k)) for k in range(degree, -1, -1))
+    LOWEST, ZERO = dtype(np.finfo(dtype).minexp), dtype(0)
+    ROUND, SHIFT, (first, *rest) = _numbers_of_exp2(dtype, integer, degree)
     rest = tuple(rest)
 
     def exp2(x):
@@ -141,15 +139,50 @@ def _polynomial_exp2(dtype, integer, degree):
     return exp2
 
 
-_EXP2 = {
-    types.float32: _polynomial_exp2(np.float32, np.int32, 7),
-    types.float64: _polynomial_exp2(np.float64, np.int64, 13),
-}
+def _numbers_of_exp2(dtype, integer, degree):
+    """What rounds to integers, the bits of a mantissa, Taylor's polynomial for 2**f, highest power first."""
+    mantissa = np.finfo(dtype).nmant
+    polynomial = [dtype(math.log(2) ** k / math.factorial(k)) for k in range(degree, -1, -1)]
+    return dtype(1.5 * 2**mantissa), integer(mantissa), polynomial
+
+
+def expm1(x):
+    """exp(x) - 1 for |x| up to 40, beyond it that of 40. Vectorised, unlike np.expm1 in Numba."""
+    return np.expm1(x)
+
+
+def _polynomial_expm1(dtype, integer, degree):
+    """2**n (2**f - 1) + (2**n - 1), as in _polynomial_exp2: near 0, n is 0, and no digits are lost."""
+    ROUND, SHIFT, (first, *rest, ONE) = _numbers_of_exp2(dtype, integer, degree)
+    rest = tuple(rest)
+    LOG2_E, FARTHEST = dtype(math.log2(math.e)), dtype(40 * math.log2(math.e))
+
+    def expm1(x):
+        t = min(max(x * LOG2_E, -FARTHEST), FARTHEST)
+        shifted = t + ROUND
+        f = t - (shifted - ROUND)
+        y = first
+        for c in rest:
+            y = y * f + c
+        power = float_of(integer(bits_of(ONE) + (bits_of(shifted) << SHIFT)))
+        return power * (y * f) + (power - ONE) if x == x else x
+
+    return expm1
+
+
+DEGREES = {types.float32: (np.float32, np.int32, 7), types.float64: (np.float64, np.int64, 13)}
+_EXP2 = {kind: _polynomial_exp2(*about) for kind, about in DEGREES.items()}
+_EXPM1 = {kind: _polynomial_expm1(*about) for kind, about in DEGREES.items()}
 
 
 @overload(exp2, jit_options={"fastmath": {"contract"}})
 def _exp2_overload(x):
     return _EXP2.get(x)
+
+
+@overload(expm1, jit_options={"fastmath": {"contract"}})
+def _expm1_overload(x):
+    return _EXPM1.get(x)
 
 
 # --------------------------------------------------------------------------------------------------------- visibility

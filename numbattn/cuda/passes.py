@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..masks import band_of
-from ..problem import Saved, describe, sum_to
+from ..problem import Gradients, Saved, describe, sum_to
 from .kernels import BACKWARD, FORWARD
 from .plan import Call, plan
 from .spec import SIDES
@@ -30,6 +30,7 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
+        refuse_scores(problem)
         gpu, lse = self.current(), None
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o}
@@ -45,8 +46,9 @@ class Passes:
         return o, Saved(problem, inputs, o, lse) if save else None
 
     def backward(self, saved, do, dlse=None, deterministic=False):
-        """dq, dk, dv."""
+        """The Gradients."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
+        refuse_scores(problem)
         gpu, (q, k, v, *_) = self.current(), inputs
         dq, dk, dv = grads = [gpu.empty(x.shape, x.dtype) for x in (q, k, v)]
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "dk": dk, "dv": dv}
@@ -59,7 +61,12 @@ class Passes:
         else:
             strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
             run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic)
-        return dq, dk, dv
+        return Gradients(dq, dk, dv)
+
+
+def refuse_scores(problem):
+    if problem.score_kinds:
+        raise NotImplementedError("score: got arrays of CuPy, expected arrays of NumPy: no GPU kernel takes one yet")
 
 
 def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
@@ -68,7 +75,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
     are new and contiguous.
     """
-    _, _, _, mask, scale, dropout = inputs
+    _, _, _, mask, scale, dropout, _ = inputs
     if mask._holds_arrays:
         masked, in_mask = numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
         arrays.update(in_mask)
@@ -121,6 +128,7 @@ def plans(device, q, k, v, deterministic=False, **options):
     """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v contiguous.
     Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
+    refuse_scores(problem)
     masked, in_mask = numbers_and_arrays(inputs.mask, problem.seqlen_q, problem.seqlen_k)
     layouts = {name: layout_of(x, 0) for name, x in {"q": q, "k": k, "v": v, **in_mask}.items()}
     o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)

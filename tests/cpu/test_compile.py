@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cpu.backward import backward_kernel
+from numbattn.cpu.backward import backward_kernel, score_kernel
 from numbattn.cpu.forward import forward_kernel
 
 CALL = """
@@ -80,11 +80,11 @@ def test_no_two_functions_of_a_kernel_share_a_symbol(dtype):
     """But for Numba's count of functions: a process that compiled in another order counts otherwise, and code that it
     kept on disk is linked by symbol with what this process has."""
     q, k, v, do = np.zeros((4, 5, 8), dtype)
-    o, saved = na.attention_forward(q, k, v, dropout=na.Dropout(0.1, 1))
+    o, saved = na.attention_forward(q, k, v, dropout=na.Dropout(0.1, 1), score=na.Alibi(1.0))
     na.attention_backward(do, saved)
-    for kernel in forward_kernel, backward_kernel:
+    for kernel in forward_kernel, backward_kernel, score_kernel:
         for compiled in kernel.overloads.values():
             functions = compiled.library._get_module_for_linking().functions
             symbols = [re.sub(r"B\d+v\d+", "", f.name) for f in functions if not f.is_declaration]
-            assert any("product_tn" in symbol for symbol in symbols)
+            assert any("cpu7product" in symbol for symbol in symbols)
             assert len(symbols) == len(set(symbols))

@@ -1,0 +1,195 @@
+"""Scores, tile by tile: what the parts of `score` do to S, and the gradients of their arrays.
+
+As everywhere here tiles are transposed: a row is a key, a column a query.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..scores import Alibi, Bias, RelativeBias, Sink, Softcap, sink_of
+from .arguments import matrices_of, readable
+from .tile import expm1, inline, strided_view, tile
+
+LOG2_E = math.log2(math.e)
+CAP, BIAS, ALIBI, RELATIVE = range(4)
+KINDS = {Softcap: CAP, Bias: BIAS, Alibi: ALIBI, RelativeBias: RELATIVE}
+PARTS = 16  # at most, of which a sum over all tiles of queries is made: a constant, so that its bits do not change
+
+
+class Steps(NamedTuple):
+    """The parts of a score but for a Sink, as kernels take them: one type for all."""
+
+    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift or reach
+    caps: Any  # float64 (steps)
+    values: Any  # int64 (steps, batch, heads), addresses of matrices
+
+
+def steps_of(problem, parts):
+    """The Steps of a score, and the arrays to keep alive."""
+    numbers, caps, values, alive = [], [], [], []
+    for part in parts:
+        if isinstance(part, Sink):
+            continue
+        x = readable(_compact(_matrix_of(part)), problem.sum_dtype)
+        matrices = matrices_of(x, problem)
+        extra = {Alibi: problem.seqlen_k - problem.seqlen_q, RelativeBias: x.shape[-1] // 2}.get(type(part), 0)
+        numbers.append((KINDS[type(part)], matrices.rows, matrices.cols, matrices.stride, extra))
+        caps.append(getattr(part, "cap", 0.0))
+        values.append(matrices.address + matrices.offsets)
+        alive.append(x)
+    numbers, caps = np.array(numbers, np.int64).reshape(-1, 5), np.array(caps, np.float64)
+    return Steps(numbers, caps, np.array(values, np.int64).reshape(len(caps), *problem.matrices)), alive
+
+
+def _matrix_of(part):
+    """The array of a part with rows and columns; of a Softcap one that nobody reads."""
+    (x,) = part._arrays().values() or (np.zeros(1),)
+    if isinstance(part, Alibi):
+        return x[..., None, None]
+    return x[..., None, :] if isinstance(part, RelativeBias) else x.reshape((1,) * (2 - x.ndim) + x.shape)
+
+
+def _compact(x):
+    """x with one row, or column, instead of many that share memory."""
+    x = x[..., :1, :] if x.strides[-2] == 0 else x
+    return x[..., :1] if x.strides[-1] == 0 else x
+
+
+def sinks_of(problem, parts):
+    """The logit of each (batch, head); empty without a Sink."""
+    sink = sink_of(parts)
+    if sink is None:
+        return np.zeros((0, 0), problem.sum_dtype)
+    return np.broadcast_to(sink.logits.astype(problem.sum_dtype), problem.batch).reshape(problem.matrices).copy()
+
+
+def factor_of_q(scale, parts):
+    """What Q is multiplied by: scores are in base 2 at once, unless something is done to them."""
+    return scale if any(not isinstance(part, Sink) for part in parts) else scale * LOG2_E
+
+
+def caps_in(parts):
+    """How many parts have a derivative that is not 1."""
+    return sum(isinstance(part, Softcap) for part in parts)
+
+
+# ------------------------------------------------------------------------------------------------------------- scores
+@inline
+def score(S, steps, slopes, batch, head, m0, n0):
+    """All steps in order; S is then in base 2. slopes: a tile for the derivative of each cap, or nothing."""
+    if steps.caps.size == 0:
+        return
+    number = 0
+    for step in range(steps.caps.size):
+        kind, rows, cols, stride, extra = steps.numbers[step]
+        x = strided_view(steps.values[step, batch, head], rows, cols, stride, S.dtype)
+        if kind == CAP:
+            cap(S, slopes[number * S.size : (number + 1) * S.size], S.dtype.type(steps.caps[step]))
+            number += 1
+        elif kind == BIAS:
+            add_bias(S, x, m0, n0)
+        elif kind == ALIBI:
+            add_alibi(S, x, m0 + extra - n0)
+        else:
+            add_relative(S, x, n0 - m0, extra)
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] *= S.dtype.type(LOG2_E)
+
+
+@inline
+def cap(S, slopes, size):
+    """size tanh(x), and its derivative. With x = S / size and e = exp(2 x) - 1, tanh(x) = e / (e + 2)."""
+    one, two = S.dtype.type(1), S.dtype.type(2)
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] = expm1(two * (S[j, i] / size))
+    if slopes.size:
+        derivative = tile(slopes, S.shape[0], S.shape[1])
+        for j in range(S.shape[0]):
+            for i in range(S.shape[1]):
+                half = two / (S[j, i] + two)
+                derivative[j, i] = (S[j, i] + one) * half * half            # 1 - tanh(x)^2 without cancellation
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] = size * (S[j, i] / (S[j, i] + two))
+
+
+@inline
+def add_bias(S, bias, m0, n0):
+    one_query, one_key = bias.shape[0] == 1, bias.shape[1] == 1
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] += bias[0 if one_query else m0 + i, 0 if one_key else n0 + j]
+
+
+@inline
+def add_alibi(S, slope, first):
+    """first: how far the own key of the first query is behind the first key."""
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] -= slope[0, 0] * S.dtype.type(abs(first + i - j))
+
+
+@inline
+def add_relative(S, table, first, reach):
+    """first: how far the first key is behind the first query."""
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] += table[0, min(max(first + j - i, -reach), reach) + reach]
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+@inline
+def pull_back(dS, slopes, first, end):
+    """dS before the caps number first to end - 1, in place. Of a masked element the derivative may be NaN."""
+    for number in range(first, end):
+        derivative = tile(slopes[number * dS.size : (number + 1) * dS.size], dS.shape[0], dS.shape[1])
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dS[j, i] = dS[j, i] * derivative[j, i] if dS[j, i] != 0 else dS.dtype.type(0)
+
+
+@inline
+def collect(dx, dS, steps, step, m0, n0):
+    """Add a tile of dS, that behind the step, to the gradient of the step's array."""
+    kind, _, _, _, extra = steps.numbers[step]
+    if kind == BIAS:
+        one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]
+    elif kind == ALIBI:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, 0] -= abs(m0 + extra - n0 + i - j) * dS[j, i]
+    else:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, min(max(n0 - m0 + j - i, -extra), extra) + extra] += dS[j, i]
+
+
+class Sums(NamedTuple):
+    """The gradient of an array while it is summed up.
+
+    Of the array's own matrices, number n belongs to the score matrices pairs[starts[n]:starts[n + 1]], (batch, head).
+    """
+
+    dx: Any  # (parts, own matrices, rows, columns); the parts are sums over different tiles of queries
+    pairs: Any
+    starts: Any
+
+
+def sums_for(problem, part, m_blocks):
+    """Sums of zeros for the array of a part."""
+    *lead, rows, cols = _matrix_of(part).shape
+    lead = (1,) * (len(problem.batch) - len(lead)) + tuple(lead)
+    own = np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), problem.batch).reshape(-1)
+    order = np.argsort(own, kind="stable")
+    starts = np.searchsorted(own[order], np.arange(math.prod(lead) + 1))
+    parts = 1 if rows > 1 else min(m_blocks, PARTS)
+    whole = rows > 1 and cols > 1  # few numbers are added to an element, and there are many of these
+    dx = np.zeros((parts, math.prod(lead), rows, cols), problem.sum_dtype if whole else np.float64)
+    return Sums(dx, np.stack(np.divmod(order, max(problem.heads, 1)), axis=-1), starts)

@@ -1,0 +1,318 @@
+"""Scores: what happens to S = scale Q K^T before the mask, in the order in which the parts are given.
+
+Every part is an element-wise function of S, or, as a Sink, one more logit of each row. It says what it does to S, its
+derivative, and the gradients of its arrays, all three as NumPy's functions do, which pass CuPy's arrays on to CuPy.
+Backends have tiles of their own for each kind of part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .checks import DTYPES, Array, flag, library, number, words_for
+from .values import Value
+
+
+class Part(Value):
+    """What all parts of a score share."""
+
+    def _applied(self, S: Any) -> Any:
+        """S (..., seqlen_q, seqlen_k) behind this part."""
+        return S
+
+    def _derivative(self, S: Any) -> Any:
+        """Of what is behind this part by S, before it."""
+        return 1
+
+    def _gradient(self, dS: Any, S: Any) -> Any:
+        """Of its array, from the gradient of what is behind it."""
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        """What kernels are compiled for."""
+        return type(self), *[str(x.dtype) for x in self._arrays().values()]
+
+    @property
+    def _wants_gradient(self) -> bool:
+        return bool(getattr(self, "gradient", False))
+
+
+Scores: TypeAlias = Part | Sequence[Part] | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Softcap(Part):
+    """S = cap tanh(S / cap): no score is beyond the cap.
+
+    Parameters
+    ----------
+    cap : float
+        Finite and > 0.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k = np.full((2, 2, 4), 100.0)
+    >>> na.attention_weights(q * [[1], [-1]], k, score=na.Softcap(50.0)).round(2)
+    array([[0.5, 0.5],
+           [0.5, 0.5]])
+    """
+
+    cap: float
+
+    def __post_init__(self) -> None:
+        cap = number("Softcap cap", self.cap)
+        if not float(np.finfo(np.float32).tiny) <= cap <= float(np.finfo(np.float32).max):
+            raise ValueError(f"Softcap cap: got {self.cap!r}, allowed finite and > 0, as a float32")
+        self._set(cap=cap)
+
+    def _applied(self, S: Any) -> Any:
+        cap = S.dtype.type(self.cap)
+        return cap * np.tanh(S / cap)
+
+    def _derivative(self, S: Any) -> Any:
+        return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alibi(Part):
+    """S = S - slope |i + seqlen_k - seqlen_q - j|: the farther a key, the less it counts.
+
+    The last query is at the last key, as in `Causal`.
+
+    Parameters
+    ----------
+    slopes : array, broadcast to the batch axes, (..., heads), or float
+        Any floating dtype.
+    gradient : bool, optional
+        Whether the gradient of the slopes is wanted.
+
+    Notes
+    -----
+    Press, Smith and Lewis, "Train Short, Test Long: Attention with Linear Biases" (ICLR 2022).
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> na.attention_weights(q, k, causal=True, score=na.Alibi(np.log(2.0))).round(2)
+    array([[1.  , 0.  , 0.  ],
+           [0.33, 0.67, 0.  ],
+           [0.14, 0.29, 0.57]])
+    """
+
+    slopes: Array | float
+    gradient: bool = True
+
+    def __post_init__(self) -> None:
+        self._set(slopes=_floats("Alibi slopes", self.slopes), gradient=flag("Alibi gradient", self.gradient))
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        _broadcasts("Alibi slopes", self.slopes, batch)
+
+    def _applied(self, S: Any) -> Any:
+        slopes: Any = self.slopes
+        return S - slopes.astype(S.dtype)[..., None, None] * _distance(S)
+
+    def _gradient(self, dS: Any, S: Any) -> Any:
+        return sum_like(-(dS * _distance(S)).sum(axis=(-2, -1)), self.slopes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bias(Part):
+    """S = S + bias.
+
+    A score of -inf is as good as masked.
+
+    Parameters
+    ----------
+    bias : array, broadcast to (..., seqlen_q, seqlen_k)
+        Any floating dtype. Broadcast as NumPy does, axes of size 1 and missing axes included, against the batch axes,
+        heads included, and (seqlen_q, seqlen_k).
+    gradient : bool, optional
+        Whether its gradient is wanted: of its own shape, summed over axes along which it is broadcast.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 8, 100, 64))
+    >>> pairs = np.zeros((100, 100))
+    >>> o, backprop = na.attention_vjp(q, k, v, score=na.Bias(pairs))
+    >>> (dpairs,) = backprop(do).score
+    >>> dpairs.shape
+    (100, 100)
+    """
+
+    bias: Array
+    gradient: bool = True
+
+    def __post_init__(self) -> None:
+        self._set(bias=_floats("Bias bias", self.bias), gradient=flag("Bias gradient", self.gradient))
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        _broadcasts("Bias bias", self.bias, (*batch, seqlen_q, seqlen_k))
+
+    def _applied(self, S: Any) -> Any:
+        bias: Any = self.bias
+        return S + bias.astype(S.dtype)
+
+    def _gradient(self, dS: Any, S: Any) -> Any:
+        return sum_like(dS, self.bias)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelativeBias(Part):
+    """S = S + table[..., clip(j - i, -reach, reach) + reach], with reach = (entries - 1) / 2.
+
+    Parameters
+    ----------
+    table : array, (..., 2 reach + 1)
+        Any floating dtype; its leading axes are broadcast to the batch axes, (..., heads).
+    gradient : bool, optional
+        Whether its gradient is wanted.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> table = np.log([0.5, 1.0, 2.0])
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> na.attention_weights(q, k, score=na.RelativeBias(table)).round(2)
+    array([[0.2 , 0.4 , 0.4 ],
+           [0.14, 0.29, 0.57],
+           [0.25, 0.25, 0.5 ]])
+    """
+
+    table: Array
+    gradient: bool = True
+
+    def __post_init__(self) -> None:
+        table = _floats("RelativeBias table", self.table)
+        if table.ndim < 1 or table.shape[-1] % 2 == 0:
+            raise ValueError(f"RelativeBias table: got the shape {table.shape}, expected (..., 2 reach + 1), "
+                             "an odd number of entries")
+        self._set(table=table, gradient=flag("RelativeBias gradient", self.gradient))
+
+    @property
+    def _reach(self) -> int:
+        return self.table.shape[-1] // 2
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        _broadcasts("RelativeBias table", self.table, (*batch, self.table.shape[-1]))
+
+    def _entries(self, S: Any) -> Any:
+        """Which entry each element takes."""
+        i, j = _indices(S)
+        return np.clip(j - i, -self._reach, self._reach) + self._reach
+
+    def _applied(self, S: Any) -> Any:
+        table: Any = self.table
+        return S + table.astype(S.dtype)[..., self._entries(S)]
+
+    def _gradient(self, dS: Any, S: Any) -> Any:
+        at = self._entries(S)
+        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(self.table.shape[-1])]
+        return sum_like(np.stack(sums, axis=-1), self.table)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sink(Part):
+    """One more logit in the softmax of each row, which has no value: rows of P sum to less than 1.
+
+    A query that sees no key has o = 0 and lse = -inf all the same.
+
+    Parameters
+    ----------
+    logits : array, broadcast to the batch axes, (..., heads), or float
+        Any floating dtype. Other parts of the score leave them as they are.
+    gradient : bool, optional
+        Whether their gradient is wanted.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> na.attention_weights(q, k, score=na.Sink(0.0))
+    array([[0.25, 0.25, 0.25],
+           [0.25, 0.25, 0.25],
+           [0.25, 0.25, 0.25]])
+    """
+
+    logits: Array | float
+    gradient: bool = True
+
+    def __post_init__(self) -> None:
+        self._set(logits=_floats("Sink logits", self.logits), gradient=flag("Sink gradient", self.gradient))
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        _broadcasts("Sink logits", self.logits, batch)
+
+    def _logits(self, lse: Any) -> Any:
+        """For each row, (..., seqlen_q), of the dtype of its lse."""
+        logits: Any = self.logits
+        return np.broadcast_to(logits.astype(lse.dtype)[..., None], lse.shape)
+
+    def _gradient_by_rows(self, lse: Any, delta: Any) -> Any:
+        """From delta = rowsum(dO * O) - dlse: the sink has no dP, so that its dS is -P delta."""
+        seen = np.isfinite(lse)
+        P = np.exp(np.where(seen, self._logits(lse) - np.where(seen, lse, 0), -math.inf))
+        return sum_like(-(P * np.where(seen, delta, 0)).sum(axis=-1), self.logits)
+
+
+# ----------------------------------------------------------------------------------------------- from the user's hand
+def as_parts(score: Scores) -> tuple[Part, ...]:
+    """The parts of what a user may give: None, a part, a list or tuple of them."""
+    if score is None:
+        return ()
+    parts = (score,) if isinstance(score, Part) else tuple(score) if isinstance(score, list | tuple) else (None,)
+    if not all(isinstance(part, Part) for part in parts):
+        raise TypeError(f"score: got {words_for(score)}, expected numbattn's Softcap, Alibi, Bias, RelativeBias, Sink, "
+                        "or a list of them")
+    if sum(isinstance(part, Sink) for part in parts) > 1:
+        raise ValueError("score: got more than one Sink, allowed one")
+    return parts
+
+
+def sink_of(parts: tuple[Part, ...]) -> Sink | None:
+    """The Sink among the parts."""
+    return next((part for part in parts if isinstance(part, Sink)), None)
+
+
+def sum_like(x: Any, array: Any) -> Any:
+    """The gradient of an array, from that of what it was broadcast to."""
+    shape = array.shape
+    own = (1,) * (x.ndim - len(shape)) + shape
+    return x.sum(axis=tuple(i for i, size in enumerate(own) if size == 1)).reshape(shape)
+
+
+def _floats(name: str, array: Any) -> Any:
+    if isinstance(array, float | np.floating):
+        array = np.asarray(array)
+    if not library(array) or array.dtype not in DTYPES:
+        raise TypeError(f"{name}: got {words_for(array)}, expected an array of NumPy or CuPy, of "
+                        f"{', '.join(map(str, DTYPES))}")
+    return array
+
+
+def _broadcasts(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    own = array.shape
+    if len(own) > len(shape) or any(a not in (1, b) for a, b in zip(reversed(own), reversed(shape))):
+        raise ValueError(f"score: {name}: got the shape {own}, which does not broadcast to {shape}")
+
+
+def _indices(S: Any) -> tuple[Any, Any]:
+    m, n = S.shape[-2:]
+    return np.arange(m, like=S)[:, None], np.arange(n, like=S)
+
+
+def _distance(S: Any) -> Any:
+    """Of each query's own key from each key."""
+    i, j = _indices(S)
+    return abs(i + S.shape[-1] - S.shape[-2] - j).astype(S.dtype)

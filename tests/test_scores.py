@@ -1,0 +1,315 @@
+"""What happens to S before the mask: every part alone and in pairs, with masks and dropout, against the reference.
+
+The reference itself is held against finite differences.
+"""
+
+import itertools
+
+import ml_dtypes
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numbattn as na
+from numbattn import reference
+from numbattn.cpu.forward import forward_kernel
+from numbattn.problem import DTYPES
+
+from .accuracy import check, random
+
+B, H, M, N = 2, 4, 150, 270  # several tiles each way, with tails
+
+PARTS = {
+    "softcap": lambda rng, dtype: na.Softcap(2.0),
+    "alibi": lambda rng, dtype: na.Alibi(random(rng, H, dtype) / 50),
+    "bias": lambda rng, dtype: na.Bias(random(rng, (B, H, M, N), dtype)),
+    "pair bias": lambda rng, dtype: na.Bias(random(rng, (H, M, N), dtype)),
+    "bias of keys": lambda rng, dtype: na.Bias(random(rng, (B, 1, 1, N), dtype)),
+    "bias of queries": lambda rng, dtype: na.Bias(random(rng, (M, 1), dtype)),
+    "relative": lambda rng, dtype: na.RelativeBias(random(rng, (H, 41), dtype)),
+    "sink": lambda rng, dtype: na.Sink(random(rng, H, dtype)),
+}
+MASKS = {
+    "none": lambda rng: None,
+    "window": lambda rng: na.Window(90, 3) & na.Lengths(rng.integers(0, N, (B, 1)), rng.integers(0, M, (B, H))),
+    "dense": lambda rng: na.Dense(rng.random((B, 1, M, N)) < 0.3),
+}
+
+
+def qkv(rng, dtype=np.float32, heads_k=H, d=16, e=8):
+    return (random(rng, (B, H, M, d), dtype), random(rng, (B, heads_k, N, d), dtype),
+            random(rng, (B, heads_k, N, e), dtype))  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- reference
+@pytest.mark.parametrize("names", [*((name,) for name in PARTS), ("bias", "softcap", "alibi"), ("softcap", "relative")])
+def test_gradients_of_the_reference_by_finite_differences(rng, names, monkeypatch):
+    for name, size in zip("BHMN", (2, 2, 3, 4)):
+        monkeypatch.setitem(globals(), name, size)
+    parts = [PARTS[name](rng, np.float64) for name in names]
+    arrays = [x for part in parts for x in part._arrays().values()]
+    x = [*rng.standard_normal((3, B, H, 4, 2)), *arrays]
+    x[0] = x[0][:, :, :M]
+    do, dlse = rng.standard_normal((B, H, M, 2)), rng.standard_normal((B, H, M))
+
+    def with_arrays(arrays):
+        arrays = iter(arrays)
+        return [type(part)(next(arrays)) if part._arrays() else part for part in parts]
+
+    def loss(q, k, v, *arrays):
+        o, lse = reference.attention_forward(q, k, v, causal=True, score=with_arrays(arrays))
+        return np.vdot(o, do) + np.vdot(lse, dlse)
+
+    grads = reference.attention_backward(do, *x[:3], causal=True, score=parts, dlse=dlse)
+    for i, grad in enumerate((*grads, *grads.score)):
+        for at in itertools.islice(np.ndindex(grad.shape), 0, None, 3):
+            step = [np.zeros_like(y) for y in x]
+            step[i][at] = 1e-6
+            ahead, behind = (loss(*(y + sign * s for y, s in zip(x, step))) for sign in (1, -1))
+            assert grad[at] == pytest.approx((ahead - behind) / 2e-6, rel=1e-6, abs=1e-8)
+
+
+def test_parts_are_what_they_say(rng):
+    """Softmax of what the docstrings' equations give."""
+    q, k = rng.standard_normal((2, 3, 5, 8))
+    i, j = np.arange(5)[:, None], np.arange(5)
+    S = q @ k.swapaxes(-2, -1) / np.sqrt(8)
+    bias, slopes, table = rng.standard_normal((5, 5)), rng.standard_normal(3), rng.standard_normal((3, 5))
+    for score, want in (
+        (na.Softcap(0.5), 0.5 * np.tanh(S / 0.5)),
+        (na.Bias(bias), S + bias),
+        (na.Alibi(slopes), S - slopes[:, None, None] * abs(i - j)),
+        (na.RelativeBias(table), S + table[:, np.clip(j - i, -2, 2) + 2]),
+        ([na.Bias(bias), na.Softcap(0.5)], 0.5 * np.tanh((S + bias) / 0.5)),
+        ([na.Softcap(0.5), na.Bias(bias)], 0.5 * np.tanh(S / 0.5) + bias),
+    ):
+        P = np.exp(want) / np.exp(want).sum(-1, keepdims=True)
+        np.testing.assert_allclose(na.attention_weights(q, k, score=score), P, rtol=1e-12)
+    P = np.exp(S) / (np.exp(S).sum(-1, keepdims=True) + np.exp(slopes)[:, None, None])
+    np.testing.assert_allclose(na.attention_weights(q, k, score=na.Sink(slopes)), P, rtol=1e-12)
+
+
+def test_the_last_query_is_at_the_last_key():
+    q, k = np.zeros((2, 8)), np.zeros((4, 8))
+    P = na.attention_weights(q, k, score=na.Alibi(1.0))
+    want = np.exp(-abs(np.arange(2)[:, None] + 2 - np.arange(4)))
+    np.testing.assert_allclose(P, want / want.sum(-1, keepdims=True))
+
+
+# -------------------------------------------------------------------------------------------------------------- calls
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_parts(rng, name, mask):
+    check(*qkv(rng), rng, score=PARTS[name](rng, np.float32), mask=MASKS[mask](rng))
+
+
+PAIRS = [*itertools.permutations(("softcap", "alibi", "pair bias", "relative", "sink"), 2),
+         ("pair bias", "bias of keys"), ("pair bias", "softcap", "alibi", "softcap", "sink")]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_parts_in_order(rng, names):
+    score = [PARTS[name](rng, np.float32) for name in names]
+    check(*qkv(rng, heads_k=2), rng, score=score, causal=True, dropout=na.Dropout(0.2, 3))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64], ids=["float16", "bfloat16", "float64"])
+def test_dtypes(rng, dtype):
+    """In float64 more bits are allowed: scores in base 2 have the rounding of log2(e), of one sign in all of them."""
+    score = [PARTS[name](rng, dtype) for name in ("pair bias", "softcap", "sink")]
+    check(*qkv(rng, dtype), rng, score=score, causal=True, bits=16 if dtype == np.float64 else 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_arrays_of_another_dtype(rng, dtype):
+    check(*qkv(rng), rng, score=[PARTS["bias of keys"](rng, dtype), na.Softcap(3.0)])
+
+
+@st.composite
+def biases(draw):
+    """Lengths, and the shape of a bias that broadcasts to (2, 3, seqlen_q, seqlen_k)."""
+    length = st.sampled_from([1, 2, 5, 129])
+    m, n = draw(length), draw(length)
+    shape = [draw(st.sampled_from([1, size])) for size in (2, 3, m, n)]
+    return m, n, shape[draw(st.integers(0, 4)) :]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(call=biases())
+def test_bias_broadcasts_as_in_numpy(call):
+    m, n, shape = call
+    rng = np.random.default_rng(0)
+    q, k, v = random(rng, (2, 3, m, 4), np.float32), *random(rng, (2, 2, 3, n, 4), np.float32)
+    check(q, k, v, rng, score=na.Bias(random(rng, shape, np.float32)), causal=True)
+
+
+def test_bias_of_any_strides(rng):
+    q, k, v, do = (random(rng, (H, 40, 8), np.float32) for _ in range(4))
+    whole = random(rng, (H, 40, 40), np.float32)
+    views = [whole.swapaxes(-2, -1), whole[:, ::-1], whole[..., ::-1], np.broadcast_to(whole[:, :1], whole.shape),
+             np.broadcast_to(whole[..., :1], whole.shape)]  # fmt: skip
+    for view in views:
+        results = []
+        for bias in (view, view.copy()):
+            o, backprop = na.attention_vjp(q, k, v, score=na.Bias(bias))
+            grads = backprop(do)
+            results.append((o, *grads, *grads.score))
+        for one, other in zip(*results):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_masked_may_be_nan(rng):
+    q, k, v, do = rng.standard_normal((4, 3, 200, 8))
+    visible = rng.random((3, 200, 200)) < 0.3
+    bias = rng.standard_normal((3, 200, 200))
+    results = []
+    for hidden in (0, np.nan, np.inf):
+        score = [na.Bias(np.where(visible, bias, hidden)), na.Softcap(5.0)]
+        o, saved = na.attention_forward(q, k, v, mask=visible, score=score)
+        grads = na.attention_backward(do, saved)
+        results.append((o, saved.lse, *grads, *grads.score))
+        assert (grads.score[0][~visible] == 0).all()
+    for one in results[1:]:
+        for x, want in zip(one, results[0]):
+            np.testing.assert_array_equal(x, want)
+
+
+def test_a_score_of_minus_infinity_is_as_good_as_masked(rng):
+    q, k, v, do = rng.standard_normal((4, 3, 50, 8))
+    visible = rng.random((3, 50, 50)) < 0.3
+    visible[:, 7] = False
+    o, saved = na.attention_forward(q, k, v, score=na.Bias(np.where(visible, 0, -np.inf)))
+    want, masked = na.attention_forward(q, k, v, mask=visible)
+    np.testing.assert_allclose(o, want, rtol=1e-12, atol=1e-15)
+    np.testing.assert_array_equal(np.isneginf(saved.lse), np.isneginf(masked.lse))
+    for grad, wanted in zip(na.attention_backward(do, saved), na.attention_backward(do, masked)):
+        np.testing.assert_allclose(grad, wanted, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("logit", [-1e4, 1e4])
+def test_a_sink_of_any_size(rng, logit):
+    q, k, v = rng.standard_normal((3, 2, 20, 8)).astype(np.float32)
+    o, saved = na.attention_forward(q, k, v, score=na.Sink(np.float32(logit)))
+    want, lse = (na.attention(q, k, v), reference.attention_forward(q, k, v)[1]) if logit < 0 else (0 * q, logit)
+    np.testing.assert_array_equal(o, want)
+    np.testing.assert_allclose(saved.lse, np.broadcast_to(lse, saved.lse.shape), rtol=1e-6)
+
+
+def test_a_query_that_sees_nothing(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 20, 8))
+    o, saved = na.attention_forward(q, k, v, mask=na.Lengths(queries=5), score=na.Sink(rng.standard_normal(2)))
+    assert (o[:, 5:] == 0).all()
+    assert np.isneginf(saved.lse[:, 5:]).all()
+    dq, _, _ = na.attention_backward(do, saved, dlse=np.ones_like(saved.lse))
+    assert (dq[:, 5:] == 0).all()
+
+
+@pytest.mark.parametrize("shapes", [((2, 0, 8), (2, 7, 8)), ((2, 5, 8), (2, 0, 8)), ((0, 5, 8), (0, 7, 8))])
+def test_empty_arrays(shapes):
+    (*lead, m, _), (*_, n, _) = shapes
+    q, k = map(np.zeros, shapes)
+    score = [na.Bias(np.zeros((*lead, m, n))), na.Softcap(1.0), na.Alibi(np.zeros(lead)), na.Sink(np.zeros(lead))]
+    o, saved = na.attention_forward(q, k, k, score=score)
+    grads = na.attention_backward(np.zeros_like(o), saved)
+    for x, part in zip(grads.score, (score[0].bias, score[2].slopes, score[3].logits)):
+        np.testing.assert_array_equal(x, np.zeros_like(part))
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+def test_gradients_come_in_the_order_of_their_arrays(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 9, 8))
+    bias, slopes, logits = np.zeros((9, 9)), np.zeros(2), np.zeros(2)
+    score = [na.Sink(logits), na.Bias(bias, gradient=False), na.Softcap(3.0), na.Alibi(slopes)]
+    _, backprop = na.attention_vjp(q, k, v, score=score)
+    grads = backprop(do)
+    dq, dk, dv = grads
+    dlogits, nothing, dslopes = grads.score
+    assert (dlogits.shape, nothing, dslopes.shape) == ((2,), None, (2,))
+    assert isinstance(grads, na.Gradients)
+    want = reference.attention_backward(do, q, k, v, score=score)
+    for got, wanted in zip((dq, dk, dv, dlogits, dslopes), (*want, want.score[0], want.score[2])):
+        np.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-13)
+    assert want.score[1] is None
+
+
+def test_without_a_score_there_are_no_gradients_of_it(rng):
+    q, k, v, do = rng.standard_normal((4, 9, 8))
+    _, backprop = na.attention_vjp(q, k, v)
+    assert backprop(do).score == ()
+
+
+def test_gradients_do_not_depend_on_the_number_of_threads(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 1100, 16)).astype(np.float32)
+    score = [na.Bias(np.zeros((1100, 1100), np.float32)), na.Alibi(np.zeros(2)), na.RelativeBias(np.zeros((2, 9)))]
+    _, saved = na.attention_forward(q, k, v, score=score)
+    before, many = numba.get_num_threads(), na.attention_backward(do, saved)
+    try:
+        numba.set_num_threads(1)
+        one = na.attention_backward(do, saved)
+    finally:
+        numba.set_num_threads(before)
+    for x, y in zip((*one, *one.score), (*many, *many.score)):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_saved_of_takes_a_score(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 9, 8))
+    score = [na.Softcap(2.0), na.Sink(np.zeros(2))]
+    o, saved = na.attention_forward(q, k, v, score=score)
+    again = na.Saved.of(q, k, v, o, saved.lse, score=score)
+    for x, y in zip(na.attention_backward(do, saved), na.attention_backward(do, again)):
+        np.testing.assert_array_equal(x, y)
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+def test_parts_are_values():
+    x = np.zeros((3, 3))
+    assert na.Softcap(3) == na.Softcap(3.0) != na.Softcap(4.0)
+    assert na.Bias(x) == na.Bias(x) != na.Bias(x.copy())
+    assert na.Bias(x) != na.Bias(x, gradient=False)
+    assert len({na.Bias(x), na.Bias(x), na.Softcap(1), na.Softcap(1.0)}) == 2
+    assert repr(na.Bias(x)) == "Bias(bias=<float64 array (3, 3)>, gradient=True)"
+    with pytest.raises(AttributeError):
+        na.Softcap(3.0).cap = 4.0
+
+
+def test_a_score_compiles_nothing_that_is_not_there(rng):
+    """The CPU's kernels take all of them: one compilation for each dtype."""
+    q, k, v = rng.standard_normal((3, 2, 9, 8))
+    na.attention(q, k, v)
+    compiled = len(forward_kernel.signatures)
+    for score in (na.Softcap(1.0), na.Bias(np.zeros((9, 1))), [na.Sink(0.0), na.Alibi(0.0), na.Softcap(2.0)]):
+        na.attention(q, k, v, score=score)
+    assert len(forward_kernel.signatures) == compiled
+
+
+X = np.zeros((2, 9, 8))
+WRONG = {
+    "no part": (lambda: na.attention(X, X, X, score="softcap"), TypeError, "score: got 'softcap', expected numbattn's"),
+    "a number in a list": (lambda: na.attention(X, X, X, score=[3.0]), TypeError, "score: got list"),
+    "an array": (lambda: na.attention(X, X, X, score=X), TypeError, "score: got numpy.ndarray of float64"),
+    "a mask": (lambda: na.attention(X, X, X, score=na.Causal()), TypeError, "score: got numbattn.masks.Causal"),
+    "two sinks": (lambda: na.attention(X, X, X, score=[na.Sink(0.0)] * 2), ValueError, "more than one Sink"),
+    "cap 0": (lambda: na.Softcap(0), ValueError, "Softcap cap: got 0, allowed finite and > 0"),
+    "cap inf": (lambda: na.Softcap(np.inf), ValueError, "Softcap cap: got inf, allowed finite and > 0"),
+    "cap text": (lambda: na.Softcap("50"), TypeError, "Softcap cap: got '50', expected a number"),
+    "integers": (lambda: na.Bias(np.zeros((3, 3), int)), TypeError, "Bias bias: got numpy.ndarray of int64, expected"),
+    "list": (lambda: na.Alibi([1.0]), TypeError, "Alibi slopes: got list, expected an array"),
+    "flag": (lambda: na.Bias(X, gradient=1), TypeError, "Bias gradient: got 1, expected True or False"),
+    "even": (lambda: na.RelativeBias(np.zeros((2, 4))), ValueError, r"RelativeBias table: got the shape \(2, 4\)"),
+    "shape": (lambda: na.attention(X, X, X, score=na.Bias(np.zeros((3, 9)))), ValueError,
+              r"score: Bias bias: got the shape \(3, 9\), which does not broadcast to \(2, 9, 9\)"),
+    "axes": (lambda: na.attention(X, X, X, score=na.Bias(np.zeros((1, 2, 9, 9)))), ValueError, "does not broadcast"),
+    "heads": (lambda: na.attention(X, X, X, score=na.Sink(np.zeros(3))), ValueError,
+              r"score: Sink logits: got the shape \(3,\), which does not broadcast to \(2,\)"),
+    "table": (lambda: na.attention(X, X, X, score=na.RelativeBias(np.zeros((3, 5)))), ValueError,
+              r"score: RelativeBias table: got the shape \(3, 5\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
