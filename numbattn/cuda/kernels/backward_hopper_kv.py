@@ -64,7 +64,6 @@ from .gradients import (
     Tiles,
     clear_step,
     dropout_steps,
-    is_crowded,
     key_lengths,
     keys_spec,
     keys_step,
@@ -78,6 +77,7 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
+from .tables import is_crowded
 from .visibility import band_of, element_test
 
 

@@ -51,7 +51,6 @@ from .gradients import (
     at_once,
     clear_step,
     dropout_steps,
-    is_crowded,
     save_step,
     size_of,
     source,
@@ -59,6 +58,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .schedule import place_grouped
+from .tables import is_crowded
 from .visibility import band_of, element_test, keys_in_sight, needs_test, steps_to_next
 
 

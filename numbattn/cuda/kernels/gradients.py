@@ -57,14 +57,7 @@ from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
 from .tables import compiled_in
-from .visibility import (
-    band_of,
-    grids_of,
-    needs_test,
-    queries_in_sight,
-    sight_type,
-    steps_to_next,
-)
+from .visibility import band_of, needs_test, queries_in_sight, sight_type, steps_to_next
 
 ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
 PART = 64  # rows and columns of a part of dQ
@@ -318,10 +311,6 @@ class Tiles(NamedTuple):
 
 def size_of(work):
     return max(head_dims(work.problem))
-
-
-def is_crowded(work):
-    return bool(work.problem.dropout or grids_of(work.mask))
 
 
 def with_results(*names):

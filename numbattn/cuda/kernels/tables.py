@@ -49,13 +49,17 @@ def has_tensor_cores(device):
     return device.cc >= (8, 0)
 
 
+def is_crowded(work):
+    """Whether dropout or a mask's grids take registers, too."""
+    return bool(work.problem.dropout or grids_of(work.mask))
+
+
 def rows_of(table, crowded, work):
-    """The rows for this work. With dropout or a mask's grids, which take registers too, those of `crowded` come first.
+    """The rows for this work; if it is crowded, those of `crowded` come first.
     Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
     unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
     size = next(size for size in (64, 128, 256) if size >= largest)
-    is_crowded = work.problem.dropout or grids_of(work.mask)
-    return (crowded.get(unit, {}).get(size, ()) if is_crowded else ()) + table[unit][size]
+    return (crowded.get(unit, {}).get(size, ()) if is_crowded(work) else ()) + table[unit][size]
 
 
 def compiled_in(work, tiles, head_dims):
