@@ -119,6 +119,12 @@ def test_attention_maps(tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_pair_bias(tmp_path):
+    out = run(tmp_path, "10_pair_bias.py", "--steps", "300", "--plot", "drawn.png")
+    assert float(re.search(r"differs from the hidden one by (\S+) of", out)[1]) < 0.05
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
 @needs("numba_cuda")
 def test_matrix_product_simulated(tmp_path):
     out = run(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
