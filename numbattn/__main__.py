@@ -51,6 +51,7 @@ def _add_options(parser, command):
                         help="of queries and keys; kernels for long and short sequences differ on some GPUs")
     parser.add_argument("--mask", choices=MASKS, default=default("none"), **several)
     parser.add_argument("--dropout", action="store_true")
+    parser.add_argument("--deterministic", action="store_true", help="gradients equal bit for bit from call to call")
     parser.add_argument("--cc", type=_cc, help="compute capability, as in 9.0 (default: that of this machine's GPU)")
     if command == "plan":
         parser.add_argument("--batch", type=int, default=1)
@@ -96,14 +97,14 @@ def _device(cc):
     return import_module("numbattn.cuda.launch").current_gpu().device
 
 
-def _plans(device, dtype, q, k, v, mask, dropout):
+def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False):
     """Both passes for arrays of these shapes, of which there is no memory."""
     from numbattn.cuda.passes import plans
     from numbattn.cuda.views import without_memory
 
     arrays = [without_memory(shape, dtype) for shape in (q, k, v)]
     options = {"mask": MASKS[mask](q[-2], k[-2]), "dropout": na.Dropout(0.1, seed=0) if dropout else None}
-    return dict(zip(PASSES, plans(device, *arrays, **options)))
+    return dict(zip(PASSES, plans(device, *arrays, deterministic=deterministic, **options)))
 
 
 def plan(args):
@@ -117,7 +118,8 @@ def plan(args):
     print(f"compute capability {device.cc[0]}.{device.cc[1]}: {device.multiprocessors} multiprocessors, "
           f"{device.shared >> 10} KB of shared memory for a block")
     print(f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{', dropout' if args.dropout else ''}")
-    for name, planned in _plans(device, dtype, q, k, v, args.mask, args.dropout).items():
+    options = args.mask, args.dropout, args.deterministic
+    for name, planned in _plans(device, dtype, q, k, v, *options).items():
         print(f"\n{name}")
         for x in planned.stand_ins:
             print(f"  {'from' if x.is_result else 'to'} {x.shape} of {x.dtype}: {x.name} {x.why}")
@@ -158,7 +160,7 @@ def compile_kernels(args):
     device, keys = _device(args.cc), {}
     for dtype, d, n, mask in product(args.dtype, args.head_dim, args.seqlen, args.mask):
         shape = 1, 2, n, d
-        planned = _plans(device, np.dtype(dtype), shape, shape, shape, mask, args.dropout)
+        planned = _plans(device, np.dtype(dtype), shape, shape, shape, mask, args.dropout, args.deterministic)
         keys |= {step.key: None for name in args.passes for step in planned[name].steps}
     with ProcessPoolExecutor(min(args.j, len(keys)), get_context("spawn")) as workers:
         built = [workers.submit(build, key) for key in keys]

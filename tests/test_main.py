@@ -97,6 +97,14 @@ def test_a_plan_is_shown(capsys):
     assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
 
 
+@pytest.mark.parametrize(("option", "last"), [([], "round_dq"), (["--deterministic"], "backward_q")])
+def test_a_plan_says_how_gradients_become_deterministic(option, last, capsys):
+    pytest.importorskip("numba.cuda")
+    assert main.main(["plan", "--cc", "9.0", "--head-dim", "64", "--seqlen", "300", *option]) == 0
+    kernels = re.findall(r"^  \w+\.(\w+) .* \d+\.\d KB ", capsys.readouterr().out.partition("backward\n")[2], re.M)
+    assert kernels == ["delta", "backward_kv", last]
+
+
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
     pytest.importorskip("numba.cuda")
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
