@@ -4,7 +4,7 @@ from .api import attention, attention_backward, attention_forward, attention_vjp
 from .dropout import Dropout, dropout_mask
 from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
 from .problem import Gradients, Saved
-from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
+from .scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, check_score
 
 __version__ = "0.1.0"
 
@@ -21,6 +21,7 @@ __all__ = [
     "Mask",
     "RelativeBias",
     "Saved",
+    "Score",
     "Sink",
     "Softcap",
     "Window",
@@ -30,5 +31,6 @@ __all__ = [
     "attention_forward",
     "attention_vjp",
     "attention_weights",
+    "check_score",
     "dropout_mask",
 ]

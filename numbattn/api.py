@@ -52,7 +52,7 @@ def attention(
         Finite and > 0. Default: 1 / sqrt(head_dim).
     dropout : Dropout, optional
         Which elements of P are dropped.
-    score : Softcap, Alibi, Bias, RelativeBias, Sink, or a list of them, optional
+    score : Softcap, Alibi, Bias, RelativeBias, Score, Sink, or a list of them, optional
         What happens to S = scale Q K^T before the mask, in this order. What it makes of a masked element does not
         matter. For NumPy arrays only, so far.
     out : array, (..., seqlen_q, head_dim_v), optional

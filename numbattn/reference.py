@@ -59,8 +59,7 @@ def attention_backward(
             found = part._gradient_by_rows(lse.reshape(problem.lse_shape), (D - dLse).reshape(problem.lse_shape))
         else:
             found = part._gradient(dS, S)
-        if part._arrays():
-            dScores.insert(0, found if part._wants_gradient else None)
+        dScores[:0] = [found if part._wants_gradient else None] * len(part._arrays())
         dS = dS * part._derivative(S)
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
     dK = inputs.scale * np.swapaxes(dS, -2, -1) @ Q             # line 5: dK = scale dS^T Q

@@ -8,15 +8,19 @@ Backends have tiles of their own for each kind of part.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from .checks import DTYPES, Array, flag, library, number, words_for
-from .values import Value
+from .checks import DTYPES, Array, flag, integer, library, number, words_for
+from .values import Value, moved, shown
 
+LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
 
 class Part(Value):
     """What all parts of a score share."""
@@ -266,6 +270,173 @@ class Sink(Part):
         return sum_like(-(P * np.where(seen, delta, 0)).sum(axis=-1), self.logits)
 
 
+# ------------------------------------------------------------------------------------------ functions of the user's own
+@dataclass(frozen=True, eq=False, repr=False)
+class Score(Part):
+    """S = function(S, batch, head, i, j, *arrays), element by element: a function of your own.
+
+    It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
+    of the element of the batch, in C order, the others are indices. Its arrays have no gradients yet.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(s, batch, head, i, j, *arrays)`` returns the new score.
+    derivative : callable, optional
+        The derivative by s, called in the same way. By default it follows from the function, which is then compiled for
+        dual numbers: arithmetic, abs, min, max, branches, and the usual functions of math and NumPy.
+    arrays : sequence of arrays, optional
+        Booleans, integers, float32 or float64, of any shape and strides: what the function looks up.
+
+    See Also
+    --------
+    check_score : compare the derivative with finite differences.
+
+    Notes
+    -----
+    The function is known again by its code, its closure and the globals that it uses: one that is defined anew, in a
+    loop, say, is not compiled again. Numbers that change from call to call belong into arrays. Functions that it calls
+    are to be Numba's, too: made by njit.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> def same_group(s, batch, head, i, j, group):
+    ...     return s if group[i] == group[j] else s - 4.0
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> score = na.Score(same_group, arrays=[np.array([0, 0, 1])])
+    >>> na.attention_weights(q, k, score=score).round(2)
+    array([[0.5 , 0.5 , 0.01],
+           [0.5 , 0.5 , 0.01],
+           [0.02, 0.02, 0.96]])
+    """
+
+    function: Callable[..., Any]
+    derivative: Callable[..., Any] | None = None
+    arrays: Sequence[Array] = ()
+
+    def __post_init__(self) -> None:
+        self._set(
+            function=_function("Score function", self.function),
+            derivative=None if self.derivative is None else _function("Score derivative", self.derivative),
+            arrays=tuple(self.arrays),
+        )
+        for i, x in enumerate(self.arrays):
+            if not library(x) or x.dtype not in LOOKED_UP:
+                raise TypeError(f"Score arrays[{i}]: got {words_for(x)}, expected an array of NumPy or CuPy, of "
+                                "booleans, integers, float32 or float64")
+
+    def _arrays(self) -> dict[str, Any]:
+        return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
+
+    def _like(self, array: Any) -> Score:
+        copies = tuple(moved(x, array) for x in self.arrays)
+        same = all(x is y for x, y in zip(copies, self.arrays))
+        return self if same else Score(self.function, self.derivative, copies)
+
+    @cached_property
+    def _identity(self) -> Identity:
+        return Identity(self.function, self.derivative)
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self._identity, tuple(map(id, self.arrays))
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        return type(self), self._identity.key, *[(str(x.dtype), x.ndim) for x in self.arrays]
+
+    def _applied(self, S: Any) -> Any:
+        return self._of_each(self.function, S)
+
+    def _derivative(self, S: Any) -> Any:
+        if self.derivative is not None:
+            return self._of_each(self.derivative, S)
+        compiled: Any = import_module("numbattn.cpu.function")  # Numba is not imported before it is needed
+        return self._of_each(compiled.derivative_of(self.function), S)
+
+    def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
+        """function(s, batch, head, i, j, *arrays) of each element of S (..., heads, seqlen_q, seqlen_k)."""
+        by_batch = S.reshape(-1 if S.size else 0, *S.shape[-3:])
+        found = [function(float(s), *at, *self.arrays) for at, s in np.ndenumerate(by_batch)]
+        return np.array(found, S.dtype).reshape(S.shape)
+
+    def __repr__(self) -> str:
+        arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
+        return f"Score({self.function.__qualname__}{arrays})"
+
+
+class Identity:
+    """Of functions: two are the same if their code, closures and the globals that they use are."""
+
+    def __init__(self, *functions: Callable[..., Any] | None) -> None:
+        self.functions = functions
+        self.key = tuple(None if function is None else _key_of(function) for function in functions)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _key_of(x: Any, above: tuple[Any, ...] = ()) -> Any:
+    """What a function computes with; a number is what it is, what may change is known by its address."""
+    if isinstance(x, CodeType):
+        return x.co_code, x.co_names, x.co_varnames, tuple(_key_of(y, above) for y in x.co_consts)
+    if isinstance(x, FunctionType) and x not in above:      # one that calls itself ends here
+        above = *above, x
+        used = [(name, _key_of(x.__globals__[name], above)) for name in x.__code__.co_names if name in x.__globals__]
+        held = [*(cell.cell_contents for cell in x.__closure__ or ()), *(x.__defaults__ or ())]
+        return _key_of(x.__code__, above), tuple(_key_of(y, above) for y in held), tuple(used)
+    if isinstance(x, tuple):
+        return tuple(_key_of(y, above) for y in x)
+    return (type(x), x) if isinstance(x, bool | int | float | str | bytes | None) else (type(x), id(x))
+
+
+def check_score(score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0) -> float:
+    """Compare the derivative of a score function with finite differences.
+
+    Parameters
+    ----------
+    score : Score
+    seqlen_q, seqlen_k : int, optional
+        How many queries and keys there are, of one head; its arrays have to be large enough.
+    spread : float, optional
+        The standard deviation of the scores, normally distributed, at which it is compared.
+
+    Returns
+    -------
+    error : float
+        The largest difference, relative to 1 or, if that is larger, to the derivative.
+
+    Raises
+    ------
+    TypeError
+        For what is no Score.
+    ValueError
+        If the difference is more than 1e-4: with the element where it is largest.
+
+    Examples
+    --------
+    >>> import math, numbattn as na
+    >>> na.check_score(na.Score(lambda s, batch, head, i, j: math.tanh(s) - abs(i - j))) < 1e-8
+    True
+    """
+    if not isinstance(score, Score):
+        raise TypeError(f"score: got {words_for(score)}, expected a numbattn.Score")
+    shape = 1, 1, integer("seqlen_q", seqlen_q, low=1), integer("seqlen_k", seqlen_k, low=1)
+    S = np.random.default_rng(0).normal(scale=number("spread", spread), size=shape)
+    h = 1e-5
+    wanted = (score._applied(S + h) - score._applied(S - h)) / (2 * h)
+    got = score._derivative(S)
+    errors = abs(got - wanted) / np.maximum(abs(wanted), 1)
+    _, _, i, j = at = np.unravel_index(np.argmax(errors), shape)
+    if not errors[at] <= 1e-4:
+        raise ValueError(f"score: the derivative is {got[at]:.6g}, finite differences give {wanted[at]:.6g}, at s = "
+                         f"{S[at]:.6g}, i = {i}, j = {j}")
+    return float(errors[at])
+
+
 # ----------------------------------------------------------------------------------------------- from the user's hand
 def as_parts(score: Scores) -> tuple[Part, ...]:
     """The parts of what a user may give: None, a part, a list or tuple of them."""
@@ -274,7 +445,7 @@ def as_parts(score: Scores) -> tuple[Part, ...]:
     parts = (score,) if isinstance(score, Part) else tuple(score) if isinstance(score, list | tuple) else (None,)
     if not all(isinstance(part, Part) for part in parts):
         raise TypeError(f"score: got {words_for(score)}, expected numbattn's Softcap, Alibi, Bias, RelativeBias, Sink, "
-                        "or a list of them")
+                        "Score, or a list of them")
     if sum(isinstance(part, Sink) for part in parts) > 1:
         raise ValueError("score: got more than one Sink, allowed one")
     return parts
@@ -290,6 +461,14 @@ def sum_like(x: Any, array: Any) -> Any:
     shape = array.shape
     own = (1,) * (x.ndim - len(shape)) + shape
     return x.sum(axis=tuple(i for i, size in enumerate(own) if size == 1)).reshape(shape)
+
+
+def _function(name: str, function: Any) -> Callable[..., Any]:
+    """A Python function; of a function that Numba has compiled, what it was made of."""
+    function = getattr(function, "py_func", function)
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"{name}: got {words_for(function)}, expected a Python function")
+    return function
 
 
 def _floats(name: str, array: Any) -> Any:

@@ -22,6 +22,11 @@ def assert_equal(got, want):
     np.testing.assert_array_equal(to_numpy(got), to_numpy(want))
 
 
+def differentiated(score):
+    """The arrays of a score that have a gradient."""
+    return [x for part in score if part._wants_gradient for x in part._arrays().values()]
+
+
 def plain(do, q, k, v, dlse=None, work=None, of_dS=lambda dS: dS, **options):
     """o, lse, dq, dk, dv and the gradients of the score's arrays by the plain formula.
 
@@ -41,12 +46,14 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=lambda dS: dS, **options):
     dS = P * (dP - delta)
     of_score = []
     for part, S in reversed(list(zip(inputs.score, scores))):
-        if isinstance(part, Sink):
+        if not part._wants_gradient:
+            pass
+        elif isinstance(part, Sink):
             of_score[:0] = [part._gradient_by_rows(*(x.reshape(problem.lse_shape) for x in (lse, of_dS(delta))))]
-        elif part._arrays():
+        else:
             of_score[:0] = [part._gradient(of_dS(dS), S)]
         dS = dS * part._derivative(S)
-    arrays = [x for part in inputs.score for x in part._arrays().values()]
+    arrays = differentiated(inputs.score)
     of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
     scale = np.asarray(inputs.scale, work)
     grads = scale * (dS @ K), scale * (dS.swapaxes(-2, -1) @ Q), rounded.swapaxes(-2, -1) @ dO
@@ -83,7 +90,8 @@ def exact(do, q, k, v, dlse=None, **options):
     if q.dtype == np.float64:
         return plain(do, q, k, v, dlse, work=np.longdouble, **options)
     grads = reference.attention_backward(do, q, k, v, dlse=dlse, **options)
-    return *reference.attention_forward(q, k, v, **options), *grads, *grads.score
+    of_score = [x for x in grads.score if x is not None]
+    return *reference.attention_forward(q, k, v, **options), *grads, *of_score
 
 
 def assert_accurate(name, got, want, other, dtype, bits=4, largest=None):
@@ -116,10 +124,10 @@ def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse), deterministic=deterministic)
     for grad, x in zip(grads, (q, k, v)):
         assert grad.dtype == x.dtype
-    arrays = [x for part in saved.inputs.score for x in part._arrays().values()]
-    for grad, x in zip(grads.score, arrays, strict=True):
+    arrays, of_score = differentiated(saved.inputs.score), [x for x in grads.score if x is not None]
+    for grad, x in zip(of_score, arrays, strict=True):
         assert (grad.dtype, grad.shape) == (x.dtype, x.shape)
-    results = o, saved.lse, *grads, *grads.score
+    results = o, saved.lse, *grads, *of_score
     assert all(isinstance(x, xp.ndarray) for x in results)
     o, lse, *grads = map(to_numpy, results)
     call = do, *map(to_numpy, (q, k, v)), dlse

@@ -11,8 +11,8 @@ import numbattn as na
 def test_public_names():
     assert sorted(na.__all__) == [
         "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Gradients", "Lengths", "Mask",
-        "RelativeBias", "Saved", "Sink", "Softcap", "Window", "__version__", "attention", "attention_backward",
-        "attention_forward", "attention_vjp", "attention_weights", "dropout_mask",
+        "RelativeBias", "Saved", "Score", "Sink", "Softcap", "Window", "__version__", "attention", "attention_backward",
+        "attention_forward", "attention_vjp", "attention_weights", "check_score", "dropout_mask",
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)
@@ -48,10 +48,10 @@ def test_masks_show_nothing_internal(name):
     assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
 
 
-@pytest.mark.parametrize("name", ["Alibi", "Bias", "RelativeBias", "Sink", "Softcap"])
+@pytest.mark.parametrize("name", ["Alibi", "Bias", "RelativeBias", "Score", "Sink", "Softcap"])
 def test_scores_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
-    assert public <= {"bias", "cap", "gradient", "logits", "slopes", "table"}
+    assert public <= {"arrays", "bias", "cap", "derivative", "function", "gradient", "logits", "slopes", "table"}
 
 
 def test_import_is_light():

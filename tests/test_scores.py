@@ -4,6 +4,7 @@ The reference itself is held against finite differences.
 """
 
 import itertools
+import math
 
 import ml_dtypes
 import numba
@@ -15,11 +16,23 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import reference
 from numbattn.cpu.forward import forward_kernel
+from numbattn.cpu.function import _tile_function
 from numbattn.problem import DTYPES
 
 from .accuracy import check, random
 
 B, H, M, N = 2, 4, 150, 270  # several tiles each way, with tails
+
+
+
+def far_and_foreign(s, batch, head, i, j, groups, weights):
+    """All that it may do: look up, branch, call, return a number."""
+    if j > i + 200 * (batch + 1):
+        return -1.0
+    if groups[i] != groups[j]:
+        s -= weights[head] * abs(i - j) / 100
+    return max(s, 0.1 * s) + math.tanh(s)
+
 
 PARTS = {
     "softcap": lambda rng, dtype: na.Softcap(2.0),
@@ -30,6 +43,7 @@ PARTS = {
     "bias of queries": lambda rng, dtype: na.Bias(random(rng, (M, 1), dtype)),
     "relative": lambda rng, dtype: na.RelativeBias(random(rng, (H, 41), dtype)),
     "sink": lambda rng, dtype: na.Sink(random(rng, H, dtype)),
+    "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N), random(rng, H, dtype))),
 }
 MASKS = {
     "none": lambda rng: None,
@@ -44,7 +58,10 @@ def qkv(rng, dtype=np.float32, heads_k=H, d=16, e=8):
 
 
 # ---------------------------------------------------------------------------------------------------------- reference
-@pytest.mark.parametrize("names", [*((name,) for name in PARTS), ("bias", "softcap", "alibi"), ("softcap", "relative")])
+WITH_GRADIENTS = [(name,) for name in PARTS if name != "function"]
+
+
+@pytest.mark.parametrize("names", [*WITH_GRADIENTS, ("bias", "softcap", "alibi"), ("softcap", "relative")])
 def test_gradients_of_the_reference_by_finite_differences(rng, names, monkeypatch):
     for name, size in zip("BHMN", (2, 2, 3, 4)):
         monkeypatch.setitem(globals(), name, size)
@@ -106,7 +123,8 @@ def test_parts(rng, name, mask):
 
 
 PAIRS = [*itertools.permutations(("softcap", "alibi", "pair bias", "relative", "sink"), 2),
-         ("pair bias", "bias of keys"), ("pair bias", "softcap", "alibi", "softcap", "sink")]  # fmt: skip
+         ("pair bias", "bias of keys"), ("function", "alibi"), ("alibi", "function", "function"),
+         ("pair bias", "softcap", "alibi", "softcap", "sink")]  # fmt: skip
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
@@ -263,6 +281,131 @@ def test_saved_of_takes_a_score(rng):
         np.testing.assert_array_equal(x, y)
 
 
+# ---------------------------------------------------------------------------------------------------------- functions
+def test_a_function_that_repeats_alibi(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 150, 8))
+    slopes = rng.random(2)
+    results = []
+    for score in (na.Alibi(slopes, gradient=False),
+                  na.Score(lambda s, batch, head, i, j, slopes: s - slopes[head] * abs(i - j), arrays=[slopes])):
+        o, saved = na.attention_forward(q, k, v, score=score)
+        results.append((o, saved.lse, *na.attention_backward(do, saved)))
+    for one, other in zip(*results):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+FUNCTIONS = {
+    "math": lambda s, b, h, i, j: math.exp(-s * s) + math.log(s * s + 1) + math.sqrt(abs(s) + 1) + math.erf(s),
+    "numpy": lambda s, b, h, i, j: np.tanh(s) * np.sin(s) + np.cos(s) / (2 + np.exp2(s)) + np.arctan(s) + np.fabs(s),
+    "operators": lambda s, b, h, i, j: -(2 - s) / 3 + (+s) ** 3 - 1 / (4 + s * s) + 1.5**s + i * s - s / (j + 1),
+    "smaller, larger": lambda s, b, h, i, j: min(s, i - 8) + max(0.5, s) + np.minimum(s, s * s) + np.maximum(1, s),
+    "branches": lambda s, b, h, i, j: s * s if s > 1 else 0 if i == j else 2 * s - 1 if s != 0 else s,
+    "comparisons": lambda s, b, h, i, j: s * ((s < 0) + 2 * (s <= 1) + 4 * (s <= 1) + 8 * (s == 3)),
+    "number": lambda s, b, h, i, j: 3 if i > j else 2.0,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_follow(name):
+    assert na.check_score(na.Score(FUNCTIONS[name]), 12, 17) < 1e-6
+
+
+def test_in_place_operators_follow():
+    def function(s, batch, head, i, j):
+        t = s
+        t += 2
+        t *= s
+        t -= 1 / 3
+        t /= 5
+        t **= 2
+        return t
+
+    assert na.check_score(na.Score(function)) < 1e-6
+
+
+def test_a_derivative_of_the_users_own():
+    square = lambda s, batch, head, i, j: s * s / 2     # noqa: E731
+    assert na.check_score(na.Score(square, lambda s, batch, head, i, j: s)) < 1e-6
+    with pytest.raises(ValueError, match=r"the derivative is -?[\d.]+, finite differences give -?[\d.]+, at s = "):
+        na.check_score(na.Score(square, lambda s, batch, head, i, j: 2 * s))
+
+
+def test_gradients_of_a_function_by_finite_differences(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 6, 4))
+    for derivative in (None, lambda s, batch, head, i, j: 1 - math.tanh(s) ** 2):
+        score = [na.Score(lambda s, batch, head, i, j: math.tanh(s) + head * j, derivative), na.Softcap(3.0)]
+        _, backprop = na.attention_vjp(q, k, v, score=score)
+        for x, grad in zip((q, k, v), backprop(do)):
+            step = 1e-6 * rng.standard_normal(x.shape)
+            inputs = [[y + sign * step if y is x else y for y in (q, k, v)] for sign in (1, -1)]
+            ahead, behind = (np.vdot(na.attention(*those, score=score), do) for those in inputs)
+            assert np.vdot(grad, step) == pytest.approx((ahead - behind) / 2, rel=1e-5)
+
+
+def test_arrays_of_a_function_may_be_any_view(rng):
+    q, k, v = rng.standard_normal((3, 2, 30, 8)).astype(np.float32)
+    table = rng.standard_normal((40, 3, 60))[::-1, 1, ::2]
+    function = lambda s, batch, head, i, j, table, shown: s + table[i, j] if shown[j] else s    # noqa: E731
+    shown = rng.random(30) < 0.5
+    got = na.attention(q, k, v, score=na.Score(function, arrays=[table, shown]))
+    want = na.attention(q, k, v, score=na.Bias(np.where(shown, table[:30], 0)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_is_known_by_what_it_does():
+    def made(number, text="x"):
+        return na.Score(lambda s, batch, head, i, j: s + number if text else s)
+
+    q = np.ones((3, 4))
+    assert made(1) == made(1) != made(2)
+    assert made(1) != made(1.0)
+    assert made(1) != na.Score(lambda s, batch, head, i, j: s + 1)
+    assert len({made(1), made(1), made(2)}) == 2
+    compiled = _tile_function.cache_info().currsize
+    for number in (5, 6, 5, 6, 5):
+        na.attention(q, q, q, score=made(number))
+    assert _tile_function.cache_info().currsize == compiled + 2
+
+
+@numba.njit
+def bent(s, at, depth=3):
+    if depth:
+        return bent(s, at, depth - 1)
+    return s if s < at else at + (s - at) / 2
+
+
+def test_a_function_that_calls_others(rng):
+    q, k, v, do = rng.standard_normal((4, 5, 4))
+    o, backprop = na.attention_vjp(q, k, v, score=na.Score(lambda s, batch, head, i, j: bent(s, 100.0)))
+    want, wanted = na.attention_vjp(q, k, v)
+    for x, y in zip((o, *backprop(do)), (want, *wanted(do))):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-14)
+    assert na.check_score(na.Score(lambda s, batch, head, i, j: bent(s, 0.5))) < 1e-6
+
+
+def ladder(s, batch, head, i, j):
+    return s if s > 0 else ladder(s + 1, batch, head, i, j)
+
+
+def test_a_function_may_name_itself():
+    assert na.Score(ladder) == na.Score(ladder)
+
+
+def test_what_numba_compiled_is_taken_apart(rng):
+    q, k, v = rng.standard_normal((3, 5, 4))
+    function = lambda s, batch, head, i, j: s * 2       # noqa: E731
+    got = na.attention(q, k, v, score=na.Score(numba.njit(function)))
+    np.testing.assert_array_equal(got, na.attention(q, k, v, score=na.Score(function)))
+
+
+def test_what_numba_cannot_compile_is_named():
+    def opens_a_file(s, batch, head, i, j):
+        return open("x").read()
+
+    with pytest.raises(TypeError, match=r"score: Numba cannot compile .*opens_a_file, line \d+ of .*test_scores.py"):
+        na.attention(X, X, X, score=na.Score(opens_a_file))
+
+
 # ------------------------------------------------------------------------------------------------------------- values
 def test_parts_are_values():
     x = np.zeros((3, 3))
@@ -304,6 +447,11 @@ WRONG = {
     "axes": (lambda: na.attention(X, X, X, score=na.Bias(np.zeros((1, 2, 9, 9)))), ValueError, "does not broadcast"),
     "heads": (lambda: na.attention(X, X, X, score=na.Sink(np.zeros(3))), ValueError,
               r"score: Sink logits: got the shape \(3,\), which does not broadcast to \(2,\)"),
+    "no function": (lambda: na.Score("s"), TypeError, "Score function: got 's', expected a Python function"),
+    "no derivative": (lambda: na.Score(FUNCTIONS["number"], 1), TypeError, "Score derivative: got 1, expected a"),
+    "half arrays": (lambda: na.Score(FUNCTIONS["number"], arrays=[np.zeros(3, np.float16)]), TypeError,
+                    r"Score arrays\[0\]: got numpy.ndarray of float16, expected an array of"),
+    "checks what is no function": (lambda: na.check_score(na.Softcap(1.0)), TypeError, "expected a numbattn.Score"),
     "table": (lambda: na.attention(X, X, X, score=na.RelativeBias(np.zeros((3, 5)))), ValueError,
               r"score: RelativeBias table: got the shape \(3, 5\)"),
 }  # fmt: skip

@@ -41,7 +41,7 @@ class Scratch(NamedTuple):
 
     S: Any  # then P
     dP: Any  # then dS
-    slopes: Any  # the derivative of each cap
+    slopes: Any  # derivatives of scores
     QT: Any
     dOT: Any
     vectors: Any  # one number a query
@@ -112,10 +112,10 @@ def drops_of(dropout):
     return Drops(*map(np.uint64, dropout._numbers)), dropout.scale
 
 
-def scratch_of(problem, tile_m, tile_n, backward=False, caps=0):
+def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
     """A function that allocates a Scratch."""
     elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
-    sizes = (elements, elements * backward, elements * caps, tile_m * problem.head_dim,
+    sizes = (elements, elements * backward, elements * slopes, tile_m * problem.head_dim,
              tile_m * problem.head_dim_v * backward, 4 * tile_m)  # fmt: skip
 
     def scratch():

@@ -11,7 +11,7 @@ from .compile import kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn
-from .score import LOG2_E, caps_in, collect, factor_of_q, pull_back, score, steps_of, sums_for
+from .score import LOG2_E, collect, curved_in, factor_of_q, pull_back, score, steps_of, sums_for
 from .tile import (
     EMPTY,
     PARTIAL,
@@ -49,10 +49,10 @@ def backward(saved, do, dlse=None, deterministic=True):
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
-    caps, factor = caps_in(inputs.score), factor_of_q(inputs.scale, inputs.score)
-    scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, caps=caps)
+    curved, factor = curved_in(inputs.score), factor_of_q(inputs.scale, inputs.score)
+    scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
     matrices = (matrices_of(x, problem) for x in (q, k, v, do))
-    given = Given(*matrices, lse, delta, sight, steps, drops, factor, kept_scale, caps)
+    given = Given(*matrices, lse, delta, sight, steps, drops, factor, kept_scale, curved)
     work = lse.size * problem.seqlen_k * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     launch(backward_kernel, batches * problem.heads_k * chunks, work, scratch, given, dq, dk, dv, inputs.scale)
     dq = dq[0] if chunks == 1 else dq.sum(axis=0)
@@ -68,12 +68,12 @@ def gradients_of_score(saved, given, scratch, work):
     """The gradient of each array in the score; None where it is not wanted."""
     problem, parts = saved.problem, saved.inputs.score
     for number, part in enumerate(parts):
-        array = next(iter(part._arrays().values()), None)
-        if array is None:
-            continue
+        arrays = list(part._arrays().values())
         if not part._wants_gradient:
-            yield None
-        elif isinstance(part, Sink):
+            yield from [None] * len(arrays)
+            continue
+        (array,) = arrays
+        if isinstance(part, Sink):
             lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
             yield part._gradient_by_rows(lse, delta).astype(array.dtype, copy=False)
         else:
@@ -82,7 +82,7 @@ def gradients_of_score(saved, given, scratch, work):
             sums_apart, own, rows, _ = sums.dx.shape
             step = sum(not isinstance(before, Sink) for before in parts[:number])
             blocks = own * (m_blocks if rows > 1 else sums_apart)
-            launch(score_kernel, blocks, work, scratch, given, sums, step, caps_in(parts[:number]))
+            launch(score_kernel, blocks, work, scratch, given, sums, step, curved_in(parts[:number]))
             yield sums.dx.sum(axis=0).reshape(array.shape).astype(array.dtype, copy=False)
 
 
@@ -100,7 +100,7 @@ class Given(NamedTuple):
     drops: Any
     factor_of_q: Any
     kept_scale: Any
-    caps: Any  # how many steps are caps
+    curved: Any  # how many steps have a derivative that is not 1
 
 
 class Queries(NamedTuple):
@@ -151,14 +151,14 @@ def backward_kernel(first_block, end_block, stop, scratch, given, dq, dk, dv, sc
                     S, dP = tile(scratch.S, n_end - n0, at.m_end - m0), tile(scratch.dP, n_end - n0, at.m_end - m0)
                     differentiate_tile(S, dP, scratch, given, at, n0, n_end, state)
                     product(dV[n0:n_end], S, dO, kept_scale, True)          # line 16: dV += (P Z)^T dO
-                    pull_back(dP, scratch.slopes, 0, given.caps)
+                    pull_back(dP, scratch.slopes, 0, given.curved)
                     product(dK[n0:n_end], dP, Q, scale, True)               # line 22: dK += scale dS^T Q
                     product_tn(dQ, dP, K[n0:n_end], scale, True)            # line 21: dQ += scale dS K
 
 
 @kernel
-def score_kernel(first_block, end_block, stop, scratch, given, sums, step, caps_before):
-    """The gradient of the array of a step, which has so many caps before it.
+def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curved_before):
+    """The gradient of the array of a step, which has so many curved ones before it.
 
     A block is a tile of queries of one of the array's own matrices, or every parts-th of them; it sums over all score
     matrices to which that one is broadcast.
@@ -185,7 +185,7 @@ def score_kernel(first_block, end_block, stop, scratch, given, sums, step, caps_
                         return
                     S, dP = tile(scratch.S, n_end - n0, at.m_end - m0), tile(scratch.dP, n_end - n0, at.m_end - m0)
                     differentiate_tile(S, dP, scratch, given, at, n0, n_end, state)
-                    pull_back(dP, scratch.slopes, caps_before, given.caps)
+                    pull_back(dP, scratch.slopes, curved_before, given.curved)
                     collect(dx, dP, given.steps, step, m0, n0)
 
 

@@ -8,22 +8,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scores import Alibi, Bias, RelativeBias, Sink, Softcap, sink_of
+from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, sink_of
 from .arguments import matrices_of, readable
-from .tile import expm1, inline, strided_view, tile
+from .function import call_at, record_of, tile_function
+from .tile import address_of, expm1, inline, strided_view, tile
 
 LOG2_E = math.log2(math.e)
-CAP, BIAS, ALIBI, RELATIVE = range(4)
-KINDS = {Softcap: CAP, Bias: BIAS, Alibi: ALIBI, RelativeBias: RELATIVE}
+CAP, BIAS, ALIBI, RELATIVE, FUNCTION = range(5)
+KINDS = {Softcap: CAP, Bias: BIAS, Alibi: ALIBI, RelativeBias: RELATIVE, Score: FUNCTION}
+CURVED = Softcap, Score  # have a derivative that is not 1
 PARTS = 16  # at most, of which a sum over all tiles of queries is made: a constant, so that its bits do not change
 
 
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift or reach
+    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift, reach or function
     caps: Any  # float64 (steps)
-    values: Any  # int64 (steps, batch, heads), addresses of matrices
+    values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
 
 def steps_of(problem, parts):
@@ -31,6 +33,13 @@ def steps_of(problem, parts):
     numbers, caps, values, alive = [], [], [], []
     for part in parts:
         if isinstance(part, Sink):
+            continue
+        if isinstance(part, Score):
+            function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
+            numbers.append((FUNCTION, 0, 0, 0, function.address))
+            caps.append(0.0)
+            values.append(np.full(problem.matrices, record.ctypes.data))
+            alive += function, record
             continue
         x = readable(_compact(_matrix_of(part)), problem.sum_dtype)
         matrices = matrices_of(x, problem)
@@ -70,23 +79,28 @@ def factor_of_q(scale, parts):
     return scale if any(not isinstance(part, Sink) for part in parts) else scale * LOG2_E
 
 
-def caps_in(parts):
+def curved_in(parts):
     """How many parts have a derivative that is not 1."""
-    return sum(isinstance(part, Softcap) for part in parts)
+    return sum(isinstance(part, CURVED) for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
 @inline
 def score(S, steps, slopes, batch, head, m0, n0):
-    """All steps in order; S is then in base 2. slopes: a tile for the derivative of each cap, or nothing."""
+    """All steps in order; S is then in base 2. slopes: a tile for each derivative that is not 1, or nothing."""
     if steps.caps.size == 0:
         return
     number = 0
     for step in range(steps.caps.size):
         kind, rows, cols, stride, extra = steps.numbers[step]
         x = strided_view(steps.values[step, batch, head], rows, cols, stride, S.dtype)
+        own_slopes = slopes[number * S.size : (number + 1) * S.size]
         if kind == CAP:
-            cap(S, slopes[number * S.size : (number + 1) * S.size], S.dtype.type(steps.caps[step]))
+            cap(S, own_slopes, S.dtype.type(steps.caps[step]))
+            number += 1
+        elif kind == FUNCTION:
+            to, record = address_of(own_slopes) if slopes.size else 0, steps.values[step, batch, head]
+            call_at(extra, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, record)
             number += 1
         elif kind == BIAS:
             add_bias(S, x, m0, n0)
@@ -144,7 +158,7 @@ def add_relative(S, table, first, reach):
 # ---------------------------------------------------------------------------------------------------------- gradients
 @inline
 def pull_back(dS, slopes, first, end):
-    """dS before the caps number first to end - 1, in place. Of a masked element the derivative may be NaN."""
+    """dS times derivatives number first to end - 1, in place. Where an element is masked they may be NaN."""
     for number in range(first, end):
         derivative = tile(slopes[number * dS.size : (number + 1) * dS.size], dS.shape[0], dS.shape[1])
         for j in range(dS.shape[0]):

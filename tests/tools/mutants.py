@@ -149,7 +149,7 @@ TABLE = [
     Faults("cpu/score.py", ["test_scores.py"], {
         "Alibi: problem.seqlen_k - problem.seqlen_q": "Alibi: 0",
         "x = x[..., :1, :] if x.strides[-2] == 0 else x": "x = x[..., :1, :]",
-        "slopes[number * S.size : (number + 1) * S.size], S": "slopes[: S.size], S",
+        "slopes[number * S.size : (number + 1) * S.size]": "slopes[: S.size]",
         "derivative[j, i] = (S[j, i] + one) * half * half": "derivative[j, i] = one",
         "0 if one_key else n0 + j] += dS": "n0 + j] += dS",
         "0 if one_query else m0 + i, 0 if one_key else n0 + j]\n\n": "m0 + i, 0 if one_key else n0 + j]\n\n",
@@ -159,7 +159,24 @@ TABLE = [
         "for number in range(first, end):": "for number in range(end):",
         "searchsorted(own[order]": "searchsorted(own",
     }),
+    Faults("cpu/function.py", ["test_scores.py"], {
+        "if slopes != 0:": "if slopes == 0:",
+        "slope(S[j, i], batch, head, m0 + i, n0 + j, *arrays)": "slope(S[j, i], batch, head, i, j, *arrays)",
+        "(x.ctypes.data, *x.shape": "(x.ctypes.data, *x.shape[::-1]",
+        "at = builder.gep(at, [ir.Constant(INT64, len(numbers))])": "pass",
+    }),
+    Faults("cpu/dual.py", ["test_scores.py"], {
+        "dx * y + x * dy": "dx * y + dy",
+        "(dx - x / y * dy) / y": "(dx + x / y * dy) / y",
+        "(x, dx) if x <= y else (y, dy)": "(x, dx) if x <= y else (y, dx)",
+        "y * x ** (y - 1) * dx": "x ** (y - 1) * dx",
+        "found * math.log(x) * dy": "found * dy",
+        "math.cos(x) * dx": "math.cos(x)",
+        "made.slope = context.get_constant(out.dtype, 0)": "made.slope = context.get_constant(out.dtype, 1)",
+    }),
     Faults("scores.py", ["test_scores.py"], {
+        "for cell in x.__closure__ or ()": "for cell in ()",
+        "and x not in above": "",
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
         "sum_like(-(dS * _distance(S))": "sum_like((dS * _distance(S))",
         "np.clip(j - i, -self._reach": "np.clip(i - j, -self._reach",
