@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -47,7 +47,7 @@ class Problem:
 
     @cached_property
     def _hash(self) -> int:  # computed once: every call hashes its Problem
-        return hash(astuple(self))
+        return hash(tuple([getattr(self, field.name) for field in fields(self)]))
 
     @cached_property
     def out_shape(self) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ Backends have tiles of their own for each kind of part.
 
 from __future__ import annotations
 
+import dis
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from .checks import DTYPES, Array, flag, integer, library, number, words_for
 from .values import Value, moved, shown
 
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
+
 
 class Part(Value):
     """What all parts of a score share."""
@@ -314,6 +315,7 @@ class Score(Part):
     function: Callable[..., Any]
     derivative: Callable[..., Any] | None = None
     arrays: Sequence[Array] = ()
+    _identity: Identity = field(init=False)
 
     def __post_init__(self) -> None:
         self._set(
@@ -321,6 +323,7 @@ class Score(Part):
             derivative=None if self.derivative is None else _function("Score derivative", self.derivative),
             arrays=tuple(self.arrays),
         )
+        self._set(_identity=Identity(self.function, self.derivative))
         for i, x in enumerate(self.arrays):
             if not library(x) or x.dtype not in LOOKED_UP:
                 raise TypeError(f"Score arrays[{i}]: got {words_for(x)}, expected an array of NumPy or CuPy, of "
@@ -333,10 +336,6 @@ class Score(Part):
         copies = tuple(moved(x, array) for x in self.arrays)
         same = all(x is y for x, y in zip(copies, self.arrays))
         return self if same else Score(self.function, self.derivative, copies)
-
-    @cached_property
-    def _identity(self) -> Identity:
-        return Identity(self.function, self.derivative)
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, tuple(map(id, self.arrays))
@@ -380,17 +379,23 @@ class Identity:
 
 
 def _key_of(x: Any, above: tuple[Any, ...] = ()) -> Any:
-    """What a function computes with; a number is what it is, what may change is known by its address."""
+    """What a function computes with. Of what it finds around itself Numba makes constants: so arrays are refused."""
     if isinstance(x, CodeType):
         return x.co_code, x.co_names, x.co_varnames, tuple(_key_of(y, above) for y in x.co_consts)
     if isinstance(x, FunctionType) and x not in above:      # one that calls itself ends here
+        cells = zip(x.__code__.co_freevars, x.__closure__ or ())
+        found = {name: cell.cell_contents for name, cell in cells}
+        used = {step.argval for step in dis.get_instructions(x.__code__) if step.opname == "LOAD_GLOBAL"}
+        found |= {name: x.__globals__[name] for name in sorted(used & x.__globals__.keys())}
+        for name, y in found.items():
+            if library(y):
+                raise TypeError(f"Score function: {x.__qualname__} uses the array {name} of its surroundings, expected "
+                                "it among arrays: Numba would make a constant of it")
         above = *above, x
-        used = [(name, _key_of(x.__globals__[name], above)) for name in x.__code__.co_names if name in x.__globals__]
-        held = [*(cell.cell_contents for cell in x.__closure__ or ()), *(x.__defaults__ or ())]
-        return _key_of(x.__code__, above), tuple(_key_of(y, above) for y in held), tuple(used)
+        return _key_of(x.__code__, above), tuple(_key_of(y, above) for y in [*found.values(), *(x.__defaults__ or ())])
     if isinstance(x, tuple):
         return tuple(_key_of(y, above) for y in x)
-    return (type(x), x) if isinstance(x, bool | int | float | str | bytes | None) else (type(x), id(x))
+    return (type(x), x) if isinstance(x, Hashable) else (type(x), id(x))
 
 
 def check_score(score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0) -> float:

@@ -361,10 +361,10 @@ def test_a_function_is_known_by_what_it_does():
     assert made(1) != made(1.0)
     assert made(1) != na.Score(lambda s, batch, head, i, j: s + 1)
     assert len({made(1), made(1), made(2)}) == 2
-    compiled = _tile_function.cache_info().currsize
+    compiled = _tile_function.cache_info().misses
     for number in (5, 6, 5, 6, 5):
         na.attention(q, q, q, score=made(number))
-    assert _tile_function.cache_info().currsize == compiled + 2
+    assert _tile_function.cache_info().misses == compiled + 2
 
 
 @numba.njit
@@ -396,6 +396,17 @@ def test_what_numba_compiled_is_taken_apart(rng):
     function = lambda s, batch, head, i, j: s * 2       # noqa: E731
     got = na.attention(q, k, v, score=na.Score(numba.njit(function)))
     np.testing.assert_array_equal(got, na.attention(q, k, v, score=na.Score(function)))
+
+
+def test_arrays_around_a_function_are_refused():
+    """Numba would make constants of them: what is changed in them later would not be seen."""
+    x = np.zeros(9)
+    message = r"uses the array {} of its surroundings, expected it among arrays"
+    with pytest.raises(TypeError, match=message.format("x")):
+        na.Score(lambda s, batch, head, i, j: s + x[j])
+    with pytest.raises(TypeError, match=message.format("X")):
+        na.Score(lambda s, batch, head, i, j: s + X[0, i, j])
+    na.Score(lambda s, batch, head, i, j, y: s + y.X)      # only a name that is X
 
 
 def test_what_numba_cannot_compile_is_named():
