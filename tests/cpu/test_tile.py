@@ -35,6 +35,29 @@ def test_exp2_at_the_ends(dtype):
 
 
 @numba.njit
+def expm1_of(x):
+    return np.array([tile.expm1(value) for value in x])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_expm1_is_accurate_near_0(dtype):
+    x = np.geomspace(1e-30, 10, 5000)
+    x = np.concatenate([x, -x]).astype(dtype)
+    got, want = expm1_of(x), np.expm1(x.astype(np.longdouble))
+    assert got.dtype == dtype
+    assert (np.abs((got - want) / want) / (1 + np.abs(x))).max() <= 2 * np.finfo(dtype).eps
+    assert expm1_of(np.zeros(1, dtype)) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_expm1_at_the_ends(dtype):
+    low, high, nan = expm1_of(np.array([-np.inf, np.inf, np.nan], dtype))
+    assert low == -1
+    assert high == pytest.approx(np.expm1(40.0), rel=1e-4)
+    assert np.isnan(nan)
+
+
+@numba.njit
 def transposed(out, x, factor):
     tile.transpose(out, x, factor)
 

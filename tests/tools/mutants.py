@@ -159,13 +159,13 @@ TABLE = [
         "for number in range(first, end):": "for number in range(end):",
         "searchsorted(own[order]": "searchsorted(own",
     }),
-    Faults("cpu/function.py", ["test_scores.py"], {
+    Faults("cpu/function.py", ["cpu/test_function.py"], {
         "if slopes != 0:": "if slopes == 0:",
         "slope(S[j, i], batch, head, m0 + i, n0 + j, *arrays)": "slope(S[j, i], batch, head, i, j, *arrays)",
         "(x.ctypes.data, *x.shape": "(x.ctypes.data, *x.shape[::-1]",
         "at = builder.gep(at, [ir.Constant(INT64, len(numbers))])": "pass",
     }),
-    Faults("cpu/dual.py", ["test_scores.py"], {
+    Faults("cpu/dual.py", ["cpu/test_dual.py"], {
         "dx * y + x * dy": "dx * y + dy",
         "(dx - x / y * dy) / y": "(dx + x / y * dy) / y",
         "(x, dx) if x <= y else (y, dy)": "(x, dx) if x <= y else (y, dx)",
@@ -175,7 +175,8 @@ TABLE = [
         "made.slope = context.get_constant(out.dtype, 0)": "made.slope = context.get_constant(out.dtype, 1)",
     }),
     Faults("scores.py", ["test_scores.py"], {
-        "for cell in x.__closure__ or ()": "for cell in ()",
+        "zip(x.__code__.co_freevars, x.__closure__ or ())": "()",
+        "            if library(y):": "            if False:",
         "and x not in above": "",
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
         "sum_like(-(dS * _distance(S))": "sum_like((dS * _distance(S))",

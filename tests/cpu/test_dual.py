@@ -1,0 +1,49 @@
+"""Derivatives by dual numbers, against finite differences."""
+
+import math
+
+import numba
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cpu import dual
+
+FUNCTIONS = {
+    "math": lambda s, b, h, i, j: math.exp(-s * s) + math.log(s * s + 1) + math.sqrt(abs(s) + 1) + math.erf(s),
+    "numpy": lambda s, b, h, i, j: np.tanh(s) * np.sin(s) + np.cos(s) / (2 + np.exp2(s)) + np.arctan(s) + np.fabs(s),
+    "operators": lambda s, b, h, i, j: -(2 - s) / 3 + (+s) ** 3 - 1 / (4 + s * s) + 1.5**s + i * s - s / (j + 1),
+    "smaller, larger": lambda s, b, h, i, j: min(s, i - 8) + max(0.5, s) + np.minimum(s, s * s) + np.maximum(1, s),
+    "branches": lambda s, b, h, i, j: s * s if s > 1 else 0 if i == j else 2 * s - 1 if s != 0 else s,
+    "comparisons": lambda s, b, h, i, j: s * ((s < 0) + 2 * (s <= 1) + 4 * (i < s) + 8 * (j >= s)),
+    "number": lambda s, b, h, i, j: 3 if i > j else 2.0,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_follow(name):
+    assert na.check_score(na.Score(FUNCTIONS[name]), 12, 17) < 1e-6
+
+
+def test_in_place_operators_follow():
+    def function(s, batch, head, i, j):
+        t = s
+        t += 2
+        t *= s
+        t -= 1 / 3
+        t /= 5
+        t **= 2
+        return t
+
+    assert na.check_score(na.Score(function)) < 1e-6
+
+
+@numba.njit
+def value_and_slope(x, dx):
+    y = dual.dual(x, dx) * 3
+    return dual.value(y), dual.slope(y), dual.slope_of(y), dual.slope_of(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_value_and_slope(dtype):
+    assert value_and_slope(dtype(2), dtype(5)) == (6, 15, 15, 0)
