@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -96,20 +97,28 @@ class Inputs(NamedTuple):
 
 
 class Gradients(tuple[A, A, A]):
-    """dq, dk, dv.
+    """dq, dk, dv: a named tuple.
 
     Attributes
     ----------
+    dq, dk, dv : arrays
     score : tuple
         The gradients of the arrays in `score`, in their order; None for one that is not wanted.
     """
 
+    _fields = "dq", "dk", "dv"  # so libraries that look into named tuples, as JAX does, look into it
+    dq: A = property(operator.itemgetter(0))  # type: ignore[assignment]
+    dk: A = property(operator.itemgetter(1))  # type: ignore[assignment]
+    dv: A = property(operator.itemgetter(2))  # type: ignore[assignment]
     score: tuple[A | None, ...]
 
     def __new__(cls, dq: A, dk: A, dv: A, score: tuple[A | None, ...] = ()) -> Gradients[A]:
         self = super().__new__(cls, (dq, dk, dv))
         self.score = score
         return self
+
+    def __getnewargs__(self) -> Any:  # for copies and pickle
+        return *self, self.score
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,6 +1,8 @@
 """What a Problem says, what is left for the backward pass, and what may be handed over. Errors: see test_errors."""
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -45,6 +47,19 @@ def test_saved_fields_can_be_replaced(rng):
     _, dk_whole, dv_whole = na.attention_backward(o, saved)
     np.testing.assert_allclose(dk, dk_whole[:3], rtol=1e-12)
     np.testing.assert_allclose(dv, dv_whole[:3], rtol=1e-12)
+
+
+def test_gradients_are_a_named_tuple(rng):
+    """For libraries that map functions over what a call returns."""
+    q, k, v, do = rng.standard_normal((4, 6, 4))
+    _, backprop = na.attention_vjp(q, k, v, score=na.Alibi(0.1))
+    grads = backprop(do)
+    assert [getattr(grads, name) is x for name, x in zip(grads._fields, grads)] == [True] * 3
+    assert type(grads)(*grads).score == ()
+    for same in (copy.deepcopy(grads), pickle.loads(pickle.dumps(grads))):
+        assert isinstance(same, na.Gradients)
+        for x, y in zip((*same, *same.score), (*grads, *grads.score), strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def test_problem():
