@@ -10,8 +10,9 @@ import numbattn as na
 from numbattn.cpu import dual
 
 FUNCTIONS = {
-    "math": lambda s, b, h, i, j: math.exp(-s * s) + math.log(s * s + 1) + math.sqrt(abs(s) + 1) + math.erf(s),
-    "numpy": lambda s, b, h, i, j: np.tanh(s) * np.sin(s) + np.cos(s) / (2 + np.exp2(s)) + np.arctan(s) + np.fabs(s),
+    "math": lambda s, b, h, i, j: math.exp(-s * s) + math.log(s * s + 1) + math.sqrt(s * s + 1) + math.erf(-s),
+    "numpy": lambda s, b, h, i, j: np.tanh(2 * s) * np.sin(3 * s) + np.cos(s / 2) / (2 + np.exp2(s / 3)),
+    "others": lambda s, b, h, i, j: np.fabs(-2 * s) + np.arctan(-s) + math.log1p(s * s) + math.expm1(s / 4) + abs(-s),
     "operators": lambda s, b, h, i, j: -(2 - s) / 3 + (+s) ** 3 - 1 / (4 + s * s) + 1.5**s + i * s - s / (j + 1),
     "smaller, larger": lambda s, b, h, i, j: min(s, i - 8) + max(0.5, s) + np.minimum(s, s * s) + np.maximum(1, s),
     "branches": lambda s, b, h, i, j: s * s if s > 1 else 0 if i == j else 2 * s - 1 if s != 0 else s,

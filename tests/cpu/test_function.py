@@ -11,7 +11,10 @@ from numbattn.cpu import function as compiled
 def test_arrays_of_a_function_may_be_any_view(rng):
     q, k, v = rng.standard_normal((3, 2, 30, 8)).astype(np.float32)
     table = rng.standard_normal((40, 3, 60))[::-1, 1, ::2]
-    function = lambda s, batch, head, i, j, table, shown: s + table[i, j] if shown[j] else s    # noqa: E731
+
+    def function(s, batch, head, i, j, table, shown):
+        return s + table[i - 40, j - 30] if shown[j - 30] else s    # from the end, as in NumPy
+
     shown = rng.random(30) < 0.5
     got = na.attention(q, k, v, score=na.Score(function, arrays=[table, shown]))
     want = na.attention(q, k, v, score=na.Bias(np.where(shown, table[:30], 0)))
