@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import Array, integer, library, shape_of, words_for
-from .values import Value, moved, shown
+from .values import Value, broadcasts, moved, shown
 
 Integers: TypeAlias = int | Sequence[int] | Array
 FAR = 2**40  # beyond every sequence, and far from overflow
@@ -333,9 +333,9 @@ class Dense(Mask):
 
     def _fit(self, shape: tuple[int, ...]) -> Dense:
         visible: Any = self.visible
-        own = (1,) * (len(shape) - visible.ndim) + visible.shape
-        if len(own) != len(shape) or any(a not in (1, b) for a, b in zip(own, shape)):
+        if not broadcasts(visible.shape, shape):
             raise ValueError(f"mask: got booleans of the shape {visible.shape}, which do not broadcast to {shape}")
+        own = (1,) * (len(shape) - visible.ndim) + visible.shape
         full = (*own[:-2], *shape[-2:])
         return self if visible.shape == full else Dense(np.broadcast_to(visible.reshape(own), full))
 

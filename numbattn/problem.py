@@ -14,6 +14,7 @@ from .checks import DTYPES, Array, flag, library, number, overlap, overlaps_itse
 from .dropout import Dropout
 from .masks import All, Causal, Mask, as_mask
 from .scores import Part, Scores, as_parts
+from .values import sum_broadcast
 
 A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 B = TypeVar("B", bound=Array)  # the same, of functions in a class
@@ -292,9 +293,7 @@ def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
         return x
     own = (1,) * (x.ndim - len(shape)) + shape
     groups = own[-3], x.shape[-3] // max(own[-3], 1)
-    x = x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]).sum(axis=-3)
-    axes = tuple(axis for axis, (size, wanted) in enumerate(zip(x.shape, own)) if size != wanted)
-    return x.sum(axis=axes).reshape(shape)
+    return sum_broadcast(x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]).sum(axis=-3), shape)
 
 
 def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:

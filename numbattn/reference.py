@@ -13,7 +13,7 @@ from .checks import Array
 from .dropout import Dropout, dropout_mask
 from .masks import Mask
 from .problem import Gradients, Inputs, Problem, describe, sum_to
-from .scores import Scores, Sink, sink_of
+from .scores import Scores, sink_of
 
 
 def attention_forward(
@@ -55,11 +55,8 @@ def attention_backward(
     dS = P * (dP - D + dLse)                                    # line 3: dS = P (dP - rowsum(P dP)); d lse / dS = P
     dScores: list[Any] = []
     for part, S in reversed(list(zip(inputs.score, scores))):   # dS behind each part of the score, from the last one on
-        if isinstance(part, Sink):
-            found = part._gradient_by_rows(lse.reshape(problem.lse_shape), (D - dLse).reshape(problem.lse_shape))
-        else:
-            found = part._gradient(dS, S)
-        dScores[:0] = [found if part._wants_gradient else None] * len(part._arrays())
+        found = part._gradient(dS, lse, (D - dLse)[..., 0]) if part._wants_gradient else None
+        dScores[:0] = [found] * len(part._arrays())
         dS = dS * part._derivative(S)
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
     dK = inputs.scale * np.swapaxes(dS, -2, -1) @ Q             # line 5: dK = scale dS^T Q
@@ -92,7 +89,7 @@ def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     m = np.where(seen, S, 0)
     m = m.max(axis=-1, keepdims=True) if m.size else m.sum(axis=-1, keepdims=True)
     sink = sink_of(inputs.score)
-    logits: Any = -math.inf if sink is None else sink._logits(m[..., 0].reshape(problem.lse_shape)).reshape(m.shape)
+    logits: Any = -math.inf if sink is None else sink._logits(m[..., 0])[..., None]
     m = np.maximum(m, logits)
     E = np.exp(S - m)
     l = np.where(seen, E.sum(axis=-1, keepdims=True) + np.exp(logits - m), 1)

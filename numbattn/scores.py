@@ -10,15 +10,15 @@ from __future__ import annotations
 import dis
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from types import CodeType, FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from .checks import DTYPES, Array, flag, integer, library, number, words_for
-from .values import Value, moved, shown
+from .values import Value, broadcasts, moved, shown, sum_broadcast
 
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
 
@@ -34,8 +34,8 @@ class Part(Value):
         """Of what is behind this part by S, before it."""
         return 1
 
-    def _gradient(self, dS: Any, S: Any) -> Any:
-        """Of its array, from the gradient of what is behind it."""
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        """Of its array: from dS, that of S behind it; of a Sink from lse and delta = rowsum(dO * O) - dlse."""
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
@@ -47,7 +47,40 @@ class Part(Value):
 
     @property
     def _wants_gradient(self) -> bool:
-        return bool(getattr(self, "gradient", False))
+        return False
+
+
+class ArrayPart(Part):
+    """A part with an array, its first field, which has a gradient."""
+
+    gradient: bool
+
+    def __post_init__(self) -> None:
+        name, part = fields(cast(Any, self))[0].name, type(self).__name__
+        array = getattr(self, name)
+        if isinstance(array, float | np.floating):
+            array = np.asarray(array)
+        array = _checked(f"{part} {name}", array, DTYPES, ", ".join(map(str, DTYPES)))
+        self._set(**{name: array, "gradient": flag(f"{part} gradient", self.gradient)})
+
+    @property
+    def _array(self) -> Any:
+        (array,) = self._arrays().values()
+        return array
+
+    @property
+    def _wants_gradient(self) -> bool:
+        return self.gradient
+
+    def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
+        """What its array is broadcast to."""
+        return batch
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        ((name, array),), shape = self._arrays().items(), self._whole_shape(batch, seqlen_q, seqlen_k)
+        if not broadcasts(array.shape, shape):
+            raise ValueError(f"score: {type(self).__name__} {name}: got the shape {array.shape}, which does not "
+                             f"broadcast to {shape}")
 
 
 Scores: TypeAlias = Part | Sequence[Part] | None
@@ -88,7 +121,7 @@ class Softcap(Part):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alibi(Part):
+class Alibi(ArrayPart):
     """S = S - slope |i + seqlen_k - seqlen_q - j|: the farther a key, the less it counts.
 
     The last query is at the last key, as in `Causal`.
@@ -117,22 +150,15 @@ class Alibi(Part):
     slopes: Array | float
     gradient: bool = True
 
-    def __post_init__(self) -> None:
-        self._set(slopes=_floats("Alibi slopes", self.slopes), gradient=flag("Alibi gradient", self.gradient))
-
-    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
-        _broadcasts("Alibi slopes", self.slopes, batch)
-
     def _applied(self, S: Any) -> Any:
-        slopes: Any = self.slopes
-        return S - slopes.astype(S.dtype)[..., None, None] * _distance(S)
+        return S - self._array.astype(S.dtype)[..., None, None] * _distance(S)
 
-    def _gradient(self, dS: Any, S: Any) -> Any:
-        return sum_like(-(dS * _distance(S)).sum(axis=(-2, -1)), self.slopes)
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        return sum_broadcast(-(dS * _distance(dS)).sum(axis=(-2, -1)), self._array.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Bias(Part):
+class Bias(ArrayPart):
     """S = S + bias.
 
     A score of -inf is as good as masked.
@@ -159,22 +185,18 @@ class Bias(Part):
     bias: Array
     gradient: bool = True
 
-    def __post_init__(self) -> None:
-        self._set(bias=_floats("Bias bias", self.bias), gradient=flag("Bias gradient", self.gradient))
-
-    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
-        _broadcasts("Bias bias", self.bias, (*batch, seqlen_q, seqlen_k))
+    def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
+        return *batch, seqlen_q, seqlen_k
 
     def _applied(self, S: Any) -> Any:
-        bias: Any = self.bias
-        return S + bias.astype(S.dtype)
+        return S + self._array.astype(S.dtype)
 
-    def _gradient(self, dS: Any, S: Any) -> Any:
-        return sum_like(dS, self.bias)
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        return sum_broadcast(dS, self._array.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RelativeBias(Part):
+class RelativeBias(ArrayPart):
     """S = S + table[..., clip(j - i, -reach, reach) + reach], with reach = (entries - 1) / 2.
 
     Parameters
@@ -199,18 +221,17 @@ class RelativeBias(Part):
     gradient: bool = True
 
     def __post_init__(self) -> None:
-        table = _floats("RelativeBias table", self.table)
-        if table.ndim < 1 or table.shape[-1] % 2 == 0:
-            raise ValueError(f"RelativeBias table: got the shape {table.shape}, expected (..., 2 reach + 1), "
+        super().__post_init__()
+        if self.table.ndim < 1 or self.table.shape[-1] % 2 == 0:
+            raise ValueError(f"RelativeBias table: got the shape {self.table.shape}, expected (..., 2 reach + 1), "
                              "an odd number of entries")
-        self._set(table=table, gradient=flag("RelativeBias gradient", self.gradient))
 
     @property
     def _reach(self) -> int:
         return self.table.shape[-1] // 2
 
-    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
-        _broadcasts("RelativeBias table", self.table, (*batch, self.table.shape[-1]))
+    def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
+        return *batch, self.table.shape[-1]
 
     def _entries(self, S: Any) -> Any:
         """Which entry each element takes."""
@@ -218,17 +239,16 @@ class RelativeBias(Part):
         return np.clip(j - i, -self._reach, self._reach) + self._reach
 
     def _applied(self, S: Any) -> Any:
-        table: Any = self.table
-        return S + table.astype(S.dtype)[..., self._entries(S)]
+        return S + self._array.astype(S.dtype)[..., self._entries(S)]
 
-    def _gradient(self, dS: Any, S: Any) -> Any:
-        at = self._entries(S)
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        at = self._entries(dS)
         sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(self.table.shape[-1])]
-        return sum_like(np.stack(sums, axis=-1), self.table)
+        return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sink(Part):
+class Sink(ArrayPart):
     """One more logit in the softmax of each row, which has no value: rows of P sum to less than 1.
 
     A query that sees no key has o = 0 and lse = -inf all the same.
@@ -253,22 +273,15 @@ class Sink(Part):
     logits: Array | float
     gradient: bool = True
 
-    def __post_init__(self) -> None:
-        self._set(logits=_floats("Sink logits", self.logits), gradient=flag("Sink gradient", self.gradient))
-
-    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
-        _broadcasts("Sink logits", self.logits, batch)
-
     def _logits(self, lse: Any) -> Any:
         """For each row, (..., seqlen_q), of the dtype of its lse."""
-        logits: Any = self.logits
-        return np.broadcast_to(logits.astype(lse.dtype)[..., None], lse.shape)
+        return np.broadcast_to(self._array.astype(lse.dtype)[..., None], lse.shape)
 
-    def _gradient_by_rows(self, lse: Any, delta: Any) -> Any:
-        """From delta = rowsum(dO * O) - dlse: the sink has no dP, so that its dS is -P delta."""
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        """The sink has no dP, so that its dS is -P delta."""
         seen = np.isfinite(lse)
         P = np.exp(np.where(seen, self._logits(lse) - np.where(seen, lse, 0), -math.inf))
-        return sum_like(-(P * np.where(seen, delta, 0)).sum(axis=-1), self.logits)
+        return sum_broadcast(-(P * np.where(seen, delta, 0)).sum(axis=-1), self._array.shape)
 
 
 # ------------------------------------------------------------------------------------------ functions of the user's own
@@ -324,10 +337,8 @@ class Score(Part):
             arrays=tuple(self.arrays),
         )
         self._set(_identity=Identity(self.function, self.derivative))
-        for i, x in enumerate(self.arrays):
-            if not library(x) or x.dtype not in LOOKED_UP:
-                raise TypeError(f"Score arrays[{i}]: got {words_for(x)}, expected an array of NumPy or CuPy, of "
-                                "booleans, integers, float32 or float64")
+        for name, x in self._arrays().items():
+            _checked(f"Score {name}", x, LOOKED_UP, "booleans, integers, float32 or float64")
 
     def _arrays(self) -> dict[str, Any]:
         return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
@@ -461,13 +472,6 @@ def sink_of(parts: tuple[Part, ...]) -> Sink | None:
     return next((part for part in parts if isinstance(part, Sink)), None)
 
 
-def sum_like(x: Any, array: Any) -> Any:
-    """The gradient of an array, from that of what it was broadcast to."""
-    shape = array.shape
-    own = (1,) * (x.ndim - len(shape)) + shape
-    return x.sum(axis=tuple(i for i, size in enumerate(own) if size == 1)).reshape(shape)
-
-
 def _function(name: str, function: Any) -> Callable[..., Any]:
     """A Python function; of a function that Numba has compiled, what it was made of."""
     function = getattr(function, "py_func", function)
@@ -476,19 +480,11 @@ def _function(name: str, function: Any) -> Callable[..., Any]:
     return function
 
 
-def _floats(name: str, array: Any) -> Any:
-    if isinstance(array, float | np.floating):
-        array = np.asarray(array)
-    if not library(array) or array.dtype not in DTYPES:
-        raise TypeError(f"{name}: got {words_for(array)}, expected an array of NumPy or CuPy, of "
-                        f"{', '.join(map(str, DTYPES))}")
+def _checked(name: str, array: Any, dtypes: tuple[Any, ...], words: str) -> Any:
+    """An array of one of these dtypes."""
+    if not library(array) or array.dtype not in dtypes:
+        raise TypeError(f"{name}: got {words_for(array)}, expected an array of NumPy or CuPy, of {words}")
     return array
-
-
-def _broadcasts(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    own = array.shape
-    if len(own) > len(shape) or any(a not in (1, b) for a, b in zip(reversed(own), reversed(shape))):
-        raise ValueError(f"score: {name}: got the shape {own}, which does not broadcast to {shape}")
 
 
 def _indices(S: Any) -> tuple[Any, Any]:

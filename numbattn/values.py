@@ -1,4 +1,7 @@
-"""What masks and scores are: frozen values. Two are equal if their numbers are equal and their arrays the same."""
+"""What masks and scores are: frozen values. Two are equal if their numbers are equal and their arrays the same.
+
+Also what both do with arrays, of NumPy or of CuPy.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,18 @@ def moved(x: Any, array: Any) -> Any:
     if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):
         return x
     return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
+
+
+def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
+    """The gradient of an array of this shape, from that of what it was broadcast to."""
+    own = (1,) * (x.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, (size, wanted) in enumerate(zip(x.shape, own)) if size != wanted)
+    return x.sum(axis=axes).reshape(shape)
+
+
+def broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether NumPy broadcasts an array of one shape to the other one."""
+    return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape)))
 
 
 def shown(x: Any) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
-from numbattn.scores import Sink, sink_of
+from numbattn.scores import sink_of
 
 
 def random(rng, shape, dtype):
@@ -46,12 +46,8 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=lambda dS: dS, **options):
     dS = P * (dP - delta)
     of_score = []
     for part, S in reversed(list(zip(inputs.score, scores))):
-        if not part._wants_gradient:
-            pass
-        elif isinstance(part, Sink):
-            of_score[:0] = [part._gradient_by_rows(*(x.reshape(problem.lse_shape) for x in (lse, of_dS(delta))))]
-        else:
-            of_score[:0] = [part._gradient(of_dS(dS), S)]
+        if part._wants_gradient:
+            of_score[:0] = [part._gradient(of_dS(dS), lse, of_dS(delta)[..., 0])]
         dS = dS * part._derivative(S)
     arrays = differentiated(inputs.score)
     of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
@@ -75,7 +71,7 @@ def _scores(problem, inputs, work):
     seen = ~np.isneginf(S).all(-1, keepdims=True)
     m = np.where(seen, S.max(-1, keepdims=True, initial=-np.inf), 0)
     sink = sink_of(inputs.score)
-    logits = -np.inf if sink is None else sink._logits(m[..., 0].reshape(problem.lse_shape)).reshape(m.shape)
+    logits = -np.inf if sink is None else sink._logits(m[..., 0])[..., None]
     m = np.maximum(m, logits)
     E = np.exp(S - m)
     l = np.where(seen, E.sum(-1, keepdims=True) + np.exp(logits - m), 1)

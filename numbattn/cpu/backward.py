@@ -75,7 +75,7 @@ def gradients_of_score(saved, given, scratch, work):
         (array,) = arrays
         if isinstance(part, Sink):
             lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
-            yield part._gradient_by_rows(lse, delta).astype(array.dtype, copy=False)
+            yield part._gradient(None, lse, delta).astype(array.dtype, copy=False)
         else:
             m_blocks = -(-problem.seqlen_q // TILE_M)
             sums = sums_for(problem, part, m_blocks)
@@ -142,14 +142,12 @@ def backward_kernel(first_block, end_block, stop, scratch, given, dq, dk, dv, sc
                 dO = matrix(given.do, batch, head, dtype)[m0 : at.m_end]
                 dQ, n_block = dq[chunk, batch, head, m0 : at.m_end], at.first // TILE_N
                 for n0 in range((n_block + (chunk - n_block) % chunks) * TILE_N, at.end, chunks * TILE_N):  # line 6
-                    n_end = min(n0 + TILE_N, at.end)
-                    state = tile_state(given.sight, batch, head, m0, at.m_end, n0, n_end)
-                    if state == EMPTY:
-                        continue
                     if is_set(stop):
                         return
-                    S, dP = tile(scratch.S, n_end - n0, at.m_end - m0), tile(scratch.dP, n_end - n0, at.m_end - m0)
-                    differentiate_tile(S, dP, scratch, given, at, n0, n_end, state)
+                    S, dP = differentiate_tile(scratch, given, at, n0)
+                    if S.size == 0:
+                        continue
+                    n_end = n0 + S.shape[0]
                     product(dV[n0:n_end], S, dO, kept_scale, True)          # line 16: dV += (P Z)^T dO
                     pull_back(dP, scratch.slopes, 0, given.curved)
                     product(dK[n0:n_end], dP, Q, scale, True)               # line 22: dK += scale dS^T Q
@@ -177,14 +175,9 @@ def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curve
                 if at.first >= at.end:
                     continue
                 for n0 in range(at.first // TILE_N * TILE_N, at.end, TILE_N):
-                    n_end = min(n0 + TILE_N, at.end)
-                    state = tile_state(given.sight, batch, head, m0, at.m_end, n0, n_end)
-                    if state == EMPTY:
-                        continue
                     if is_set(stop):
                         return
-                    S, dP = tile(scratch.S, n_end - n0, at.m_end - m0), tile(scratch.dP, n_end - n0, at.m_end - m0)
-                    differentiate_tile(S, dP, scratch, given, at, n0, n_end, state)
+                    _, dP = differentiate_tile(scratch, given, at, n0)
                     pull_back(dP, scratch.slopes, curved_before, given.curved)
                     collect(dx, dP, given.steps, step, m0, n0)
 
@@ -210,9 +203,15 @@ def load_queries(scratch, given, batch, head, m0):
 
 
 @inline
-def differentiate_tile(S, dP, scratch, given, at, n0, n_end, state):
-    """P Z, in place of S, and dS behind the score, in place of dP, of the keys [n0, n_end)."""
-    batch, head, dtype, one = at.batch, at.head, S.dtype, S.dtype.type(1)
+def differentiate_tile(scratch, given, at, n0):
+    """P Z and dS behind the score, of a tile of keys from n0 on; of no keys if nobody sees any of them."""
+    batch, head, dtype, one = at.batch, at.head, given.lse.dtype, given.lse.dtype.type(1)
+    n_end = min(n0 + TILE_N, at.end)
+    state = tile_state(given.sight, batch, head, at.m0, at.m_end, n0, n_end)
+    n_end = n0 if state == EMPTY else n_end
+    S, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
+    if state == EMPTY:
+        return S, dP
     K, V = matrix(given.k, batch, head, dtype)[n0:n_end], matrix(given.v, batch, head, dtype)[n0:n_end]
     product(S, K, at.QT, one, False)                                        # line 11: S = scale Q K^T, transposed
     score(S, given.steps, scratch.slopes, batch, head, at.m0, n0)
@@ -227,6 +226,7 @@ def differentiate_tile(S, dP, scratch, given, at, n0, n_end, state):
         drop_and_differentiate(S, dP, Z, at.D)                              # lines 15, 18 and 20
     else:
         differentiate(S, dP, at.D)                                          # line 20
+    return S, dP
 
 
 @inline

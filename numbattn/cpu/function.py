@@ -16,6 +16,7 @@ from numba.np.arrayobj import populate_array
 from .dual import dual, slope_of
 from .tile import INT64, contiguous_view
 
+compiled = njit(error_model="numpy")
 SIGNATURE = types.void(*[types.int64] * 9)
 
 
@@ -34,11 +35,12 @@ def tile_function(score, dtype):
         raise TypeError(f"score: Numba cannot compile {where}: {error}") from None
 
 
+@lru_cache(maxsize=256)
 def derivative_of(function):
     """The derivative by the first argument, compiled for dual numbers."""
-    value_of = njit(error_model="numpy")(function)
+    value_of = compiled(function)
 
-    @njit(error_model="numpy")
+    @compiled
     def derivative(s, *others):
         return slope_of(value_of(dual(s, type(s)(1)), *others))
 
@@ -49,8 +51,8 @@ def derivative_of(function):
 def _tile_function(identity, kinds, dtype):
     """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
     function, derivative = identity.functions
-    real, arrays_of, value_of = dtype.type, arrays_at(kinds), njit(error_model="numpy")(function)
-    slope = derivative_of(function) if derivative is None else njit(error_model="numpy")(derivative)
+    real, arrays_of, value_of = dtype.type, arrays_at(kinds), compiled(function)
+    slope = derivative_of(function) if derivative is None else compiled(derivative)
 
     @numba.cfunc(SIGNATURE, error_model="numpy")
     def apply(S, slopes, rows, cols, batch, head, m0, n0, record):
