@@ -29,7 +29,6 @@ from ..tile import (
     stage,
     sync_threads,
     sync_warpgroup,
-    sync_warpgroups,
     thread_index,
     wait,
     wait_on_dependencies,
@@ -113,17 +112,17 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         return dot(dV, operand(kept(P), SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
 
     @device
-    def compute_v(mDV, K, tile, call):
+    def compute_v(mDV, K, V, tile, call):
         """The first consumer."""
         dV, at = full(V_TILE, ZERO), first_queries(call.sight, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
-            S = wgmma_wait(product(K, Q, dO, tile, at, call), 0)
+            S = wgmma_wait(product(K.tile, Q, dO, tile, at, call), 0)
             after = next_queries(call.sight, tile, at)
             while after.m_block < after.m_blocks:
                 wait(dO)
                 dV = step_v(dV, S, Q, dO, sP, tile, at, call)
-                S = product(K, advance(Q, 1), advance(dO, 1), tile, after, call)
+                S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, call)
                 dV = wgmma_wait(dV, 1)
                 release(dO)
                 S = wgmma_wait(S, 0)
@@ -132,8 +131,9 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             wait(dO)
             dV = wgmma_wait(step_v(dV, S, Q, dO, sP, tile, at, call), 0)
             release(dO)
-        sync_warpgroups(CONSUMERS)                              # the other one has read V
-        save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, allocate(SHARED_V), tile.first)
+        release(K)
+        acquire(advance(V, 1))                                  # the other one has read V
+        save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, V.tile, tile.first)
 
     @device
     def step_k(dK, dP, Q, dO, sP, call):
@@ -148,16 +148,16 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         return dot(dK, operand(dS, SHARED_Q), Q.tile)           # line 22: dK += dS^T Q
 
     @device
-    def compute_k(mDK, V, tile, scale, call):
+    def compute_k(mDK, K, V, tile, scale, call):
         """The second consumer."""
         dK, at = full(K_TILE, ZERO), first_queries(call.sight, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
-            dP = wgmma_wait(product(V, dO, Q, tile, at, call), 0)
+            dP = wgmma_wait(product(V.tile, dO, Q, tile, at, call), 0)
             after = next_queries(call.sight, tile, at)
             while after.m_block < after.m_blocks:
                 dK = step_k(dK, dP, Q, dO, sP, call)
-                dP = product(V, advance(dO, 1), advance(Q, 1), tile, after, call)
+                dP = product(V.tile, advance(dO, 1), advance(Q, 1), tile, after, call)
                 dK = wgmma_wait(dK, 1)
                 release(Q)
                 dP = wgmma_wait(dP, 0)
@@ -165,8 +165,9 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                 at, after = after, next_queries(call.sight, tile, after)
             dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, call), 0)
             release(Q)
-        sync_warpgroups(CONSUMERS)                              # the other one has read K
-        save_dk(mDK[tile.batch, tile.head_k], dK * scale, allocate(SHARED_K), tile.first)       # line 24
+        release(V)
+        acquire(advance(K, 1))                                  # the other one has read K
+        save_dk(mDK[tile.batch, tile.head_k], dK * scale, K.tile, tile.first)   # line 24
 
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
@@ -202,9 +203,9 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                 sync_warpgroup()
             call = Call(sight, drops, heads, scale_log2, kept_scale)
             if warpgroup_index() == 0:
-                compute_v(mDV, K.tile, tile, call)
+                compute_v(mDV, K, V, tile, call)
             else:
-                compute_k(mDK, V.tile, tile, scale, call)
+                compute_k(mDK, K, V, tile, scale, call)
 
     return source(kernel, out_dtypes, mask, shared, given)
 

@@ -138,6 +138,7 @@ def meet_for_product():
 def wgmma_wait(tile, later):
     """The sum of a product, once all products that were started but the `later` last ones are there.
 
+    It stays in flight if it is one of those itself: what the ones before have read is free then.
     ptxas moves the wait up, before all that does not need it to be over. `later` is a literal. See `warpgroup`.
     """
     _check_wait(tile)
@@ -146,10 +147,8 @@ def wgmma_wait(tile, later):
         return tile
     unit, number = tile.work
     over = _products().phases - later
-    if number > over:
-        raise RaceError(f"finished: the product is one of the {later} last ones")
     shared_memory().note_end(unit, over)
-    return Fragment(tile.layout, tile.sums)
+    return tile if number > over else Fragment(tile.layout, tile.sums)
 
 
 @wgmma_wait.lowering

@@ -184,12 +184,12 @@ def test_the_last_products_have_not_finished(xy):
             sX, sY = begin(x, y)
             first = dot(TILE, sX, sY)
             second = dot(TILE, sX, sY)
-            wgmma_wait(first, 1)
-            wgmma_wait(second, 1)
+            save(z, wgmma_wait(first, 1), 0)
+            save(z, wgmma_wait(second, 1), 0)
 
         return multiply
 
-    with pytest.raises(RaceError, match="finished: the product is one of the 1 last ones"):
+    with pytest.raises(RaceError, match="the sum of a product is used before `wgmma_wait`"):
         run(kernel, *xy)
 
 
@@ -205,6 +205,8 @@ def overwriter(wait_for):
                 other = wgmma_wait(other, 0)
             elif wait_for == "the first":
                 Z = wgmma_wait(Z, 1)
+            elif wait_for == "all but the last":
+                other = wgmma_wait(other, 1)
             put(sX, load(x, TILE, 0))
 
         return multiply
@@ -218,6 +220,7 @@ def test_operands_are_read_until_a_product_has_finished(xy, seed):
     x, y = xy
     run(overwriter("both"), x, y, seed)
     run(overwriter("the first"), x, y, seed)
+    run(overwriter("all but the last"), x, y, seed)
     with pytest.raises(RaceError, match=r"thread \d+ overwrites what a product of warpgroup 0 reads"):
         run(overwriter("nothing"), x, y, seed)
 
