@@ -49,13 +49,13 @@ from tqdm import tqdm
 
 import numbattn as na
 
-PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
+PASSES = {"forward": 1, "backward": 2.5, "both": 3.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
 SAMPLE_SECONDS = 0.01  # a sample repeats a run for about so long
 WAITED = 50  # calls of a sample of --latency
 SETTLE_SECONDS = 0.3  # of work before the samples of a case: a GPU that is cool runs up to a tenth faster, for a moment
 TOKENS, WIDTH = 16384, 2048  # setting "field", in which kernels are published: batch * seqlen, heads * head_dim
-SINGLE = 1, 16  # setting "single": batch, heads
+SETTINGS = {"single": (1, 16), "paper": (16, 12)}  # batch, heads
 GRAPH = "numbattn graph"
 DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal, seqlens
     "speed": (["float16", "float32"], [64, 128], [False, True], None),
@@ -75,19 +75,22 @@ class Case(NamedTuple):
     seqlen: int
     batch: int
     heads: int
+    heads_k: int
 
-    @property
-    def shape(self):
-        return self.batch, self.heads, self.seqlen, self.head_dim
+    def inputs(self):
+        """q, k, v, do"""
+        return inputs((self.batch, self.heads, self.seqlen, self.head_dim), self.dtype, self.heads_k)
 
     def tflop(self, of):
         """Of a pass, as the field counts: the causal half of the products."""
         return 4e-12 * self.batch * self.heads * self.seqlen**2 * self.head_dim * PASSES[of] / (2 if self.causal else 1)
 
 
-def make_case(dtype, head_dim, causal, seqlen, setting):
-    batch_heads = (max(1, TOKENS // seqlen), max(1, WIDTH // head_dim)) if setting == "field" else SINGLE
-    return Case(dtype, head_dim, causal, seqlen, *batch_heads)
+def make_case(dtype, head_dim, causal, seqlen, setting, heads=None, heads_k=None):
+    field = max(1, TOKENS // seqlen), max(1, WIDTH // head_dim)
+    batch, usual = SETTINGS.get(setting, field)
+    heads = heads or usual
+    return Case(dtype, head_dim, causal, seqlen, batch, heads, heads_k or heads)
 
 
 def cases_of(part, args):
@@ -100,7 +103,7 @@ def cases_of(part, args):
         setting = args.setting or ("field" if dtype in HALF and part in ("speed", "sparse", "latency") else "single")
         for head_dim, causal in product(args.head_dim or head_dims, causals):
             for seqlen in args.seqlen or seqlens or SPEED_SEQLENS[setting]:
-                cases.append(make_case(dtype, head_dim, causal, seqlen, setting))
+                cases.append(make_case(dtype, head_dim, causal, seqlen, setting, args.heads, args.heads_k))
     return cases
 
 
@@ -152,6 +155,10 @@ def prepare(name, of, arrays, graph=False, **options):
     if of == "forward":
         def run():
             return (forward()[0],)
+    elif of == "both":
+        def run():
+            o, backward = forward()
+            return o, *backward()
     else:
         _, run = forward()
     return Replay(run) if graph else run
@@ -176,23 +183,38 @@ def progress(items):
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
-def speed(cases, passes, peers, rounds, graph, dropout, deterministic):
+def speed(cases, passes, peers, rounds, graph, dropout, deterministic, window, padding):
     """One record for each case and pass: medians, samples, TFLOP/s by peer."""
     records = []
     for case, of in progress(product(cases, passes)):
         release()
-        arrays = inputs(case.shape, case.dtype)
-        options = {"arrays": arrays, "causal": case.causal, "dropout": dropout, "deterministic": deterministic}
+        arrays = case.inputs()
+        options = {"arrays": arrays, "causal": case.causal, "dropout": dropout, "deterministic": deterministic,
+                   "window": window, "mask": padded(case, padding)}
         makers = {name: partial(prepare, name, of, **options) for name in available(case.dtype, peers)}
         if graph:
             makers[GRAPH] = partial(prepare, "numbattn", of, graph=True, **options)
-        samples, errors, failed = measure(makers, rounds, same=not dropout)
-        seconds = medians(samples)
+        samples, errors, failed = measure(makers, rounds, same=not dropout and not padding)
+        seconds, visible = medians(samples), visible_share(case.seqlen, window)
         records.append({
-            **case._asdict(), "pass": of, "dropout": dropout, "seconds": seconds, "samples": samples,
-            "tflops": {name: case.tflop(of) / s for name, s in seconds.items()}, "errors": errors, "failed": failed,
+            **case._asdict(), "pass": of, "dropout": dropout, "window": window, "padding": padding, "seconds": seconds,
+            "tflops": {name: visible * case.tflop(of) / s for name, s in seconds.items()}, "samples": samples,
+            "errors": errors, "failed": failed,
         })
     return records
+
+
+def padded(case, padding):
+    """Each sequence up to so many elements shorter than its array."""
+    if not padding:
+        return None
+    lengths = np.random.default_rng(0).integers(case.seqlen - padding, case.seqlen + 1, (case.batch, 1))
+    return na.Lengths(cupy.asarray(lengths), cupy.asarray(lengths))
+
+
+def visible_share(seqlen, window):
+    """Of the scores, with a window to the left."""
+    return 1.0 if window is None else float(np.minimum(np.arange(seqlen) + 1, window + 1).sum() / seqlen**2)
 
 
 def speed_row(record, names):
@@ -208,15 +230,15 @@ def speed_row(record, names):
 
 
 def columns_of_case(record):
-    return {key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads")}
+    return {key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads", "heads_k")}
 
 
 def show_speed(records):
     for (dtype, of), chosen in grouped(records, "dtype", "pass"):
         names = ran(chosen, "tflops")
-        dropout = f", dropout {chosen[0]['dropout']}" if chosen[0]["dropout"] else ""
-        show(f"{dtype}, {of}{dropout}: TFLOP/s", [speed_row(record, names) for record in chosen],
-             [""] * 5 + [".1f"] * len(names) + [".2f"])
+        options = "".join(f", {key} {chosen[0][key]}" for key in ("dropout", "window", "padding") if chosen[0][key])
+        show(f"{dtype}, {of}{options}: TFLOP/s", [speed_row(record, names) for record in chosen],
+             [""] * 6 + [".1f"] * len(names) + [".2f"])
     show_notes(records)
 
 
@@ -290,7 +312,7 @@ def latency(cases, peers, rounds):
     records = []
     for case in progress(cases):
         release()
-        q, k, v, _ = inputs(case.shape, case.dtype)
+        q, k, v, _ = case.inputs()
         timers, failed = {}, {}
         for name in available(case.dtype, peers):
             try:
@@ -331,7 +353,7 @@ def show_latency(records):
             rows.append({**columns_of_case(record), **{name: scaled(found.get(name), 1e6) for name in names},
                          "best / numbattn": best})
         show(f"{dtype}: microseconds from a call on an idle GPU to its result, median", rows,
-             [""] * 5 + [".1f"] * len(names) + [".2f"])
+             [""] * 6 + [".1f"] * len(names) + [".2f"])
         for record in chosen:
             show_failed(record)
 
@@ -345,7 +367,7 @@ def memory(cases, peers, dropout):
         for name in available(case.dtype, peers):
             release()
             try:
-                forward = make_forward(name, inputs(case.shape, case.dtype), causal=case.causal, dropout=dropout)
+                forward = make_forward(name, case.inputs(), causal=case.causal, dropout=dropout)
                 with context_of(name):
                     extra[name] = extra_bytes(forward)
             except Exception as error:
@@ -403,7 +425,7 @@ def sparse(cases, passes, rounds, block_size, dropout):
     records = []
     for case, of in progress(product(cases, passes)):
         release()
-        masks, arrays = make_masks(case.seqlen, block_size), inputs(case.shape, case.dtype)
+        masks, arrays = make_masks(case.seqlen, block_size), case.inputs()
         makers = {name: partial(prepare, "numbattn", of, arrays, mask=mask, dropout=dropout)
                   for name, (mask, _) in masks.items()}
         samples, _, failed = measure(makers, rounds, same=False)
@@ -424,8 +446,8 @@ def make_masks(seqlen, block_size):
     found["local_global"] = na.BlockSparse.local_global(shape, size)
     on_device = {name: (na.BlockSparse(cupy.asarray(mask.blocks), size), float(mask.blocks.mean()))
                  for name, mask in found.items()}
-    window = np.minimum(np.arange(seqlen) + 1, 1024).sum() / seqlen**2
-    return {"none": (None, 1.0), **on_device, "Window(1023, 0)": (na.Window(1023, 0), float(window))}
+    window = na.Window(1023, 0), visible_share(seqlen, 1023)
+    return {"none": (None, 1.0), **on_device, "Window(1023, 0)": window}
 
 
 def sparse_rows(record):
@@ -461,7 +483,7 @@ def accuracy(cases, passes, peers):
     records = []
     for case, of in progress(product(cases, passes)):
         release()
-        arrays = inputs(case.shape, case.dtype)
+        arrays = case.inputs()
         exact = prepare("cupy", of, [x.astype(np.float64) for x in arrays], causal=case.causal)()
         errors, failed = {}, {}
         for name in available(case.dtype, peers):
@@ -489,7 +511,7 @@ def show_accuracy(records):
                 **columns_of_case(record),
                 **{name: record["errors"].get(name, [None, None])[i] for name in names},
             } for record in chosen]  # fmt: skip
-            show(f"{dtype}, {of}: {what} error, relative", rows, [""] * 5 + [".2e"] * len(names))
+            show(f"{dtype}, {of}: {what} error, relative", rows, [""] * 6 + [".2e"] * len(names))
         for record in chosen:
             show_failed(record)
 
@@ -557,14 +579,19 @@ def parse():
     cases.add_argument("--dtype", nargs="+", choices=list(DTYPE))
     cases.add_argument("--head-dim", nargs="+", type=int, metavar="N")
     cases.add_argument("--seqlen", nargs="+", type=int, metavar="N")
-    cases.add_argument("--setting", choices=["field", "single"],
+    cases.add_argument("--setting", choices=["field", *SETTINGS],
                        help=f"field: batch = {TOKENS} / seqlen, heads = {WIDTH} / head_dim, the default for half "
-                            f"precision; single: batch {SINGLE[0]}, {SINGLE[1]} heads, for the others and --memory")
+                            "precision; single: batch 1, 16 heads, for the others and --memory; paper: 16, 12")
+    cases.add_argument("--heads", type=int, metavar="N", help="instead of the setting's")
+    cases.add_argument("--heads-k", type=int, metavar="N", help="of k and v, if they are fewer")
     causal = cases.add_mutually_exclusive_group()
     causal.add_argument("--causal", action="store_const", const=[True], help="causal only (but for --sparse)")
     causal.add_argument("--full", action="store_const", dest="causal", const=[False], help="not causal only")
-    cases.add_argument("--pass", nargs="+", choices=list(PASSES), default=list(PASSES), dest="passes")
+    cases.add_argument("--pass", nargs="+", choices=list(PASSES), default=["forward", "backward"], dest="passes")
     cases.add_argument("--dropout", type=float, default=0.0, metavar="P")
+    cases.add_argument("--window", type=int, metavar="LEFT", help="Window(LEFT, 0) (--speed)")
+    cases.add_argument("--padding", type=int, metavar="N", default=0,
+                       help="numbattn's sequences end up to N elements before their arrays (--speed)")
     cases.add_argument("--deterministic", action="store_true", help="numbattn's gradients bit for bit (--speed)")
     cases.add_argument("--block-size", type=int, default=128, metavar="N", help="of --sparse (default: 128)")
     cases.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
@@ -587,7 +614,8 @@ def main():
     show_machine(results["machine"])
     parts = {
         "speed": (args.speed, partial(speed, passes=args.passes, peers=args.peers, rounds=args.rounds, graph=args.graph,
-                                      dropout=args.dropout, deterministic=args.deterministic), show_speed),
+                                      dropout=args.dropout, deterministic=args.deterministic,
+                                      window=args.window, padding=args.padding), show_speed),
         "memory": (args.memory, partial(memory, peers=args.peers, dropout=args.dropout), show_memory),
         "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
                                         dropout=args.dropout), show_sparse),

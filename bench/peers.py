@@ -86,9 +86,10 @@ def gpu():
 
 
 # -------------------------------------------------------------------------------------------------------------- arrays
-def inputs(shape, dtype):
-    """q, k, v, do of one shape."""
-    return list(_normal(math.prod(shape)).reshape(4, *shape).astype(DTYPE[dtype]))
+def inputs(shape, dtype, heads_k=None):
+    """q, k, v, do of one shape, or with fewer heads of k and v."""
+    q, k, v, do = _normal(math.prod(shape)).reshape(4, *shape).astype(DTYPE[dtype])
+    return [q, *(cupy.ascontiguousarray(x[:, : heads_k or shape[1]]) for x in (k, v)), do]
 
 
 @lru_cache(maxsize=1)
@@ -121,9 +122,16 @@ def release():
 
 # --------------------------------------------------------------------------------------------------------------- peers
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
-def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0, deterministic=False):
-    """The forward of a peer on the arrays q, k, v, do. A mask, and what is deterministic, is for numbattn alone."""
+def make_forward(name, arrays, *, causal=False, window=None, mask=None, dropout=0.0, deterministic=False):
+    """The forward of a peer on the arrays q, k, v, do. `window` keys to the left are seen, and the query's own.
+
+    A mask, and what is deterministic, is for numbattn alone.
+    """
+    if window is not None and name not in ("numbattn", FA4):
+        raise ValueError(f"{name} has no windows")
     if name == "numbattn":
+        if window is not None:
+            mask = na.Window(window, 0) & mask if mask else na.Window(window, 0)
         return partial(_numbattn, *arrays, deterministic, causal=causal, mask=mask, dropout=dropout_of(dropout))
     if name == "cupy":
         bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype) if causal else None
@@ -132,9 +140,12 @@ def make_forward(name, arrays, *, causal=False, mask=None, dropout=0.0, determin
         if dropout:
             raise ValueError("FlashAttention-4 has no dropout")
         *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
-        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, causal=causal)
+        sight = {"causal": causal} if window is None else {"window_size": (window, 0)}
+        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **sight)
     *leaves, do = map(tensor_of, arrays)
-    return partial(_torch, *(x.requires_grad_() for x in leaves), do, is_causal=causal, dropout_p=dropout)
+    grouped = leaves[0].shape[1] != leaves[1].shape[1]
+    options = {"is_causal": causal, "dropout_p": dropout, "enable_gqa": grouped}
+    return partial(_torch, *(x.requires_grad_() for x in leaves), do, **options)
 
 
 def make_attention(name, arrays, causal=False):
@@ -181,10 +192,10 @@ def _torch(q, k, v, do, **options):
     return o, partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
 
 
-def _fa4(q, k, v, do, causal):
+def _fa4(q, k, v, do, **options):
     from flash_attn.cute.interface import flash_attn_func
 
-    found = flash_attn_func(q, k, v, causal=causal)
+    found = flash_attn_func(q, k, v, **options)
     o = found[0] if isinstance(found, tuple) else found
 
     def backward():

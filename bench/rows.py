@@ -26,7 +26,6 @@ from peers import (
     dropout_of,
     event_seconds,
     gpu,
-    inputs,
     one_stream,
     release,
     require_gpu,
@@ -89,7 +88,7 @@ def shares(args, rows, multiprocessors):
         case = make_case(args.dtype, args.head_dim, mask == "causal", seqlen, "field")
         shown, visible = masks[seqlen][mask]
         options = {"causal": case.causal, "mask": shown, "dropout": dropout_of(args.dropout)}
-        q, k, v, _ = inputs(case.shape, case.dtype)
+        q, k, v, _ = case.inputs()
         timers, failed = {}, {}
         for row in rows:
             try:

@@ -73,8 +73,7 @@ def produce(mA, mB, tiles, tiles_n, k_blocks):
 
 @device
 def consume(mC, tiles, tiles_n, k_blocks):
-    consumer = warpgroup_index()
-    A, B = stage(A_PIPELINE, consumer), stage(B_PIPELINE, 0)
+    A, B = stage(A_PIPELINE, warpgroup_index()), stage(B_PIPELINE, 0)
     for number in range(block_index(), tiles, grid_size()):
         m0, n0 = tile_at(number, tiles_n)
         wait(A)
@@ -92,7 +91,7 @@ def consume(mC, tiles, tiles_n, k_blocks):
         release(A)
         release(B)
         A, B = advance(A, CONSUMERS), advance(B, 1)
-        save(aligned(mC[:, n0 : n0 + TILE_N], VECTORS), C, m0 + ROWS * consumer)
+        save(aligned(mC[:, n0 : n0 + TILE_N], VECTORS), C, m0 + ROWS * warpgroup_index())
 
 
 def matrix_product(mA, mB, mC, depth):
