@@ -12,13 +12,16 @@ import numpy as np
 
 from ..masks import band_of
 from ..problem import Gradients, Saved, describe, sum_to
+from ..scores import Alibi, Bias, RelativeBias, Sink, Softcap
 from .kernels import BACKWARD, FORWARD
-from .plan import Call, plan
+from .kernels.score import SINK_PART
+from .plan import Call, Part, array_of_part, gradient_of_part, plan, sums_of_part
 from .spec import SIDES
 from .views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
 NO_DROPS = 0, 0, 0, 0
+KINDS = {Softcap: "softcap", Alibi: "alibi", Bias: "bias", RelativeBias: "relative", Sink: SINK_PART}
 FARTHEST = 2**30  # a shift of an edge: see kernels.visibility.edge_of
 
 
@@ -30,7 +33,6 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
-        refuse_scores(problem)
         gpu, lse = self.current(), None
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o}
@@ -48,25 +50,25 @@ class Passes:
     def backward(self, saved, do, dlse=None, deterministic=False):
         """The Gradients."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
-        refuse_scores(problem)
         gpu, (q, k, v, *_) = self.current(), inputs
         dq, dk, dv = grads = [gpu.empty(x.shape, x.dtype) for x in (q, k, v)]
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "dk": dk, "dv": dv}
+        for number, part in enumerate(inputs.score):
+            x = part._array if part._wants_gradient else None
+            grads.append(None if x is None else gpu.empty(x.shape, x.dtype))
+            if x is not None:
+                arrays[gradient_of_part(number)] = grads[-1]
         if dlse is not None:
             arrays["dlse"] = dlse
         if problem.is_empty:
             gpu.addresses(arrays)
             for grad in grads:
-                grad.fill(0)
+                if grad is not None:
+                    grad.fill(0)
         else:
             strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
             run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic)
-        return Gradients(dq, dk, dv)
-
-
-def refuse_scores(problem):
-    if problem.score_kinds:
-        raise NotImplementedError("score: got arrays of CuPy, expected arrays of NumPy: no GPU kernel takes one yet")
+        return Gradients(dq, dk, dv, tuple(grads[3:]))
 
 
 def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
@@ -75,13 +77,18 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
     are new and contiguous.
     """
-    _, _, _, mask, scale, dropout, _ = inputs
+    _, _, _, mask, scale, dropout, parts = inputs
     if mask._holds_arrays:
         masked, in_mask = numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
         arrays.update(in_mask)
         strides = strides, tuple([(name, x.shape, x.strides) for name, x in in_mask.items()])
     else:
         masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
+    score = ()
+    if parts:
+        score, in_score = score_and_arrays(parts, problem)
+        arrays.update(in_score)
+        strides = strides, score, tuple([(name, x.shape, x.strides) for name, x in in_score.items()])
     addresses, odd = gpu.addresses(arrays)
     if odd:
         strides = strides, tuple([address % VECTOR_BYTES for address in addresses])
@@ -89,7 +96,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic))
+        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score))
         program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
     planned, stream = program.plan, gpu.stream()
@@ -106,6 +113,9 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         program([*addresses, gpu.sink, *counters], numbers, stream.ptr)
         for given, whole in results:
             given[...] = sum_to(whole[..., : given.shape[-1]], given.shape)
+        for number, part in enumerate(parts):
+            if gradient_of_part(number) in arrays:
+                finish_gradient(part, number, arrays, problem.seqlen_q)
 
 
 def allocate(gpu, planned, arrays):
@@ -128,13 +138,15 @@ def plans(device, q, k, v, deterministic=False, **options):
     """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v contiguous.
     Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
-    refuse_scores(problem)
     masked, in_mask = numbers_and_arrays(inputs.mask, problem.seqlen_q, problem.seqlen_k)
-    layouts = {name: layout_of(x, 0) for name, x in {"q": q, "k": k, "v": v, **in_mask}.items()}
+    score, in_score = score_and_arrays(inputs.score, problem)
+    layouts = {name: layout_of(x, 0) for name, x in {"q": q, "k": k, "v": v, **in_mask, **in_score}.items()}
     o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)
     grads = {f"d{name}": contiguous(x.shape, x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
+    wanted = [(number, part._array) for number, part in enumerate(inputs.score) if part._wants_gradient]
+    grads |= {gradient_of_part(number): contiguous(x.shape, x.dtype) for number, x in wanted}
     forward, backward = (
-        plan(candidates, problem, device, Call(layouts | others, *masked[1:], deterministic))
+        plan(candidates, problem, device, Call(layouts | others, *masked[1:], deterministic, score))
         for candidates, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward
@@ -177,3 +189,58 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
     sizes = tuple([(grid.rows, grid.cols) for grid in grids])
     last_query = seqlen_q if "queries" in arrays else band.queries
     return MaskNumbers((*band, shifts["lo"], shifts["hi"]), keys, last_key, sizes, last_query), arrays
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
+def score_and_arrays(parts, problem):
+    """A plan.Part for each part of a score, and their arrays by name, as kernels take them: but for biases, of the
+    dtype of sums."""
+    found, arrays = [], {}
+    for number, part in enumerate(parts):
+        kind, numbers = KINDS[type(part)], ()
+        if isinstance(part, Softcap):
+            numbers = part.cap, 1 / part.cap
+        elif isinstance(part, Bias):
+            shape = *part.bias.shape[:-2], problem.seqlen_q, problem.seqlen_k
+            arrays[array_of_part(number)] = np.broadcast_to(part.bias, shape)
+        else:
+            arrays[array_of_part(number)] = part._array.astype(problem.sum_dtype, copy=False)
+        if isinstance(part, Alibi):
+            numbers = (problem.seqlen_k - problem.seqlen_q,)
+        found.append(Part(kind, numbers, part._wants_gradient))
+    return tuple(found), arrays
+
+
+def finish_gradient(part, number, arrays, seqlen_q):
+    """The gradient of a part's array, from what kernels have left of it."""
+    grad, sums = arrays[gradient_of_part(number)], arrays.get(sums_of_part(number))
+    if isinstance(part, Sink):
+        grad[...] = part._gradient(None, arrays["lse"], arrays["delta"][..., :seqlen_q])
+    elif isinstance(part, RelativeBias):
+        grad[...] = sums_of_entries(sums, seqlen_q, part._reach)
+    elif isinstance(part, Alibi):
+        grad[...] = sums.sum(axis=(-2, -1))
+    elif sums is not None:
+        sums = sums if grad.ndim > 1 and grad.shape[-2] > 1 else sums.sum(axis=-2, keepdims=True)
+        grad[...] = sums.reshape(grad.shape)
+
+
+def sums_of_entries(sums, seqlen_q, reach):
+    """The gradient of a RelativeBias' table from what `kernels.score_gradient.diagonal_sums` has found.
+
+    sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
+    `step` elements behind the one before, and is `parts` times as wide: they overlap.
+    """
+    *lead, count, parts, step = sums.shape
+    whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))
+    for part in range(parts):
+        whole[..., part : part + count, :] += sums[..., part, :]
+    whole, tile_m = whole.reshape(*lead, -1), (parts - 1) * step
+    first = 1 - -(-seqlen_q // tile_m) * tile_m  # j - i of the first diagonal
+    if reach == 0:
+        return whole.sum(axis=-1, keepdims=True)
+    table = np.zeros_like(sums, shape=(*lead, 2 * reach + 1))
+    left, right = (min(max(x - first, 0), whole.shape[-1]) for x in (1 - reach, reach))
+    table[..., 0], table[..., -1] = whole[..., :left].sum(axis=-1), whole[..., right:].sum(axis=-1)
+    table[..., first + left + reach : first + right + reach] = whole[..., left:right]
+    return table

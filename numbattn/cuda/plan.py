@@ -6,9 +6,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .build import Key
+from .kernels.score import SINK_PART
+from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
+from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.visibility import GRIDS, diagonals_of, sides_of
-from .spec import COUNTERS, DROPOUT, MASK, NUMBERS, SIDES, Boxes, Device, Line, Matrix, Sums, Work, padded_length
+from .spec import (
+    COUNTERS,
+    DROPOUT,
+    MASK,
+    NUMBERS,
+    SCORE,
+    SIDES,
+    Boxes,
+    Device,
+    Line,
+    Matrix,
+    Own,
+    Sums,
+    Work,
+    padded_length,
+)
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
 UINT32 = np.dtype(np.uint32)
@@ -23,6 +41,8 @@ DEVICES = {  # a typical one of each compute capability, to plan for without a G
     (12, 0): Device(0, (12, 0), 170, 99 * KB),
 }
 RESULTS = "o", "dq", "dk", "dv"
+SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
+OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
 SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
 
 
@@ -79,6 +99,14 @@ class Plan(NamedTuple):
         return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS.name] * self.uses_counters]
 
 
+class Part(NamedTuple):
+    """Of a score; its array, if it has one, is "score 0" and so on."""
+
+    kind: str  # see kernels.score
+    numbers: tuple = ()
+    gradient: bool = False  # whether that of its array is wanted
+
+
 class Call(NamedTuple):
     """What a plan depends on, beside Problem and Device."""
 
@@ -88,6 +116,21 @@ class Call(NamedTuple):
     grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
     last_query: int | None = None  # it and those after it see nothing: there may be NaN
     deterministic: bool = True
+    score: tuple = ()  # a Part for each of its parts
+
+
+def array_of_part(number):
+    """Its name."""
+    return f"score {number}"
+
+
+def gradient_of_part(number):
+    return f"gradient of score {number}"
+
+
+def sums_of_part(number):
+    """The name of what its gradient is summed from."""
+    return f"sums of score {number}"
 
 
 def plan(candidates, problem, device, call):
@@ -102,6 +145,7 @@ class Planner:
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
         self.mask = (*sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
+        self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
 
     def plan(self, candidates):
         chosen = [next(spec for spec in specs if spec.takes(self.work())) for specs in candidates]
@@ -111,6 +155,9 @@ class Planner:
             self.find_array(argument)
         for spec in chosen:
             self.add(spec)
+        if "do" in self.layouts:
+            for number, part in enumerate(self.call.score):
+                self.add_gradient(number, part)
         stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
         counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
@@ -143,7 +190,7 @@ class Planner:
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         return Work(
-            self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes, self.call.deterministic
+            self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes, self.call.deterministic, self.score
         )
 
     # ------------------------------------------------------------------------------------------------------- arrays
@@ -216,6 +263,78 @@ class Planner:
             started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
             self.steps.append(Step(key, tiles, started, own))
 
+    # ----------------------------------------------------------------------------------------- gradients of a score
+    def add_gradient(self, number, part):
+        """The steps of the gradient of a part's array; that of a sink needs none.
+
+        They write to the gradient itself, or to sums which a few array operations turn into it: see passes.
+        """
+        if not part.gradient or part.kind == SINK_PART:
+            return
+        shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
+        about = {"behind": number - sum(part.kind == SINK_PART for part in self.call.score[:number])}
+        if part.kind == "relative":
+            self.add_diagonal_sums(sums_of_part(number), shape[:-1], about)
+            return
+        rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if part.kind == "bias" else (1, 1)
+        lead = shape[:-2] if part.kind == "bias" else shape
+        sizes = self.problem.seqlen_q, self.problem.seqlen_k
+        sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
+        about |= {"weight": "distance" if part.kind == "alibi" else "", "sums_cols": sums_cols, "sums_rows": sums_rows}
+        spec = spec_of(bias_gradient, own, out_dtype=self.problem.sum_dtype.name, **about)
+        tiles = self.fitting(spec)
+        rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
+        if sums_rows or rounded_twice or (rows, cols) != (sizes[0], 1 if sums_cols else sizes[1]):
+            own = sums_of_part(number)
+            shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
+            self.add_temporary(own, shape, self.problem.sum_dtype)
+        spec = spec_of(bias_gradient, own, out_dtype=self.layouts[own].dtype.name, **about)
+        m_blocks, n_blocks = self.tiles_of(tiles)
+        self.add_own(spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
+
+    def add_diagonal_sums(self, name, lead, about):
+        spec, dtype = spec_of(diagonal_sums, name, **about), self.problem.sum_dtype
+        tiles = self.fitting(spec)
+        (m_blocks, n_blocks), most = self.tiles_of(tiles), DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
+        width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
+        self.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
+        self.layouts[name] = contiguous((*lead, diagonals, width), dtype)
+        self.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
+        size = dtype.itemsize
+        step, pitch = tiles.tile_m * width * size, width * size
+        skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
+        plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
+        self.add_own(spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
+
+    def fitting(self, spec):
+        tiles = spec.fitting(self.work(spec))
+        if tiles is None:
+            raise NotImplementedError(f"{spec.name}: no tiles for head_dim {self.problem.head_dim}, "
+                                      f"{self.problem.head_dim_v} in {self.device.shared} bytes of shared memory")
+        return tiles
+
+    def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
+        """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
+        work, seen = self.work(spec), set()
+        key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
+        (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
+        later = {name: name for name in OWN_NUMBERS}
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, later)]
+        place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
+        for piece in pieces(self.axes, [x.view if isinstance(x, At) else None for x in arguments]):
+            pointer, _, (batch, heads, *_), strides = piece.views[place]
+            known = {
+                "first": piece.first * self.problem.heads, "own_batches": batch if strides[0] else 1,
+                "own_heads": heads if strides[1] else 1, "adds": int(pointer in seen),
+            }  # fmt: skip
+            seen.add(pointer)
+            own = tuple(
+                known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
+                for x, view in zip(arguments, piece.views)
+            )
+            count = min(known["own_batches"] * known["own_heads"] * blocks, most)
+            self.steps.append(Step(key, tiles, count, (*own, *scratch)))
+
     def tiles_of(self, tiles):
         return -(-self.problem.seqlen_q // tiles.tile_m), -(-self.problem.seqlen_k // tiles.tile_n)
 
@@ -230,6 +349,8 @@ class Planner:
             yield self.at(argument.name, argument.heads)
         elif isinstance(argument, Sums):
             yield self.at(argument.name, own=1)
+        elif isinstance(argument, Own):
+            yield self.at(argument.name)
         elif isinstance(argument, Line):
             other = {"lse": SINK, "dlse": "lse"}            # not wanted; not given, and no kernel reads it
             yield self.at(argument.name if argument.name in self.layouts else other[argument.name], own=1)
@@ -239,6 +360,10 @@ class Planner:
             yield At(COUNTERS.name, View(0, 4, (2,), (4,)))
         elif argument is MASK:
             yield from self.sight()
+        elif argument is SCORE:
+            yield from self.scores()
+        elif argument == "scale_log2" and self.score:
+            yield LOG2_E
         elif argument in numbers:
             yield numbers[argument]
         else:
@@ -256,6 +381,24 @@ class Planner:
             yield from sizes
         if "blocks" in self.mask:
             yield self.at(self.states)
+
+    def kind_of_part(self, number, kind):
+        """With dtype and alignment of a bias: see kernels.score."""
+        if kind != "bias":
+            return kind
+        layout = self.layouts[array_of_part(number)]
+        return f"{kind} {layout.dtype.name} {alignment(layout)}"
+
+    def scores(self):
+        """The fields of a kernels.score.Scores."""
+        arrays = [
+            [self.at(array_of_part(number), own=OWN_AXES[part.kind])] if part.kind in OWN_AXES else []
+            for number, part in enumerate(self.call.score)
+        ]
+        if arrays:
+            yield "scale"
+        for part, array in sorted(zip(self.call.score, arrays), key=lambda x: x[0].kind == SINK_PART):
+            yield from (*array, *part.numbers)
 
     def at(self, name, heads="q", own=2, rows=None):
         """A View with all batch axes, stride 0 where it is broadcast, of `rows` rows of each matrix."""

@@ -1,7 +1,7 @@
 """How a kernel file describes its kernel to the planner: its arguments, tiles and grid. No CUDA here.
 
-    SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, DROPOUT,
-                          "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
+    SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, SCORE,
+                          DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
 
 The arguments are in the order of the kernel's signature. A name alone is a number: one of NUMBERS, which come with each
 call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's `numbers` computes.
@@ -39,6 +39,7 @@ class Work(NamedTuple):
     dtypes: dict  # of the arrays of a call, by name
     nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
     deterministic: bool = True  # whether results are to be equal bit for bit from call to call
+    score: tuple = ()  # kinds, see kernels.score
 
 
 class Matrix(NamedTuple):
@@ -68,6 +69,12 @@ class Sums(NamedTuple):
     name: str
 
 
+class Own(NamedTuple):
+    """An array (batch, heads, ..., ...) with axes of its own: of one matrix for all where it is broadcast."""
+
+    name: str
+
+
 PADDED = 128
 
 
@@ -78,11 +85,12 @@ def padded_length(seqlen):
 
 class Role(Enum):
     MASK = "a kernels.visibility.Sight"
+    SCORE = "a kernels.score.Scores, nothing without a score"
     DROPOUT = "a kernels.dropout.Drops"
     COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
-MASK, DROPOUT, COUNTERS = Role
+MASK, SCORE, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):

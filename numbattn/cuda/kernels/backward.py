@@ -13,7 +13,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import DROPOUT, MASK, Line, Matrix, Spec
+from ..spec import DROPOUT, MASK, SCORE, Line, Matrix, Spec
 from ..tile import (
     INDEX,
     Alignment,
@@ -41,6 +41,7 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
+from .score import score_steps, scores_type
 from .softmax import LOG2_E
 from .tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
 from .visibility import (
@@ -55,8 +56,8 @@ from .visibility import (
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes,
-    sums_of,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
+    nbytes, sums_of,
 ):  # fmt: skip
     """dK and dV, or one of them where registers cannot hold both accumulators: sums_of is "kv", "k" or "v".
 
@@ -77,10 +78,11 @@ def backward_kv(
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
-    ZERO, LOG2E = ACC(0), ACC(LOG2_E)
+    ZERO, LOG2E, HAS_SCORE = ACC(0), ACC(LOG2_E), bool(score)
     sees = element_test(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
+    apply, pull_back = score_steps(score, S_TILE, ACC, transposed=True)
     COMPUTES_DK, COMPUTES_DV = "k" in sums_of, "v" in sums_of
 
     @device
@@ -90,7 +92,7 @@ def backward_kv(
         copy_async(allocate(SHARED_LSE, stage), lse, COLS, m0)
         copy_async(allocate(SHARED_DELTA, stage), delta, COLS, m0)
 
-    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
+    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
         n_block, batch, head_k = place(block_index(), batches * heads_k, heads_k)
@@ -123,17 +125,19 @@ def backward_kv(
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
                 S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
-                P = exp2(S * (scale * LOG2E) - lse_log2)        # line 13: P = exp(S - lse)
+                S, F = apply(S, scores, batch, head, m0, n0)
+                P = exp2(S * (LOG2E if HAS_SCORE else scale * LOG2E) - lse_log2)    # line 13: P = exp(S - lse)
                 dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P   # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
                     P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
+                    F = where(visible, F, 0)
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
                 if COMPUTES_DV:
                     dV = dot(dV, left_P(P * Z), sdO)            # lines 15 and 16: dV += (P Z)^T dO
                 if COMPUTES_DK:
                     D = get(allocate(SHARED_DELTA, stage), COLS)
-                    dS = P * (dP * Z - D)                       # lines 18 and 20: dS = P (dP Z - D)
+                    dS = pull_back(P * (dP * Z - D), F)         # lines 18 and 20: dS = P (dP Z - D)
                     dK = dot(dK, left_dS(dS), sQ)               # line 22: dK += dS^T Q, scaled in the epilogue
                 if STAGES == 2:
                     stage = 1 - stage
@@ -148,14 +152,16 @@ def backward_kv(
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, line, line, sight_type(mask), DROPS, INDEX, number, number
+        matrix, matrix, matrix, matrix, dk, dv, line, line, sight_type(mask), scores_type(score, dtype), DROPS,
+        INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, dropout, nbytes
-):
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
+    nbytes,
+):  # fmt: skip
     """dQ; a row of S, P, dP and dS is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
@@ -170,16 +176,16 @@ def backward_q(
     )  # fmt: skip
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
-    ZERO, LOG2E = ACC(0), ACC(LOG2_E)
+    ZERO, LOG2E, HAS_SCORE = ACC(0), ACC(LOG2_E), bool(score)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop = drop_step(S_TILE, dropout)
+    drop, (apply, pull_back) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
 
     @device
     def fetch_tile(stage, K, V, n0):
         copy_async(allocate(SHARED_K, stage), K, COPY_K, n0)
         copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
 
-    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, kept_scale):
+    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -210,13 +216,15 @@ def backward_q(
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
-            P = exp2(S * (scale * LOG2E) - lse_log2)            # line 13: P = exp(S - lse)
+            S, F = apply(S, scores, batch, head, m0, n0)
+            P = exp2(S * (LOG2E if HAS_SCORE else scale * LOG2E) - lse_log2)    # line 13: P = exp(S - lse)
             dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)
                 P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
+                F = where(visible, F, 0)
             Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
-            dS = P * (dP * Z - D)                               # lines 18 and 20: dS = P (dP Z - D)
+            dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
             if STAGES == 2:
                 stage = 1 - stage
@@ -228,7 +236,8 @@ def backward_q(
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dq, line, line, sight_type(mask), DROPS, INDEX, number, number
+        matrix, matrix, matrix, matrix, dq, line, line, sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -325,7 +334,7 @@ def with_results(*names):
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
-LINES_AND_NUMBERS = Line("lse"), Line("delta"), MASK, DROPOUT, "group_size", "scale", "kept_scale"
+LINES_AND_NUMBERS = Line("lse"), Line("delta"), MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 SPEC_KV = Spec(
     backward_kv,
     (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *LINES_AND_NUMBERS),

@@ -77,6 +77,7 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
+from .score import CURVED, kind_of, score_steps
 from .tables import is_crowded
 from .visibility import band_of, element_test
 
@@ -102,7 +103,8 @@ def wait_for_store():
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, dropout, nbytes
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, score,
+    dropout, nbytes,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
@@ -129,13 +131,14 @@ def backward_kv(
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    apply, _ = score_steps(score, S_TILE, np.float32, transposed=True)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
     keys_of_block, load_tiles = keys_step(ROWS * CONSUMERS), loader(pipelines, first_queries, next_queries)
     if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
 
     @device
-    def scores(K, Q, dO, tile, at, call):
+    def start_scores(K, Q, dO, tile, at, call):
         """S of a tile of queries, transposed, in flight."""
         clear_queries(Q, dO, band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M)
         wait(Q)
@@ -186,6 +189,7 @@ def backward_kv(
             band = band_at(call.sight, batch, at.head)
             wait(dO)
             dP = dot(S_TILE, V, dO.tile.T)                      # line 17: dP = dO V^T, transposed, in flight
+            S, _ = apply(S, call.scores, batch, at.head, m0, n0)
             P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
             if masks:
                 P = where(sees(call.sight, band, batch, at.head, m0, n0), P, 0)     # line 12: MASK
@@ -206,7 +210,7 @@ def backward_kv(
             if adds_dq:
                 dQ = dq_part(E)                                 # line 21: dQ += dS K, in flight
             if has_next:
-                S = scores(K, advance(Q, 1), advance(dO, 1), tile, after, call)
+                S = start_scores(K, advance(Q, 1), advance(dO, 1), tile, after, call)
             dK = wgmma_wait(dK, AFTER_DK)
             release(Q)
             if adds_dq:
@@ -236,7 +240,7 @@ def backward_kv(
         if at.m_block < at.m_blocks:
             if adds_dq:
                 share(full(S_TILE, ZERO), E)                    # before the first tile there is no dS
-            S = wgmma_wait(scores(K, Q, dO, tile, at, call), 0)
+            S = wgmma_wait(start_scores(K, Q, dO, tile, at, call), 0)
             after = next_queries(call.sight, tile, at)
             while after.m_block < after.m_blocks:
                 while after.m_block < after.m_blocks and not needs_mask(call.sight, tile, at, n0):
@@ -259,7 +263,8 @@ def backward_kv(
         save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, V, n0)
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
+        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
+        at_once,
     ):
         _, heads, _ = shape(mLse)
         tile = keys_of_block(mLse, mDK, group_size, at_once)
@@ -279,9 +284,9 @@ def backward_kv(
                 load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            compute(mDK, mDV, mSums, tile, scale, Call(sight, drops, heads, scale_log2, kept_scale))
+            compute(mDK, mDV, mSums, tile, scale, Call(sight, scores, drops, heads, scale_log2, kept_scale))
 
-    return source(kernel, out_dtypes, mask, shared, given, sums=True)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, given, sums=True)
 
 
 def round_dq(*, dtype, out_dtypes, head_dim, nbytes):
@@ -314,7 +319,8 @@ KEYS = {  # of the largest head_dim
 
 def keeps_both(work):
     """Whether a consumer has registers for both accumulators, dK and dV."""
-    return takes(work) and size_of(work) in KEYS and not is_crowded(work)
+    curved = any(kind_of(part) in CURVED for part in work.score)  # its derivative waits in registers until dP is there
+    return takes(work) and size_of(work) in KEYS and not is_crowded(work) and not curved
 
 
 def adds_dq(work):

@@ -1,5 +1,7 @@
 """Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
 
+import numpy as np
+
 from ..spec import Matrix, Spec
 from ..tile import (
     Pipeline,
@@ -58,11 +60,12 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .schedule import place_grouped
+from .score import score_steps
 from .tables import is_crowded
 from .visibility import band_of, element_test, keys_in_sight, needs_test, steps_to_next
 
 
-def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, dropout, nbytes):
+def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query. stages: of the pipelines of K and of V."""
     dtype = DTYPES[dtype]
     S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
@@ -78,6 +81,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
+    apply, pull_back = score_steps(score, S_TILE, np.float32)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, "keys" in mask), "queries" in mask
 
     @device
@@ -110,7 +114,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
             n_block = next_n_block(sight, batch, head, m_block, n_block, n_blocks)
 
     @device
-    def scores(Q, K, V, n_block, band):
+    def start_scores(Q, K, V, n_block, band):
         """S of a tile of keys, in flight."""
         clear_keys(K, V, band[3] - n_block * TILE_N)
         wait(K)
@@ -122,11 +126,13 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         n0 = n_block * TILE_N
         wait(V)
         dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
+        S, F = apply(S, call.scores, batch, head, m0, n0)
         P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
         if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
-            P = where(sees(call.sight, band, batch, head, m0, n0), P, 0)        # line 12: MASK
+            visible = sees(call.sight, band, batch, head, m0, n0)
+            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
         P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
-        dS = dS_of(P, wgmma_wait(dP, 0), D, call.kept_scale)    # line 20
+        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.kept_scale), F)      # line 20
         release(V)
         return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
 
@@ -147,11 +153,11 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
         dQ, (n_block, n_blocks) = full(Q_TILE, ZERO), blocks_in_sight(call.sight, batch, head, m_block, m_end)
         if n_block < n_blocks:
-            S = wgmma_wait(scores(Q, K, V, n_block, band), 0)
+            S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
             while after < n_blocks:
                 dQ = step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call)
-                S = scores(Q, advance(K, 1), advance(V, 1), after, band)
+                S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ = wgmma_wait(dQ, 1)
                 release(K)
                 S = wgmma_wait(S, 0)
@@ -163,7 +169,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         save_dq(mDQ[batch, head], dQ * scale, Q, m0)            # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
+        mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale, at_once
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
@@ -185,10 +191,10 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
                 load_tiles(mQ, mK, mV, mDO, sight, batch, head, head // group_size, m_block, m_end)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            call = Call(sight, drops, heads, scale_log2, kept_scale)
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale)
             compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call)
 
-    return source(kernel, out_dtypes, mask, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+    return source(kernel, dtype, out_dtypes, mask, score, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

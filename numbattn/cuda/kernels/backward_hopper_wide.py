@@ -60,10 +60,11 @@ from .gradients import (
     with_results,
 )
 from .layouts import DTYPES
+from .score import score_steps
 from .visibility import band_of, element_test
 
 
-def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, dropout, nbytes):
+def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
     """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
@@ -81,6 +82,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    apply, pull_back = score_steps(score, S_TILE, np.float32, transposed=True)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
     keys_of_block, load_tiles = keys_step(ROWS), loader(pipelines, first_queries, next_queries)
 
@@ -99,13 +101,15 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     def step_v(dV, S, Q, dO, sP, tile, at, call):
         """P for the other consumer; dV in flight."""
         batch, m0 = tile.batch, at.m_block * TILE_M
+        S, F = apply(S, call.scores, batch, at.head, m0, tile.first)
         P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
         if needs_mask(call.sight, tile, at, tile.first):
             band = band_at(call.sight, batch, at.head)
-            P = where(sees(call.sight, band, batch, at.head, m0, tile.first), P, 0)     # line 12: MASK
+            visible = sees(call.sight, band, batch, at.head, m0, tile.first)
+            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
         P = mark(P, call.drops, batch * call.heads + at.head, m0, tile.first)           # line 14
         acquire(sP)
-        put_registers(sP.tile, P)
+        put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest
         sync_warpgroup()
         commit(sP)
         release(Q)
@@ -170,8 +174,9 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         save_dk(mDK[tile.batch, tile.head_k], dK * scale, K.tile, tile.first)   # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, drops, group_size, scale, scale_log2, kept_scale, at_once
-    ):
+        mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
+        at_once,
+    ):  # fmt: skip
         _, heads, _ = shape(mLse)
         tile = keys_of_block(mLse, mDK, group_size, at_once)
         init_pipeline(K_PIPELINE)
@@ -201,13 +206,13 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                     clear(V.tile, left)
                 fence_async_proxy()
                 sync_warpgroup()
-            call = Call(sight, drops, heads, scale_log2, kept_scale)
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale)
             if warpgroup_index() == 0:
                 compute_v(mDV, K, V, tile, call)
             else:
                 compute_k(mDK, K, V, tile, scale, call)
 
-    return source(kernel, out_dtypes, mask, shared, given)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, given)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

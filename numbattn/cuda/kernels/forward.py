@@ -9,7 +9,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import DROPOUT, MASK, Line, Matrix, Spec
+from ..spec import DROPOUT, MASK, SCORE, Line, Matrix, Spec
 from ..tile import (
     INDEX,
     Alignment,
@@ -23,7 +23,6 @@ from ..tile import (
     full,
     maximum,
     minimum,
-    reciprocal,
     row_sum,
     save,
     shape,
@@ -34,12 +33,13 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
+from .score import score_steps, scores_type, sink_steps
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import Tiles, parameters, rows_of
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, dropout, nbytes):
+def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes):
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes.
@@ -57,9 +57,10 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop = drop_step(S_TILE, dropout)
+    drop, (apply, _) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
+    with_sink, inverse = sink_steps(score, ACC)
 
-    def kernel(mQ, mK, mV, mO, mLse, sight, drops, group_size, scale_log2, kept_scale):
+    def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -85,6 +86,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             n0 = n_block * TILE_N
             copy_async(sV, V, COPY_V, n0)                       # in flight while S is computed
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 2 line 10: S = Q K^T
+            S, _ = apply(S, scores, batch, head, m0, n0)
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
@@ -97,13 +99,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
-        total = row_sum(l)
-        save(aligned(mO[batch, head], ROWS_OF), O * (reciprocal(total) * kept_scale), m0)   # line 15: O = O / l
+        m, total, alpha = with_sink(m, row_sum(l), scores, batch, head)
+        save(aligned(mO[batch, head], ROWS_OF), O * (inverse(total, alpha) * kept_scale), m0)   # line 15: O = O / l
         save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)   # line 16
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask), DROPS, INDEX, number, number
+        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask),
+        scores_type(score, dtype), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -148,7 +151,7 @@ CROWDED = {
 }
 SPEC = Spec(
     forward,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, DROPOUT, "group_size",
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, SCORE, DROPOUT, "group_size",
      "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, CROWDED, work),
     parameters=parameters,

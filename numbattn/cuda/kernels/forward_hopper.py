@@ -15,7 +15,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source, TensorMap
-from ..spec import COUNTERS, DROPOUT, MASK, Boxes, Line, Spec
+from ..spec import COUNTERS, DROPOUT, MASK, SCORE, Boxes, Line, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -44,7 +44,6 @@ from ..tile import (
     prefetch_tensor_map,
     put,
     read,
-    reciprocal,
     release,
     rescaled,
     row_sum,
@@ -69,6 +68,7 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
+from .score import looks_up, score_steps, scores_type, sink_steps
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
 from .visibility import GRIDS, band_of, element_test, grids_of, keys_in_sight, needs_test, sight_type, steps_to_next
@@ -104,6 +104,7 @@ class Call(NamedTuple):
 
     mLse: Any
     sight: Any
+    scores: Any
     drops: Any
     heads: Any
     scale_log2: Any
@@ -124,7 +125,7 @@ class Accumulators(NamedTuple):
 NO_WORK = WorkTile(*[0] * len(WorkTile._fields))
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, dropout):
+def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout):
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged.
@@ -152,6 +153,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, HAS_GRIDS = drop_step(S_TILE, dropout), bool(grids_of(mask))
+    (apply, _), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
     @device
@@ -268,6 +270,11 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return tested(sight, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
 
     @device
+    def scored(S, tile, scores, n_block):
+        S, _ = apply(S, scores, tile.batch, tile.head, tile.m0, n_block * TILE_N)
+        return S
+
+    @device
     def masked(S, tile, sight, n_block):
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         band = band_at(sight, batch, head)
@@ -330,7 +337,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             after = next_n_block(tile, call.sight, here + 1)
             S = wgmma_wait(S, 1)
             release(K)
-            S = mask(S, tile, call.sight, here)
+            S = mask(scored(S, tile, call.scores, here), tile, call.sight, here)
             P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)     # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
@@ -358,7 +365,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         wait(K)
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
         release(K)
-        K = advance(K, 1)
+        K, S = advance(K, 1), scored(S, tile, call.scores, n_block)
         if needs_mask(tile, call.sight, n_block):
             S = masked(S, tile, call.sight, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)
@@ -383,7 +390,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         clear_beyond(V, tile, call.sight, before)
         wait(V)
         O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
-        total = row_sum(l)                                      # 0 if nothing is seen
+        # total is 0 if nothing is seen
+        m, total, alpha = with_sink(m, row_sum(l), call.scores, tile.batch, tile.head)
         lse = logsumexp(m, total, call.scale_log2, LN2)
         save(call.mLse[tile.batch, tile.head], lse, tile.m0)    # line 16
         next_tile = receive(advance(W, 1), call.heads_per_tile)
@@ -392,7 +400,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         V = advance(V, 1)
         K, V, _ = skip(K, V, tile, call.sight, here, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
-        put(allocate(SHARED_O, Q.index), O * (reciprocal(total) * call.kept_scale))     # line 15: O = O / l
+        put(allocate(SHARED_O, Q.index), O * (inverse(total, alpha) * call.kept_scale))     # line 15: O = O / l
         fence_async_proxy()
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores O
@@ -415,8 +423,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             sync_warp()                                         # reconverge: the first thread did more
 
     def kernel(
-        mQ, mK, mV, mO, mLse, sight, drops, counters, group_size, scale_log2, kept_scale, at_once, heads_per_tile,
-        ascending,
+        mQ, mK, mV, mO, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale, at_once,
+        heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         matrices = batches * heads
@@ -440,12 +448,12 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 load(mK, mV, sight, group_size)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            compute(Call(mLse, sight, drops, heads, scale_log2, kept_scale, heads_per_tile))
+            compute(Call(mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile))
 
     number = getattr(types, ACC.__name__)
     signature = types.void(
-        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), DROPS, types.uint32[:], INDEX, number,
-        number, *[INDEX] * 3,
+        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS,
+        types.uint32[:], INDEX, number, number, *[INDEX] * 3,
     )  # fmt: skip
     return warp_specialised(kernel, signature, consumers, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_O))
 
@@ -499,7 +507,8 @@ CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2
 
 def warpgroups(work):
     """The row for this work; with few queries, the one that packs most heads of a group into a work tile."""
-    size, cells, keys = max(head_dims(work.problem)), bool(grids_of(work.mask)), work.keys
+    size, keys = max(head_dims(work.problem)), work.keys
+    cells = bool(grids_of(work.mask)) or looks_up(work.score)
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
         return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
     usual = USUAL[size]
@@ -543,8 +552,8 @@ def numbers(work, tiles):
 
 SPEC = Spec(
     forward,
-    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), Line("lse"), MASK, DROPOUT, COUNTERS, "group_size",
-     "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), Line("lse"), MASK, SCORE, DROPOUT, COUNTERS,
+     "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=lambda work: (warpgroups(work),),
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)),
     takes=takes,

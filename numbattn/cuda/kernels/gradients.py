@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ..spec import DROPOUT, MASK, Boxes, Line, Matrix, Spec
+from ..spec import DROPOUT, MASK, SCORE, Boxes, Line, Matrix, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -56,6 +56,7 @@ from .dropout import DROPS, keep_test
 from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
+from .score import scores_type
 from .tables import compiled_in
 from .visibility import band_of, needs_test, queries_in_sight, sight_type, steps_to_next
 
@@ -91,6 +92,7 @@ class Call(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
     sight: Any
+    scores: Any
     drops: Any
     heads: Any
     scale_log2: Any
@@ -283,18 +285,19 @@ def loader(pipelines, first_queries, next_queries):
 # --------------------------------------------------------------------------------------------------------- arguments
 GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
 LINES_AND_NUMBERS = (
-    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, DROPOUT, "group_size", "scale", "scale_log2",
-    "kept_scale", "at_once",
+    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "scale",
+    "scale_log2", "kept_scale", "at_once",
 )  # fmt: skip
 
 
-def source(kernel, out_dtypes, mask, shared, tiles, sums=False):
+def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=False):
     """tiles: of what is given; sums: whether the kernel takes them, behind its results."""
     results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
     lines = [array_type(np.float32, 3)] * (2 + sums)
     signature = types.void(
-        *[types.uint64] * 4, *results, *lines, sight_type(mask), DROPS, INDEX, number, number, number, INDEX
-    )
+        *[types.uint64] * 4, *results, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number,
+        number, number, INDEX,
+    )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 
 

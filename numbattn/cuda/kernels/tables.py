@@ -6,6 +6,7 @@ H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 1
 
 from typing import NamedTuple
 
+from .score import looks_up
 from .visibility import grids_of
 
 HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
@@ -50,8 +51,8 @@ def has_tensor_cores(device):
 
 
 def is_crowded(work):
-    """Whether dropout or a mask's grids take registers, too."""
-    return bool(work.problem.dropout or grids_of(work.mask))
+    """Whether dropout, a mask's grids or a score's arrays take registers, too."""
+    return bool(work.problem.dropout or grids_of(work.mask) or looks_up(work.score))
 
 
 def rows_of(table, crowded, work):
@@ -59,7 +60,7 @@ def rows_of(table, crowded, work):
     Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
     unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
     size = next(size for size in (64, 128, 256) if size >= largest)
-    return (crowded.get(unit, {}).get(size, ()) if is_crowded(work) else ()) + table[unit][size]
+    return (crowded.get(unit, {}).get(size, ()) if is_crowded(work) else ()) + table.get(unit, {}).get(size, ())
 
 
 def compiled_in(work, tiles, head_dims):
@@ -67,7 +68,7 @@ def compiled_in(work, tiles, head_dims):
     head_dim, head_dim_v = head_dims
     return {
         "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
-        "mask": work.mask, "dropout": work.problem.dropout,
+        "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
 
 

@@ -7,11 +7,11 @@ plain one. Numbers take the dtype of the tile that they meet.
 | word | what it does | PTX |
 |---|---|---|
 | simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
-| load, save | a tile from global memory, and to it; see also aligned, has_bits | ld.global, st.global |
+| load, save | a tile from global memory, and to it; see also aligned, has_bits, take | ld.global, st.global |
 | copy_async, wait_copies | from global to shared memory, in the background | cp.async |
 | SharedMemory, allocate | places in shared memory, and the tiles there | |
 | put, get, clear | a tile to shared memory, from there; zeros | st.shared, stmatrix, ld.shared |
-| full, row_index, col_index, cols_between | a number everywhere; where elements lie | mov, add |
+| full, row_index, col_index, diagonal_index, cols_between | a number everywhere; where elements lie | mov, add |
 | + - * / // & | ^ ~ << >> < <= == != abs | of tiles, vectors and numbers | add.f32 ... |
 | exp2, log2, reciprocal, sqrt | of float32; of float64 libdevice's | ex2, lg2, rcp, sqrt.approx.ftz |
 | exp, log, tanh | by these | ex2, lg2, rcp, fma |
@@ -43,11 +43,11 @@ from .accumulation import bulk_add, get_registers, load_registers, put_registers
 from .arrays import Alignment
 from .conversion import convert
 from .copies import copy_async, wait_copies
-from .creation import col_index, cols_between, full, row_index
+from .creation import col_index, cols_between, diagonal_index, full, row_index
 from .elementwise import maximum, minimum, rescaled, spread, where, wide_product
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import aligned, has_bits, load, save
+from .global_memory import aligned, has_bits, load, save, take
 from .integers import INDEX, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .pipeline import Pipeline, acquire, advance, commit, init_pipeline, read, release, stage, wait
@@ -108,6 +108,7 @@ __all__ = [
     "copy_layout",
     "decrease_registers",
     "device",
+    "diagonal_index",
     "dot",
     "exp",
     "exp2",
@@ -153,6 +154,7 @@ __all__ = [
     "sync_warp",
     "sync_warpgroup",
     "sync_warpgroups",
+    "take",
     "tanh",
     "thread_index",
     "tma_load",

@@ -1,12 +1,24 @@
 """Fragments out of nothing: constants, row and column numbers."""
 
 import numpy as np
+from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from .elementwise import emit_maximum, emit_minimum
 from .emit import I32, asm, base
-from .fragment import Fragment, FragmentType, check_repeats, check_tile, fragment, is_number, registers
+from .fragment import (
+    LLVM,
+    Fragment,
+    FragmentType,
+    check_repeats,
+    check_tile,
+    element_type,
+    fragment,
+    is_float,
+    is_number,
+    registers,
+)
 from .global_memory import places
 from .integers import INDEX
 from .world import primitive
@@ -64,6 +76,48 @@ def emit_positions(b, out, axis, first):
     """The vector of this thread's positions on an axis."""
     start = b.add(first, base(b, axis))
     return fragment(b, out, [[b.add(start, I32(offset)) for offset in axis.offsets]])
+
+
+@primitive
+def diagonal_index(layout, first):
+    """Tile of column - row + first, of int32, or of floats if `first` is one: on which diagonal each element lies.
+
+    It takes an instruction each and, unlike the difference of two vectors, no registers.
+
+    >>> show(lambda x: diagonal_index(TILE, np.float32(0.5)))
+    array([[ 0.5,  1.5,  2.5,  3.5],
+           [-0.5,  0.5,  1.5,  2.5]], dtype=float32)
+    """
+    dtype = _check_diagonal(first)
+    rows, cols = places(layout)
+    return Fragment(layout, (cols - rows).astype(dtype) + dtype(first))
+
+
+@diagonal_index.lowering
+def diagonal_index(layout, first):
+    plain = _check_diagonal(first)
+    out = FragmentType(layout.value, element_type(plain))
+
+    def generate(b, _, first):
+        rows, cols = out.layout.rows, out.layout.cols
+        start, add = b.sub(base(b, cols), base(b, rows)), b.add
+        if is_float(out.dtype):
+            start, add = b.sitofp(start, LLVM[out.dtype]), b.fadd
+        start = add(start, first)
+        found = [[add(start, ir.Constant(start.type, col - row)) for col in cols.offsets] for row in rows.offsets]
+        return fragment(b, out, found)
+
+    return out(layout, out.dtype), generate
+
+
+def _check_diagonal(first):
+    """The dtype."""
+    if not is_number(first):
+        raise TypingError(f"diagonal_index: got {first}, expected a number")
+    doubles, singles = (float, types.float64), (np.float32, types.float32)
+    if isinstance(first, doubles[0]) or first == doubles[1]:
+        return np.float64
+    return np.float32 if isinstance(first, singles[0]) or first == singles[1] else np.int32
 
 
 @primitive

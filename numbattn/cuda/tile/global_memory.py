@@ -29,6 +29,7 @@ from .emit import (
     store_vector,
 )
 from .fragment import (
+    FLOATS,
     TRUTHS,
     Fragment,
     FragmentType,
@@ -264,6 +265,40 @@ def _check_bits(matrix, rows, cols, bits):
         check_repeats("has_bits", bits, broadcast(rows.layout, cols.layout))
     elif not is_number(bits):
         raise TypingError(f"has_bits: got bits {bits}, expected a vector or a number")
+
+
+@primitive
+def take(vector, places):
+    """Elements of a vector: a tile of int32 says which. None lies outside.
+
+    >>> show(lambda x: take(np.array([5.0, 6.0, 7.0]), minimum(col_index(TILE, 0), 2)))
+    array([[5., 6., 7., 7.]])
+    """
+    _check_take(vector, places)
+    return Fragment(places.layout, _as_matrix(vector, places.layout).ravel()[places.registers])
+
+
+@take.lowering
+def take(vector, places):
+    _check_take(vector, places)
+    out = FragmentType(places.layout, stored(vector.dtype))
+
+    def generate(b, value, tile):
+        source, is_row = GlobalMatrix(b, vector, value, places.layout), places.layout.rows.size == 1
+        found = [
+            [load_vector(b, source.place(*((I32(0), at) if is_row else (at, I32(0)))), 1) for at in row]
+            for row in unpack(b, places, tile)
+        ]
+        return pack(b, out, [[x for (x,) in row] for row in found])
+
+    return out(vector, places), generate
+
+
+def _check_take(vector, places):
+    check_tile("take", places, {"int32"})
+    check_array("take", vector, places.layout.row_vector(), takes=FLOATS)
+    if vector.ndim != 1:
+        raise TypingError(f"take: got an array of {vector.ndim} axes, expected a vector")
 
 
 @primitive

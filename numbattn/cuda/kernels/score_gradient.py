@@ -1,0 +1,234 @@
+"""Gradients of the arrays of a score, on any GPU: each block adds up dS over all that one piece of an array serves.
+
+`bias_gradient` keeps a tile of a bias' gradient and loops over the score matrices to which the bias is broadcast, and
+over the tiles along axes of which it has only one. `diagonal_sums` is for functions of j - i: it keeps a diagonal of
+tiles, and sums along the diagonals. Both recompute S, P and dS, as in `backward`: no temporaries of the size of S, no
+atomics, the same bits in every run.
+"""
+
+from numba.cuda import types
+
+from ..build import Source
+from ..spec import DROPOUT, MASK, SCORE, Line, Matrix, Own, Spec
+from ..tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    convert,
+    copy_async,
+    copy_layout,
+    device,
+    dot,
+    exp2,
+    full,
+    grid_size,
+    load,
+    maximum,
+    minimum,
+    row_sum,
+    save,
+    shape,
+    simt,
+    sync_threads,
+    wait_copies,
+    where,
+)
+from .backward import CROWDED_Q, TILES_Q
+from .dropout import DROPS, drop_step
+from .layouts import DTYPES, array_type, sum_type, sums, vector
+from .score import distance_of, score_steps, scores_type
+from .softmax import LOG2_E
+from .tables import Tiles, parameters, rows_of
+from .visibility import band_of, element_test, grids_of, in_band, keys_in_sight, sight_type
+
+
+def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):
+    """What computes a tile of dS, that behind part number `behind` of the score: its layout, its shared memory, and two
+    device functions, which load the tiles of queries and compute dS from them and tiles of keys."""
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
+    ROWS, shared, ROWS_OF = S_TILE.row_vector(), SharedMemory(), Alignment(nbytes)
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
+        (shared.tile(*shape, dtype), copy_layout(*shape, threads, vector(dtype)))
+        for shape in ((tile_m, head_dim), (tile_m, head_dim_v), (tile_n, head_dim), (tile_n, head_dim_v))
+    )
+    LOG2E = ACC(LOG2_E)
+    sees, drop, HAS_GRIDS = element_test(mask, S_TILE), drop_step(S_TILE, dropout), bool(grids_of(mask))
+    TILE_M, TILE_N = tile_m, tile_n
+    apply, pull_back = score_steps(score, S_TILE, ACC, behind=behind)
+
+    @device
+    def tested(band, m0, n0):
+        return HAS_GRIDS or not in_band(band, m0, m0 + TILE_M, n0, n0 + TILE_N)
+
+    @device
+    def ds_of(inputs, lines, sight, band, scores, drops, heads, group_size, kept_scale, batch, head, m0, n0):
+        """By all threads. Rows beyond a sequence's length are cut off: they may be NaN."""
+        (mQ, mK, mV, mDO), (mLse, mDelta) = inputs, lines
+        head_k, length_q, length_k = head // group_size, maximum(band[2], 1), maximum(band[3], 1)
+        sQ, sdO, sK, sV = allocate(SHARED_Q), allocate(SHARED_DO), allocate(SHARED_K), allocate(SHARED_V)
+        sync_threads()                                          # all have read the last tiles
+        copy_async(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
+        copy_async(sK, aligned(mK[batch, head_k][:length_k], ROWS_OF), COPY_K, n0)
+        copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
+        copy_async(sV, aligned(mV[batch, head_k][:length_k], ROWS_OF), COPY_V, n0)
+        lse, D = load(mLse[batch, head][:length_q], ROWS, m0), load(mDelta[batch, head][:length_q], ROWS, m0)
+        wait_copies()
+        sync_threads()
+        S, F = apply(dot(S_TILE, sQ, sK.T), scores, batch, head, m0, n0)    # Alg. 4 line 11
+        P = exp2(S * LOG2E - lse * LOG2E)                       # line 13
+        dP = dot(S_TILE, sdO, sV.T)                             # line 17
+        Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
+        dS = pull_back(P * (dP * Z - D), F)                     # line 20
+        if tested(band, m0, n0):
+            dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+        return dS
+
+    return S_TILE, shared, ds_of
+
+
+def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
+    """The gradient of part number `behind`, or with the weight "distance", of slopes.
+
+    sums_rows: over all queries, up to the rows of a tile, which are left to be summed; sums_cols: over all keys.
+    """
+    dtype, mask, score = about["dtype"], about["mask"], about["score"]
+    S_TILE, shared, ds_of = ds_step(**about, behind=behind)
+    ACC = sum_type(DTYPES[dtype])
+    (TILE_M, TILE_N), ROWS = S_TILE.shape, S_TILE.row_vector()
+    ZERO, SUMS_ROWS, SUMS_COLS, OF_DISTANCE, NUMBER = ACC(0), sums_rows, sums_cols, weight == "distance", behind
+    band_at, distance = band_of(mask), distance_of(S_TILE, ACC)
+
+    def kernel(
+        mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
+    ):
+        batches, heads, seqlen_q = shape(mLse)
+        _, _, seqlen_k, _ = shape(mK)
+        m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
+        m_count, n_count = 1 if SUMS_ROWS else m_blocks, 1 if SUMS_COLS else n_blocks
+        tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
+        m_first, n_first, own_head, own_batch = tile // n_count, tile % n_count, matrix % own_heads, matrix // own_heads
+        batch_end = own_batch + 1 if own_batches > 1 else batches
+        head_end = own_head + 1 if own_heads > 1 else heads
+        m_end, n_end = m_blocks if SUMS_ROWS else m_first + 1, n_blocks if SUMS_COLS else n_first + 1
+        dB = full(S_TILE, ZERO)
+        for batch in range(own_batch, batch_end):
+            for head in range(own_head, head_end):
+                band = band_at(sight, batch, head)
+                for m_block in range(m_first, m_end):
+                    m0 = m_block * TILE_M
+                    first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
+                    first, end = maximum(first // TILE_N, n_first), minimum((end + TILE_N - 1) // TILE_N, n_end)
+                    for n_block in range(first, end):
+                        n0 = n_block * TILE_N
+                        dS = ds_of(
+                            (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
+                            kept_scale, batch, head, m0, n0,
+                        )  # fmt: skip
+                        if OF_DISTANCE:
+                            dS = -(dS * distance(m0 + scores.parts[NUMBER][1], n0))
+                        dB = dB + dS
+        target, m0 = mDB[own_batch, own_head][:, n_first * TILE_N :], m_first * TILE_M
+        if SUMS_COLS:
+            total = row_sum(dB)
+            if adds:
+                total = total + convert(load(target[:, 0], ROWS, m0), ACC)
+            save(target[:, 0], total, m0)
+        else:
+            if adds:
+                dB = dB + convert(load(target, S_TILE, m0), ACC)
+            save(target, dB, m0)
+
+    return _source(kernel, dtype, DTYPES[out_dtype], mask, score, about["threads"], shared)
+
+
+def diagonal_sums(*, behind, **about):
+    """Of dS behind part number `behind`: sums along the diagonals of a diagonal of tiles, from the lower left on.
+
+    All tiles (m_block, diagonal + m_block * tile_m / tile_n) have the same j - i in the same place: their sum goes to
+    mSkewed, whose rows are shifted so that the columns of mPlain, the same memory, are the diagonals.
+    """
+    dtype, mask, score = about["dtype"], about["mask"], about["score"]
+    S_TILE, shared, ds_of = ds_step(**about, behind=behind)
+    ACC = sum_type(DTYPES[dtype])
+    TILE_M, TILE_N = S_TILE.shape
+    DIAGONALS = simt(TILE_N, TILE_M, about["threads"], about["threads"] // TILE_N, 1)
+    ALONG, ZERO, PER_TILE, band_at = DIAGONALS.row_vector(), ACC(0), TILE_M // TILE_N, band_of(mask)
+
+    def kernel(
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads,
+        adds, mSkewed, mPlain,
+    ):  # fmt: skip
+        batches, heads, seqlen_q = shape(mLse)
+        _, _, seqlen_k, _ = shape(mK)
+        m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
+        before = PER_TILE * (m_blocks - 1)                      # diagonals that start below the first tile
+        diagonals, place = before + n_blocks, block_index()
+        for item in range(block_index(), own_batches * own_heads * diagonals, grid_size()):
+            diagonal, matrix = item % diagonals, item // diagonals
+            own_head, own_batch = matrix % own_heads, matrix // own_heads
+            batch_end = own_batch + 1 if own_batches > 1 else batches
+            head_end = own_head + 1 if own_heads > 1 else heads
+            m_first = maximum(before - diagonal + PER_TILE - 1, 0) // PER_TILE
+            m_end = minimum((before - diagonal + n_blocks + PER_TILE - 1) // PER_TILE, m_blocks)
+            total = full(S_TILE, ZERO)
+            for batch in range(own_batch, batch_end):
+                for head in range(own_head, head_end):
+                    band = band_at(sight, batch, head)
+                    for m_block in range(m_first, m_end):
+                        m0, n0 = m_block * TILE_M, (diagonal + PER_TILE * m_block - before) * TILE_N
+                        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
+                        if first < n0 + TILE_N and n0 < end:
+                            total = total + ds_of(
+                                (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
+                                kept_scale, batch, head, m0, n0,
+                            )  # fmt: skip
+            sync_threads()                                      # all have read the diagonals before
+            save(mSkewed[place], total, 0)
+            sync_threads()
+            for at in range(0, TILE_M + TILE_N, TILE_N):
+                sums, target = row_sum(load(mPlain[place].T, DIAGONALS, at)), mSums[own_batch, own_head, diagonal]
+                if adds:
+                    sums = sums + load(target, ALONG, at)
+                save(target, sums, at)
+
+    return _source(kernel, dtype, ACC, mask, score, about["threads"], shared, [array_type(ACC, 3)] * 2)
+
+
+def _source(kernel, dtype, out, mask, score, threads, shared, scratch=()):
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
+    signature = types.void(
+        matrix, matrix, matrix, matrix, array_type(out, 4), line, line, sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, INDEX, INDEX, INDEX, *scratch,
+    )  # fmt: skip
+    return Source(kernel, signature, threads, shared=shared.nbytes)
+
+
+TILES = {
+    (True, 2): {
+        64: (Tiles("mma", 128, 64, 256),), 128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 64, 16, 128),)
+    }
+}  # fmt: skip
+
+
+def rows(work):
+    """Where TILES has none, those of `backward` for dQ: dS takes its place."""
+    return rows_of(TILES, {}, work) or tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work))
+
+
+OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
+
+
+def spec_of(factory, name, **about):
+    """The Spec of a kernel that writes to an array of this name; about: more parameters."""
+    return Spec(
+        factory,
+        (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Line("lse"), Line("delta"), MASK,
+         SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
+        tiles=rows,
+        parameters=lambda work, tiles: parameters(work, tiles) | about,
+    )  # fmt: skip
