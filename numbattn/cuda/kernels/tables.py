@@ -18,7 +18,7 @@ class Tiles(NamedTuple):
     tile_m: int
     tile_n: int
     threads: int
-    lanes: int = 0  # threads side by side in a row of the tile; "fma" only
+    lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
 
 
 class Staged(NamedTuple):
