@@ -39,7 +39,7 @@ def array(*shape, dtype=np.float16):
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
-@pytest.mark.parametrize(("head_dim", "rounded"), [(0, 32), (1, 32), (32, 32), (33, 64), (129, 256)])
+@pytest.mark.parametrize(("head_dim", "rounded"), [(0, 32), (1, 32), (32, 32), (33, 64), (129, 192), (193, 256)])
 def test_head_dims_are_rounded_up(head_dim, rounded):
     assert tables.rounded("head_dim", head_dim) == rounded
 

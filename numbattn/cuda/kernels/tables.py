@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .visibility import grids_of
 
-HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
+HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
 
 
 class Tiles(NamedTuple):
