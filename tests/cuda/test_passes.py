@@ -50,6 +50,13 @@ def test_dtypes(rng, device, dtype):
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
+@compiled_only
+@pytest.mark.parametrize(("dtype", "d", "e"), [("float32", 250, 192), ("float64", 100, 128)])
+def test_large_head_dims_of_words(rng, hopper, dtype, d, e):
+    """Warps share the rows of dQ, dK and dV."""
+    check(*qkv(rng, np.dtype(dtype), heads=1, d=d, e=e), rng, causal=True)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("n", "d", "e"), [(100, 64, 64), (150, 50, 130), (300, 200, 250)])
 def test_blocks_of_several_tiles(rng, dtype, n, d, e):

@@ -9,7 +9,6 @@ Unlike in the paper MASK follows the exponential, since -inf - lse is NaN where 
 0 * inf is NaN.
 """
 
-import numpy as np
 from numba.cuda import types
 
 from ..build import Source
@@ -252,12 +251,18 @@ TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
     (True, 4): {  # 64 x 128 is as fast, and spills with dropout
         64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
         128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
-        256: (Staged("mma", 8, 64, 128, stages=2), Staged("fma", 16, 16, 128, 8)),
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2),       # not measured
+            Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8),
+        ),
     },
     (True, 8): {
         64: (Staged("mma", 16, 128, 256, stages=2), Staged("mma", 8, 64, 128)),       # 40; on CUDA cores 14
-        128: (Staged("fma", 32, 32, 256, 16), Staged("fma", 16, 16, 128, 8)),         # 11
-        256: (Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32)),
+        128: (Staged("mma", 16, 64, 256, 8, 2), Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8)),
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 16, 32, 256, 16, 2), Staged("mma", 16, 32, 256, 16),        # not measured
+            Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
+        ),
     },
     (False, 2): {
         64: (Staged("fma", 32, 32, 256, 16),),
@@ -292,12 +297,18 @@ TILES_Q = {
     (True, 4): {
         64: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
         128: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128)),     # 58, 53
-        256: (Staged("mma", 64, 8, 128), Staged("fma", 16, 16, 128, 8)),
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 64, 32, 256, 8, 2), Staged("mma", 64, 32, 256, 8),          # not measured
+            Staged("mma", 64, 8, 128), Staged("fma", 16, 16, 128, 8),
+        ),
     },
     (True, 8): {
         64: (Staged("mma", 128, 16, 256, stages=2), Staged("mma", 64, 16, 128, stages=2)),    # 37
-        128: (Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),             # 25
-        256: (Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8)),
+        128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 32, 16, 128, 8, 2), Staged("mma", 32, 16, 128, 8),          # not measured
+            Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8),
+        ),
     },
     (False, 2): {
         64: (Staged("fma", 32, 32, 128, 8),),
@@ -317,14 +328,16 @@ TILES_Q = {
 }
 CROWDED_Q = {
     (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
-    (True, 8): {128: (Staged("mma", 64, 8, 128),)},
+    (True, 8): {128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128))},
 }
 
 
 def sums_of_kv(work):
-    """sums_of of each launch: beyond head_dim 128 a warp has registers for only one of the accumulators dK and dV."""
-    double = work.problem.dtype == np.float64
-    apart = has_tensor_cores(work.device) and not double and max(head_dims(work.problem)) > 128
+    """sums_of of each launch: beyond head_dim 128 a warp that holds whole rows has registers for only one of dK and dV.
+
+    Of two bytes an element warps always hold whole rows.
+    """
+    apart = has_tensor_cores(work.device) and work.problem.dtype.itemsize == 2 and max(head_dims(work.problem)) > 128
     return tuple({"sums_of": sums_of} for sums_of in (("v", "k") if apart else ("kv",)))
 
 

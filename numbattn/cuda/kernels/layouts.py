@@ -4,9 +4,10 @@ import numpy as np
 from numba.cuda import types
 
 from ... import problem
-from ..tile import allocate, col_index, device, mma, put, row_index, simt, sync_warp
+from ..tile import allocate, col_index, device, mma, put, row_index, simt, sync_threads, sync_warp
 from ..views import VECTOR_BYTES
 
+MMA_LANES = 4  # of a warp, to a row of an accumulator
 DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
 
 
@@ -28,7 +29,9 @@ def vector(dtype):
 
 def sums(unit, lanes, rows, cols, threads, run=1):
     """The layout of an accumulator: of mma.sync on tensor cores, of fused multiply-adds on CUDA cores."""
-    return mma(rows, cols, threads) if unit == "mma" else simt(rows, cols, threads, lanes, run)
+    if unit == "mma":
+        return mma(rows, cols, threads, across=max(lanes // MMA_LANES, 1))
+    return simt(rows, cols, threads, lanes, run)
 
 
 def places_of(transposed):
@@ -52,9 +55,9 @@ def left_operand(layout, shared, dtype):
     """How an accumulator becomes the left operand of the next product.
 
     Tensor cores read it from registers, where it already is. CUDA cores read it from shared memory, each row by the
-    warp that wrote it.
+    warp that wrote it; and so do tensor cores where several warps share a row, after a barrier.
     """
-    if layout.unit == "mma":
+    if layout.unit == "mma" and layout.has_whole_rows:
 
         @device
         def left(P):
@@ -63,12 +66,13 @@ def left_operand(layout, shared, dtype):
         return left
 
     PLACE = shared.tile(*layout.shape, dtype)
+    arrive = sync_threads if layout.unit == "mma" else sync_warp
 
     @device
     def left(P):
         sP = allocate(PLACE)
         put(sP, P)
-        sync_warp()
+        arrive()
         return sP
 
     return left

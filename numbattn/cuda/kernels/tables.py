@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .score import looks_up
 from .visibility import grids_of
 
-HEAD_DIMS = 32, 64, 128, 256  # what head_dims are rounded up to
+HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
 
 
 class Tiles(NamedTuple):
@@ -19,7 +19,7 @@ class Tiles(NamedTuple):
     tile_m: int
     tile_n: int
     threads: int
-    lanes: int = 0  # threads side by side in a row of the tile; "fma" only
+    lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
 
 
 class Staged(NamedTuple):

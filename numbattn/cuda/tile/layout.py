@@ -132,9 +132,14 @@ class Layout:
         parts = Axis(1 << len(bits), tuple((bit, 1, 1 << i) for i, bit in enumerate(bits)))
         return Layout(self.rows, parts, self.threads)
 
+    @property
+    def has_whole_rows(self):
+        """Whether no row is shared by several warps."""
+        return max(self.cols.thread_bits, default=0) < WARP_BITS
+
     def row_lane_bits(self):
         """The bits of the thread number in which the threads that share a row differ."""
-        if self.rows.thread_bits & self.cols.thread_bits or max(self.cols.thread_bits, default=0) >= WARP_BITS:
+        if self.rows.thread_bits & self.cols.thread_bits or not self.has_whole_rows:
             raise TypeError(f"a row of {self} is not held by one warp")
         return sorted(self.cols.thread_bits)
 
@@ -189,19 +194,25 @@ def copy_layout(rows, cols, threads, vector):
     return simt(rows, cols, threads, per_row, vector)
 
 
-def mma(rows, cols, threads):
+def mma(rows, cols, threads, across=1):
     """Accumulators on the tensor cores, as mma.sync m16n8 and wgmma hold them: 16 rows a warp, one below the other.
+
+    `across` warps share these rows: 8 columns are dealt to each in turn.
 
     >>> mma(64, 32, 128).slots, mma(64, 32, 128).cols.offsets
     ((2, 8), (0, 1, 8, 9, 16, 17, 24, 25))
+    >>> mma(32, 32, 128, across=2).slots, mma(32, 32, 128, across=2).cols.offsets
+    ((2, 4), (0, 1, 16, 17))
     """
-    warps = threads // 32
+    warps = threads // 32 // across
     row_axis = Axis(
         rows,
-        ((2, 3, 1), (WARP_BITS, log2(warps), 16)),
+        ((2, 3, 1), (WARP_BITS + log2(across), log2(warps), 16)),
         tuple(start + i for start in range(0, rows, 16 * warps) for i in (0, 8)),
     )
-    return Layout(row_axis, deal(cols, 0, 4, 2), threads, "mma")
+    dealt = deal(cols, WARP_BITS, across, 8)
+    col_axis = Axis(cols, ((0, 2, 2), *dealt.fields), tuple(start + i for start in dealt.offsets[::8] for i in (0, 1)))
+    return Layout(row_axis, col_axis, threads, "mma")
 
 
 def wgmma(cols):

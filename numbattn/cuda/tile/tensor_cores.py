@@ -12,7 +12,6 @@ from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loo
 from .fragment import FLOATS, HALF_FLOATS, FragmentType, is_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .layout import WARP_BITS
 
 
 def check_mma(layout, total, x, right):
@@ -22,8 +21,10 @@ def check_mma(layout, total, x, right):
     given = name_of(x.dtype if is_tile(x) else left.dtype) if left else None
     if dtype not in HALF_FLOATS | FLOATS or (given, total) != (wants if is_tile(x) else dtype, wants):
         raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
-    if is_tile(x) and (left.rows != layout.rows or left.unit != "mma"):
+    if is_tile(x) and (left.rows != layout.rows or left.unit != "mma" or not left.has_whole_rows):
         raise TypingError(f"dot: {left} is no left operand of {layout}")
+    if dtype in HALF_FLOATS and not layout.has_whole_rows:
+        raise TypingError(f"dot: warps share no rows of sums of {dtype}: {layout}")
     for place in (right,) if is_tile(x) else (left, right):
         if isinstance(place, Boxes):
             raise TypingError(f"dot: {place} is for warpgroups")
@@ -63,9 +64,16 @@ class Pieces:
         self.registers[r][c : c + 2], self.registers[r + 1][c : c + 2] = values[:2], values[2:]
 
 
-def warp_row(b):
+def warp_row(b, layout):
     """The first row of this thread's warp."""
-    return b.mul(b.lshr(thread_index(b), I32(WARP_BITS)), I32(16))
+    _, (shift, _, rows) = layout.rows.fields
+    return b.mul(b.lshr(thread_index(b), I32(shift)), I32(rows))
+
+
+def warp_col(b, layout):
+    """The first column of this thread's warp."""
+    _, (shift, bits, cols) = layout.cols.fields
+    return b.mul(bits_of_lane(b, shift, bits), I32(cols))
 
 
 def bits_of_lane(b, shift, bits):
@@ -110,7 +118,7 @@ def emit_halves(b, sums, x, left, y, y_pointer):
             values = left.get(r, k) + left.get(r, k + 8)
             return [emit_pair(b, y.dtype, values[i : i + 2]) for i in range(0, 8, 2)]
     else:
-        read_x = halves_reader(b, x, left, warp_row(b), as_rows=True)
+        read_x = halves_reader(b, x, left, warp_row(b, sums.layout), as_rows=True)
 
         def left_operand(r, k):
             return read_x(sums.layout.rows.offsets[r], k)
@@ -139,13 +147,13 @@ def emit_words(b, sums, x, left, y, y_pointer):
     in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
     add, chunk = WORDS[y.dtype]
     order = order_of_k(y, in_registers)
-    ys = WordReader(b, y, y_pointer, 1, I32(0), order, (0, 8))
+    ys = WordReader(b, y, y_pointer, 1, warp_col(b, sums.layout), order, (0, 8))
     if in_registers:  # the sums of one product are the left operand of the next
         for k in range(0, depth, chunk):
             ks = range(k, min(k + chunk, depth), 8)
             add(b, sums, [[left_words(left.get(r, i)) for i in ks] for r in sums.row_slots], ys.at(I32(k)))
         return
-    xs = WordReader(b, x, left, 0, warp_row(b), order, (8, 0))
+    xs = WordReader(b, x, left, 0, warp_row(b, sums.layout), order, (8, 0))
 
     def turn(k, registers, length=chunk):
         part, x_here = Pieces(sums.layout, registers), xs.at(k)
@@ -162,9 +170,10 @@ def emit_words(b, sums, x, left, y, y_pointer):
 
 
 def by_columns(b, sums, add):
-    """add(n) for every 8 columns, 16 of them in a basic block."""
-    for start in range(0, sums.layout.cols.size, 16):
-        columns = range(start, min(start + 16, sums.layout.cols.size), 8)
+    """add(n) for every 8 columns of a warp, 16 of them in a basic block."""
+    starts = sums.layout.cols.offsets[::2]
+    for i in range(0, len(starts), 2):
+        columns = starts[i : i + 2]
         pieces = [(r, n) for n in columns for r in sums.row_slots]
 
         def registers(pieces=pieces):

@@ -13,7 +13,7 @@ from .calls import call
 pytestmark = simulated_only
 
 
-def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1):
+def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1, lanes=4):
     """The gradients of `sums_of`: "q", or "k", "v" or both."""
     dtype, kept = case.q.dtype, "q" if sums_of == "q" else "k"
     inputs = {"q": case.q, "k": case.k, "v": case.v}
@@ -22,7 +22,7 @@ def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1):
     kernel, of = (backward_q, {}) if kept == "q" else (backward_kv, {"sums_of": sums_of})
     source = kernel(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=16, head_dim_v=8, threads=threads, unit=unit,
-        lanes=4, stages=stages, mask=case.mask, dropout=case.kept_scale != 1, nbytes=0, **tiles, **of,
+        lanes=lanes, stages=stages, mask=case.mask, dropout=case.kept_scale != 1, nbytes=0, **tiles, **of,
     )  # fmt: skip
     batches, heads, rows = inputs[kept].shape[:3]
     launch(
@@ -39,11 +39,11 @@ BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 
 @BOTH
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("unit", "tile"), [("fma", 16), ("mma", 32)])
-def test_two_warps(rng, unit, tile, stages, sums_of):
-    """They share the tiles that they loop over."""
+@pytest.mark.parametrize(("unit", "tile", "lanes"), [("fma", 16, 4), ("mma", 32, 4), ("mma", 16, 8)])
+def test_two_warps(rng, unit, tile, lanes, stages, sums_of):
+    """They share the tiles that they loop over; with 8 lanes the rows, too."""
     m, n = (16, 40) if sums_of == "q" else (40, 16)
-    check(call(rng, heads=2, m=m, n=n), sums_of, unit, 64, tile, stages)
+    check(call(rng, heads=2, m=m, n=n), sums_of, unit, 64, tile, stages, lanes)
 
 
 @pytest.mark.parametrize("sums_of", ["k", "v"])

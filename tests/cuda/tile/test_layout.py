@@ -14,6 +14,8 @@ LAYOUTS = [
     copy_layout(4, 8, 128, 4),
     mma(128, 48, 128),
     mma(64, 256, 128),
+    mma(64, 48, 128, across=2),
+    mma(16, 16, 128, across=4),
 ]
 
 
@@ -63,6 +65,16 @@ def test_mma_is_the_accumulator_of_mma_sync_and_wgmma():
 def test_runs_come_in_periods(axis, run, period):
     assert (axis.run, axis.period) == (run, period)
     assert axis.offsets == tuple(slot // run * period + slot % run for slot in range(axis.slots))
+
+
+def test_warps_share_rows_of_mma():
+    layout = mma(32, 64, 128, across=2)
+    assert not layout.has_whole_rows
+    for thread in range(128):
+        warp = thread // 32
+        assert layout.rows.base(thread) // 16 == warp // 2
+        assert layout.cols.base(thread) // 8 == warp % 2
+    assert mma(32, 8, 128, across=2).has_whole_rows             # both hold them
 
 
 def test_runs_are_as_wide_as_can_be():

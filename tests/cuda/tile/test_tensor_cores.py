@@ -70,6 +70,15 @@ def test_tensor_cores_multiply_words(words, x_transposed, y_transposed, m, n, de
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
+@pytest.mark.parametrize(("m", "n", "copies"), [(16, 48, 1), (32, 16, 1), (16, 8, 2)])
+def test_warps_share_rows_of_words(words, x_transposed, y_transposed, m, n, copies):
+    dtype, products = words[0], m * n * K * copies // (16 * 8 * 8 * THREADS // 32)
+    layout = mma(m, n, THREADS, across=2)
+    check_words(words, *multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype), products)
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("y_transposed", [False, True])
 @pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 32, 64), (64, 32, 72), (32, 64, 128)])
 def test_tensor_cores_multiply_a_fragment_of_words(words, y_transposed, m, n, depth):
@@ -78,9 +87,9 @@ def test_tensor_cores_multiply_a_fragment_of_words(words, y_transposed, m, n, de
     assert not found or found.count("shfl|ldmatrix") == 0
 
 
-def fragment_multiplier(m, n, depth, y_transposed, dtype):
+def fragment_multiplier(m, n, depth, y_transposed, dtype, across=1):
     """z += x y, x in registers."""
-    LEFT, SUM = mma(m, depth, THREADS), mma(m, n, THREADS)
+    LEFT, SUM = mma(m, depth, THREADS, across), mma(m, n, THREADS, across)
     shared = SharedMemory()
     Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), dtype)
     COPY = copy_layout(Y.rows, Y.cols, THREADS, 2)
@@ -163,6 +172,16 @@ def test_tensor_cores_take_whole_steps():
         kernel, _, arrays, _ = multiplier(mma(32, cols, THREADS), dtype, dtype, False, False, acc, depth)
         with pytest.raises(Exception, match=f"multiples of .* not {depth}x{cols}"):
             ptx_of(kernel, THREADS, *arrays)
+
+
+@compiled_only
+def test_shared_rows_are_no_fragments_and_not_of_halves():
+    kernel, _, arrays, _ = multiplier(mma(32, 32, THREADS, across=2), np.float16, np.float16, False, False, np.float32)
+    with pytest.raises(Exception, match="warps share no rows of sums of float16"):
+        ptx_of(kernel, THREADS, *arrays)
+    kernel, _, arrays, _ = fragment_multiplier(16, 32, 32, False, np.float32, across=2)
+    with pytest.raises(Exception, match="no left operand"):
+        ptx_of(kernel, THREADS, *arrays)
 
 
 @compiled_only
