@@ -12,7 +12,7 @@ import numpy as np
 
 from ..masks import band_of
 from ..problem import Gradients, Saved, describe, sum_to
-from ..scores import Alibi, Bias, RelativeBias, Sink, Softcap
+from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
 from .kernels import BACKWARD, FORWARD
 from .kernels.score import SINK_PART
 from .plan import Call, Part, array_of_part, gradient_of_part, plan, sums_of_part
@@ -197,6 +197,9 @@ def score_and_arrays(parts, problem):
     dtype of sums."""
     found, arrays = [], {}
     for number, part in enumerate(parts):
+        if isinstance(part, Score):
+            raise NotImplementedError("score: got a Score beside arrays of CuPy, expected arrays of NumPy: no GPU kernel "
+                                      "takes a function yet")
         kind, numbers = KINDS[type(part)], ()
         if isinstance(part, Softcap):
             numbers = part.cap, 1 / part.cap

@@ -264,12 +264,3 @@ def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
 def test_head_dim_ends_at_256(hopper):
     with pytest.raises(ValueError, match="head_dim: got 300, at most 256"):
         na.attention(*(np.zeros((3, 300), np.float32),) * 3)
-
-
-def test_a_score_is_refused(rng, hopper):
-    q, k, v = qkv(rng, e=24)
-    with pytest.raises(NotImplementedError, match="score: got arrays of CuPy, expected arrays of NumPy"):
-        na.attention(q, k, v, score=na.Softcap(3.0))
-    saved = na.Saved.of(q, k, v, q, np.zeros(q.shape[:-1], np.float32), score=na.Softcap(3.0))
-    with pytest.raises(NotImplementedError, match="score: got arrays of CuPy"):
-        na.attention_backward(q, saved)

@@ -22,12 +22,12 @@ def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1, lanes=4):
     kernel, of = (backward_q, {}) if kept == "q" else (backward_kv, {"sums_of": sums_of})
     source = kernel(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=16, head_dim_v=8, threads=threads, unit=unit,
-        lanes=lanes, stages=stages, mask=case.mask, dropout=case.kept_scale != 1, nbytes=0, **tiles, **of,
+        lanes=lanes, stages=stages, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0, **tiles, **of,
     )  # fmt: skip
     batches, heads, rows = inputs[kept].shape[:3]
     launch(
         source.function, (batches * heads * -(-rows // tile), 1, 1), threads, source.shared, case.q, case.k, case.v,
-        case.do, *grads.values(), case.lse, case.delta, case.sight_of(kept, **tiles), case.drops, case.group_size,
+        case.do, *grads.values(), case.lse, case.delta, case.sight_of(kept, **tiles), (), case.drops, case.group_size,
         case.scale, case.kept_scale,
     )  # fmt: skip
     for name in sums_of:

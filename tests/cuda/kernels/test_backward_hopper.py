@@ -32,7 +32,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     of = {"q": "q", "sums": "qkv"}.get(kernel, "kv")
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
-              "mask": case.mask, "dropout": case.kept_scale != 1}  # fmt: skip
+              "mask": case.mask, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
     lse = np.where(np.isfinite(case.lse), case.lse * np.float32(np.log2(np.e)), np.float32(np.inf))
     lines = padded(lse, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
@@ -52,7 +52,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
         *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), *arrays, *lines,
-        case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), *numbers,
+        case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if kernel == "sums":
         source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0)

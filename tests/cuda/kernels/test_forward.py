@@ -18,13 +18,13 @@ def check(case, unit="fma", threads=32, tile_m=16):
     dtype = case.q.dtype
     source = forward(
         dtype=dtype.name, head_dim=16, head_dim_v=8, tile_m=tile_m, tile_n=TILE_N, threads=threads, unit=unit,
-        lanes=4, mask=case.mask, dropout=case.kept_scale != 1, nbytes=0,
+        lanes=4, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape, case.lse.dtype)
     batches, heads, m = lse.shape
     launch(
         source.function, (batches * heads * -(-m // tile_m), 1, 1), threads, source.shared, case.q, case.k, case.v, o,
-        lse, case.sight_of("q", tile_m, TILE_N), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        lse, case.sight_of("q", tile_m, TILE_N), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     for name, got in (("o", o), ("lse", lse)):
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)

@@ -17,12 +17,12 @@ SIZES = {"head_dim": 64, "head_dim_v": 64, "tile_n": 64, "consumers": 2, "stages
 def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **problem):
     case = call(rng, np.float16, **{"d": 24, "e": 40} | problem)
     sizes = SIZES | dict(sizes)
-    source = forward(dtype=case.q.dtype.name, mask=case.mask, dropout=case.kept_scale != 1, **sizes)
+    source = forward(dtype=case.q.dtype.name, mask=case.mask, score=(), dropout=case.kept_scale != 1, **sizes)
     o, lse, counters = poisoned(case.do.shape, case.q.dtype), poisoned(case.lse.shape), np.zeros(2, np.uint32)
     sight = case.sight_of("q", 64 * sizes["consumers"], sizes["tile_n"])
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]
     launch(
-        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, lse, sight, case.drops, counters,
+        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, lse, sight, (), case.drops, counters,
         case.group_size, case.scale_log2, case.kept_scale, *map(np.int32, (at_once, heads_per_tile, ascending)),
         cc=(9, 0, "a"),
     )  # fmt: skip

@@ -1,0 +1,194 @@
+"""Scores in the CUDA kernels: simulated on small problems, and on a GPU. The parts are those of tests/test_scores.py.
+
+Arrays have the dtype of q, whose rounding o and so delta have: their gradients are not better.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.problem import DTYPES
+from tests.tools.device import AMPERE, HOPPER, TURING, on
+from tests.tools.launch import simulated_only, world_of
+
+from .. import test_scores as scores
+from ..accuracy import assert_equal, check, random
+from ..test_scores import MASKS, PAIRS, PARTS
+
+try:
+    import cupy
+except ImportError:
+    cupy = None
+
+DEVICES = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
+ON_GPU = [name for name in PARTS if name != "function"]
+PAIRS = [names for names in PAIRS if "function" not in names]
+
+
+# ------------------------------------------------------------------------------------------------------ without a GPU
+@pytest.fixture
+def small(monkeypatch):
+    for name, size in zip("BHMN", (1, 2, 40, 70)):
+        monkeypatch.setattr(scores, name, size)
+
+
+def on_device(rng, device, dtype, names, **options):
+    score = [PARTS[name](rng, dtype) for name in names]
+    with on(device):
+        check(*scores.qkv(rng, dtype, heads_k=1, d=24, e=40), rng, score=score, **options)
+
+
+@simulated_only
+@pytest.mark.parametrize("names", [("softcap", "alibi", "sink"), ("relative", "softcap"), ("bias",), ("bias of keys",),
+                                   ("pair bias", "softcap", "bias of queries")], ids="-".join)
+@pytest.mark.parametrize("device", DEVICES)
+def test_small_problems(rng, small, device, names):
+    with world_of("simulated"):
+        on_device(rng, DEVICES[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
+
+
+@pytest.mark.parametrize("names", [("softcap", "alibi"), ("relative", "sink"), ("pair bias",)], ids="-".join)
+def test_compiled(rng, small, names):
+    """As the PTX says."""
+    with world_of("compiled"):
+        on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
+
+
+def test_a_function_is_refused(rng):
+    x = np.zeros((2, 9, 8), np.float16)
+    with on(HOPPER), pytest.raises(NotImplementedError, match="score: got a Score beside arrays of CuPy"):
+        na.attention(x, x, x, score=na.Score(lambda s, batch, head, i, j: s))
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("name", ON_GPU)
+def test_head_dims(rng, name, d, deterministic):
+    score = PARTS[name](rng, np.float16)
+    check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=score, causal=True,
+          deterministic=deterministic)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", ON_GPU)
+def test_parts(rng, name, mask, dtype):
+    check(*scores.qkv(rng, dtype), rng, cupy, score=PARTS[name](rng, dtype), mask=MASKS[mask](rng),
+          bits=16 if dtype == np.float64 else 4)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_parts_in_order(rng, names, dtype):
+    score = [PARTS[name](rng, dtype) for name in names]
+    check(*scores.qkv(rng, dtype, heads_k=2), rng, cupy, score=score, causal=True, dropout=na.Dropout(0.2, 3))
+
+
+SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 1, 70, 1), (1, 3, 1, 90), (90,), (2, 3, 70, 90), (70, 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch", [(2,), (4, 2), (2, 1, 2)])
+def test_bias_broadcasts_as_in_numpy(rng, shape, batch):
+    q, k, v = (random(rng, (*batch, 3, n, 16), np.float16) for n in (70, 90, 90))
+    check(q, k, v, rng, cupy, score=na.Bias(random(rng, shape, np.float16)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lead", [(4, 1, 3), (1, 2, 3), (4, 2, 1), ()])
+def test_tables_broadcast_over_several_axes(rng, lead):
+    q, k, v = (random(rng, (4, 2, 3, n, 16), np.float32) for n in (70, 290, 290))
+    for entries in (1, 9, 801):
+        check(q, k, v, rng, cupy, score=[na.RelativeBias(random(rng, (*lead, entries), np.float32)),
+                                         na.Alibi(random(rng, lead, np.float32) / 50)])  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_gradients_are_equal_bit_for_bit(rng):
+    q, k, v, do = (cupy.asarray(random(rng, (2, 4, 300, 64), np.float16)) for _ in range(4))
+    score = [PARTS[name](rng, np.float32) for name in ("sink", "alibi")]
+    score += [na.Bias(random(rng, (4, 300, 300), np.float32)), na.RelativeBias(random(rng, (4, 41), np.float32))]
+    _, saved = na.attention_forward(q, k, v, score=score)
+    first = na.attention_backward(do, saved, deterministic=True)
+    for _ in range(10):
+        again = na.attention_backward(do, saved, deterministic=True)
+        for one, other in zip((*first, *first.score), (*again, *again.score)):
+            assert_equal(one, other)
+
+
+@pytest.mark.gpu
+def test_what_is_masked_may_be_nan(rng):
+    q, k, v, do = (cupy.asarray(random(rng, (3, 200, 64), np.float16)) for _ in range(4))
+    visible, bias = rng.random((3, 200, 200)) < 0.3, random(rng, (3, 200, 200), np.float32)
+    results = []
+    for hidden in (0, np.nan, np.inf):
+        score = [na.Bias(np.where(visible, bias, hidden).astype(np.float32)), na.Softcap(5.0)]
+        o, saved = na.attention_forward(q, k, v, mask=visible, score=score)
+        grads = na.attention_backward(do, saved, deterministic=True)
+        results.append((o, saved.lse, *grads, *grads.score))
+        assert (grads.score[0].get()[~visible] == 0).all()
+    for one in results[1:]:
+        for x, want in zip(one, results[0]):
+            assert_equal(x, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("logit", [-1e4, 1e4])
+def test_a_sink_of_any_size(rng, logit):
+    q, k, v = (cupy.asarray(random(rng, (2, 20, 64), np.float16)) for _ in range(3))
+    o, saved = na.attention_forward(q, k, v, score=na.Sink(np.float32(logit)))
+    want, lse = na.attention_forward(q, k, v) if logit < 0 else (0 * q, None)
+    np.testing.assert_allclose(o.get(), want.get(), rtol=2e-3, atol=1e-4)
+    wanted = np.float32(logit) if lse is None else lse.lse.get()
+    np.testing.assert_allclose(saved.lse.get(), np.broadcast_to(wanted, saved.lse.shape), rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", [((2, 0, 8), (2, 7, 8)), ((2, 5, 8), (2, 0, 8)), ((0, 5, 8), (0, 7, 8))])
+def test_empty_arrays(shapes):
+    (*lead, m, _), (*_, n, _) = shapes
+    q, k = map(cupy.zeros, shapes)
+    score = [na.Bias(np.zeros((*lead, m, n))), na.Softcap(1.0), na.Alibi(np.zeros(lead)), na.Sink(np.zeros(lead))]
+    o, saved = na.attention_forward(q, k, k, score=score)
+    grads = na.attention_backward(cupy.zeros_like(o), saved)
+    for x, part in zip([x for x in grads.score if x is not None], (score[0].bias, score[2].slopes, score[3].logits)):
+        np.testing.assert_array_equal(x.get(), np.zeros_like(part))
+
+
+@pytest.mark.gpu
+def test_a_changed_cap_compiles_nothing(rng, tmp_path, monkeypatch):
+    q = cupy.asarray(random(rng, (2, 40, 64), np.float16))
+    na.attention(q, q, q, score=na.Softcap(3.0))
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    na.attention(q, q, q, score=na.Softcap(4.0))
+    assert not list(tmp_path.rglob("*.cubin*"))
+
+
+@pytest.mark.gpu
+def test_in_a_graph(rng):
+    q, k, v, do = (cupy.asarray(random(rng, (2, 4, 100, 64), np.float16)) for _ in range(4))
+    slopes, bias, logits = (cupy.ones(shape, np.float32) for shape in (4, (4, 1, 100), 4))
+    score = [na.Alibi(slopes), na.Bias(bias), na.Sink(logits)]
+
+    def run():
+        o, saved = na.attention_forward(q, k, v, score=score)
+        grads = na.attention_backward(do, saved, deterministic=True)
+        return o, *grads, *grads.score
+
+    want = run()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        run()
+        stream.begin_capture()
+        got = run()
+        graph = stream.end_capture()
+        graph.launch()
+        stream.synchronize()
+    for one, other in zip(got, want):
+        assert_equal(one, other)
