@@ -94,7 +94,8 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         gpu.keep(key, program)
     planned, stream = program.plan, gpu.stream()
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
-    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale
+    ds_scale = scale if dropout is None else scale * kept_scale / 2
+    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
