@@ -131,7 +131,8 @@ class Program(threading.local):
         count = len(self.names) + len(self.moved)
         self.words = {(i, 0): i for i in range(len(self.names))}
         self.words |= {moved: len(self.names) + i for i, moved in enumerate(self.moved)}
-        kinds, self.slots, offset = [*KINDS, *[np.dtype(sum_dtype).name] * 3], {}, count * WORD
+        kinds = [*KINDS, *[np.dtype(sum_dtype).name] * (len(NUMBERS) - len(KINDS))]
+        self.slots, offset = {}, count * WORD
         for name, kind in zip(NUMBERS, kinds, strict=True):
             size = struct.calcsize(FORMATS[kind])
             offset += -offset % size

@@ -101,7 +101,8 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         gpu.keep(key, program)
     planned, stream = program.plan, gpu.stream()
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
-    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale
+    ds_scale = scale if dropout is None else scale * kept_scale / 2
+    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
@@ -198,8 +199,8 @@ def score_and_arrays(parts, problem):
     found, arrays = [], {}
     for number, part in enumerate(parts):
         if isinstance(part, Score):
-            raise NotImplementedError("score: got a Score beside arrays of CuPy, expected arrays of NumPy: no GPU kernel "
-                                      "takes a function yet")
+            raise NotImplementedError("score: got a Score beside arrays of CuPy, expected arrays of NumPy: no GPU "
+                                      "kernel takes a function yet")
         kind, numbers = KINDS[type(part)], ()
         if isinstance(part, Softcap):
             numbers = part.cap, 1 / part.cap

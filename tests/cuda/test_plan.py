@@ -165,6 +165,16 @@ def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e
     assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, 1024)}
 
 
+@pytest.mark.parametrize(("d", "deterministic", "names"), [
+    (64, False, ["backward_kv", "round_dq"]), (64, True, ["backward_kv", "backward_q"]),
+    (128, False, ["backward_wide", "backward_q"]),
+])  # fmt: skip
+def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, names):
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q, deterministic=deterministic, dropout=na.Dropout(0.1, seed=1))
+    assert kernels(backward) == ["delta", *names]
+
+
 def test_a_stand_in_is_what_all_steps_take():
     """delta could read dO as it lies, tensor maps cannot: both get the copy."""
     _, backward = plans(HOPPER, Q, Q, array(2, 8, 1000, 60))

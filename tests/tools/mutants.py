@@ -339,6 +339,7 @@ TABLE = [
         "drops.first + convert(matrix, U64)": "convert(matrix, U64)",
         "drops.key_low, drops.key_high)": "drops.key_high, drops.key_low)",
         "(i & 8) != 0, (j & 8) != 0": "(j & 8) != 0, (i & 8) != 0",
+        "i = i + (j & 1)": "pass",
         "where(odd, word, word << 16)": "where(odd, word << 16, word)",
         ">= U32(drops.threshold << 16)": "> U32(drops.threshold << 16)",
         "where(kept(drops, matrix, m0, n0), P, 0)": "where(kept(drops, matrix, n0, m0), P, 0)",

@@ -373,7 +373,10 @@ class Block(Hopper):
     def op_cvt(self, op, args):
         to, source = op[-2], op[-1]
         if to in ("f16x2", "bf16x2"):
-            halves = [self.get(arg, source).astype(TYPES[to[:-2]]).view(np.uint16) for arg in args[:0:-1]]
+            values = [self.get(arg, source) for arg in args[:0:-1]]
+            if "relu" in op:
+                values = [np.maximum(value, 0) for value in values]
+            halves = [value.astype(TYPES[to[:-2]]).view(np.uint16) for value in values]
             return self.put(args[0], np.stack(halves, 1).view(np.uint32)[:, 0])
         value = self.get(args[1], source)
         if to == "tf32":

@@ -77,9 +77,8 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
-from .score import CURVED, kind_of, score_steps
-from .tables import is_crowded
-from .visibility import band_of, element_test
+from .score import CURVED, kind_of, looks_up, score_steps
+from .visibility import band_of, element_test, grids_of
 
 
 @device
@@ -195,11 +194,11 @@ def backward_kv(
                 P = where(sees(call.sight, band, batch, at.head, m0, n0), P, 0)     # line 12: MASK
             P = mark(P, call.drops, batch * call.heads + at.head, m0, n0)           # line 14
             if dv_first:
-                dV = dot(dV, operand(kept(P), SHARED_DO), dO.tile)      # line 16: dV += (P Z)^T dO, in flight
+                dV = dot(dV, kept(P, SHARED_DO), dO.tile)       # line 16: dV += (P Z)^T dO, in flight
             dP = wgmma_wait(dP, AFTER_DP)
-            dS = dS_of(P, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.kept_scale)      # line 20
+            dS = dS_of(P, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.delta_scale)     # line 20
             if not dv_first:
-                dV = dot(dV, operand(kept(P), SHARED_DO), dO.tile)
+                dV = dot(dV, kept(P, SHARED_DO), dO.tile)
             if adds_dq:
                 share(dS, advance(E, 1))
             else:
@@ -264,7 +263,7 @@ def backward_kv(
 
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
-        at_once,
+        at_once, delta_scale,
     ):
         _, heads, _ = shape(mLse)
         tile = keys_of_block(mLse, mDK, group_size, at_once)
@@ -284,7 +283,9 @@ def backward_kv(
                 load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            compute(mDK, mDV, mSums, tile, scale, Call(sight, scores, drops, heads, scale_log2, kept_scale))
+            compute(
+                mDK, mDV, mSums, tile, scale, Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            )
 
     return source(kernel, dtype, out_dtypes, mask, score, shared, given, sums=True)
 
@@ -318,9 +319,14 @@ KEYS = {  # of the largest head_dim
 
 
 def keeps_both(work):
-    """Whether a consumer has registers for both accumulators, dK and dV."""
-    curved = any(kind_of(part) in CURVED for part in work.score)  # its derivative waits in registers until dP is there
-    return takes(work) and size_of(work) in KEYS and not is_crowded(work) and not curved
+    """Whether a consumer has registers for both accumulators, dK and dV.
+
+    It has none for what a mask or a score looks up, nor for a score's derivative, which waits for dP; with dropout it
+    spills some at 128.
+    """
+    crowded = grids_of(work.mask) or looks_up(work.score) or any(kind_of(part) in CURVED for part in work.score)
+    crowded = crowded or (work.problem.dropout and (size_of(work) > 64 or work.score))
+    return takes(work) and size_of(work) in KEYS and not crowded
 
 
 def adds_dq(work):
@@ -341,7 +347,7 @@ SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, DQ_SUMS)
 SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, NO_SUMS)
 SPEC_ROUND = Spec(
     round_dq,
-    (DQ_SUMS, Matrix("dq"), "scale"),
+    (DQ_SUMS, Matrix("dq"), "ds_scale"),
     tiles=lambda work: (KEYS[size_of(work)],),
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),

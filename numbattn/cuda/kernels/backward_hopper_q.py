@@ -132,7 +132,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
             visible = sees(call.sight, band, batch, head, m0, n0)
             P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
         P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
-        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.kept_scale), F)      # line 20
+        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.delta_scale), F)     # line 20
         release(V)
         return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
 
@@ -169,7 +169,8 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         save_dq(mDQ[batch, head], dQ * scale, Q, m0)            # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale, at_once
+        mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale, at_once,
+        delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
@@ -191,7 +192,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
                 load_tiles(mQ, mK, mV, mDO, sight, batch, head, head // group_size, m_block, m_end)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            call = Call(sight, scores, drops, heads, scale_log2, kept_scale)
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call)
 
     return source(kernel, dtype, out_dtypes, mask, score, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))

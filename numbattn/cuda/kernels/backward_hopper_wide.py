@@ -113,7 +113,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         sync_warpgroup()
         commit(sP)
         release(Q)
-        return dot(dV, operand(kept(P), SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
+        return dot(dV, kept(P, SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
 
     @device
     def compute_v(mDV, K, V, tile, call):
@@ -145,7 +145,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         wait(Q)
         D = get(allocate(SHARED_DELTA, Q.index), COLS)
         wait(sP)
-        dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, call.kept_scale)      # line 20
+        dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, call.delta_scale)     # line 20
         sync_warpgroup()                                        # all have read P
         release(sP)
         release(dO)
@@ -175,7 +175,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
-        at_once,
+        at_once, delta_scale,
     ):  # fmt: skip
         _, heads, _ = shape(mLse)
         tile = keys_of_block(mLse, mDK, group_size, at_once)
@@ -206,7 +206,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                     clear(V.tile, left)
                 fence_async_proxy()
                 sync_warpgroup()
-            call = Call(sight, scores, drops, heads, scale_log2, kept_scale)
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             if warpgroup_index() == 0:
                 compute_v(mDV, K, V, tile, call)
             else:

@@ -2,9 +2,9 @@
 
 Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `backward_kv` can also add up dQ, in
 global memory, together with all other blocks; `round_dq` then rounds the sums. In `backward_wide` a consumer has
-registers for only one of the accumulators, since head_dim is large or dropout or a mask's grids take some, too: the
-first one computes P and dV, the second dS and dK. `backward_q` keeps a tile of queries and loops over the keys: dQ
-without sums between blocks, bitwise reproducible.
+registers for only one of the accumulators, since head_dim is large or a mask's grids take some, too, or dropout where
+it is 128: the first one computes P and dV, the second dS and dK. `backward_q` keeps a tile of queries and loops over
+the keys: dQ without sums between blocks, bitwise reproducible.
 
 One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
 consumers. Where keys are kept, S, P, dP and dS are transposed, a row is a key: P and dS are so left operands of dV and
@@ -14,6 +14,7 @@ As in `backward` MASK follows the exponential. lse is in base 2, and +inf where 
 beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +31,12 @@ from ..tile import (
     advance,
     aligned,
     allocate,
+    always,
+    beside,
     block_index,
     bulk_load,
     clear,
+    column_halves,
     copy_layout,
     device,
     fence_async_proxy,
@@ -41,6 +45,8 @@ from ..tile import (
     maximum,
     minimum,
     opaque,
+    operand,
+    positive_operand,
     put,
     save,
     shape,
@@ -97,11 +103,15 @@ class Call(NamedTuple):
     heads: Any
     scale_log2: Any
     kept_scale: Any
+    delta_scale: Any
 
 
 # -------------------------------------------------------------------------------------------------- what they share
 def dropout_steps(layout, dropout, transposed):
-    """Device functions of lines 14 to 20: `mark` P, with a minus sign where it is dropped; P Z; dS."""
+    """Device functions of lines 14 to 20: `mark` P, with a minus sign where it is dropped; P Z as an operand; dS.
+
+    With dropout it is dS * 2 / kept_scale, for which "ds_scale" makes up: Z dP - D takes fewer instructions so.
+    """
     if not dropout:
 
         @device
@@ -109,28 +119,53 @@ def dropout_steps(layout, dropout, transposed):
             return P
 
         @device
-        def kept(P):
-            return P
+        def kept(P, place):
+            return operand(P, place)
 
         @device
-        def dS_of(P, dP, D, kept_scale):
+        def dS_of(P, dP, D, delta_scale):
             return P * (dP - D)
 
         return mark, kept, dS_of
 
-    keeps = keep_test(layout, transposed)
+    # By halves, each a basic block: else ptxas overlaps all calls of the generator, and all of dS, and spills; and it
+    # delays the product dO V^T, which is to run meanwhile, until the generator is done
+    HALF = replace(layout, cols=layout.cols.half())
+    DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
+    keeps = keep_test(HALF, transposed)
+
+    @device
+    def mark_half(P, drops, matrix, m0, n0):
+        if always():
+            P = where(keeps(drops, matrix, m0, n0), P, ZERO - P)
+        return P
 
     @device
     def mark(P, drops, matrix, m0, n0):
-        return where(keeps(drops, matrix, m0, n0), P, ZERO - P)
+        left, right = column_halves(P)
+        left = mark_half(left, drops, matrix, m0, n0)
+        return beside(left, mark_half(right, drops, matrix, m0 + DOWN, n0 + RIGHT), layout)
 
     @device
-    def kept(P):
-        return maximum(P, 0)
+    def kept(P, place):
+        return positive_operand(P, place)
 
     @device
-    def dS_of(P, dP, D, kept_scale):
-        return maximum(P, 0) * (dP * kept_scale) - abs(P) * D
+    def dS_half(P, dP, D):
+        """2 |P| (Z dP - D / kept_scale), since |P| + P is 2 |P| or 0. D is scaled by 2 / kept_scale."""
+        if always():
+            dP = P * dP + abs(P) * (dP - D)
+        return dP
+
+    @device
+    def dS_of(P, dP, D, delta_scale):
+        (P, P_right), (dP, dP_right) = column_halves(P), column_halves(dP)
+        D, D_right = halves_of_D(D * delta_scale)
+        return beside(dS_half(P, dP, D), dS_half(P_right, dP_right, D_right), layout)
+
+    @device
+    def halves_of_D(D):
+        return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
 
     return mark, kept, dS_of
 
@@ -285,8 +320,8 @@ def loader(pipelines, first_queries, next_queries):
 # --------------------------------------------------------------------------------------------------------- arguments
 GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
 LINES_AND_NUMBERS = (
-    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "scale",
-    "scale_log2", "kept_scale", "at_once",
+    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
+    "scale_log2", "kept_scale", "at_once", "delta_scale",
 )  # fmt: skip
 
 
@@ -296,7 +331,7 @@ def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=False):
     lines = [array_type(np.float32, 3)] * (2 + sums)
     signature = types.void(
         *[types.uint64] * 4, *results, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number,
-        number, number, INDEX,
+        number, number, INDEX, number,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 

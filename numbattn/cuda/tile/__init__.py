@@ -19,7 +19,9 @@ plain one. Numbers take the dtype of the tile that they meet.
 | row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
 | convert | another dtype | cvt |
 | rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
-| dot | a product of tiles; operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
+| column_halves, beside | of a tile | |
+| transposed_halves | of words in two lanes, a 2x2 matrix | shfl.bfly, prmt |
+| dot | a product of tiles; (positive_)operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipeline, stage, advance | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
@@ -28,7 +30,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
 | prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
-| index, shape, opaque, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
+| index, shape, opaque, always, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
 | sync_threads, sync_warp, sync_warpgroup(s) | what others have written is seen | bar.sync, bar.warp.sync |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
@@ -44,11 +46,21 @@ from .arrays import Alignment
 from .conversion import convert
 from .copies import copy_async, wait_copies
 from .creation import col_index, cols_between, diagonal_index, full, row_index
-from .elementwise import maximum, minimum, rescaled, spread, where, wide_product
+from .elementwise import (
+    beside,
+    column_halves,
+    maximum,
+    minimum,
+    rescaled,
+    spread,
+    transposed_halves,
+    where,
+    wide_product,
+)
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
 from .global_memory import aligned, has_bits, load, save, take
-from .integers import INDEX, index, lowest_bit, opaque, shape
+from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .pipeline import Pipeline, acquire, advance, commit, init_pipeline, read, release, stage, wait
 from .product import dot
@@ -73,7 +85,7 @@ from .synchronisation import (
     warpgroup_index,
 )
 from .tma import bulk_load, fence_async_proxy, prefetch_tensor_map, tma_load, tma_store, tma_store_wait
-from .warpgroup import operand, wgmma_wait
+from .warpgroup import operand, positive_operand, wgmma_wait
 from .world import device
 
 __all__ = [
@@ -92,9 +104,11 @@ __all__ = [
     "advance",
     "aligned",
     "allocate",
+    "always",
     "atomic_add",
     "atomic_inc",
     "ballot",
+    "beside",
     "bfloat16",
     "block_index",
     "bulk_add",
@@ -102,6 +116,7 @@ __all__ = [
     "clear",
     "col_index",
     "cols_between",
+    "column_halves",
     "commit",
     "convert",
     "copy_async",
@@ -133,6 +148,7 @@ __all__ = [
     "opaque",
     "operand",
     "part_sum",
+    "positive_operand",
     "prefetch_tensor_map",
     "put",
     "put_registers",
@@ -160,6 +176,7 @@ __all__ = [
     "tma_load",
     "tma_store",
     "tma_store_wait",
+    "transposed_halves",
     "wait",
     "wait_copies",
     "wait_on_dependencies",

@@ -58,14 +58,14 @@ def emit_convert(b, source, target, x):
     return b.sext(x, to) if is_signed(source) else b.zext(x, to)
 
 
-def emit_pair(b, dtype, values):
+def emit_pair(b, dtype, values, relu=False):
     """Two float32 registers, rounded to float16 or bfloat16, in one: the first in the low half."""
-    return asm(b, f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
+    return asm(b, f"cvt.rn{'.relu' * relu}.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
 
 
-def left_pairs(b, dtype, rows):
+def left_pairs(b, dtype, rows, relu=False):
     """Pairs of columns as a left operand has them: for each 8 columns one of every row of slots."""
-    return [emit_pair(b, dtype, row[c : c + 2]) for c in range(0, len(rows[0]), 2) for row in rows]
+    return [emit_pair(b, dtype, row[c : c + 2], relu) for c in range(0, len(rows[0]), 2) for row in rows]
 
 
 def emit_bfloat16(b, x):

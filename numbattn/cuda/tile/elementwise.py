@@ -1,5 +1,6 @@
 """Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -7,7 +8,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, I32, I64, asm, computed_if
+from .emit import F32, I32, I64, asm, computed_if, shuffle_xor, thread_index
 from .fragment import (
     ANY,
     FLOATS,
@@ -28,6 +29,8 @@ from .fragment import (
     registers,
 )
 from .integers import INDEX
+from .simulator import exchange
+from .simulator import thread_index as my_index
 from .world import primitive
 
 
@@ -191,6 +194,104 @@ def _coarse_slots(fine, coarse):
             raise TypingError(f"spread: {coarse} is no coarser layout of {fine}")
         slots.append([small.offsets.index(offset & ~mask) for offset in large.offsets])
     return slots
+
+
+@primitive
+def column_halves(x):
+    """The left and the right half of a tile's columns; `beside` puts them together again. Nothing moves.
+
+    >>> show(lambda x: column_halves(x)[1] + 10, simt(2, 4, 32, 2, 1))
+    array([[12., 13.],
+           [16., 17.]], dtype=float32)
+    """
+    half = _half(x)
+    return tuple(Fragment(half, registers) for registers in np.split(x.registers, 2, axis=1))
+
+
+@column_halves.lowering
+def column_halves(x):
+    half = FragmentType(_half(x), x.dtype)
+    middle = half.layout.cols.slots
+
+    def generate(b, value):
+        rows, halves = registers(b, x, value), ir.Constant(ir.ArrayType(half.llvm, 2), ir.Undefined)
+        for i, part in enumerate(([row[:middle] for row in rows], [row[middle:] for row in rows])):
+            halves = b.insert_value(halves, fragment(b, half, part), i)
+        return halves
+
+    return types.UniTuple(half, 2)(x), generate
+
+
+def _half(x):
+    check_tile("column_halves", x)
+    return replace(x.layout, cols=x.layout.cols.half())
+
+
+@primitive
+def beside(left, right, layout):
+    """A tile of this layout from its `column_halves`."""
+    _check_beside(left, right, layout)
+    return Fragment(layout, np.hstack([left.registers, right.registers]))
+
+
+@beside.lowering
+def beside(left, right, layout):
+    _check_beside(left, right, layout.value)
+    out = FragmentType(layout.value, left.dtype)
+
+    def generate(b, one, other, _):
+        return fragment(b, out, [x + y for x, y in zip(registers(b, left, one), registers(b, right, other))])
+
+    return out(left, right, layout), generate
+
+
+def _check_beside(left, right, layout):
+    for half in left, right:
+        check_tile("beside", half, {name_of(left.dtype)})
+        if half.layout != replace(layout, cols=layout.cols.half()):
+            raise TypingError(f"beside: {half.layout} is no half of {layout}")
+
+
+@primitive
+def transposed_halves(x, lane):
+    """The 16-bit halves of uint32 in two lanes, whose numbers differ in the bit `lane`, as a 2x2 matrix, transposed.
+
+    The lane without the bit gets both low halves, the other one both high ones; lower is that of the lane without it.
+
+    >>> show(lambda x: transposed_halves(convert(x, np.uint32) + 16 * 2**16, 4) & 0xFFFF)
+    array([[ 0,  1,  2,  3],
+           [16, 16, 16, 16]], dtype=uint32)
+    """
+    _check_halves(x, lane)
+    mine, other = x.registers, exchange(x.registers, lane)
+    high = (other >> np.uint32(16)) | (mine & np.uint32(0xFFFF0000))
+    low = (mine & np.uint32(0xFFFF)) | (other << np.uint32(16))
+    return Fragment(x.layout, high if my_index() & lane else low)
+
+
+@transposed_halves.lowering
+def transposed_halves(x, lane):
+    if not isinstance(lane, types.IntegerLiteral):
+        return None
+    _check_halves(x, lane.literal_value)
+    bit = lane.literal_value
+
+    def generate(b, value, _):
+        has_bit = b.icmp_unsigned("!=", b.and_(thread_index(b), I32(bit)), I32(0))
+        selector = b.select(has_bit, I32(0x3276), I32(0x5410))      # bytes 0 to 3 are mine, 4 to 7 the other lane's
+        rows = [
+            [asm(b, "prmt.b32 $0, $1, $2, $3;", I32, word, shuffle_xor(b, word, bit), selector) for word in row]
+            for row in registers(b, x, value)
+        ]
+        return fragment(b, x, rows)
+
+    return x(x, lane), generate
+
+
+def _check_halves(x, lane):
+    check_tile("transposed_halves", x, {"uint32"})
+    if lane not in (1, 2, 4, 8, 16):
+        raise TypingError(f"transposed_halves: got {lane}, expected the bit of a lane's number")
 
 
 @primitive

@@ -171,8 +171,13 @@ def in_own_block(b, values, compute):
     Within a block ptxas moves loads up as far as it can, and runs out of registers. So this one is entered by a branch
     that is always taken, which ptxas cannot know; on the other way the values would be `values`.
     """
+    return computed_if(b, always(b), values, compute)
+
+
+def always(b):
+    """A condition that holds, which ptxas cannot know."""
     size = asm(b, "mov.u32 $0, %dynamic_smem_size;", I32)
-    return computed_if(b, b.icmp_unsigned("!=", size, ir.Constant(I32, -1)), values, compute)
+    return b.icmp_unsigned("!=", size, ir.Constant(I32, -1))
 
 
 def computed_if(b, condition, values, compute):

@@ -17,6 +17,7 @@ from numba.cuda.models import cuda_data_manager
 from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
 from .emit import I1, I32, asm
+from .emit import always as emit_always
 from .world import primitive
 
 
@@ -112,6 +113,21 @@ def opaque(x):
 @opaque.lowering
 def opaque(x):
     return INDEX(INDEX), lambda b, x: asm(b, "mov.u32 $0, $1;", I32, x, effect=True)
+
+
+@primitive
+def always():
+    """True, which the compiler does not know: `if always():` makes a basic block, across whose ends it moves nothing.
+
+    >>> always()
+    True
+    """
+    return True
+
+
+@always.lowering
+def always():
+    return types.boolean(), emit_always
 
 
 # ------------------------------------------------------------------------------------------------------- conversions

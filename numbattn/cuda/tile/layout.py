@@ -70,6 +70,14 @@ class Axis:
             and all(weight % n == 0 for _, _, weight in self.fields)
         )
 
+    def half(self):
+        """The axis of either half, each of half the slots of every thread."""
+        size, slots = self.size // 2, self.slots // 2
+        left, right = self.offsets[:slots], self.offsets[slots:]
+        if not left or right != tuple(offset + size for offset in left):
+            raise TypeError(f"the halves of {self} lie in different registers")
+        return Axis(size, self.fields, left)
+
     def position_bits(self):
         """The bits that occur in any position."""
         found = 0
@@ -142,6 +150,11 @@ class Layout:
         if self.rows.thread_bits & self.cols.thread_bits or not self.has_whole_rows:
             raise TypeError(f"a row of {self} is not held by one warp")
         return sorted(self.cols.thread_bits)
+
+    def neighbours_lane(self):
+        """In what the numbers of two lanes differ that hold the rows i and i + 1 of an even i; None if no two do."""
+        lanes = (1 << shift for shift, bits, weight in self.rows.fields if weight == 1 and bits and shift < WARP_BITS)
+        return next(lanes, None)
 
     def idle_bits(self):
         """The bits of the thread number on which nothing depends: threads that differ in them alone hold copies."""

@@ -28,6 +28,7 @@ from numba.cuda.extending import core_models, register_model
 
 from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
 from .conversion import HALVES, left_pairs, round_to
+from .elementwise import maximum
 from .emit import I32, VOID, asm, asm_in_place
 from .fragment import HALF_FLOATS, Fragment, check_dtype, check_tile, element_type, name_of
 from .fragment import fragment as pack
@@ -79,18 +80,30 @@ def operand(tile, plan):
     return Operand(tile.layout, round_to(plan.dtype, tile.registers))
 
 
-@operand.lowering
-def operand(tile, plan):
-    _check_operand(tile, plan.value)
-    out = OperandType(tile.layout, element_type(plan.value.dtype))
+@primitive
+def positive_operand(tile, plan):
+    """As `operand`, with 0 for negative sums: that takes no time of its own."""
+    return operand(maximum(tile, 0), plan)
 
-    def generate(b, value, _):
-        found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
-        for i, pair in enumerate(left_pairs(b, out.dtype, unpack(b, tile, value))):
-            found = b.insert_value(found, pair, i)
-        return found
 
-    return out(tile, plan), generate
+def _lower_operand(relu):
+    def lower(tile, plan):
+        _check_operand(tile, plan.value)
+        out = OperandType(tile.layout, element_type(plan.value.dtype))
+
+        def generate(b, value, _):
+            found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
+            for i, pair in enumerate(left_pairs(b, out.dtype, unpack(b, tile, value), relu)):
+                found = b.insert_value(found, pair, i)
+            return found
+
+        return out(tile, plan), generate
+
+    return lower
+
+
+operand = operand.lowering(_lower_operand(relu=False))
+positive_operand = positive_operand.lowering(_lower_operand(relu=True))
 
 
 def _check_operand(tile, plan):

@@ -44,6 +44,15 @@ class Call(NamedTuple):
         return self.lse.dtype.type(self.q.shape[-1] ** -0.5 * math.log2(math.e))
 
     @property
+    def ds_scale(self):
+        """With dropout dS is that of `dropout_steps`."""
+        return self.scale * self.lse.dtype.type(1 if self.kept_scale == 1 else self.kept_scale / 2)
+
+    @property
+    def delta_scale(self):
+        return self.lse.dtype.type(2 / self.kept_scale)
+
+    @property
     def lse(self):
         """As the kernels of the backward pass are given it."""
         return self.wanted["lse"].astype(self.dlse.dtype)

@@ -37,7 +37,8 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     lines = padded(lse, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
     sums = np.zeros((batches, heads, padded_length(m) * 64), np.float32)
-    numbers = case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale, np.int32(at_once)
+    numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
+               case.delta_scale)  # fmt: skip
     if kernel == "q":
         source = backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
         blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"],)
@@ -57,7 +58,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     if kernel == "sums":
         source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0)
         parts = batches * heads * -(-m // 64)
-        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.scale)
+        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale)
     for name, got in grads.items():
         assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
 
@@ -88,6 +89,11 @@ def test_nothing_is_seen(rng, kernel):
 @KERNELS
 def test_dropout(rng, kernel):
     check(rng, kernel, batch=2, heads=2, m=70, n=70, dropout=na.Dropout(0.3, seed=5))
+
+
+@pytest.mark.parametrize("kernel", ["sums", "q"])
+def test_dropout_of_more_tiles_than_stages(rng, kernel):
+    check(rng, kernel, m=400, n=200, causal=True, dropout=na.Dropout(0.5, seed=7), dv_first=False)
 
 
 @pytest.mark.parametrize("kernel", ["kv", "sums"])

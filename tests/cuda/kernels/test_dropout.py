@@ -39,8 +39,10 @@ def test_what_is_kept(layout, transposed):
 
 
 @compiled_only
-def test_a_call_of_the_generator_serves_eight_elements_on_tensor_cores():
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_call_of_the_generator_serves_eight_elements_on_tensor_cores(transposed):
     """And a round takes two products."""
     z = poisoned((64, 32))
-    found = ptx_of(dropping(LAYOUTS["wgmma"], False), THREADS, z, *SCALARS, np.int32(0), np.int32(0), cc=(9, 0, "a"))
+    at = np.int32(0), np.int32(0)
+    found = ptx_of(dropping(LAYOUTS["wgmma"], transposed), THREADS, z, *SCALARS, *at, cc=(9, 0, "a"))
     assert 0 < found.count(r"mul\.wide\.u32\s+%\w+, %\w+, %\w+;") <= 2 * 10 * z.size // THREADS // 8

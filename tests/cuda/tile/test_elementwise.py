@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.tile import (
+    beside,
     col_index,
+    column_halves,
     exp2,
     load,
     log2,
@@ -15,6 +17,7 @@ from numbattn.cuda.tile import (
     row_index,
     save,
     simt,
+    transposed_halves,
     where,
     wide_product,
 )
@@ -72,6 +75,32 @@ def test_products_of_words_are_wide():
     launch(kernel, (1, 1, 1), 32, 0, x, high, low)
     product = x.astype(np.uint64) * np.uint64(0xD2511F53)
     np.testing.assert_array_equal((high, low), (product >> np.uint64(32), product & np.uint64(2**32 - 1)))
+
+
+@pytest.mark.parametrize("lane", [1, 4, 16])
+def test_halves_of_words_in_two_lanes(lane):
+    layout = simt(32, 2, 32, 1, 2)                              # a row a lane
+
+    def kernel(x, z):
+        save(z, transposed_halves(load(x, layout, 0), lane), 0)
+
+    x = numbers((32, 2), np.uint32)
+    z = np.zeros_like(x)
+    launch(kernel, (1, 1, 1), 32, 0, x, z)
+    halves, want = x.view(np.uint16).reshape(32, 2, 2), np.empty((32, 2, 2), np.uint16)
+    for row in range(32):
+        want[row] = halves[[row & ~lane, row | lane], :, int(row & lane > 0)].T
+    np.testing.assert_array_equal(z, want.reshape(32, 4).view(np.uint32))
+
+
+@each_layout
+def test_halves_of_columns(layout):
+    def kernel(x, z):
+        left, right = column_halves(load(x, layout, 0))
+        save(z, beside(right, -left, layout), 0)
+
+    x = numbers(SHAPE)
+    np.testing.assert_array_equal(run(kernel, x), np.hstack([x[:, 16:], -x[:, :16]]))
 
 
 @each_layout

@@ -84,6 +84,17 @@ def test_runs_are_as_wide_as_can_be():
     assert [len(run) for run in Axis(32, ((0, 3, 1),), (0, 8)).runs(4)] == [1, 1]
 
 
+def test_neighbours_in_two_lanes():
+    assert [layout.neighbours_lane() for layout in LAYOUTS] == [8, 16, None, 4, 4, 2, 4, 4]
+    assert simt(8, 256, 64, 32, 4).neighbours_lane() is None        # in two warps
+
+
+def test_half_an_axis():
+    assert mma(64, 64, 128).cols.half() == mma(64, 32, 128).cols
+    with pytest.raises(TypeError, match="lie in different registers"):
+        simt(64, 64, 128, 8, 8).cols.half()
+
+
 def test_rows_of_two_warps_have_no_reductions():
     with pytest.raises(TypeError, match="not held by one warp"):
         copy_layout(8, 256, 64, 4).row_parts()

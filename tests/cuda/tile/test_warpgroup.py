@@ -24,6 +24,7 @@ from numbattn.cuda.tile import (
     init_pipeline,
     load,
     operand,
+    positive_operand,
     put,
     release,
     save,
@@ -332,3 +333,20 @@ def test_a_ring_of_operands(ring_arguments, seed):
     tiles[:250] = x[0, 0]
     want = sum(tile @ tile.T for tile in tiles.reshape(4, 64, 64))
     np.testing.assert_allclose(z, want, atol=1e-3)
+
+
+def test_a_positive_operand():
+    shared, SUMS, COPY = SharedMemory(), wgmma(64), copy_layout(64, 64, WARPGROUP, 8)
+    X = shared.boxes(64, 64, np.float16)
+
+    def kernel(x, one, z):
+        put(allocate(X), load(one, COPY, 0))
+        fence_async_proxy()
+        sync_warpgroup()
+        left = positive_operand(load(x, SUMS, 0), X)
+        save(z, wgmma_wait(dot(SUMS, left, allocate(X)), 0), 0)
+
+    x = np.arange(-2048, 2048, dtype=np.float32).reshape(64, 64)
+    z = poisoned((64, 64))
+    launch(kernel, (1, 1, 1), WARPGROUP, shared.nbytes, x, np.eye(64, dtype=np.float16), z, cc=(9, 0, "a"))
+    np.testing.assert_array_equal(z, np.maximum(x, 0))
