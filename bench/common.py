@@ -28,12 +28,13 @@ def standard_vjp(q, k, v, *, bias=None, Z=None):
     P = P / P.sum(axis=-1, keepdims=True)
     P_dropped = P if Z is None else P * Z
 
-    def backprop(do):
+    def backprop(do, with_dS=False):
         dP = do @ v.mT
         if Z is not None:
             dP = dP * Z
         dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
-        return scale * dS @ k, scale * dS.mT @ q, P_dropped.mT @ do
+        grads = scale * dS @ k, scale * dS.mT @ q, P_dropped.mT @ do
+        return (*grads, dS) if with_dS else grads
 
     return P_dropped @ v, backprop
 

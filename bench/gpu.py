@@ -1,4 +1,4 @@
-"""numbattn on a GPU beside torch's kernels and standard attention in CuPy: speed, errors, memory, masks, first calls.
+"""numbattn on a GPU beside torch's kernels and standard attention in CuPy: speed, memory, errors, masks, scores.
 
     python bench/gpu.py
     python bench/gpu.py --speed --dtype bfloat16 --head-dim 64 128 256 --causal --seqlen 512 2048 16384 --plot speed.png
@@ -24,7 +24,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from common import machine, sampled, save, show, show_machine
+from common import machine, sampled, save, show, show_machine, standard_vjp
 from peers import (
     DTYPE,
     HALF,
@@ -56,11 +56,13 @@ WAITED = 50  # calls of a sample of --latency
 SETTLE_SECONDS = 0.3  # of work before the samples of a case: a GPU that is cool runs up to a tenth faster, for a moment
 TOKENS, WIDTH = 16384, 2048  # setting "field", in which kernels are published: batch * seqlen, heads * head_dim
 SETTINGS = {"single": (1, 16), "paper": (16, 12)}  # batch, heads
+FIELD_PARTS = "speed", "sparse", "score", "latency"  # whose default setting it is, in half precision
 GRAPH = "numbattn graph"
 DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal, seqlens
     "speed": (["float16", "float32"], [64, 128], [False, True], None),
     "memory": (["float32"], [64], [False], [1024, 2048, 4096, 8192, 16384, 32768]),
     "sparse": (["float16"], [64], [False], [4096, 16384]),
+    "score": (["bfloat16"], [64, 128, 256], [False, True], [4096, 16384]),
     "accuracy": (list(HALF), [64, 128], [False, True], [512, 4096]),
     "latency": (["bfloat16"], [64, 128, 256], [False, True], [512, 1024, 2048]),
     "first call": (["float16", "float32"], [64], [False], [256]),
@@ -100,7 +102,7 @@ def cases_of(part, args):
         causals = args.causal
     cases = []
     for dtype in args.dtype or dtypes:
-        setting = args.setting or ("field" if dtype in HALF and part in ("speed", "sparse", "latency") else "single")
+        setting = args.setting or ("field" if dtype in HALF and part in FIELD_PARTS else "single")
         for head_dim, causal in product(args.head_dim or head_dims, causals):
             for seqlen in args.seqlen or seqlens or SPEED_SEQLENS[setting]:
                 cases.append(make_case(dtype, head_dim, causal, seqlen, setting, args.heads, args.heads_k))
@@ -208,7 +210,7 @@ def padded(case, padding):
     """Each sequence up to so many elements shorter than its array."""
     if not padding:
         return None
-    lengths = np.random.default_rng(0).integers(case.seqlen - padding, case.seqlen + 1, (case.batch, 1))
+    lengths = np.random.default_rng(0).integers(case.seqlen - padding, case.seqlen + 1, (case.batch, 1), np.int32)
     return na.Lengths(cupy.asarray(lengths), cupy.asarray(lengths))
 
 
@@ -377,6 +379,11 @@ def memory(cases, peers, dropout):
 
 
 def extra_bytes(forward):
+    """Of forward and backward: see `extra_bytes_of`."""
+    return extra_bytes_of(lambda: forward()[1]())
+
+
+def extra_bytes_of(run):
     """What a fresh pool of CuPy has taken from the GPU in the end, and by how much torch's peak has grown."""
     pool = cupy.cuda.MemoryPool()
     torch_runs = bool(available("float32", ["efficient"]))
@@ -384,8 +391,7 @@ def extra_bytes(forward):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     with cupy.cuda.using_allocator(pool.malloc):
-        _, backward = forward()
-        backward()
+        run()
         cupy.cuda.get_current_stream().synchronize()
     return pool.total_bytes() + (torch.cuda.max_memory_allocated() - before if torch_runs else 0)
 
@@ -474,6 +480,78 @@ def show_sparse(records):
         for record in chosen:
             for name, reason in record["failed"].items():
                 print(f"mask {name}, seqlen {record['seqlen']}: did not run: {reason}")
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
+PAIRS = Case("float16", 32, False, 512, 128, 8, 8)  # as in models of structures: a bias for pairs, rows as a batch
+LARGEST_BIAS = 1 << 31  # elements
+
+
+def scores_of(case):
+    """Scores by name."""
+    gen, shape = cupy.random.default_rng(0), (case.heads, case.seqlen, case.seqlen)
+    slopes = cupy.asarray(2.0 ** (-8 * (np.arange(case.heads) + 1) / case.heads), np.float32)
+    found = {
+        "plain": None, "Softcap(50)": na.Softcap(50.0), "Alibi": na.Alibi(slopes, gradient=False),
+        "Alibi, gradient": na.Alibi(slopes), "Sink": na.Sink(slopes),
+        "RelativeBias": na.RelativeBias(gen.standard_normal((case.heads, 129), np.float32)),
+    }  # fmt: skip
+    if math.prod(shape) < LARGEST_BIAS:
+        found["Bias"] = na.Bias(gen.standard_normal(shape, np.float32).astype(DTYPE[case.dtype]))
+    return found
+
+
+def score_speeds(cases, passes, rounds):
+    """One record for each case and pass: numbattn's time by score. Gradients include those of the score's arrays."""
+    records = []
+    for case, of in progress(product(cases, passes)):
+        release()
+        arrays = case.inputs()
+        makers = {name: partial(prepare, "numbattn", of, arrays, causal=case.causal, score=score)
+                  for name, score in scores_of(case).items()}
+        samples, _, failed = measure(makers, rounds, same=False)
+        seconds = medians(samples)
+        tflops = {name: case.tflop(of) / s for name, s in seconds.items()}
+        records.append({**case._asdict(), "pass": of, "seconds": seconds, "tflops": tflops, "failed": failed})
+    return [*records, pair_bias(rounds)]
+
+
+def pair_bias(rounds):
+    """Forward + backward with a bias that is broadcast over the batch, beside standard attention in CuPy."""
+    release()
+    arrays, gen = PAIRS.inputs(), cupy.random.default_rng(0)
+    bias = gen.standard_normal((PAIRS.heads, PAIRS.seqlen, PAIRS.seqlen), np.float32).astype(DTYPE[PAIRS.dtype])
+    forward = make_forward("numbattn", arrays, score=na.Bias(bias))
+
+    def numbattn():
+        o, backward = forward()
+        return o, *backward()
+
+    def standard():
+        q, k, v, do = arrays
+        o, backprop = standard_vjp(q, k, v, bias=bias)
+        *grads, dS = backprop(do, with_dS=True)
+        return o, *grads, dS.sum(axis=0)
+
+    peers = {"numbattn": numbattn, "cupy": standard}
+    extra = {name: extra_bytes_of(run) for name, run in peers.items()}
+    samples, _, failed = measure({name: lambda run=run: run for name, run in peers.items()}, rounds, same=False)
+    return {**PAIRS._asdict(), "pass": "both", "seconds": medians(samples), "bytes": extra, "failed": failed}
+
+
+def show_scores(records):
+    *records, pairs = records
+    for (dtype, of), chosen in grouped(records, "dtype", "pass"):
+        names = list(dict.fromkeys(name for record in chosen for name in (*record["tflops"], *record["failed"])))
+        rows = [{**columns_of_case(record), **{name: record["tflops"].get(name) for name in names}}
+                for record in chosen]
+        show(f"{dtype}, {of}, with a score: TFLOP/s", rows, [""] * 6 + [".1f"] * len(names))
+        for record in chosen:
+            show_failed(record)
+    rows = [{"": name, "ms": 1e3 * seconds, "MB": scaled(pairs["bytes"].get(name), 1e-6)}
+            for name, seconds in pairs["seconds"].items()]
+    show("Forward + backward with a pair bias: {dtype}, batch {batch}, {heads} heads of {head_dim}, seqlen {seqlen}"
+         .format(**pairs), rows, ["", ".2f", ".1f"])
 
 
 # ------------------------------------------------------------------------------------------------------------ accuracy
@@ -572,6 +650,7 @@ def parse():
     parts.add_argument("--speed", action="store_true", help="forward and backward beside the peers")
     parts.add_argument("--memory", action="store_true", help="what forward + backward take beyond the inputs")
     parts.add_argument("--sparse", action="store_true", help="time by share of visited blocks, and of a window")
+    parts.add_argument("--score", action="store_true", help="speed by score, and a pair bias beside CuPy")
     parts.add_argument("--accuracy", action="store_true", help="errors against float64 beside the peers")
     parts.add_argument("--latency", action="store_true", help="one call on an idle GPU, from the call to its result")
     parts.add_argument("--first-call", action="store_true", help="a fresh process, with an empty and a warm cache")
@@ -600,7 +679,7 @@ def parse():
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
     parser.add_argument("--plot", metavar="FILE", help="draw the speeds: a PNG")
     args = parser.parse_args()
-    if not (args.memory or args.sparse or args.accuracy or args.latency or args.first_call):
+    if not (args.memory or args.sparse or args.score or args.accuracy or args.latency or args.first_call):
         args.speed = True
     if args.plot and not args.speed:
         parser.error("--plot: draws the results of --speed")
@@ -619,6 +698,7 @@ def main():
         "memory": (args.memory, partial(memory, peers=args.peers, dropout=args.dropout), show_memory),
         "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
                                         dropout=args.dropout), show_sparse),
+        "score": (args.score, partial(score_speeds, passes=args.passes, rounds=args.rounds), show_scores),
         "accuracy": (args.accuracy, partial(accuracy, passes=args.passes, peers=args.peers), show_accuracy),
         "latency": (args.latency, partial(latency, peers=args.peers, rounds=args.rounds), show_latency),
         "first call": (args.first_call, first_call, show_first_call),

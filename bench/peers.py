@@ -122,17 +122,18 @@ def release():
 
 # --------------------------------------------------------------------------------------------------------------- peers
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
-def make_forward(name, arrays, *, causal=False, window=None, mask=None, dropout=0.0, deterministic=False):
+def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=None, dropout=0.0, deterministic=False):
     """The forward of a peer on the arrays q, k, v, do. `window` keys to the left are seen, and the query's own.
 
-    A mask, and what is deterministic, is for numbattn alone.
+    A mask, a score, and what is deterministic, are for numbattn alone.
     """
     if window is not None and name not in ("numbattn", FA4):
         raise ValueError(f"{name} has no windows")
     if name == "numbattn":
         if window is not None:
             mask = na.Window(window, 0) & mask if mask else na.Window(window, 0)
-        return partial(_numbattn, *arrays, deterministic, causal=causal, mask=mask, dropout=dropout_of(dropout))
+        options = {"causal": causal, "mask": mask, "score": score, "dropout": dropout_of(dropout)}
+        return partial(_numbattn, *arrays, deterministic, **options)
     if name == "cupy":
         bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype) if causal else None
         return partial(_cupy, *arrays, bias, dropout)
