@@ -80,7 +80,7 @@ def test_parts(rng, name, mask, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("number", "names"), enumerate(PAIRS), ids=str)
+@pytest.mark.parametrize(("number", "names"), list(enumerate(PAIRS)), ids=str)
 def test_parts_in_order(rng, number, names):
     dtype = (np.float32, ml_dtypes.bfloat16)[number % 2]
     score = [PARTS[name](rng, dtype) for name in names]
