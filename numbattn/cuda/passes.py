@@ -102,7 +102,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     planned, stream = program.plan, gpu.stream()
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
     ds_scale = scale if dropout is None else scale * kept_scale / 2
-    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale
+    numbers = *masked.numbers, *drops, scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale, 1 / scale
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .build import Key
-from .kernels.score import SINK_PART
+from .kernels.score import SINK_PART, is_curved
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
@@ -362,7 +362,7 @@ class Planner:
             yield from self.sight()
         elif argument is SCORE:
             yield from self.scores()
-        elif argument == "scale_log2" and self.score:
+        elif argument == "scale_log2" and is_curved(self.score):
             yield LOG2_E
         elif argument in numbers:
             yield numbers[argument]
@@ -396,7 +396,7 @@ class Planner:
             for number, part in enumerate(self.call.score)
         ]
         if arrays:
-            yield "scale"
+            yield from ("scale", "inverse_scale")
         for part, array in sorted(zip(self.call.score, arrays), key=lambda x: x[0].kind == SINK_PART):
             yield from (*array, *part.numbers)
 

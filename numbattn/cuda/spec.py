@@ -16,7 +16,7 @@ NUMBERS = (
     "lo", "hi", "queries", "keys", "lo_shift", "hi_shift",  # of the mask's band, int32
     "threshold", "offset", "key_low", "key_high",  # of dropout, uint32 and uint64
     "scale", "scale_log2", "kept_scale",  # floats of the sums' dtype
-    "ds_scale", "delta_scale",  # too: see kernels.gradients.dropout_steps
+    "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.gradients.dropout_steps, kernels.score
 )  # fmt: skip
 SIDES = NUMBERS[:4]
 

@@ -77,11 +77,11 @@ def backward_kv(
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
-    ZERO, LOG2E, HAS_SCORE = ACC(0), ACC(LOG2_E), bool(score)
+    ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     sees = element_test(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
-    apply, pull_back = score_steps(score, S_TILE, ACC, transposed=True)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
     COMPUTES_DK, COMPUTES_DV = "k" in sums_of, "v" in sums_of
 
     @device
@@ -125,7 +125,7 @@ def backward_kv(
                 S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
                 S, F = apply(S, scores, batch, head, m0, n0)
-                P = exp2(S * (LOG2E if HAS_SCORE else scale * LOG2E) - lse_log2)    # line 13: P = exp(S - lse)
+                P = exp2(S * (to_log2(scale)) - lse_log2)    # line 13: P = exp(S - lse)
                 dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P   # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
@@ -175,9 +175,9 @@ def backward_q(
     )  # fmt: skip
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
-    ZERO, LOG2E, HAS_SCORE = ACC(0), ACC(LOG2_E), bool(score)
+    ZERO, LOG2E = ACC(0), ACC(LOG2_E)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, (apply, pull_back) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
+    drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
 
     @device
     def fetch_tile(stage, K, V, n0):
@@ -216,7 +216,7 @@ def backward_q(
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, m0, n0)
-            P = exp2(S * (LOG2E if HAS_SCORE else scale * LOG2E) - lse_log2)    # line 13: P = exp(S - lse)
+            P = exp2(S * (to_log2(scale)) - lse_log2)    # line 13: P = exp(S - lse)
             dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)

@@ -77,7 +77,7 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
-from .score import CURVED, kind_of, looks_up, score_steps
+from .score import is_curved, looks_up, score_steps
 from .visibility import band_of, element_test, grids_of
 
 
@@ -130,7 +130,7 @@ def backward_kv(
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
-    apply, _ = score_steps(score, S_TILE, np.float32, transposed=True)
+    apply, *_ = score_steps(score, S_TILE, np.float32, transposed=True)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
     keys_of_block, load_tiles = keys_step(ROWS * CONSUMERS), loader(pipelines, first_queries, next_queries)
     if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
@@ -324,7 +324,7 @@ def keeps_both(work):
     It has none for what a mask or a score looks up, nor for a score's derivative, which waits for dP; with dropout it
     spills some at 128.
     """
-    crowded = grids_of(work.mask) or looks_up(work.score) or any(kind_of(part) in CURVED for part in work.score)
+    crowded = grids_of(work.mask) or looks_up(work.score) or is_curved(work.score)
     crowded = crowded or (work.problem.dropout and (size_of(work) > 64 or work.score))
     return takes(work) and size_of(work) in KEYS and not crowded
 

@@ -81,7 +81,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
-    apply, pull_back = score_steps(score, S_TILE, np.float32)
+    apply, pull_back, _ = score_steps(score, S_TILE, np.float32)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, "keys" in mask), "queries" in mask
 
     @device

@@ -82,7 +82,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
-    apply, pull_back = score_steps(score, S_TILE, np.float32, transposed=True)
+    apply, pull_back, _ = score_steps(score, S_TILE, np.float32, transposed=True)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
     keys_of_block, load_tiles = keys_step(ROWS), loader(pipelines, first_queries, next_queries)
 

@@ -153,7 +153,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, HAS_GRIDS = drop_step(S_TILE, dropout), bool(grids_of(mask))
-    (apply, _), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
+    (apply, *_), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
     @device

@@ -1,7 +1,8 @@
 """Scores: what a call's parts do to S = scale Q K^T before the mask, and what dS is multiplied by. See numbattn.scores.
 
-Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Without a score nothing is. With
-one, S and its exponents are natural: what kernels call scale_log2 is log2(e) then.
+Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Without a score nothing is. From a
+Softcap on S is natural, and what kernels call scale_log2 is log2(e); else the multiplication by scale stays where it
+is, in the exponent, and takes no time.
 """
 
 from functools import reduce
@@ -38,6 +39,7 @@ class Scores(NamedTuple):
     """A score, as kernels take it."""
 
     scale: Any
+    inverse_scale: Any
     parts: Any  # of each but a sink what its kind needs: see `part_types`
     logits: Any  # (batch, heads), where there is a sink
 
@@ -75,40 +77,84 @@ def scores_type(score, dtype):
     number = getattr(types, sum_type(dtype).__name__)
     parts = types.Tuple([types.Tuple(part_types(part, number)) for part in parts_of(score)])
     logits = types.Tuple([array_type(sum_type(dtype), 2)] * (SINK_PART in score))
-    return types.NamedTuple([number, parts, logits], Scores)
+    return types.NamedTuple([number, number, parts, logits], Scores)
+
+
+def is_curved(score):
+    """Whether a part has a derivative that is not 1. Exponents are natural then, behind the first such part; else they
+    are Q K^T, to which parts are added in its unit, divided by scale."""
+    return any(kind_of(part) in CURVED for part in score)
 
 
 def score_steps(score, layout, ACC, transposed=False, behind=-1):
-    """Device functions for tiles of S: (S, scores, batch, head, m0, n0) -> S behind all parts, and F; (dS, F) -> dS F.
+    """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S behind all parts, and F;
+    (dS, F) -> dS F; (scale) -> what S is multiplied by to be an exponent of 2.
 
     F is the derivative of what the parts behind number `behind` do, by what they are given. The tile's rows are
     queries, or keys if it is transposed.
     """
     parts = parts_of(score)
+    curved = [number for number, part in enumerate(parts) if kind_of(part) in CURVED]
+    to_log2 = of_natural(ACC) if curved else of_raw(ACC)
     if not parts:
-        return (scaled if score else as_it_is), linear
+        return as_it_is, linear, to_log2
 
-    steps = [STEPS[kind_of(part)](part, number, layout, ACC, transposed) for number, part in enumerate(parts)]
+    steps = [
+        STEPS[kind_of(part)](part, number, units(natural=bool(curved) and number > curved[0]), layout, ACC, transposed)
+        for number, part in enumerate(parts)
+    ]
     if behind >= 0:  # the derivatives of those before are not asked for
         steps[: behind + 1] = map(without_derivative, steps[: behind + 1])
     every_step, ONE = reduce(then, steps), ACC(1)
 
     @device
     def apply(S, scores, batch, head, m0, n0):
-        return every_step(S * scores.scale, full(layout, ONE), scores, batch, head, m0, n0)
+        return every_step(S, full(layout, ONE), scores, batch, head, m0, n0)
 
-    curved = any(kind_of(part) in CURVED for part in parts[behind + 1 :])
-    return apply, times if curved else linear
+    return apply, times if any(number > behind for number in curved) else linear, to_log2
+
+
+def units(natural):
+    """Device functions (x, scores): a number that is to be added, in the unit of S; S's factor, in natural units."""
+
+    @device
+    def same(x, scores):
+        return x
+
+    @device
+    def divided(x, scores):
+        return x * scores.inverse_scale
+
+    @device
+    def multiplied(x, scores):
+        return x * scores.scale
+
+    return (same, same) if natural else (divided, multiplied)
+
+
+def of_natural(ACC):
+    LOG2E = ACC(LOG2_E)
+
+    @device
+    def to_log2(scale):
+        return LOG2E
+
+    return to_log2
+
+
+def of_raw(ACC):
+    LOG2E = ACC(LOG2_E)
+
+    @device
+    def to_log2(scale):
+        return scale * LOG2E
+
+    return to_log2
 
 
 @device
 def as_it_is(S, scores, batch, head, m0, n0):
     return S, S
-
-
-@device
-def scaled(S, scores, batch, head, m0, n0):
-    return S * scores.scale, S
 
 
 @device
@@ -140,26 +186,26 @@ def without_derivative(step):
 
 
 # --------------------------------------------------------------------------------------------------------- the parts
-def softcap(part, number, layout, ACC, transposed):
-    TWO_LOG2E = ACC(2 * LOG2_E)
+def softcap(part, number, unit, layout, ACC, transposed):
+    (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
 
     @device
     def step(S, F, scores, batch, head, m0, n0):
         """tanh(x) = 1 - 2 r with r = 1 / (exp(2 x) + 1), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
         cap, inverse = scores.parts[number]
-        r = reciprocal(exp2(S * (inverse * TWO_LOG2E)) + 1)
+        r = reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
         return cap - 2 * cap * r, F * (4 * r * (1 - r))
 
     return step
 
 
-def alibi(part, number, layout, ACC, transposed):
-    distance = distance_of(layout, ACC, transposed)
+def alibi(part, number, unit, layout, ACC, transposed):
+    (own, _), distance = unit, distance_of(layout, ACC, transposed)
 
     @device
     def step(S, F, scores, batch, head, m0, n0):
         slopes, shift = scores.parts[number]
-        return S - distance(m0 + shift, n0) * slopes[batch, head], F
+        return S - distance(m0 + shift, n0) * own(slopes[batch, head], scores), F
 
     return step
 
@@ -175,21 +221,23 @@ def distance_of(layout, ACC, transposed=False):
     return distance
 
 
-def relative(part, number, layout, ACC, transposed):
-    SIGN = -1 if transposed else 1
+def relative(part, number, unit, layout, ACC, transposed):
+    (own, _), SIGN = unit, -1 if transposed else 1
 
     @device
     def step(S, F, scores, batch, head, m0, n0):
         (table,) = scores.parts[number]
-        _, _, entries = shape(table)
-        reach = entries // 2
+        _, _, count = shape(table)
+        reach = count // 2
         ahead = diagonal_index(layout, SIGN * (n0 - m0)) * SIGN     # j - i
-        return S + take(table[batch, head], maximum(minimum(ahead, reach), -reach) + reach), F
+        entries = take(table[batch, head], maximum(minimum(ahead, reach), -reach) + reach)
+        return S + own(entries, scores), F
 
     return step
 
 
-def bias(part, number, layout, ACC, transposed):
+def bias(part, number, unit, layout, ACC, transposed):
+    own, _ = unit
     ROWS_OF = Alignment(0 if transposed else int(part.split()[2]))
 
     @device
@@ -205,7 +253,7 @@ def bias(part, number, layout, ACC, transposed):
     @device
     def step(S, F, scores, batch, head, m0, n0):
         (biases,) = scores.parts[number]
-        return S + convert(tile_of(biases[batch, head], m0, n0), ACC), F
+        return S + own(convert(tile_of(biases[batch, head], m0, n0), ACC), scores), F
 
     return step
 
@@ -217,7 +265,8 @@ STEPS = {"softcap": softcap, "alibi": alibi, "relative": relative, "bias": bias}
 def sink_steps(score, ACC):
     """Device functions of a row's end: (m, total, scores, batch, head) -> m and total with the sink's logit, and alpha,
     which rescales O; (total, alpha) -> what O is multiplied by. total stays 0 where nothing is seen."""
-    LOG2E = ACC(LOG2_E)
+    own, _ = units(is_curved(score))
+    to_log2 = of_natural(ACC) if is_curved(score) else of_raw(ACC)
 
     @device
     def without(m, total, scores, batch, head):
@@ -229,10 +278,10 @@ def sink_steps(score, ACC):
 
     @device
     def with_sink(m, total, scores, batch, head):
-        logit, seen = scores.logits[0][batch, head], total > 0
+        logit, seen, factor = own(scores.logits[0][batch, head], scores), total > 0, to_log2(scores.scale)
         largest = maximum(m, logit)
-        alpha = where(seen, exp2((m - largest) * LOG2E), 0)
-        return largest, total * alpha + where(seen, exp2((logit - largest) * LOG2E), 0), alpha
+        alpha = where(seen, exp2((m - largest) * factor), 0)
+        return largest, total * alpha + where(seen, exp2((logit - largest) * factor), 0), alpha
 
     @device
     def rescaled_inverse(total, alpha):

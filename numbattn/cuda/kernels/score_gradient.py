@@ -58,7 +58,7 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
     LOG2E = ACC(LOG2_E)
     sees, drop, HAS_GRIDS = element_test(mask, S_TILE), drop_step(S_TILE, dropout), bool(grids_of(mask))
     TILE_M, TILE_N = tile_m, tile_n
-    apply, pull_back = score_steps(score, S_TILE, ACC, behind=behind)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
 
     @device
     def tested(band, m0, n0):
@@ -79,7 +79,7 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         wait_copies()
         sync_threads()
         S, F = apply(dot(S_TILE, sQ, sK.T), scores, batch, head, m0, n0)    # Alg. 4 line 11
-        P = exp2(S * LOG2E - lse * LOG2E)                       # line 13
+        P = exp2(S * to_log2(scores.scale) - lse * LOG2E)       # line 13
         dP = dot(S_TILE, sdO, sV.T)                             # line 17
         Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
         dS = pull_back(P * (dP * Z - D), F)                     # line 20
