@@ -276,7 +276,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def masked(S, tile, sight, n_block):
-        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
+        batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
+        m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
         band = band_at(sight, batch, head)
         return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
 
