@@ -12,6 +12,7 @@ import math
 import time
 from pydoc_data.topics import topics
 
+import ml_dtypes
 import numpy as np
 from tqdm import tqdm
 
@@ -19,6 +20,15 @@ import numbattn as na
 
 xp = np  # the module that makes the arrays: numpy or cupy, see --xp
 attention_vjp = na.attention_vjp  # or standard_vjp, see --attention
+half = None  # the dtype of what is multiplied, if not that of the weights, see --dtype
+
+
+def narrow(x):
+    return x if half is None else x.astype(half)
+
+
+def wide(x):
+    return x if half is None else x.astype(np.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -32,10 +42,13 @@ def embed(tokens, table):
 
 
 def linear(x, weight):
-    def backprop(dy):
-        return dy @ weight.T, x.T @ dy
+    x, weight = narrow(x), narrow(weight)
 
-    return x @ weight, backprop
+    def backprop(dy):
+        dy = narrow(dy)
+        return wide(dy @ weight.T), wide(x.T @ dy)
+
+    return wide(x @ weight), backprop
 
 
 def rmsnorm(x):
@@ -89,17 +102,17 @@ def rotate(qkv, by):
 
 def standard_vjp(q, k, v, causal=True, dropout=None):
     """What numbattn computes, by the plain formula: Algorithms 0 and 3 of the paper, which keep S and P."""
-    scale, future = q.shape[-1] ** -0.5, xp.triu(xp.full((q.shape[-2], k.shape[-2]), -xp.inf, q.dtype), 1)
-    S = scale * (q @ k.swapaxes(-1, -2)) + future
+    S = q.shape[-1] ** -0.5 * wide(q @ k.swapaxes(-1, -2))
+    S += xp.triu(xp.full(S.shape[-2:], -xp.inf, S.dtype), 1)
     P = xp.exp(S - S.max(axis=-1, keepdims=True))
     P /= P.sum(axis=-1, keepdims=True)
 
     def backprop(do):
-        dP = do @ v.swapaxes(-1, -2)
-        dS = scale * P * (dP - (P * dP).sum(axis=-1, keepdims=True))
-        return dS @ k, dS.swapaxes(-1, -2) @ q, P.swapaxes(-1, -2) @ do
+        dP = wide(do @ v.swapaxes(-1, -2))
+        dS = narrow(q.shape[-1] ** -0.5 * P * (dP - (P * dP).sum(axis=-1, keepdims=True)))
+        return dS @ k, dS.swapaxes(-1, -2) @ q, narrow(P).swapaxes(-1, -2) @ do
 
-    return P @ v, backprop
+    return narrow(P) @ v, backprop
 
 
 def attention(x, w_qkv, w_out, batch, heads, dropout):
@@ -111,14 +124,14 @@ def attention(x, w_qkv, w_out, batch, heads, dropout):
     qkv, qkv_back = linear(x, w_qkv)
     qkv = qkv.reshape(batch, seqlen, 3, heads, head_dim)
     rotate(qkv, rotation)
-    q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # each (batch, heads, seqlen, head_dim); views will do
+    q, k, v = narrow(qkv).transpose(2, 0, 3, 1, 4)  # each (batch, heads, seqlen, head_dim); views will do
     o, attention_back = attention_vjp(q, k, v, causal=True, dropout=dropout)
-    y, out_back = linear(o.swapaxes(1, 2).reshape(tokens, width), w_out)
+    y, out_back = linear(wide(o).swapaxes(1, 2).reshape(tokens, width), w_out)
 
     def backprop(dy):
         do, dw_out = out_back(dy)
-        dq, dk, dv = attention_back(do.reshape(batch, seqlen, heads, head_dim).swapaxes(1, 2))
-        dqkv = xp.stack([d.swapaxes(1, 2) for d in (dq, dk, dv)], axis=2)
+        dq, dk, dv = attention_back(narrow(do).reshape(batch, seqlen, heads, head_dim).swapaxes(1, 2))
+        dqkv = xp.stack([wide(d).swapaxes(1, 2) for d in (dq, dk, dv)], axis=2)
         rotate(dqkv, rotation.conj())  # gradients turn back
         dx, dw_qkv = qkv_back(dqkv.reshape(tokens, 3 * width))
         return norm_back(dx), dw_qkv, dw_out
@@ -283,6 +296,8 @@ def parse_args():
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout of attention")
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches, dropout and the sample")
     parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="where to compute: CPU or GPU")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32",
+                        help="of what is multiplied; weights and what is added are float32")
     parser.add_argument("--attention", choices=["numbattn", "standard"], default="numbattn",
                         help="standard: the plain formula, to compare with; without dropout")
     parser.add_argument("--plot", metavar="FILE", help="save a plot of the losses, e.g. loss.png (needs matplotlib)")
@@ -293,9 +308,11 @@ def parse_args():
 
 
 def main():
-    global xp, attention_vjp
+    global xp, attention_vjp, half
     args = parse_args()
     xp = importlib.import_module(args.xp)
+    if args.dtype == "bfloat16":
+        half = np.dtype(ml_dtypes.bfloat16)
     if args.attention == "standard":
         attention_vjp = standard_vjp
     rng = np.random.default_rng(args.seed)
