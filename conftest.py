@@ -7,6 +7,8 @@ import pytest
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
 
+SHARED_BYTES = 1 << 14  # of the kernels of examples
+
 
 @pytest.fixture(autouse=True)
 def names_of_examples(request, doctest_namespace):
@@ -18,9 +20,12 @@ def names_of_examples(request, doctest_namespace):
 
     TILE = tile.simt(2, 4, 32, 4, 1)
     ARRAY = np.arange(8, dtype=np.float32).reshape(2, 4)
+    shared = tile.SharedMemory()
+    PLACE, BOXES = shared.tile(2, 4, np.float32), shared.boxes(8, 64, np.float16)
+    RING = tile.Pipeline.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=1)
 
     def run(kernel, *arrays, threads=32):
-        tile.simulate(kernel, (1, 1, 1), threads, 1 << 14, *arrays)
+        tile.simulate(kernel, (1, 1, 1), threads, SHARED_BYTES, *arrays)
         return arrays[-1]
 
     def show(function, layout=TILE):
@@ -30,7 +35,7 @@ def names_of_examples(request, doctest_namespace):
             found = function(tile.load(ARRAY, layout, 0))
             tiles.append((found, places(found.layout)))
 
-        tile.simulate(kernel, (1, 1, 1), 32, 0)
+        tile.simulate(kernel, (1, 1, 1), 32, SHARED_BYTES)
         first = tiles[0][0]
         out = np.empty(first.layout.shape, first.dtype)
         for found, at in tiles:
@@ -38,4 +43,4 @@ def names_of_examples(request, doctest_namespace):
         return out
 
     doctest_namespace.update({name: getattr(tile, name) for name in tile.__all__})
-    doctest_namespace.update(np=np, TILE=TILE, ARRAY=ARRAY, run=run, show=show)
+    doctest_namespace.update(np=np, TILE=TILE, ARRAY=ARRAY, PLACE=PLACE, BOXES=BOXES, RING=RING, run=run, show=show)

@@ -37,7 +37,8 @@ plain one. Numbers take the dtype of the tile that they meet.
 | increase_registers, decrease_registers | of a warpgroup | setmaxnreg |
 
 In the examples of words, TILE is a layout of 2x4, x the tile of ARRAY, 0 to 7, and show(f) what f makes of x;
-run(kernel, *arrays) simulates one warp and returns the last array.
+run(kernel, *arrays) simulates one warp and returns the last array. PLACE is where such a tile lies in shared memory,
+BOXES where boxes of 8x64 float16 lie, RING a pipeline of two stages of four int32 with one reader.
 """
 
 from . import operators  # noqa: F401, defines them

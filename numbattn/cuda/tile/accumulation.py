@@ -60,7 +60,17 @@ def _check_shared(word, shared, layout):
 
 @primitive
 def put_registers(shared, tile):
-    """A tile into shared memory, a place of one row, in register order. See `accumulation`."""
+    """A tile into shared memory, a place of one row, in register order. See `accumulation`.
+
+    >>> LINE = SharedMemory().tile(1, 128, np.float32)
+    >>> ROW, LAYOUT = simt(1, 128, 32, 32, 4), simt(2, 64, 32, 16, 2)
+    >>> def kernel(x, y):
+    ...     put_registers(allocate(LINE), load(x, LAYOUT, 0))
+    ...     sync_threads()
+    ...     save(y, get(allocate(LINE), ROW), 0)
+    >>> run(kernel, np.arange(128, dtype=np.float32).reshape(2, 64), np.zeros((1, 8)))
+    array([[ 0.,  1., 32., 33.,  2.,  3., 34., 35.]])
+    """
     check_tile("put_registers", tile, {"float32"})
     _check_shared("put_registers", shared, tile.layout)
     shared.write(0, _places(tile.layout), tile.registers.reshape(-1))
@@ -82,7 +92,17 @@ def put_registers(shared, tile):
 
 @primitive
 def get_registers(shared, layout):
-    """A tile from shared memory, where it lies in register order. See `accumulation`."""
+    """A tile from shared memory, where it lies in register order. See `accumulation`.
+
+    >>> LINE = SharedMemory().tile(1, 128, np.float32)
+    >>> ROW, LAYOUT = simt(1, 128, 32, 32, 4), simt(2, 64, 32, 16, 2)
+    >>> def kernel(x, y):
+    ...     put(allocate(LINE), load(x, ROW, 0))
+    ...     sync_threads()
+    ...     save(y, get_registers(allocate(LINE), LAYOUT), 0)
+    >>> run(kernel, np.arange(128, dtype=np.float32), np.zeros((1, 8)))
+    array([[ 0.,  1.,  4.,  5.,  8.,  9., 12., 13.]])
+    """
     _check_shared("get_registers", shared, layout)
     return Fragment(layout, shared.read(0, _places(layout)).reshape(layout.slots))
 
@@ -96,7 +116,12 @@ def get_registers(shared, layout):
 
 @primitive
 def load_registers(array, number, layout):
-    """Tile number `number` of those that lie in an array in register order. See `accumulation`."""
+    """Tile number `number` of those that lie in an array in register order. See `accumulation`.
+
+    >>> LAYOUT = simt(2, 64, 32, 16, 2)
+    >>> show(lambda x: load_registers(np.arange(256, dtype=np.float32), 1, LAYOUT))[0, :6]
+    array([128., 129., 132., 133., 136., 137.], dtype=float32)
+    """
     _check("load_registers", layout, array)
     places = int(number) * prod(layout.shape) + _places(layout)
     return Fragment(layout, np.asarray(array)[places].reshape(layout.slots))
@@ -116,7 +141,19 @@ def load_registers(array, number, layout):
 
 @primitive
 def bulk_add(array, number, shared):
-    """Start to add a tile in shared memory to number `number` of those in an array. By one thread, as `tma_store`."""
+    """Start to add a tile in shared memory to number `number` of those in an array. By one thread, as `tma_store`.
+
+    >>> LINE, ROW = SharedMemory().tile(1, 4, np.float32), simt(1, 4, 32, 4, 1)
+    >>> def kernel(sums):
+    ...     put(allocate(LINE), full(ROW, np.float32(2)))
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         bulk_add(sums, 1, allocate(LINE))
+    ...         tma_store_wait()
+    >>> run(kernel, np.ones(8, np.float32))
+    array([1., 1., 1., 1., 3., 3., 3., 3.], dtype=float32)
+    """
     _check_sums(shared, array)
     cols = shared.plan.cols
     array[int(number) * cols :][:cols] += start_store(shared)[0]

@@ -18,6 +18,9 @@ class Alignment:
     """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
 
     See `views.alignment`. Alignment(0) promises nothing.
+
+    >>> Alignment.of(ARRAY), Alignment.of(ARRAY[:, :2]), Alignment.of(ARRAY.T)
+    (Alignment(nbytes=16), Alignment(nbytes=8), Alignment(nbytes=0))
     """
 
     nbytes: int

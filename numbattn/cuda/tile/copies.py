@@ -22,7 +22,6 @@ def copy_async(shared, matrix, layout, first):
     The tile and the matrix are of one dtype. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
     the way through the registers.
 
-    >>> PLACE = SharedMemory().tile(2, 4, np.float32)
     >>> def kernel(x, y):
     ...     copy_async(allocate(PLACE), x, TILE, 0)
     ...     wait_copies()
@@ -89,7 +88,18 @@ def emit_copy(b, target, place, nbytes, inside):
 
 @primitive
 def wait_copies():
-    """What this thread has copied by `copy_async` is there. The others know after the next barrier."""
+    """What this thread has copied by `copy_async` is there. The others know after the next barrier.
+
+    >>> PLACES = SharedMemory().tile(2, 4, np.float32, stages=2)
+    >>> def doubled(x):
+    ...     copy_async(allocate(PLACES, 0), ARRAY, TILE, 0)
+    ...     copy_async(allocate(PLACES, 1), ARRAY, TILE, 0)
+    ...     wait_copies()
+    ...     sync_threads()
+    ...     return get(allocate(PLACES, 0), TILE) + get(allocate(PLACES, 1), TILE)
+    >>> show(doubled)[0]
+    array([0., 2., 4., 6.], dtype=float32)
+    """
     simulator.shared_memory().note_arrival()
 
 

@@ -229,7 +229,16 @@ def _half(x):
 
 @primitive
 def beside(left, right, layout):
-    """A tile of this layout from its `column_halves`."""
+    """A tile of this layout from its `column_halves`.
+
+    >>> LAYOUT = simt(2, 4, 32, 2, 1)
+    >>> def swapped(x):
+    ...     left, right = column_halves(x)
+    ...     return beside(right, left, LAYOUT)
+    >>> show(swapped, LAYOUT)
+    array([[2., 3., 0., 1.],
+           [6., 7., 4., 5.]], dtype=float32)
+    """
     _check_beside(left, right, layout)
     return Fragment(layout, np.hstack([left.registers, right.registers]))
 

@@ -20,6 +20,10 @@ class Axis:
         base(t) is the sum of ((t >> shift) & (2**bits - 1)) * weight.
     offsets : tuple of int
         One for each slot, relative to the base. No offset has a bit in common with a base.
+
+    >>> axis = Axis(8, fields=((0, 2, 2),), offsets=(0, 1))
+    >>> [[axis.base(thread) + offset for offset in axis.offsets] for thread in range(4)]
+    [[0, 1], [2, 3], [4, 5], [6, 7]]
     """
 
     size: int

@@ -9,7 +9,7 @@
 
 A producer and a consumer, and the tile on its way back:
 
-    >>> shared = SharedMemory()
+    >>> shared, ROWS = SharedMemory(), simt(8, 64, 128, 16, 4)
     >>> PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16, stages=2), readers=1)
     >>> def kernel(x, y):
     ...     init_pipeline(PIPELINE)
@@ -24,7 +24,7 @@ A producer and a consumer, and the tile on its way back:
     ...     else:
     ...         for row in range(0, 32, 8):
     ...             wait(S)
-    ...             tile = get(S.tile, simt(8, 64, 128, 16, 4))
+    ...             tile = get(S.tile, ROWS)
     ...             sync_warpgroup()
     ...             put(S.tile, convert(convert(tile, np.float32) * 2, np.float16))
     ...             fence_async_proxy()
@@ -71,7 +71,12 @@ BARRIER_BYTES = 8
 @constant
 @dataclass(frozen=True)
 class Pipeline:
-    """Where the stages and their barriers lie, how many warpgroups read each of them, and how it is filled."""
+    """Where the stages and their barriers lie, how many warpgroups read each of them, and how it is filled.
+
+    >>> shared = SharedMemory()
+    >>> print(Pipeline.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=1))
+    pipeline of 2 int32 1x4 at 0, 1 readers
+    """
 
     tile: Boxes
     barriers: int  # offset in shared memory: those of `filled` first, then those of `free`
@@ -157,7 +162,16 @@ def emit_barrier(b, pipeline, index, free):
 
 @primitive
 def init_pipeline(pipeline):
-    """Make a pipeline ready: by all threads of a block, before a barrier of the block. See `pipeline`."""
+    """Make a pipeline ready: by all threads of a block, before a barrier of the block. See `pipeline`.
+
+    >>> def kernel(y):
+    ...     init_pipeline(RING)
+    ...     sync_threads()
+    ...     acquire(stage(RING, 1))  # at first every stage is free
+    ...     y[0] = 1
+    >>> run(kernel, np.zeros(1))
+    array([1.])
+    """
     me, memory = simulator.thread_index(), simulator.shared_memory()
     if me == 0:
         kinds = ("filled", pipeline.fills), ("free", pipeline.readers)
@@ -185,7 +199,13 @@ def init_pipeline(pipeline):
 
 @primitive
 def stage(pipeline, index):
-    """The first use of a stage. See `pipeline`."""
+    """The first use of a stage. See `pipeline`.
+
+    >>> def kernel(y):
+    ...     y[0] = stage(RING, 1).index
+    >>> run(kernel, np.zeros(1))
+    array([1.])
+    """
     return Stage(pipeline, int(index), 0)
 
 
@@ -196,7 +216,14 @@ def stage(pipeline, index):
 
 @primitive
 def advance(stage, steps=1):
-    """The use so many stages further on, up to as many as there are. See `pipeline`."""
+    """The use so many stages further on, up to as many as there are. See `pipeline`.
+
+    >>> def kernel(y):
+    ...     S = stage(RING, 0)
+    ...     y[0], y[1], y[2] = S.index, advance(S).index, advance(S, 2).index
+    >>> run(kernel, np.zeros(3))
+    array([0., 1., 0.])
+    """
     if not 0 <= steps <= stage.pipeline.tile.stages:
         raise ValueError(f"advance: got {steps} steps, expected 0 to {stage.pipeline.tile.stages}")
     rounds, index = divmod(stage.index + int(steps), stage.pipeline.tile.stages)
@@ -232,7 +259,20 @@ def emit_wait(b, barrier, parity):
 
 @primitive
 def acquire(stage):
-    """Wait until the stage's readers have released what it held before. See `pipeline`."""
+    """Wait until the stage's readers have released what it held before. See `pipeline`.
+
+    >>> def kernel(y):
+    ...     init_pipeline(RING)
+    ...     sync_threads()
+    ...     if warpgroup_index() == 0:
+    ...         y[0] = 4
+    ...         release(stage(RING, 0))
+    ...     else:
+    ...         acquire(advance(stage(RING, 0), 2))  # the same stage in the next round
+    ...         y[1] = y[0] + 1
+    >>> run(kernel, np.zeros(2), threads=256)
+    array([4., 5.])
+    """
     stage.barrier(free=True).wait(stage.round - 1)
 
 
@@ -247,7 +287,20 @@ def acquire(stage):
 
 @primitive
 def wait(stage):
-    """Wait until the stage is filled. See `pipeline`."""
+    """Wait until the stage is filled. See `pipeline`.
+
+    >>> ROW = simt(1, 4, 32, 4, 1)
+    >>> def kernel(y):
+    ...     init_pipeline(RING)
+    ...     sync_threads()
+    ...     S = stage(RING, 0)
+    ...     if thread_index() == 31:
+    ...         commit(S, (3, 4, 5, 6))
+    ...     wait(S)
+    ...     save(y, get(S.tile, ROW), 0)
+    >>> run(kernel, np.zeros((1, 4)))
+    array([[3., 4., 5., 6.]])
+    """
     stage.barrier(free=False).wait(stage.round)
     stage.note_wait()
 
@@ -263,7 +316,18 @@ def wait(stage):
 
 @primitive
 def release(stage):
-    """This warpgroup has read the stage. All of its threads come here; what the first of them knows is what counts."""
+    """This warpgroup has read the stage. All of its threads come here; what the first of them knows is what counts.
+
+    >>> def kernel(y):
+    ...     init_pipeline(RING)
+    ...     sync_threads()
+    ...     S = stage(RING, 0)
+    ...     release(S)
+    ...     acquire(advance(S, 2))  # the same stage in the next round; without a release this waits for ever
+    ...     y[0] = 1
+    >>> run(kernel, np.zeros(1), threads=128)
+    array([1.])
+    """
     if simulator.thread_index() % WARPGROUP == 0:
         stage.barrier(free=True).arrive()
 
@@ -312,18 +376,16 @@ def commit(stage, numbers=None):
 
     Without numbers this warpgroup has put its part into the stage: as in `release`, what its first thread knows counts.
 
-    >>> shared = SharedMemory()
-    >>> PAIRS = Pipeline.within(shared, shared.tile(1, 2, np.int32, stages=1), 1)
     >>> def kernel(y):
-    ...     init_pipeline(PAIRS)
+    ...     init_pipeline(RING)
     ...     sync_threads()
-    ...     S = stage(PAIRS, 0)
+    ...     S = stage(RING, 0)
     ...     if thread_index() == 0:
-    ...         commit(S, (3, 4))
+    ...         commit(S, (3, 4, 5, 6))
     ...     wait(S)
-    ...     y[0], y[1] = read(S)
-    >>> run(kernel, np.zeros(2))
-    array([3., 4.])
+    ...     y[0], y[1], y[2], y[3] = read(S)
+    >>> run(kernel, np.zeros(4))
+    array([3., 4., 5., 6.])
     """
     if numbers is not None:
         _check_numbers(stage.pipeline.tile, numbers, int | np.integer | np.bool_)
@@ -365,7 +427,19 @@ def _check_numbers(plan, numbers, integers):
 
 @primitive
 def read(stage):
-    """The integers in a stage: see `commit`."""
+    """The integers in a stage: see `commit`.
+
+    >>> def kernel(y):
+    ...     init_pipeline(RING)
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         commit(stage(RING, 0), (3, 4, 5, 6))
+    ...     wait(stage(RING, 0))
+    ...     a, b, c, d = read(stage(RING, 0))
+    ...     y[0] = a * b + c * d
+    >>> run(kernel, np.zeros(1))
+    array([42.])
+    """
     _check_records("read", stage.pipeline.tile)
     return tuple(stage.tile.read(0, np.arange(stage.pipeline.tile.cols)))
 

@@ -36,12 +36,12 @@ def dot(acc, x, y):
     y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype. Where a
     warpgroup multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
 
-    >>> PLACE = SharedMemory().tile(2, 4, np.float32)
+    >>> SUMS = simt(2, 2, 32, 2, 1)
     >>> def kernel(x, z):
     ...     sX = allocate(PLACE)
     ...     put(sX, load(x, TILE, 0))
     ...     sync_threads()
-    ...     save(z, dot(simt(2, 2, 32, 2, 1), sX, sX.T), 0)
+    ...     save(z, dot(SUMS, sX, sX.T), 0)
     >>> run(kernel, ARRAY, np.zeros((2, 2)))
     array([[ 14.,  38.],
            [ 38., 126.]])

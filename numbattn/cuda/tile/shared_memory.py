@@ -154,7 +154,19 @@ def _tile_transposed(tile):
 
 @primitive
 def allocate(plan, stage=0):
-    """The tile of which `plan` is the place; tile.T is it transposed: see `put`."""
+    """The tile of which `plan` is the place; tile.T is it transposed.
+
+    >>> LAYOUT = simt(4, 2, 32, 2, 1)
+    >>> def transposed(x):
+    ...     put(allocate(PLACE), x)
+    ...     sync_threads()
+    ...     return get(allocate(PLACE).T, LAYOUT)
+    >>> show(transposed)
+    array([[0., 4.],
+           [1., 5.],
+           [2., 6.],
+           [3., 7.]], dtype=float32)
+    """
     memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.stride
 
     def cut(flat, step):
@@ -217,16 +229,13 @@ def shared_base(b, plan, layout):
 def put(shared, tile):
     """A tile from registers into shared memory, rounded to the dtype there. Transposed: see `allocate`.
 
-    >>> PLACE = SharedMemory().tile(2, 4, np.float32)
-    >>> def kernel(y):
-    ...     put(allocate(PLACE), load(ARRAY, TILE, 0))
+    >>> HALVES = SharedMemory().tile(2, 4, np.float16)
+    >>> def rounded(x):
+    ...     put(allocate(HALVES), x / 3)
     ...     sync_threads()
-    ...     save(y, get(allocate(PLACE).T, simt(4, 2, 32, 2, 1)), 0)
-    >>> run(kernel, np.zeros((4, 2)))
-    array([[0., 4.],
-           [1., 5.],
-           [2., 6.],
-           [3., 7.]])
+    ...     return get(allocate(HALVES), TILE)
+    >>> show(rounded)[0]
+    array([0.    , 0.3333, 0.6665, 1.    ], dtype=float16)
     """
     check_tile("put", tile)
     check_shape("put", shared.plan, tile.layout)
@@ -265,13 +274,13 @@ def put(shared, tile):
 def clear(shared, first):
     """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup.
 
-    >>> BOXES = SharedMemory().boxes(8, 64, np.float16)
+    >>> LAYOUT = simt(8, 64, 128, 16, 4)
     >>> def kernel(y):
-    ...     put(allocate(BOXES), full(simt(8, 64, 128, 16, 4), np.float16(1)))
+    ...     put(allocate(BOXES), full(LAYOUT, np.float16(1)))
     ...     sync_threads()
     ...     clear(allocate(BOXES), 2)
     ...     sync_threads()
-    ...     save(y, get(allocate(BOXES), simt(8, 64, 128, 16, 4)), 0)
+    ...     save(y, get(allocate(BOXES), LAYOUT), 0)
     >>> run(kernel, np.zeros((4, 1)), threads=128)
     array([[1.],
            [1.],
@@ -308,7 +317,17 @@ def _check_clear(plan):
 
 @primitive
 def get(shared, layout):
-    """A tile from shared memory into registers, of the dtype there: see `put`."""
+    """A tile from shared memory into registers, of the dtype there. The layout need not be that of who put it there.
+
+    >>> LAYOUT = simt(2, 4, 32, 2, 1)
+    >>> def sums_of_lanes(x):
+    ...     put(allocate(PLACE), x)
+    ...     sync_threads()
+    ...     return part_sum(get(allocate(PLACE), LAYOUT))
+    >>> show(sums_of_lanes)  # 0 + 2, 1 + 3; 4 + 6, 5 + 7
+    array([[ 2.,  4.],
+           [10., 12.]], dtype=float32)
+    """
     check_shape("get", shared.plan, layout)
     return Fragment(layout, shared.read(*places(layout)))
 

@@ -23,11 +23,29 @@ WORKERS = 32  # units of a block, at most, that work in the background
 
 
 class RaceError(RuntimeError):
-    """Two threads touch the same shared memory with no barrier between."""
+    """Two threads touch the same shared memory with no barrier between.
+
+    >>> ROWS = simt(2, 4, 32, 1, 4)
+    >>> def kernel(x):
+    ...     put(allocate(PLACE), load(x, ROWS, 0))
+    ...     get(allocate(PLACE), TILE)
+    >>> try:
+    ...     run(kernel, ARRAY)
+    ... except RaceError as error:
+    ...     print(error)
+    thread 1 reads what thread 0 wrote at byte 4 of shared memory, with no barrier between
+    """
 
 
 class DeadlockError(RuntimeError):
-    """No thread can go on."""
+    """No thread can go on.
+
+    >>> try:
+    ...     run(lambda: sync_warpgroup())  # 32 threads are not a warpgroup
+    ... except DeadlockError as error:
+    ...     print(error)
+    deadlock in block (0, 0, 0): threads 0-31 wait for sync_warpgroup() of warpgroup 0; 0 threads have ended
+    """
 
 
 class Stopped(BaseException):

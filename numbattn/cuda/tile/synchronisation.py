@@ -86,6 +86,13 @@ grid_size = grid_size.lowering(_lower_register("nctaid"))
 @primitive
 def sync_threads():
     """What the threads of this block have written, to shared or global memory, is now seen by all of them: see `put`.
+
+    >>> def kernel(x, y):
+    ...     x[thread_index()] = thread_index()
+    ...     sync_threads()
+    ...     y[thread_index()] = x[31 - thread_index()]
+    >>> run(kernel, np.zeros(32), np.zeros(32))[:4]
+    array([31., 30., 29., 28.])
     """
     block().everyone.meet()
 
@@ -154,7 +161,16 @@ def _check_atomic(word, array, takes):
 
 @primitive
 def sync_warp():
-    """What the lanes of this warp have written to shared memory is now seen by all of them. As `sync_threads`."""
+    """What the lanes of this warp have written to shared memory is now seen by all of them. As `sync_threads`.
+
+    >>> def kernel(x, y):
+    ...     if thread_index() < 32:  # one warp of two
+    ...         put(allocate(PLACE), load(x, TILE, 0))
+    ...         sync_warp()
+    ...         save(y, get(allocate(PLACE), TILE), 0)
+    >>> run(kernel, ARRAY, np.zeros((1, 4)), threads=64)
+    array([[0., 1., 2., 3.]])
+    """
     sync_lanes()
 
 
@@ -212,6 +228,15 @@ def warpgroup_index():
 @primitive
 def sync_warpgroup():
     """What the threads of this warpgroup have written to shared memory is now seen by all of them. As `sync_threads`.
+
+    >>> LAYOUT = simt(2, 4, 128, 4, 1)
+    >>> def kernel(x, y):
+    ...     if warpgroup_index() == 1:  # of two
+    ...         put(allocate(PLACE), load(x, LAYOUT, 0))
+    ...         sync_warpgroup()
+    ...         save(y, get(allocate(PLACE), LAYOUT), 0)
+    >>> run(kernel, ARRAY, np.zeros((1, 4)), threads=256)
+    array([[0., 1., 2., 3.]])
     """
     barrier(f"sync_warpgroup() of warpgroup {warpgroup_of()}", WARPGROUP).sync()
 
@@ -227,7 +252,16 @@ def sync_warpgroup():
 
 @primitive
 def sync_warpgroups(count):
-    """As `sync_threads`, for the block's first `count` warpgroups together, a literal."""
+    """As `sync_threads`, for the block's first `count` warpgroups together, a literal.
+
+    >>> def kernel(x, y):
+    ...     x[thread_index()] = thread_index()
+    ...     if warpgroup_index() < 2:  # of three
+    ...         sync_warpgroups(2)
+    ...         y[thread_index()] = x[255 - thread_index()]
+    >>> run(kernel, np.zeros(384), np.zeros(256), threads=384)[:4]
+    array([255., 254., 253., 252.])
+    """
     demand_literal("sync_warpgroups", count)
     barrier(f"sync_warpgroups({count})", count * WARPGROUP).sync()
 
@@ -245,6 +279,12 @@ def wait_on_dependencies():
     """Until the stream's kernel before this one is over, and what it has written is seen: see build.Source.overlaps.
 
     Before Hopper it is over when this one starts, and there is nothing to wait for.
+
+    >>> def kernel(x, y):
+    ...     wait_on_dependencies()  # x is what the kernel before this one has written
+    ...     save(y, load(x, TILE, 0) * 2, 0)
+    >>> run(kernel, ARRAY, np.zeros((1, 4)))
+    array([[0., 2., 4., 6.]])
     """
 
 
@@ -255,7 +295,15 @@ def wait_on_dependencies():
 
 @primitive
 def launch_dependents():
-    """As far as this block is concerned, the stream's next kernel may start, if it overlaps: it waits for this one."""
+    """As far as this block is concerned, the stream's next kernel may start, if it overlaps: it waits for this one.
+
+    >>> def kernel(x, y):
+    ...     wait_on_dependencies()
+    ...     launch_dependents()  # the next kernel may start; before it reads y, it waits
+    ...     save(y, load(x, TILE, 0) * 2, 0)
+    >>> run(kernel, ARRAY, np.zeros((1, 4)))
+    array([[0., 2., 4., 6.]])
+    """
 
 
 @launch_dependents.lowering
@@ -270,13 +318,31 @@ def emit_for_overlap(b, what):
 
 @primitive
 def decrease_registers(left):
-    """Each thread of this warpgroup gives back registers, so that it has `left` of them."""
+    """Each thread of this warpgroup gives back registers, so that it has `left` of them.
+
+    >>> def kernel(y):
+    ...     if warpgroup_index() == 0:
+    ...         decrease_registers(40)
+    ...     y[warpgroup_index()] = 1
+    >>> run(kernel, np.zeros(2), threads=256)
+    array([1., 1.])
+    """
     _check_registers("decrease_registers", left)
 
 
 @primitive
 def increase_registers(count):
-    """Each thread of this warpgroup gets registers, so that it has `count` of them, once others have given so many."""
+    """Each thread of this warpgroup gets registers, so that it has `count` of them, once others have given so many.
+
+    >>> def kernel(y):
+    ...     if warpgroup_index() == 0:
+    ...         decrease_registers(40)
+    ...     else:
+    ...         increase_registers(232)
+    ...     y[warpgroup_index()] = 1
+    >>> run(kernel, np.zeros(2), threads=256)
+    array([1., 1.])
+    """
     _check_registers("increase_registers", count)
 
 

@@ -16,7 +16,19 @@ from .world import primitive
 
 @primitive
 def prefetch_tensor_map(matrices):
-    """Prefetch a tensor map that will be used soon."""
+    """Prefetch a tensor map that will be used soon.
+
+    >>> def kernel(y):
+    ...     prefetch_tensor_map(y)
+    ...     clear(allocate(BOXES), 0)
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_store(y, allocate(BOXES), 0, 0, 0)
+    ...         tma_store_wait()
+    >>> run(kernel, np.ones((1, 1, 8, 64), np.float16), threads=128)[0, 0, 0, :4]
+    array([0., 0., 0., 0.], dtype=float16)
+    """
 
 
 @prefetch_tensor_map.lowering
@@ -33,6 +45,18 @@ def tma_load(stage, matrices, batch, head, row):
 
     matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes). In plain
     Python an array of that shape. See `pipeline`.
+
+    >>> shared, LAYOUT = SharedMemory(), simt(8, 64, 32, 8, 8)
+    >>> PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16), readers=1)
+    >>> def kernel(x, y):
+    ...     init_pipeline(PIPELINE)
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_load(stage(PIPELINE, 0), x, 0, 0, 4)
+    ...     wait(stage(PIPELINE, 0))
+    ...     save(y, get(stage(PIPELINE, 0).tile, LAYOUT), 0)
+    >>> run(kernel, np.ones((1, 1, 8, 64), np.float16), np.zeros((8, 1)))[:, 0]
+    array([1., 1., 1., 1., 0., 0., 0., 0.])
     """
     plan = stage.pipeline.tile
     check_boxes("tma_load", plan)
@@ -102,6 +126,17 @@ def bulk_load(stage, shared, line, first):
 
     By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`. The line is contiguous and
     long enough, what is copied lies at a multiple of 16 bytes.
+
+    >>> def kernel(line, y):
+    ...     init_pipeline(RING)
+    ...     sync_threads()
+    ...     S = stage(RING, 0)
+    ...     if thread_index() == 0:
+    ...         bulk_load(S, S.tile, line, 4)
+    ...     wait(S)
+    ...     y[0], y[1], y[2], y[3] = read(S)
+    >>> run(kernel, np.arange(8, dtype=np.int32), np.zeros(4))
+    array([4., 5., 6., 7.])
     """
     check_line("bulk_load", shared, line)
     cols = shared.plan.cols
@@ -133,7 +168,19 @@ def bulk_load(stage, shared, line, first):
 
 @primitive
 def fence_async_proxy():
-    """What this thread has written to shared memory may be stored by TMA, or multiplied by wgmma, after a barrier."""
+    """What this thread has written to shared memory may be stored by TMA, or multiplied by wgmma, after a barrier.
+
+    >>> LAYOUT = simt(8, 64, 32, 8, 8)
+    >>> def kernel(y):
+    ...     put(allocate(BOXES), full(LAYOUT, np.float16(2)))
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_store(y, allocate(BOXES), 0, 0, 0)
+    ...         tma_store_wait()
+    >>> run(kernel, np.zeros((1, 1, 8, 64), np.float16))[0, 0, 0, :4]
+    array([2., 2., 2., 2.], dtype=float16)
+    """
     simulator.shared_memory().share()
 
 
@@ -144,7 +191,18 @@ def fence_async_proxy():
 
 @primitive
 def tma_store(matrices, shared, batch, head, row):
-    """Start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread. See `pipeline`."""
+    """Start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread. See `pipeline`.
+
+    >>> def kernel(y):
+    ...     clear(allocate(BOXES), 0)
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_store(y, allocate(BOXES), 0, 0, 4)
+    ...         tma_store_wait()
+    >>> run(kernel, np.ones((1, 1, 8, 64), np.float16), threads=128)[0, 0, :, 0]
+    array([1., 1., 1., 1., 0., 0., 0., 0.], dtype=float16)
+    """
     check_boxes("tma_store", shared.plan)
     values, part = start_store(shared), _rows(matrices, shared.plan, batch, head, row)
     part[...] = values[: part.shape[0], : part.shape[1]]
@@ -181,7 +239,21 @@ def emit_commit(b):
 
 @primitive
 def tma_store_wait():
-    """Wait until the tiles that this thread stores may be overwritten."""
+    """Wait until the tiles that this thread stores may be overwritten.
+
+    >>> LAYOUT = simt(8, 64, 32, 8, 8)
+    >>> def kernel(y):
+    ...     for row in range(0, 24, 8):
+    ...         put(allocate(BOXES), full(LAYOUT, np.float32(row)))
+    ...         fence_async_proxy()
+    ...         sync_threads()
+    ...         if thread_index() == 0:
+    ...             tma_store(y, allocate(BOXES), 0, 0, row)
+    ...             tma_store_wait()
+    ...         sync_threads()  # BOXES may be overwritten
+    >>> run(kernel, np.ones((1, 1, 24, 64), np.float16))[0, 0, ::8, 0]
+    array([ 0.,  8., 16.], dtype=float16)
+    """
     memory = simulator.shared_memory()
     unit = memory.unit(_stores())
     memory.note_end(unit, memory.clocks[0, unit, unit])

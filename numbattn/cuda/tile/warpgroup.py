@@ -3,15 +3,15 @@
 `dot` starts one, of two tiles in shared memory or of an `operand` in registers and a tile; `wgmma_wait` waits for it.
 Until then the sum must not be touched and the tiles must not change.
 
-    >>> shared, ROWS = SharedMemory(), simt(64, 64, 128, 16, 4)
+    >>> shared, SUMS, ROWS = SharedMemory(), wgmma(64), simt(64, 64, 128, 16, 4)
     >>> X, Y = (shared.boxes(64, 64, np.float16) for _ in range(2))
     >>> def kernel(x, z):
     ...     put(allocate(X), load(x, ROWS, 0))
     ...     put(allocate(Y), load(x, ROWS, 0))
     ...     fence_async_proxy()
     ...     sync_warpgroup()
-    ...     S = wgmma_wait(dot(wgmma(64), allocate(X), allocate(Y).T), 0)
-    ...     save(z, wgmma_wait(dot(wgmma(64), operand(S, Y), allocate(Y)), 0), 0)
+    ...     S = wgmma_wait(dot(SUMS, allocate(X), allocate(Y).T), 0)
+    ...     save(z, wgmma_wait(dot(SUMS, operand(S, Y), allocate(Y)), 0), 0)
     >>> x = np.eye(64, dtype=np.float16) * 2
     >>> run(kernel, x, np.zeros((64, 64)), threads=128)[:2, :3]
     array([[8., 0., 0.],
@@ -75,14 +75,36 @@ class OperandModel(core_models.PrimitiveModel):
 
 @primitive
 def operand(tile, plan):
-    """A tile of sums, rounded to the dtype of `plan`, as the left operand of products there. See `warpgroup`."""
+    """A tile of sums, rounded to the dtype of `plan`, as the left operand of products there. See `warpgroup`.
+
+    >>> Y, SUMS = SharedMemory().boxes(64, 64, np.float16), wgmma(64)
+    >>> def kernel(y, z):
+    ...     put(allocate(Y), load(y, SUMS, 0))
+    ...     fence_async_proxy()
+    ...     sync_warpgroup()
+    ...     S = full(SUMS, np.float32(1 / 3))
+    ...     save(z, wgmma_wait(dot(SUMS, operand(S, Y), allocate(Y)), 0), 0)
+    >>> run(kernel, np.eye(64, dtype=np.float16), np.zeros((1, 2)), threads=128)
+    array([[0.33325195, 0.33325195]])
+    """
     _check_operand(tile, plan)
     return Operand(tile.layout, round_to(plan.dtype, tile.registers))
 
 
 @primitive
 def positive_operand(tile, plan):
-    """As `operand`, with 0 for negative sums: that takes no time of its own."""
+    """As `operand`, with 0 for negative sums: that takes no time of its own.
+
+    >>> Y, SUMS = SharedMemory().boxes(64, 64, np.float16), wgmma(64)
+    >>> def kernel(y, z):
+    ...     put(allocate(Y), load(y, SUMS, 0))
+    ...     fence_async_proxy()
+    ...     sync_warpgroup()
+    ...     S = full(SUMS, convert(col_index(SUMS, -2), np.float32))  # rows of -2, -1, 0, 1...
+    ...     save(z, wgmma_wait(dot(SUMS, positive_operand(S, Y), allocate(Y)), 0), 0)
+    >>> run(kernel, np.eye(64, dtype=np.float16), np.zeros((1, 6)), threads=128)
+    array([[0., 0., 0., 1., 2., 3.]])
+    """
     return operand(maximum(tile, 0), plan)
 
 
@@ -153,6 +175,18 @@ def wgmma_wait(tile, later):
 
     It stays in flight if it is one of those itself: what the ones before have read is free then.
     ptxas moves the wait up, before all that does not need it to be over. `later` is a literal. See `warpgroup`.
+
+    >>> X, SUMS = SharedMemory().boxes(64, 64, np.float16), wgmma(64)
+    >>> def kernel(x, y, z):
+    ...     put(allocate(X), load(x, SUMS, 0))
+    ...     fence_async_proxy()
+    ...     sync_warpgroup()
+    ...     S = dot(SUMS, allocate(X), allocate(X))
+    ...     T = dot(SUMS, allocate(X), allocate(X).T)
+    ...     save(y, wgmma_wait(S, 1), 0)  # T may still be in flight
+    ...     save(z, wgmma_wait(T, 0), 0)
+    >>> run(kernel, np.eye(64, dtype=np.float16), np.zeros((64, 64)), np.zeros((1, 2)), threads=128)
+    array([[1., 0.]])
     """
     _check_wait(tile)
     demand_literal("wgmma_wait", later)
