@@ -9,11 +9,12 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, backward, forward, forward_hopper, tables
+from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, forward_hopper, tables
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
+from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, SINK, At, Call, plan
-from numbattn.cuda.spec import Work
+from numbattn.cuda.spec import SCORE, Work
 from numbattn.cuda.views import contiguous, without_memory
 from numbattn.problem import DTYPES, describe
 
@@ -26,12 +27,13 @@ SHARE = 13  # one in so many is drawn, and every other one of these is compiled
 
 
 def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
-         deterministic=False, **sizes):  # fmt: skip
+         deterministic=False, score=(), **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
     about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
-    return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic)
+    return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,
+                score)
 
 
 def array(*shape, dtype=np.float16):
@@ -292,6 +294,25 @@ def backward_choices():
                     yield pytest.param(spec, found, 0, id=title)
 
 
+def score_choices():
+    """The kernels on Hopper with scores, those of their gradients among them."""
+    scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
+    for i, (d, score) in enumerate(product((64, 128, 256), scores)):
+        dtype, mask = ("float16", "bfloat16")[i % 2], (KINDS[0], KINDS[1], KINDS[4])[i % 3]
+        score = tuple(part.format(dtype) for part in score)
+        found = work(dtype, d, d, mask=mask, dropout=i % 4 == 3, score=score, deterministic=bool(i % 2), keys=MANY)
+        about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
+        gradients = []
+        if any(part.startswith("bias") for part in score):
+            gradients = [spec_of(bias_gradient, "dbias", **about | {"behind": 0})]
+        elif "relative" in score:
+            gradients = [spec_of(diagonal_sums, "sums", behind=1)]
+        for candidates in (*FORWARD, *BACKWARD[1:], *([spec] for spec in gradients)):
+            spec = next(spec for spec in candidates if spec.takes(found))
+            if SCORE in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"{spec.name} {dtype} {d} {'+'.join(mask)} {' '.join(score)}")
+
+
 def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     """Bytes that ptxas spills whatever the tiles: where rows beyond 128 are not aligned, and dK and dV in float64.
 
@@ -299,10 +320,15 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     """
     if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32:
         return 64 if head_dim <= 64 else 384
+    if spec.factory is diagonal_sums and head_dim > 128:
+        return 160
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 
-@pytest.mark.parametrize(("spec", "work", "variant"), [*choices(), *hopper_choices(), *backward_choices()])
+CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *score_choices()]
+
+
+@pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)
 def test_nothing_is_spilled(spec, work, variant):
     """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
     parameters = spec.parameters(work, spec.fitting(work)) | spec.variants(work)[-variant]

@@ -203,11 +203,12 @@ QUERIES = {
     64: Tiles(128, 128, (2, 2)), 128: Tiles(128, 64, (3, 2)), 192: Tiles(128, 64, (3, 2)), 256: Tiles(128, 64, (2, 1))
 }  # fmt: skip
 QUERIES_CROWDED = {256: Tiles(128, 32, (3, 2))}  # with dropout or a mask's grids
+QUERIES_SCORED = {64: Tiles(128, 64, (3, 3)), 256: Tiles(128, 32, (3, 2))}
 
 
 def queries_row(work):
-    size = size_of(work)
-    return QUERIES_CROWDED.get(size, QUERIES[size]) if is_crowded(work) else QUERIES[size]
+    size, crowded = size_of(work), QUERIES_SCORED if work.score else QUERIES_CROWDED
+    return crowded.get(size, QUERIES[size]) if is_crowded(work) else QUERIES[size]
 
 
 SPEC = Spec(

@@ -504,12 +504,14 @@ CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie w
     256: Warpgroups(64, 2, 2, 3),
 }
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
+LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
 
 def warpgroups(work):
     """The row for this work; with few queries, the one that packs most heads of a group into a work tile."""
-    size, keys = max(head_dims(work.problem)), work.keys
-    cells = bool(grids_of(work.mask)) or looks_up(work.score)
+    size, cells, keys = max(head_dims(work.problem)), bool(grids_of(work.mask)), work.keys
+    if looks_up(work.score):
+        return LOOKED_UP[size]
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
         return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
     usual = USUAL[size]

@@ -208,16 +208,22 @@ def _source(kernel, dtype, out, mask, score, threads, shared, scratch=()):
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
 
-TILES = {
-    (True, 2): {
-        64: (Tiles("mma", 128, 64, 256),), 128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 64, 16, 128),)
-    }
+TILES = {  # where there is none, those of `backward` for dQ: dS takes its place
+    bias_gradient: {
+        (True, 2): {
+            64: (Tiles("mma", 128, 64, 256),), 128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 64, 16, 128),)
+        }
+    },
+    diagonal_sums: {
+        (True, 2): {
+            64: (Tiles("mma", 128, 32, 256),), 128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 64, 16, 128),)
+        }
+    },
 }  # fmt: skip
 
 
-def rows(work):
-    """Where TILES has none, those of `backward` for dQ: dS takes its place."""
-    return rows_of(TILES, {}, work) or tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work))
+def rows(factory, work):
+    return rows_of(TILES[factory], {}, work) or tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work))
 
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
@@ -229,6 +235,6 @@ def spec_of(factory, name, **about):
         factory,
         (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Line("lse"), Line("delta"), MASK,
          SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
-        tiles=rows,
+        tiles=lambda work: rows(factory, work),
         parameters=lambda work, tiles: parameters(work, tiles) | about,
     )  # fmt: skip
