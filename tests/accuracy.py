@@ -27,11 +27,11 @@ def differentiated(score):
     return [x for part in score if part._wants_gradient for x in part._arrays().values()]
 
 
-def plain(do, q, k, v, dlse=None, work=None, of_dS=lambda dS: dS, **options):
+def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     """o, lse, dq, dk, dv and the gradients of the score's arrays by the plain formula.
 
     S and P are in float32 (float64 for float64), P and the results rounded. With work = longdouble nothing is rounded.
-    of_dS: applied before the score's arrays get their sums of it.
+    of_dS: applied before the score's arrays get their sums of it, which are not rounded then.
     """
     problem, inputs = reference.describe(q, k, v, **options)
     dtype = problem.dtype if work is None else work
@@ -47,10 +47,12 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=lambda dS: dS, **options):
     of_score = []
     for part, S in reversed(list(zip(inputs.score, scores))):
         if part._wants_gradient:
-            of_score[:0] = [part._gradient(of_dS(dS), lse, of_dS(delta)[..., 0])]
+            terms = (dS, delta[..., 0]) if of_dS is None else (of_dS(dS), of_dS(delta)[..., 0])
+            of_score[:0] = [part._gradient(terms[0], lse, terms[1])]
         dS = dS * part._derivative(S)
     arrays = differentiated(inputs.score)
-    of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
+    if of_dS is None:
+        of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
     scale = np.asarray(inputs.scale, work)
     grads = scale * (dS @ K), scale * (dS.swapaxes(-2, -1) @ Q), rounded.swapaxes(-2, -1) @ dO
     grads = [reference.sum_to(dX, x.shape).astype(dtype) for dX, x in zip(grads, (q, k, v))]

@@ -301,7 +301,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
 
     source = forward(
         dtype="float32", head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128, unit="fma", lanes=8,
-        mask=(), dropout=False, nbytes=16,
+        mask=(), score=(), dropout=False, nbytes=16,
     )  # fmt: skip
     q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))
     o, lse = cupy.full_like(q, cupy.nan), cupy.full(q.shape[:3], cupy.nan, np.float32)
@@ -310,7 +310,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     blocks = 16 * 3 * -(-100 // 32)
     kernel = cuda.jit(source.function)
     kernel[blocks, source.threads, 0, source.shared](
-        q, k, v, o, lse, causal, Drops(np.uint32(0), *[np.uint64(0)] * 4), *numbers
+        q, k, v, o, lse, causal, (), Drops(np.uint32(0), *[np.uint64(0)] * 4), *numbers
     )
     want, saved = na.attention_forward(q, k, v, causal=True)
     np.testing.assert_allclose(to_numpy(o), to_numpy(want), atol=1e-5)

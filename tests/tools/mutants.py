@@ -347,7 +347,7 @@ TABLE = [
     Faults("cuda/kernels/layouts.py", ["cuda/kernels/test_forward.py", "cuda/kernels/test_backward.py"], {
         "return row_index(layout, m0), col_index(layout, n0)": "return row_index(layout, n0), col_index(layout, m0)",
         "return col_index(layout, m0), row_index(layout, n0)": "return row_index(layout, m0), col_index(layout, n0)",
-        "        sync_warp()\n": "",
+        "        arrive()\n": "",
     }),
     Faults("cuda/kernels/delta.py", ["cuda/kernels/test_delta.py"], {
         "row_sum(dO * O)": "row_sum(dO)",
@@ -375,7 +375,7 @@ TABLE = [
         "sees(sight, band, batch, head, m0, n0)": "sees(sight, band, batch, head, n0, m0)",
         "drops, batch * heads + head,": "drops, head * batches + batch,",
         "dot(O * alpha, left(P), sV)": "dot(O, left(P), sV)",
-        "reciprocal(total) * kept_scale": "reciprocal(total)",
+        "inverse(total, alpha) * kept_scale": "inverse(total, alpha)",
     }),
     Faults("cuda/kernels/backward.py", ["cuda/kernels/test_backward.py"], {
         # keys and values
@@ -388,15 +388,15 @@ TABLE = [
         "fetch_tile(1 - stage, Q, dO": "fetch_tile(stage, Q, dO",
         "stage = 1 - stage\n                elif": "pass\n                elif",
         "COLS) * LOG2E": "COLS)",
-        "\n                P = exp2(S * (scale * LOG2E)": "\n                P = exp2(S * LOG2E",
+        "\n                P = exp2(S * to_log2(scale)": "\n                P = exp2(S * LOG2E",
         "\n                    P, dP = where(visible, P, 0), where(visible, dP, 0)":
             "\n                    P = where(visible, P, 0)",
         "mQ[batch, head][:length], ROWS_OF), aligned(": "mQ[batch, head], ROWS_OF), aligned(",
         "\n                Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
             "\n                Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
         "left_P(P * Z)": "left_P(P)",
-        "                    dS = P * (dP * Z - D)  ": "                    dS = P * (dP - D)  ",
-        "                    dS = P * (dP * Z - D)   ": "                    dS = P * (dP * Z)   ",
+        "                    dS = pull_back(P * (dP * Z - D)": "                    dS = pull_back(P * (dP - D)",
+        "                    dS = pull_back(P * (dP * Z - D), F)": "                    dS = pull_back(P * (dP * Z), F)",
         "dot(dK, left_dS(dS), sQ)": "dot(full(K_TILE, ZERO), left_dS(dS), sQ)",
         "left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)":
             "left_P = left_dS = left_operand(S_TILE, shared, ACC)",
@@ -413,10 +413,10 @@ TABLE = [
         "fetch_tile(1 - stage, K, V": "fetch_tile(stage, K, V",
         "stage = 1 - stage\n            elif": "pass\n            elif",
         "ROWS, m0) * LOG2E": "ROWS, m0)",
-        "\n            P = exp2(S * (scale * LOG2E)": "\n            P = exp2(S * scale",
+        "\n            P = exp2(S * to_log2(scale)": "\n            P = exp2(S * scale",
         "\n            Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
             "\n            Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
-        "\n            dS = P * (dP * Z - D)": "\n            dS = P * (dP - D)",
+        "\n            dS = pull_back(P * (dP * Z - D)": "\n            dS = pull_back(P * (dP - D)",
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",
     }),
@@ -468,7 +468,7 @@ TABLE = [
         "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
         "        wait(V)\n        O = dot(rescaled(": "        O = dot(rescaled(",
         "dot(rescaled(O, alpha), P, V.tile)": "dot(O, P, V.tile)",
-        "O * (reciprocal(total) * call.kept_scale)": "O * reciprocal(total)",
+        "O * (inverse(total, alpha) * call.kept_scale)": "O * inverse(total, alpha)",
         "        fence_async_proxy()\n        sync_warpgroup()\n": "        sync_warpgroup()\n",
         "        fence_async_proxy()\n        sync_warpgroup()\n        release":
             "        fence_async_proxy()\n        release",
@@ -538,7 +538,7 @@ TABLE = [
         "return queries_from(sight, tile, at.head + 1)": "return queries_from(sight, tile, tile.heads)",
         "            sync_warpgroups(CONSUMERS)\n": "",
         "            if queries > 0:\n": "            if queries > -1:\n",
-        "- abs(P) * D": "- maximum(P, 0) * D",
+        "+ abs(P) * (dP - D)": "+ maximum(P, 0) * (dP - D)",
     }),
     Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/kernels/test_backward_hopper.py"], {
         "share(dS, advance(E, 1))": "share(dS, E)",
@@ -551,7 +551,7 @@ TABLE = [
     Faults("cuda/kernels/backward_hopper_wide.py", ["cuda/kernels/test_backward_hopper.py"], {
         "sync_warpgroup()                                        # all have read P": "pass  # all have read P",
         "        sync_warpgroup()\n        commit(sP)\n": "        commit(sP)\n",
-        "sync_warpgroups(CONSUMERS)                              # the other one has read V": "pass  # has read V",
+        "acquire(advance(V, 1))                                  # the other one has read V": "pass  # has read V",
     }),
     Faults("cuda/kernels/backward_hopper_q.py", ["cuda/kernels/test_backward_hopper.py"], {
         "m_block = m_blocks - 1 - tile": "m_block = tile - 1",

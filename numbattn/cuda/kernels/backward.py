@@ -125,7 +125,7 @@ def backward_kv(
                 S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
                 S, F = apply(S, scores, batch, head, m0, n0)
-                P = exp2(S * (to_log2(scale)) - lse_log2)    # line 13: P = exp(S - lse)
+                P = exp2(S * to_log2(scale) - lse_log2)         # line 13: P = exp(S - lse)
                 dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P   # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
@@ -216,7 +216,7 @@ def backward_q(
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, m0, n0)
-            P = exp2(S * (to_log2(scale)) - lse_log2)    # line 13: P = exp(S - lse)
+            P = exp2(S * to_log2(scale) - lse_log2)         # line 13: P = exp(S - lse)
             dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)

@@ -104,4 +104,4 @@ def test_dv_after_ds(rng, kernel):
 def test_parts_of_dq_are_those_of_the_consumers():
     with pytest.raises(ValueError, match="tile_m: got 64 for head_dim 64, expected 2 parts of dQ"):
         backward_kv(dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tile_m=64, tile_n=128,
-                    stages=2, dv_first=True, adds_dq=True, mask=(), dropout=False, nbytes=0)  # fmt: skip
+                    stages=2, dv_first=True, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0)  # fmt: skip
