@@ -172,16 +172,20 @@ class Planner:
 
     def add(self, spec):
         """The steps of a kernel."""
-        work = self.work(spec)
-        tiles = spec.fitting(work)
-        if tiles is None:
-            sizes = f"{self.problem.dtype} with head_dim {self.problem.head_dim}, {self.problem.head_dim_v}"
-            room = f"{self.device.shared} bytes of shared memory"
-            raise NotImplementedError(f"{spec.name}: no tiles of {sizes} in {room}")
+        work, tiles = self.work(spec), self.fitting(spec)
         if "blocks" in self.mask and MASK in spec.arguments:
             self.find_states(spec, tiles, work)
         for more in spec.variants(work):
             self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
+
+    def fitting(self, spec):
+        """Its tiles."""
+        tiles = spec.fitting(self.work(spec))
+        if tiles is None:
+            sizes = f"{self.problem.dtype} with head_dim {self.problem.head_dim}, {self.problem.head_dim_v}"
+            room = f"{self.device.shared} bytes of shared memory"
+            raise NotImplementedError(f"{spec.name}: no tiles of {sizes} in {room}")
+        return tiles
 
     def work(self, spec=None):
         """What `spec` has to do."""
@@ -293,6 +297,7 @@ class Planner:
         self.add_own(spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
 
     def add_diagonal_sums(self, name, lead, about):
+        """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
         spec, dtype = spec_of(diagonal_sums, name, **about), self.problem.sum_dtype
         tiles = self.fitting(spec)
         (m_blocks, n_blocks), most = self.tiles_of(tiles), DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
@@ -305,13 +310,6 @@ class Planner:
         skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
         plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
         self.add_own(spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
-
-    def fitting(self, spec):
-        tiles = spec.fitting(self.work(spec))
-        if tiles is None:
-            raise NotImplementedError(f"{spec.name}: no tiles for head_dim {self.problem.head_dim}, "
-                                      f"{self.problem.head_dim_v} in {self.device.shared} bytes of shared memory")
-        return tiles
 
     def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
         """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
