@@ -396,7 +396,8 @@ TABLE = [
             "\n                Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
         "left_P(P * Z)": "left_P(P)",
         "                    dS = pull_back(P * (dP * Z - D)": "                    dS = pull_back(P * (dP - D)",
-        "                    dS = pull_back(P * (dP * Z - D), F)": "                    dS = pull_back(P * (dP * Z), F)",
+        "                    dS = pull_back(P * (dP * Z - D), F)":
+            "                    dS = pull_back(P * (dP * Z), F)",
         "dot(dK, left_dS(dS), sQ)": "dot(full(K_TILE, ZERO), left_dS(dS), sQ)",
         "left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)":
             "left_P = left_dS = left_operand(S_TILE, shared, ACC)",
