@@ -85,7 +85,7 @@ def test_runs_are_as_wide_as_can_be():
 
 
 def test_neighbours_in_two_lanes():
-    assert [layout.neighbours_lane() for layout in LAYOUTS] == [8, 16, None, 4, 4, 2, 4, 4]
+    assert [layout.neighbours_lane() for layout in LAYOUTS] == [8, 16, None, 4, 4, 2, 4, 4, 4, 4]
     assert simt(8, 256, 64, 32, 4).neighbours_lane() is None        # in two warps
 
 
