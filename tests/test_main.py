@@ -93,7 +93,7 @@ def test_a_plan_is_shown(capsys):
     assert "o does not lie as tensor maps need it" in shown
     forward, backward = shown.split("backward\n")
     kernels = [re.findall(r"^  \w+\.(\w+) .* \d+\.\d KB ", text, re.M) for text in (forward, backward)]
-    assert kernels == [["forward"], ["delta", "backward_wide", "backward_q"]]
+    assert kernels == [["forward"], ["delta", "backward_kv", "round_dq"]]
     assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
 
 
