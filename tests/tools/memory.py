@@ -1,11 +1,17 @@
 """What the interpreter's threads read and write: bytes that know who may touch them."""
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 SHARED_BASE, GLOBAL_BASE = 1 << 10, 1 << 33  # beyond 32 bits: a truncated address is found
 GAP = 256  # bytes that belong to nobody, between any two arrays
 CHUNK, ROW, ATOM = 16, 128, 1024  # bytes: what a swizzle moves, within which, and what it repeats after
 NOBODY = -1
+
+
+def bounds(array):
+    """The address of its first byte, and that behind its last one."""
+    return byte_bounds(array) if array.size else (array.ctypes.data,) * 2
 
 
 class AccessError(RuntimeError):
@@ -19,6 +25,7 @@ class Memory:
         self.bytes, self.base, self.end = np.zeros(nbytes, np.uint8), base, 0
         self.owned, self.written = np.zeros(nbytes, bool), np.zeros(nbytes, bool)
         self.maps = {}  # address: TensorMap and the address of its array
+        self.arrays = []  # each with what is to be added to its addresses outside
 
     def reserve(self, nbytes, align=256):
         """The address of fresh bytes, owned by nobody yet."""
@@ -31,13 +38,16 @@ class Memory:
         return start + self.base
 
     def add(self, array, written=True):
-        """An array of any strides, with holes where it has some: its address and how to read it back."""
-        strides = array.strides
-        low = sum(min(0, s * (n - 1)) for s, n in zip(strides, array.shape))
-        high = sum(max(0, s * (n - 1)) for s, n in zip(strides, array.shape)) + array.itemsize
-        at = self.reserve(high - low) - low
+        """An array of any strides, with holes where it has some: its address and how to read it back.
+
+        It lies in an array that was added before if it does so outside: add larger ones first.
+        """
+        low, high = bounds(array)
+        shifts = [shift for other, shift in self.arrays if np.shares_memory(array, other)]
+        at = array.ctypes.data + (shifts[0] if shifts else self.reserve(high - low) - low)
+        self.arrays.append((array, at - array.ctypes.data))
         places = np.full(array.shape, at - self.base)
-        for axis, stride in enumerate(strides):
+        for axis, stride in enumerate(array.strides):
             places += (np.arange(array.shape[axis]) * stride).reshape(-1, *[1] * (array.ndim - 1 - axis))
         places = places[..., None] + np.arange(array.itemsize)
         self.bytes[places] = np.ascontiguousarray(array)[..., None].view(np.uint8)

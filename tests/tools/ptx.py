@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from .hopper import DeadlockError, Hopper, members, truncated
-from .memory import GLOBAL_BASE, AccessError, Memory, Shared, TensorMap
+from .memory import GLOBAL_BASE, AccessError, Memory, Shared, TensorMap, bounds
 
 __all__ = ["AccessError", "DeadlockError", "Kernel", "TensorMap", "interpret"]
 TYPES = {
@@ -119,23 +119,24 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments):
     Returns the Kernel, which has counts.
     """
     kernel, memory = ptx if isinstance(ptx, Kernel) else Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
-    values, readers = [], []
+    arrays = [x for x in (getattr(x, "array", x) for x in flat(arguments)) if isinstance(x, np.ndarray)]
+    added = {id(x): memory.add(x) for x in sorted(arrays, key=lambda x: np.subtract(*bounds(x)))}
+    values = []
     for argument in flat(arguments):
         if isinstance(argument, np.ndarray):
-            address, read = memory.add(argument)
-            readers.append((argument, read))
+            address, _ = added[id(argument)]
             numbers = 0, 0, argument.size, argument.itemsize, address, *argument.shape, *argument.strides
             values += map(np.int64, numbers)
         elif isinstance(argument, TensorMap):
-            address, read = memory.add(argument.array)
-            readers.append((argument.array, read))
+            address, _ = added[id(argument.array)]
             values.append(np.int64(memory.add_map(argument, address)))
         else:
             values.append(np.asarray(argument))
     kernel.run(grid, threads, shared_bytes, values, memory)
-    for argument, read in readers:
-        if argument.flags.writeable:
-            argument[...] = read()
+    for array in arrays:
+        if array.flags.writeable:
+            _, read = added[id(array)]
+            array[...] = read()
     return kernel
 
 

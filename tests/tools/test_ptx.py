@@ -182,6 +182,18 @@ def test_the_holes_of_a_strided_array_are_outside():
         run("ld.global.f32 %f1, [%rd3];", np.zeros(64, np.float32)[::2])
 
 
+def test_arrays_share_memory():
+    """What is stored in one is loaded from the other, whose elements lie around it."""
+    whole = np.zeros(5, np.float32)
+    text = kernel(
+        """ld.param.u64 %rd4, [pointer]; mov.f32 %f1, 0f40400000; st.global.f32 [%rd3], %f1;
+        ld.global.f32 %f2, [%rd4+8]; st.global.f32 [%rd4], %f2;""",
+        [("u64", name) for name in ("p4", "p5", "count", "nbytes", "pointer", "length", "step")],
+    )
+    interpret(text, (1, 1, 1), 1, 0, whole[2:4], whole)
+    np.testing.assert_array_equal(whole, [3, 0, 3, 0, 0])
+
+
 def test_a_misaligned_address():
     with pytest.raises(AccessError, match="misaligned"):
         run("ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd3];", np.zeros(64, np.float32))
