@@ -122,6 +122,7 @@ def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse), deterministic=deterministic)
     for grad, x in zip(grads, (q, k, v)):
         assert grad.dtype == x.dtype
+    assert len(grads.score) == sum(len(part._arrays()) for part in saved.inputs.score)
     arrays, of_score = differentiated(saved.inputs.score), [x for x in grads.score if x is not None]
     for grad, x in zip(of_score, arrays, strict=True):
         assert (grad.dtype, grad.shape) == (x.dtype, x.shape)

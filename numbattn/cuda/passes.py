@@ -51,24 +51,25 @@ class Passes:
         """The Gradients."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
         gpu, (q, k, v, *_) = self.current(), inputs
-        dq, dk, dv = grads = [gpu.empty(x.shape, x.dtype) for x in (q, k, v)]
+        dq, dk, dv = (gpu.empty(x.shape, x.dtype) for x in (q, k, v))
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "dk": dk, "dv": dv}
+        of_score = []
         for number, part in enumerate(inputs.score):
-            x = part._array if part._wants_gradient else None
-            grads.append(None if x is None else gpu.empty(x.shape, x.dtype))
-            if x is not None:
-                arrays[gradient_of_part(number)] = grads[-1]
+            held = [gpu.empty(x.shape, x.dtype) if part._wants_gradient else None for x in part._arrays().values()]
+            of_score += held
+            if part._wants_gradient:
+                (arrays[gradient_of_part(number)],) = held
         if dlse is not None:
             arrays["dlse"] = dlse
         if problem.is_empty:
             gpu.addresses(arrays)
-            for grad in grads:
+            for grad in (dq, dk, dv, *of_score):
                 if grad is not None:
                     grad.fill(0)
         else:
             strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
             run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic)
-        return Gradients(dq, dk, dv, tuple(grads[3:]))
+        return Gradients(dq, dk, dv, tuple(of_score))
 
 
 def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):

@@ -129,7 +129,7 @@ def test_what_is_masked_may_be_nan(rng):
         score = [na.Bias(np.where(visible, bias, hidden).astype(np.float32)), na.Softcap(5.0)]
         o, saved = na.attention_forward(q, k, v, mask=visible, score=score)
         grads = na.attention_backward(do, saved, deterministic=True)
-        results.append((o, saved.lse, *grads, grads.score[0]))
+        results.append((o, saved.lse, *grads, *grads.score))
         assert (grads.score[0].get()[~visible] == 0).all()
     for one in results[1:]:
         for x, want in zip(one, results[0]):
@@ -145,18 +145,6 @@ def test_a_sink_of_any_size(rng, logit):
     np.testing.assert_allclose(o.get(), want.get(), rtol=2e-3, atol=1e-4)
     wanted = np.float32(logit) if lse is None else lse.lse.get()
     np.testing.assert_allclose(saved.lse.get(), np.broadcast_to(wanted, saved.lse.shape), rtol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shapes", [((2, 0, 8), (2, 7, 8)), ((2, 5, 8), (2, 0, 8)), ((0, 5, 8), (0, 7, 8))])
-def test_empty_arrays(shapes):
-    (*lead, m, _), (*_, n, _) = shapes
-    q, k = map(cupy.zeros, shapes)
-    score = [na.Bias(np.zeros((*lead, m, n))), na.Softcap(1.0), na.Alibi(np.zeros(lead)), na.Sink(np.zeros(lead))]
-    o, saved = na.attention_forward(q, k, k, score=score)
-    grads = na.attention_backward(cupy.zeros_like(o), saved)
-    for x, part in zip([x for x in grads.score if x is not None], (score[0].bias, score[2].slopes, score[3].logits)):
-        np.testing.assert_array_equal(x.get(), np.zeros_like(part))
 
 
 @pytest.mark.gpu
