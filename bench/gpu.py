@@ -369,21 +369,16 @@ def memory(cases, peers, dropout):
         for name in available(case.dtype, peers):
             release()
             try:
-                forward = make_forward(name, case.inputs(), causal=case.causal, dropout=dropout)
+                run = prepare(name, "both", case.inputs(), causal=case.causal, dropout=dropout)
                 with context_of(name):
-                    extra[name] = extra_bytes(forward)
+                    extra[name] = extra_bytes(run)
             except Exception as error:
                 failed[name] = why(error)
         records.append({**case._asdict(), "bytes": extra, "failed": failed})
     return records
 
 
-def extra_bytes(forward):
-    """Of forward and backward: see `extra_bytes_of`."""
-    return extra_bytes_of(lambda: forward()[1]())
-
-
-def extra_bytes_of(run):
+def extra_bytes(run):
     """What a fresh pool of CuPy has taken from the GPU in the end, and by how much torch's peak has grown."""
     pool = cupy.cuda.MemoryPool()
     torch_runs = bool(available("float32", ["efficient"]))
@@ -521,11 +516,6 @@ def pair_bias(rounds):
     release()
     arrays, gen = PAIRS.inputs(), cupy.random.default_rng(0)
     bias = gen.standard_normal((PAIRS.heads, PAIRS.seqlen, PAIRS.seqlen), np.float32).astype(DTYPE[PAIRS.dtype])
-    forward = make_forward("numbattn", arrays, score=na.Bias(bias))
-
-    def numbattn():
-        o, backward = forward()
-        return o, *backward()
 
     def standard():
         q, k, v, do = arrays
@@ -533,8 +523,8 @@ def pair_bias(rounds):
         *grads, dS = backprop(do, with_dS=True)
         return o, *grads, dS.sum(axis=0)
 
-    peers = {"numbattn": numbattn, "cupy": standard}
-    extra = {name: extra_bytes_of(run) for name, run in peers.items()}
+    peers = {"numbattn": prepare("numbattn", "both", arrays, score=na.Bias(bias)), "cupy": standard}
+    extra = {name: extra_bytes(run) for name, run in peers.items()}
     samples, _, failed = measure({name: lambda run=run: run for name, run in peers.items()}, rounds, same=False)
     return {**PAIRS._asdict(), "pass": "both", "seconds": medians(samples), "bytes": extra, "failed": failed}
 

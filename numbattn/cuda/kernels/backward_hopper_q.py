@@ -203,7 +203,7 @@ QUERIES = {
     64: Tiles(128, 128, (2, 2)), 128: Tiles(128, 64, (3, 2)), 192: Tiles(128, 64, (3, 2)), 256: Tiles(128, 64, (2, 1))
 }  # fmt: skip
 QUERIES_CROWDED = {256: Tiles(128, 32, (3, 2))}  # with dropout or a mask's grids
-QUERIES_SCORED = {64: Tiles(128, 64, (3, 3)), 256: Tiles(128, 32, (3, 2))}
+QUERIES_SCORED = QUERIES_CROWDED | {64: Tiles(128, 64, (3, 3))}
 
 
 def queries_row(work):

@@ -95,9 +95,8 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     """
     parts = parts_of(score)
     curved = [number for number, part in enumerate(parts) if kind_of(part) in CURVED]
-    to_log2 = of_natural(ACC) if curved else of_raw(ACC)
     if not parts:
-        return as_it_is, linear, to_log2
+        return as_it_is, linear, to_log2_of(score, ACC)
 
     steps = [
         STEPS[kind_of(part)](part, number, units(natural=bool(curved) and number > curved[0]), layout, ACC, transposed)
@@ -111,7 +110,7 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     def apply(S, scores, batch, head, m0, n0):
         return every_step(S, full(layout, ONE), scores, batch, head, m0, n0)
 
-    return apply, times if any(number > behind for number in curved) else linear, to_log2
+    return apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
 
 
 def units(natural):
@@ -132,24 +131,19 @@ def units(natural):
     return (same, same) if natural else (divided, multiplied)
 
 
-def of_natural(ACC):
+def to_log2_of(score, ACC):
+    """The device function (scale): what S behind all parts is multiplied by to be an exponent of 2."""
     LOG2E = ACC(LOG2_E)
 
     @device
-    def to_log2(scale):
+    def of_natural(scale):
         return LOG2E
 
-    return to_log2
-
-
-def of_raw(ACC):
-    LOG2E = ACC(LOG2_E)
-
     @device
-    def to_log2(scale):
+    def of_raw(scale):
         return scale * LOG2E
 
-    return to_log2
+    return of_natural if is_curved(score) else of_raw
 
 
 @device
@@ -266,7 +260,7 @@ def sink_steps(score, ACC):
     """Device functions of a row's end: (m, total, scores, batch, head) -> m and total with the sink's logit, and alpha,
     which rescales O; (total, alpha) -> what O is multiplied by. total stays 0 where nothing is seen."""
     own, _ = units(is_curved(score))
-    to_log2 = of_natural(ACC) if is_curved(score) else of_raw(ACC)
+    to_log2 = to_log2_of(score, ACC)
 
     @device
     def without(m, total, scores, batch, head):

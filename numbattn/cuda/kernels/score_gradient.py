@@ -46,8 +46,8 @@ from .visibility import band_of, element_test, grids_of, in_band, keys_in_sight,
 
 
 def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):
-    """What computes a tile of dS, that behind part number `behind` of the score: its layout, its shared memory, and two
-    device functions, which load the tiles of queries and compute dS from them and tiles of keys."""
+    """What computes a tile of dS, that behind part number `behind` of the score: its layout, its shared memory, and the
+    device function that loads tiles of Q, dO, K and V and computes dS from them."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     ROWS, shared, ROWS_OF = S_TILE.row_vector(), SharedMemory(), Alignment(nbytes)
@@ -90,6 +90,15 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
     return S_TILE, shared, ds_of
 
 
+@device
+def matrices_of(matrix, own_batches, own_heads, batches, heads):
+    """Of matrix number `matrix` of an array: its own batch and head, and where those to which it is broadcast end."""
+    own_batch, own_head = matrix // own_heads, matrix % own_heads
+    batch_end = own_batch + 1 if own_batches > 1 else batches
+    head_end = own_head + 1 if own_heads > 1 else heads
+    return own_batch, own_head, batch_end, head_end
+
+
 def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     """The gradient of part number `behind`, or with the weight "distance", of slopes.
 
@@ -110,9 +119,8 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
         m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         m_count, n_count = 1 if SUMS_ROWS else m_blocks, 1 if SUMS_COLS else n_blocks
         tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
-        m_first, n_first, own_head, own_batch = tile // n_count, tile % n_count, matrix % own_heads, matrix // own_heads
-        batch_end = own_batch + 1 if own_batches > 1 else batches
-        head_end = own_head + 1 if own_heads > 1 else heads
+        m_first, n_first = tile // n_count, tile % n_count
+        own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
         m_end, n_end = m_blocks if SUMS_ROWS else m_first + 1, n_blocks if SUMS_COLS else n_first + 1
         dB = full(S_TILE, ZERO)
         for batch in range(own_batch, batch_end):
@@ -169,9 +177,7 @@ def diagonal_sums(*, behind, **about):
         diagonals, place = before + n_blocks, block_index()
         for item in range(block_index(), own_batches * own_heads * diagonals, grid_size()):
             diagonal, matrix = item % diagonals, item // diagonals
-            own_head, own_batch = matrix % own_heads, matrix // own_heads
-            batch_end = own_batch + 1 if own_batches > 1 else batches
-            head_end = own_head + 1 if own_heads > 1 else heads
+            own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
             m_first = maximum(before - diagonal + PER_TILE - 1, 0) // PER_TILE
             m_end = minimum((before - diagonal + n_blocks + PER_TILE - 1) // PER_TILE, m_blocks)
             total = full(S_TILE, ZERO)
