@@ -482,13 +482,18 @@ PAIRS = Case("float16", 32, False, 512, 128, 8, 8)  # as in models of structures
 LARGEST_BIAS = 1 << 31  # elements
 
 
+def alibi(s, batch, head, i, j, slopes):
+    """numbattn.Alibi once more, as a function of the user's own."""
+    return s - slopes[head] * abs(i - j)
+
+
 def scores_of(case):
     """Scores by name."""
     gen, shape = cupy.random.default_rng(0), (case.heads, case.seqlen, case.seqlen)
     slopes = cupy.asarray(2.0 ** (-8 * (np.arange(case.heads) + 1) / case.heads), np.float32)
     found = {
         "plain": None, "Softcap(50)": na.Softcap(50.0), "Alibi": na.Alibi(slopes, gradient=False),
-        "Alibi, gradient": na.Alibi(slopes), "Sink": na.Sink(slopes),
+        "Score as Alibi": na.Score(alibi, arrays=[slopes]), "Alibi, gradient": na.Alibi(slopes), "Sink": na.Sink(slopes),
         "RelativeBias": na.RelativeBias(gen.standard_normal((case.heads, 129), np.float32)),
     }  # fmt: skip
     if math.prod(shape) < LARGEST_BIAS:

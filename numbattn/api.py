@@ -54,7 +54,7 @@ def attention(
         Which elements of P are dropped.
     score : Softcap, Alibi, Bias, RelativeBias, Score, Sink, or a list of them, optional
         What happens to S = scale Q K^T before the mask, in this order. What it makes of a masked element does not
-        matter. A Score is for NumPy arrays only, so far.
+        matter.
     out : array, (..., seqlen_q, head_dim_v), optional
         Where to put the result. It must not overlap q, k, v or itself.
 

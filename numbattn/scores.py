@@ -8,18 +8,22 @@ Backends have tiles of their own for each kind of part.
 from __future__ import annotations
 
 import dis
+import hashlib
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from importlib import import_module
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, cast
+from uuid import uuid4
 
 import numpy as np
 
 from .checks import DTYPES, Array, flag, integer, library, number, words_for
 from .values import Value, broadcasts, moved, shown, sum_broadcast
 
+PROCESS = uuid4().hex  # of all that is only known here
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
 
 
@@ -310,7 +314,8 @@ class Score(Part):
     -----
     The function is known again by its code, its closure and the globals that it uses: one that is defined anew, in a
     loop, say, is not compiled again. Numbers that change from call to call belong into arrays. Functions that it calls
-    are to be Numba's, too: made by njit.
+    are to be Numba's, too: made by njit. On a GPU it takes at most 2**24 queries and keys, and what is NumPy's number of
+    one, as in np.float32(i), is written float(i).
 
     Examples
     --------
@@ -361,7 +366,7 @@ class Score(Part):
     def _derivative(self, S: Any) -> Any:
         if self.derivative is not None:
             return self._of_each(self.derivative, S)
-        compiled: Any = import_module("numbattn.cpu.function")  # Numba is not imported before it is needed
+        compiled: Any = import_module("numbattn.dual")  # Numba is not imported before it is needed
         return self._of_each(compiled.derivative_of(self.function), S)
 
     def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
@@ -387,6 +392,19 @@ class Identity:
 
     def __hash__(self) -> int:
         return hash(self.key)
+
+    @cached_property
+    def digest(self) -> str:
+        """What stands for it in names of compiled code, on disk, too: the same in another process, or in no other."""
+        return hashlib.sha256(repr(_lasting(self.key)).encode()).hexdigest()[:32]
+
+
+def _lasting(key: Any) -> Any:
+    """What _key_of returns, with this process in place of what another one may know under the same name."""
+    if isinstance(key, tuple):
+        return tuple(map(_lasting, key))
+    lasts = int | float | complex | str | bytes | np.generic | type | ModuleType | None
+    return key if isinstance(key, lasts) else (id(key), PROCESS)
 
 
 def _key_of(x: Any, above: tuple[Any, ...] = ()) -> Any:

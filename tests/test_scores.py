@@ -5,6 +5,8 @@ The reference itself is held against finite differences.
 
 import itertools
 import math
+import subprocess
+import sys
 
 import ml_dtypes
 import numba
@@ -33,6 +35,17 @@ def far_and_foreign(s, batch, head, i, j, groups, weights):
     return max(s, 0.1 * s) + math.tanh(s)
 
 
+def nearer(s, batch, head, i, j, slopes, marked):
+    """As far as types tell, it only adds."""
+    if marked[j]:
+        s += (i + j) % 5 / 4
+    return s - slopes[batch, head] * abs(i - j)
+
+
+def weights_of(rng, shape):
+    return rng.random(shape, np.float32) / 20
+
+
 PARTS = {
     "softcap": lambda rng, dtype: na.Softcap(2.0),
     "alibi": lambda rng, dtype: na.Alibi(random(rng, H, dtype) / 50),
@@ -42,7 +55,8 @@ PARTS = {
     "bias of queries": lambda rng, dtype: na.Bias(random(rng, (M, 1), dtype)),
     "relative": lambda rng, dtype: na.RelativeBias(random(rng, (H, 41), dtype)),
     "sink": lambda rng, dtype: na.Sink(random(rng, H, dtype)),
-    "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N), random(rng, H, dtype))),
+    "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N), weights_of(rng, H))),
+    "shift": lambda rng, dtype: na.Score(nearer, arrays=(weights_of(rng, (B, H)), rng.random(N) < 0.5)),
 }
 MASKS = {
     "none": lambda rng: None,
@@ -57,7 +71,7 @@ def qkv(rng, dtype=np.float32, heads_k=H, d=16, e=8):
 
 
 # ---------------------------------------------------------------------------------------------------------- reference
-WITH_GRADIENTS = [(name,) for name in PARTS if name != "function"]
+WITH_GRADIENTS = [(name,) for name in PARTS if name not in ("function", "shift")]
 
 
 @pytest.mark.parametrize("names", [*WITH_GRADIENTS, ("bias", "softcap", "alibi"), ("softcap", "relative")])
@@ -122,7 +136,8 @@ def test_parts(rng, name, mask):
 
 
 PAIRS = [*itertools.permutations(("softcap", "alibi", "pair bias", "relative", "sink"), 2),
-         ("pair bias", "bias of keys"), ("function", "alibi"), ("alibi", "function", "function"),
+         ("pair bias", "bias of keys"), ("function", "alibi"), ("alibi", "function", "function"), ("shift", "softcap"),
+         ("softcap", "shift"), ("shift", "pair bias"),
          ("pair bias", "softcap", "alibi", "softcap", "sink")]  # fmt: skip
 
 
@@ -320,6 +335,18 @@ def test_a_function_is_known_by_what_it_does():
     assert made(1) != made(1.0)
     assert made(1) != na.Score(lambda s, batch, head, i, j: s + 1)
     assert len({made(1), made(1), made(2)}) == 2
+
+
+def test_what_stands_for_a_function_lasts():
+    """In compiled code on disk: the same in another process, or in no other."""
+    def made(number):
+        return na.Score(lambda s, batch, head, i, j: math.tanh(s) * number)._identity
+
+    assert made(1).digest == made(1).digest != made(2).digest
+    program = "import math, numbattn as na; print(na.Score(lambda s, batch, head, i, j: math.tanh(s))._identity.digest)"
+    one, other = (subprocess.run([sys.executable, "-c", program], capture_output=True, check=True) for _ in range(2))
+    assert one.stdout == other.stdout
+    assert made(object()).digest != made(object()).digest
 
 
 def ladder(s, batch, head, i, j):

@@ -8,15 +8,13 @@ from functools import lru_cache
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.core.errors import NumbaError
+from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from .dual import dual, slope_of
+from ..dual import compiled, derivative_of, naming
 from .tile import INT64, contiguous_view
 
-compiled = njit(error_model="numpy")
 SIGNATURE = types.void(*[types.int64] * 9)
 
 
@@ -27,24 +25,8 @@ def tile_function(score, dtype):
     record: of what `record_of` makes of the arrays.
     """
     kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
-    try:
+    with naming(score.function):
         return _tile_function(score._identity, kinds, np.dtype(dtype))
-    except NumbaError as error:
-        code = score.function.__code__
-        where = f"{score.function.__qualname__}, line {code.co_firstlineno} of {code.co_filename}"
-        raise TypeError(f"score: Numba cannot compile {where}: {error}") from None
-
-
-@lru_cache(maxsize=256)
-def derivative_of(function):
-    """The derivative by the first argument, compiled for dual numbers."""
-    value_of = compiled(function)
-
-    @compiled
-    def derivative(s, *others):
-        return slope_of(value_of(dual(s, type(s)(1)), *others))
-
-    return derivative
 
 
 @lru_cache(maxsize=256)

@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dual import naming
 from ..masks import band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
 from .kernels import BACKWARD, FORWARD
-from .kernels.score import SINK_PART
-from .plan import Call, Part, array_of_part, gradient_of_part, plan, sums_of_part
+from .kernels.score import SINK_PART, part_of_function
+from .plan import Call, Part, array_of_function, array_of_part, gradient_of_part, plan, sums_of_part
 from .spec import SIDES
 from .views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
 NO_DROPS = 0, 0, 0, 0
 KINDS = {Softcap: "softcap", Alibi: "alibi", Bias: "bias", RelativeBias: "relative", Sink: SINK_PART}
+FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 FARTHEST = 2**30  # a shift of an edge: see kernels.visibility.edge_of
 
 
@@ -98,7 +100,8 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
         planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score))
-        program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
+        with naming(*[part.function for part in parts if isinstance(part, Score)]):
+            program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
     planned, stream = program.plan, gpu.stream()
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
@@ -199,11 +202,14 @@ def score_and_arrays(parts, problem):
     dtype of sums."""
     found, arrays = [], {}
     for number, part in enumerate(parts):
+        kind, numbers = KINDS.get(type(part)), ()
         if isinstance(part, Score):
-            raise NotImplementedError("score: got a Score beside arrays of CuPy, expected arrays of NumPy: no GPU "
-                                      "kernel takes a function yet")
-        kind, numbers = KINDS[type(part)], ()
-        if isinstance(part, Softcap):
+            if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
+                raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
+                                          f"keys, at most {FARTHEST_PLACE} on a GPU")
+            kind = part_of_function(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
+            arrays |= {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
+        elif isinstance(part, Softcap):
             numbers = part.cap, 1 / part.cap
         elif isinstance(part, Bias):
             shape = *part.bias.shape[:-2], problem.seqlen_q, problem.seqlen_k

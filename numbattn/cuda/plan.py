@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .build import Key
-from .kernels.score import SINK_PART, is_curved
+from .kernels.score import FUNCTIONS_OF_USERS, SINK_PART, arrays_of, is_curved, kind_of
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
@@ -74,6 +74,7 @@ class At(NamedTuple):
 
     array: str
     view: View
+    has_batch: bool = True  # whether its first axes are those of the batch
 
 
 class Step(NamedTuple):
@@ -100,7 +101,7 @@ class Plan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Of a score; its array, if it has one, is "score 0" and so on."""
+    """Of a score; its array, if it has one, is "score 0" and so on; those of a function are "score 0 array 0" ..."""
 
     kind: str  # see kernels.score
     numbers: tuple = ()
@@ -122,6 +123,10 @@ class Call(NamedTuple):
 def array_of_part(number):
     """Its name."""
     return f"score {number}"
+
+
+def array_of_function(number, which):
+    return f"{array_of_part(number)} array {which}"
 
 
 def gradient_of_part(number):
@@ -257,11 +262,12 @@ class Planner:
         """A step for each piece of the batch."""
         key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
         arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers)]
-        views = [x.view if isinstance(x, At) and x.array != COUNTERS.name else None for x in arguments]
+        views = [x.view if isinstance(x, At) and x.has_batch else None for x in arguments]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles))
         for piece in pieces(self.axes, views):
+            known = self.first_of(piece)
             own = tuple(
-                piece.first * self.problem.heads if x == "first" else x if view is None else At(x.array, view)
+                known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
                 for x, view in zip(arguments, piece.views)
             )
             started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
@@ -319,11 +325,11 @@ class Planner:
         later = {name: name for name in OWN_NUMBERS}
         arguments = [x for argument in spec.arguments for x in self.flat(argument, later)]
         place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
-        for piece in pieces(self.axes, [x.view if isinstance(x, At) else None for x in arguments]):
+        for piece in pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments]):
             pointer, _, (batch, heads, *_), strides = piece.views[place]
-            known = {
-                "first": piece.first * self.problem.heads, "own_batches": batch if strides[0] else 1,
-                "own_heads": heads if strides[1] else 1, "adds": int(pointer in seen),
+            known = self.first_of(piece) | {
+                "own_batches": batch if strides[0] else 1, "own_heads": heads if strides[1] else 1,
+                "adds": int(pointer in seen),
             }  # fmt: skip
             seen.add(pointer)
             own = tuple(
@@ -332,6 +338,10 @@ class Planner:
             )
             count = min(known["own_batches"] * known["own_heads"] * blocks, most)
             self.steps.append(Step(key, tiles, count, (*own, *scratch)))
+
+    def first_of(self, piece):
+        """Where a piece of the batch starts: its first matrix, its first element."""
+        return {"first": piece.first * self.problem.heads, "first_batch": piece.first}
 
     def tiles_of(self, tiles):
         return -(-self.problem.seqlen_q // tiles.tile_m), -(-self.problem.seqlen_k // tiles.tile_n)
@@ -355,7 +365,7 @@ class Planner:
         elif argument is DROPOUT:
             yield from ("threshold", "offset", "key_low", "key_high", "first")
         elif argument is COUNTERS:
-            yield At(COUNTERS.name, View(0, 4, (2,), (4,)))
+            yield At(COUNTERS.name, View(0, 4, (2,), (4,)), has_batch=False)
         elif argument is MASK:
             yield from self.sight()
         elif argument is SCORE:
@@ -389,14 +399,21 @@ class Planner:
 
     def scores(self):
         """The fields of a kernels.score.Scores."""
-        arrays = [
-            [self.at(array_of_part(number), own=OWN_AXES[part.kind])] if part.kind in OWN_AXES else []
-            for number, part in enumerate(self.call.score)
-        ]
-        if arrays:
+        parts = sorted(enumerate(self.call.score), key=lambda x: x[1].kind == SINK_PART)
+        if parts:
             yield from ("scale", "inverse_scale")
-        for part, array in sorted(zip(self.call.score, arrays), key=lambda x: x[0].kind == SINK_PART):
-            yield from (*array, *part.numbers)
+        for number, part in parts:
+            yield from self.arrays_of_part(number, part.kind)
+            yield from part.numbers
+
+    def arrays_of_part(self, number, kind):
+        if kind in OWN_AXES:
+            yield self.at(array_of_part(number), own=OWN_AXES[kind])
+        elif kind_of(kind) in FUNCTIONS_OF_USERS:
+            yield from ("first_batch", self.problem.seqlen_q, self.problem.seqlen_k)
+            for which in range(len(arrays_of(kind))):
+                shape, strides, dtype, _ = self.layouts[name := array_of_function(number, which)]
+                yield At(name, View(0, dtype.itemsize, shape, strides), has_batch=False)
 
     def at(self, name, heads="q", own=2, rows=None):
         """A View with all batch axes, stride 0 where it is broadcast, of `rows` rows of each matrix."""

@@ -22,8 +22,6 @@ except ImportError:
     cupy = None
 
 DEVICES = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
-ON_GPU = [name for name in PARTS if name != "function"]
-PAIRS = [names for names in PAIRS if "function" not in names]
 
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
@@ -41,30 +39,43 @@ def on_device(rng, device, dtype, names, **options):
 
 @simulated_only
 @pytest.mark.parametrize("names", [("softcap", "alibi", "sink"), ("relative", "softcap"), ("bias",), ("bias of keys",),
-                                   ("pair bias", "softcap", "bias of queries")], ids="-".join)
+                                   ("pair bias", "softcap", "bias of queries"), ("relative", "function", "shift")],
+                         ids="-".join)
 @pytest.mark.parametrize("device", DEVICES)
 def test_small_problems(rng, small, device, names):
     with world_of("simulated"):
         on_device(rng, DEVICES[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
 
 
-@pytest.mark.parametrize("names", [("softcap", "alibi"), ("relative", "sink"), ("pair bias",)], ids="-".join)
+@pytest.mark.parametrize("names", [("softcap", "alibi"), ("relative", "sink"), ("pair bias", "function"),
+                                   ("shift", "alibi")], ids="-".join)
 def test_compiled(rng, small, names):
     """As the PTX says."""
     with world_of("compiled"):
         on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
 
 
-def test_a_function_is_refused(rng):
-    x = np.zeros((2, 9, 8), np.float16)
-    with on(HOPPER), pytest.raises(NotImplementedError, match="score: got a Score beside arrays of CuPy"):
-        na.attention(x, x, x, score=na.Score(lambda s, batch, head, i, j: s))
+@simulated_only
+def test_a_function_sees_the_element_of_the_batch(rng):
+    """Also where strides do not allow one launch for all of it."""
+    q = random(rng, (2, 3, 1, 5, 8), np.float32)
+    k, v = q[:, :1], q[:1].swapaxes(0, 1)[:1]
+    score = na.Score(lambda s, batch, head, i, j, x: s * x[batch] + batch, arrays=[rng.random(6)])
+    with world_of("simulated"), on(TURING):
+        check(q, k, v, rng, score=score)
+
+
+def test_functions_of_too_many_places_are_refused():
+    """Which are no float32 any more."""
+    q, k = np.zeros((1, 8), np.float16), np.broadcast_to(np.float16(0), (2**24 + 1, 8))
+    with on(HOPPER), pytest.raises(NotImplementedError, match="1 queries and 16777217 keys, at most 16777216 on a GPU"):
+        na.attention(q, k, k, score=na.Score(lambda s, batch, head, i, j: s))
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize(("d", "deterministic"), [(64, False), (64, True), (128, False), (256, False)])
-@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("name", PARTS)
 def test_head_dims(rng, name, d, deterministic):
     score = PARTS[name](rng, np.float16)
     check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=score, causal=True,
@@ -73,7 +84,7 @@ def test_head_dims(rng, name, d, deterministic):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("mask", "dtype"), [*(("window", dtype) for dtype in DTYPES), ("dense", DTYPES[0])], ids=str)
-@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("name", PARTS)
 def test_parts(rng, name, mask, dtype):
     check(*scores.qkv(rng, dtype), rng, cupy, score=PARTS[name](rng, dtype), mask=MASKS[mask](rng),
           bits=16 if dtype == np.float64 else 4)  # fmt: skip
@@ -145,6 +156,16 @@ def test_a_sink_of_any_size(rng, logit):
     np.testing.assert_allclose(o.get(), want.get(), rtol=2e-3, atol=1e-4)
     wanted = np.float32(logit) if lse is None else lse.lse.get()
     np.testing.assert_allclose(saved.lse.get(), np.broadcast_to(wanted, saved.lse.shape), rtol=1e-5)
+
+
+@pytest.mark.gpu
+def test_functions_that_numba_cannot_compile_are_named():
+    def strange(s, batch, head, i, j):
+        return s.nothing
+
+    q = cupy.zeros((2, 40, 64), np.float16)
+    with pytest.raises(TypeError, match=r"score: Numba cannot compile .*strange, line"):
+        na.attention(q, q, q, score=na.Score(strange))
 
 
 @pytest.mark.gpu

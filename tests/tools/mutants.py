@@ -165,7 +165,7 @@ TABLE = [
         "(x.ctypes.data, *x.shape": "(x.ctypes.data, *x.shape[::-1]",
         "at = builder.gep(at, [ir.Constant(INT64, len(numbers))])": "pass",
     }),
-    Faults("cpu/dual.py", ["cpu/test_dual.py"], {
+    Faults("dual.py", ["test_dual.py"], {
         "dx * y + x * dy": "dx * y + dy",
         "(dx - x / y * dy) / y": "(dx + x / y * dy) / y",
         "(x, dx) if x <= y else (y, dy)": "(x, dx) if x <= y else (y, dx)",

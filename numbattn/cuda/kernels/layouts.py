@@ -18,8 +18,8 @@ def sum_type(dtype):
 
 def array_type(dtype, ndim):
     """Numba's type of an array of any strides. bfloat16, which it has no arrays of, is passed as uint16."""
-    name = "uint16" if dtype == DTYPES["bfloat16"] else np.dtype(dtype).name
-    return types.Array(getattr(types, name), ndim, "A")
+    name = np.dtype(dtype).name
+    return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
 
 
 def vector(dtype):

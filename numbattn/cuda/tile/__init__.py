@@ -16,6 +16,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | exp2, log2, reciprocal, sqrt | of float32; of float64 libdevice's | ex2, lg2, rcp, sqrt.approx.ftz |
 | exp, log, tanh | by these | ex2, lg2, rcp, fma |
 | maximum, minimum, where | of tiles and numbers | max, min, selp |
+| map_elements | any function of numbers and places | |
 | row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
 | convert | another dtype | cvt |
 | rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
@@ -63,6 +64,7 @@ from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
 from .global_memory import aligned, has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
+from .mapping import map_elements
 from .pipeline import Pipeline, acquire, advance, commit, init_pipeline, read, release, stage, wait
 from .product import dot
 from .reductions import part_sum, row_max, row_sum
@@ -143,6 +145,7 @@ __all__ = [
     "log",
     "log2",
     "lowest_bit",
+    "map_elements",
     "maximum",
     "minimum",
     "mma",

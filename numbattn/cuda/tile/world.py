@@ -27,14 +27,28 @@ class primitive:
     def lowering(self, lower):
         """Tell the compiler what the Python function is, as `numba.cuda.extending.intrinsic` does of a name."""
 
-        def definition(typingctx, *types):
+        def with_context(typingctx, *types):
             found = lower(*types)
+            if found is None:
+                return None
+            signature, emit = found
+            return signature, lambda context, builder, *values: emit(builder, *values)
+
+        return self._define(with_context, [*inspect.signature(lower).parameters.values()])
+
+    def calling(self, lower):
+        """As `lowering`, for a word that calls a function which it is given: Numba's contexts come first, for both."""
+        return self._define(lower, [*inspect.signature(lower).parameters.values()][1:])
+
+    def _define(self, lower, parameters):
+        def definition(typingctx, *types):
+            found = lower(typingctx, *types)
             if found is None:
                 return None
             signature, emit = found
 
             def generate(context, builder, signature, values):
-                result = emit(builder, *values)
+                result = emit(context, builder, *values)
                 return context.get_dummy_value() if result is None else result
 
             return signature, generate
@@ -42,7 +56,7 @@ class primitive:
         functools.update_wrapper(definition, self.meaning)
         del definition.__wrapped__
         context = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        definition.__signature__ = inspect.Signature([context, *inspect.signature(lower).parameters.values()])
+        definition.__signature__ = inspect.Signature([context, *parameters])
         template = make_intrinsic_template(self.meaning, definition, self.meaning.__name__, kwargs={"target": "cuda"})
         infer(template)
         infer_global(self.meaning, types.Function(template))

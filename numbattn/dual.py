@@ -1,20 +1,25 @@
 """Dual numbers for Numba: a value and its derivative, so that a function of numbers also gives its derivative.
 
-A function that is called with a Dual is compiled for it: operators and the functions of math and NumPy follow the
-rules of calculus, comparisons compare values, and branches are those of the value.
+A function that is called with a Dual is compiled for it, for CPUs and GPUs alike: operators and the functions of math
+and NumPy follow the rules of calculus, comparisons compare values, and branches are those of the value. Called with a
+Shifted it is only compiled if its derivative is 1 everywhere.
 """
 
 import math
 import operator
+from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.errors import NumbaError
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, lower_cast, models, overload, register_model
 
 LN_2, SQRT_PI = math.log(2), math.sqrt(math.pi)
 REAL = (types.Float, types.Integer, types.Boolean)
+compiled = njit(error_model="numpy")
 
 
 class Dual(types.Type):
@@ -85,7 +90,7 @@ def number_to_dual(context, builder, given, out, number):
 # --------------------------------------------------------------------------------------------------- of one, of two
 def rule_of_one(function, rule):
     """rule(x, dx) -> value, slope"""
-    rule = njit(error_model="numpy")(rule)
+    rule = compiled(rule)
 
     @overload(function)
     def of_dual(x):
@@ -95,7 +100,7 @@ def rule_of_one(function, rule):
 
 def rule_of_two(function, rule):
     """rule(x, dx, y, dy) -> value, slope"""
-    rule = njit(error_model="numpy")(rule)
+    rule = compiled(rule)
 
     @overload(function)
     def of_duals(x, y):
@@ -165,3 +170,71 @@ for smaller in min, np.minimum:
     rule_of_two(smaller, lambda x, dx, y, dy: (x, dx) if x <= y else (y, dy))
 for larger in max, np.maximum:
     rule_of_two(larger, lambda x, dx, y, dy: (x, dx) if x >= y else (y, dy))
+
+
+# ---------------------------------------------------------------------------------------------------------- functions
+@contextmanager
+def naming(*functions):
+    """Where Numba cannot compile, say which functions of the user's own it may be."""
+    try:
+        yield
+    except NumbaError as error:
+        if not functions:
+            raise
+        codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
+        where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
+        raise TypeError(f"score: Numba cannot compile {where}: {error}") from None
+
+
+@lru_cache(maxsize=256)
+def derivative_of(function):
+    """The derivative by the first argument, compiled for dual numbers."""
+    value_of = compiled(function)
+
+    @compiled
+    def derivative(s, *others):
+        return slope_of(value_of(dual(s, type(s)(1)), *others))
+
+    return derivative
+
+
+class Shifted(types.Type):
+    """The first argument plus what does not depend on it. Nothing else can be done with it."""
+
+    def __init__(self):
+        super().__init__("Shifted")
+
+
+SHIFTED = Shifted()
+register_model(Shifted)(models.OpaqueModel)
+
+
+@intrinsic
+def shifted(typingctx):
+    """A Shifted. It has no value: only its type is of use."""
+    return SHIFTED(), lambda context, builder, signature, args: context.get_dummy_value()
+
+
+def keeps_shifted(function, *, first_only):
+    @overload(function)
+    def of_shifted(x, y):
+        if (x == SHIFTED and isinstance(y, REAL)) or (not first_only and isinstance(x, REAL) and y == SHIFTED):
+            return lambda x, y: shifted()
+
+
+for function in operator.add, operator.iadd:
+    keeps_shifted(function, first_only=False)
+for function in operator.sub, operator.isub:
+    keeps_shifted(function, first_only=True)
+
+
+@lru_cache(maxsize=256)
+def is_additive(function, kinds):
+    """Whether function(s, ...) - s does not depend on s, as types tell. kinds: those of its other arguments."""
+    value_of = compiled(function)
+    try:
+        value_of.compile((SHIFTED, *kinds))
+    except NumbaError:
+        return False
+    (found,) = value_of.nopython_signatures
+    return found.return_type == SHIFTED

@@ -5,9 +5,10 @@ import math
 import numba
 import numpy as np
 import pytest
+from numba.core.errors import NumbaError
 
 import numbattn as na
-from numbattn.cpu import dual
+from numbattn import dual
 
 FUNCTIONS = {
     "math": lambda s, b, h, i, j: math.exp(-s * s) + math.log(s * s + 1) + math.sqrt(s * s + 1) + math.erf(-s),
@@ -37,6 +38,40 @@ def test_in_place_operators_follow():
         return t
 
     assert na.check_score(na.Score(function)) < 1e-6
+
+
+ADDITIVE = {
+    "distance": lambda s, b, h, i, j: s - abs(i - j),
+    "branches": lambda s, b, h, i, j: 1 + s if i > j else s - 2.5,
+    "nothing": lambda s, b, h, i, j: s,
+}
+OTHERS = {
+    "product": lambda s, b, h, i, j: 2 * s,
+    "difference": lambda s, b, h, i, j: 1 - s,
+    "itself": lambda s, b, h, i, j: s + s,
+    "comparison": lambda s, b, h, i, j: s if s > 0 else s - 1,
+    "a constant": lambda s, b, h, i, j: s if i > j else -1.0,
+    "function": lambda s, b, h, i, j: math.tanh(s),
+    "number": lambda s, b, h, i, j: 3.0,
+}
+
+
+@pytest.mark.parametrize("name", [*ADDITIVE, *OTHERS])
+def test_what_only_adds_is_known_by_its_types(name):
+    function = (ADDITIVE | OTHERS)[name]
+    assert dual.is_additive(function, (numba.int64,) * 4) == (name in ADDITIVE)
+
+
+def test_what_cannot_be_compiled_is_named():
+    def strange(s):
+        return s.nothing
+
+    line = strange.__code__.co_firstlineno
+    words = rf"score: Numba cannot compile .*strange, line {line} of .*test_dual"
+    with pytest.raises(TypeError, match=words), dual.naming(strange):
+        dual.compiled(strange)(1.0)
+    with pytest.raises(NumbaError), dual.naming():
+        dual.compiled(strange)(1.0)
 
 
 @numba.njit

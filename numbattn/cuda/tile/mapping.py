@@ -1,0 +1,241 @@
+"""Any function of numbers, for each element of a tile.
+
+The function is compiled by Numba and sees what it would see elsewhere: floats and integers. Row and column of an
+element come as a Place, an integer that is a float, too: converted one by one, they would take as long as exponentials.
+"""
+
+import math
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
+from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
+
+from ...dual import FUNCTIONS, Dual
+from .elementwise import emit_minimum
+from .emit import F32, I32, base, call
+from .fragment import FLOATS, Fragment, check_tile, fragment, registers
+from .global_memory import places as places_of
+from .integers import COMPARISONS, INDEX, IndexType, resized
+from .world import primitive
+
+FREE = ("nsz",)  # integers have one 0
+
+
+class PlaceType(types.Type):
+    """Where an element is. Sums and differences with integers are such numbers again."""
+
+    def __init__(self, real):
+        self.real = real
+        super().__init__(f"Place({real})")
+
+    def unify(self, typingctx, other):
+        """Of two values that a variable has, on two ways to a line."""
+        if isinstance(other, types.Integer):
+            return types.int64
+        return other if isinstance(other, types.Float) else None
+
+
+@register_model(PlaceType)
+class PlaceModel(core_models.PrimitiveModel):
+    """An int32; and as a float, exact below 2**24, what depends on the thread and what to add, which is known to the
+    compiler: so the difference of two takes one addition for each element, and no vector is kept."""
+
+    def __init__(self, manager, ty):
+        real = manager.lookup(ty.real).get_value_type()
+        super().__init__(manager, ty, ir.LiteralStructType([I32, real, real]))
+
+
+def place(b, *parts):
+    value = ir.Constant(ir.LiteralStructType([part.type for part in parts]), ir.Undefined)
+    for i, part in enumerate(parts):
+        value = b.insert_value(value, part, i)
+    return value
+
+
+def parts_of(b, x):
+    return [b.extract_value(x, i) for i in range(3)]
+
+
+def real_of(b, x):
+    _, start, offset = parts_of(b, x)
+    return b.fadd(start, offset, flags=FREE)
+
+
+# -------------------------------------------------------------------------------------------------------- conversions
+@lower_cast(types.Integer, PlaceType)
+def from_integer(context, b, source, target, x):
+    whole, real = resized(b, x, 32, source.signed), context.get_value_type(target.real)
+    return place(b, whole, ir.Constant(real, 0.0), b.sitofp(whole, real))
+
+
+@lower_cast(PlaceType, types.Integer)
+def to_integer(context, b, source, target, x):
+    return resized(b, b.extract_value(x, 0), target.bitwidth, signed=True)
+
+
+@lower_cast(PlaceType, types.Boolean)
+def to_truth(context, b, source, target, x):
+    return b.icmp_signed("!=", b.extract_value(x, 0), I32(0))
+
+
+@lower_cast(PlaceType, types.Float)
+def to_float(context, b, source, target, x):
+    return context.cast(b, real_of(b, x), source.real, target)
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+def emit_sum(name):
+    """Of "add" or "sub"."""
+
+    def emit(b, x, y):
+        (one, *ones), (other, *others) = parts_of(b, x), parts_of(b, y)
+        reals = [getattr(b, f"f{name}")(*two, flags=FREE) for two in zip(ones, others)]
+        return place(b, getattr(b, name)(one, other), *reals)
+
+    return emit
+
+
+def emit_chosen(sign):
+    def emit(b, x, y):
+        first = b.icmp_signed(sign, b.extract_value(x, 0), b.extract_value(y, 0))
+        return b.select(first, collapsed(b, x), collapsed(b, y))
+
+    return emit
+
+
+def emit_negative(b, x):
+    whole, start, offset = parts_of(b, x)
+    return place(b, b.neg(whole), *[b.fsub(ir.Constant(part.type, -0.0), part) for part in (start, offset)])
+
+
+def emit_abs(b, x):
+    whole, real, nothing = parts_of(b, collapsed(b, x))
+    size = b.select(b.icmp_signed("<", whole, I32(0)), b.neg(whole), whole)
+    return place(b, size, call(b, "__nv_fabsf" if real.type == F32 else "__nv_fabs", real.type, real), nothing)
+
+
+def collapsed(b, x):
+    """The same, its two parts added."""
+    real = real_of(b, x)
+    return place(b, b.extract_value(x, 0), real, ir.Constant(real.type, 0.0))
+
+
+KEPT = {  # of Places and integers a Place again
+    operator.add: emit_sum("add"), operator.sub: emit_sum("sub"),
+    operator.neg: emit_negative, operator.pos: lambda b, x: x, abs: emit_abs,
+    min: emit_chosen("<"), max: emit_chosen(">"),
+}  # fmt: skip
+OTHERS = (
+    operator.mul, operator.floordiv, operator.mod, operator.pow, operator.and_, operator.or_,
+    operator.xor, operator.lshift, operator.rshift, operator.invert, *COMPARISONS
+)  # fmt: skip
+MODULES = math, np
+OF_FLOATS = {operator.truediv, operator.itruediv, float}
+OF_FLOATS |= {getattr(module, name) for module in MODULES for name in FUNCTIONS if hasattr(module, name)}
+
+
+def _define(function, kept=None):
+    """What a function is of Places: that of integers; of floats if it is one of theirs, or another argument is one."""
+
+    @infer_global(function)
+    class Template(AbstractTemplate):
+        def generic(self, args, kws):
+            found = [x for x in args if isinstance(x, PlaceType)]
+            if not found:
+                return None
+            if kept and all(isinstance(x, PlaceType | types.Integer) for x in args):
+                return signature(found[0], *[found[0]] * len(args))
+            real = function in OF_FLOATS or any(isinstance(x, Dual | types.Float) for x in args)
+            plain = found[0].real if real else types.int64
+            given = tuple([plain if isinstance(x, PlaceType) else x for x in args])
+            resolved = self.context.resolve_function_type(function, given, {})
+            self.resolved = self.context.resolve_value_type(function).get_impl_key(resolved)
+            return resolved
+
+        def get_impl_key(self, sig):
+            return getattr(self, "resolved", None) or super().get_impl_key(sig)
+
+    if kept:
+        for count in (1, 2):
+            lower_builtin(function, *[PlaceType] * count)(lambda context, b, signature, xs: kept(b, *xs))
+
+
+for _function in (*KEPT, *OTHERS, *OF_FLOATS, int):
+    _define(_function, KEPT.get(_function))
+for _function in operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.pow:
+    _define(getattr(operator, f"i{_function.__name__}"), KEPT.get(_function))
+
+
+@infer_global(operator.getitem)
+class GetElement(AbstractTemplate):
+    def generic(self, args, kws):
+        array, place = args
+        plain = types.Tuple(tuple(map(_index, place))) if isinstance(place, types.BaseTuple) else _index(place)
+        if not isinstance(array, types.Array | types.BaseTuple) or plain == place:
+            return None
+        return self.context.resolve_function_type(operator.getitem, (array, plain), {})
+
+
+def _index(ty):
+    return types.intp if isinstance(ty, PlaceType) else ty
+
+
+# ------------------------------------------------------------------------------------------------------------ the word
+@primitive
+def map_elements(function, x, row, col, shape, others):
+    """function(element, i, j, *others) of each element of a tile of floats from row and column on.
+
+    The function is a device function, or any that Numba compiles, of numbers: i and j, and indices among the others,
+    are integers. Elements beyond the matrix of this shape may be given an i and j inside of it: so what the function
+    looks up is there. Its result is converted to the tile's dtype.
+
+    >>> @device
+    ... def above(s, i, j, shift):
+    ...     return s if j > i + shift else -1
+    >>> show(lambda x: map_elements(above, x, 0, 0, (2, 4), (1,)))
+    array([[-1., -1.,  2.,  3.],
+           [-1., -1., -1.,  7.]], dtype=float32)
+    """
+    check_tile("map_elements", x, FLOATS)
+    whole = [np.minimum(places, size - 1) for places, size in zip(places_of(x.layout, row, col), shape)]
+    others = [int(other) if isinstance(other, np.int32) else other for other in others]
+    rows, cols = np.broadcast_arrays(*whole)
+    found = [function(s, int(i), int(j), *others) for s, i, j in zip(x.registers.flat, rows.flat, cols.flat)]
+    return Fragment(x.layout, np.array(found, x.dtype).reshape(x.layout.slots))
+
+
+@map_elements.calling
+def map_elements(context, function, x, row, col, shape, others):
+    check_tile("map_elements", x, FLOATS)
+    where, kinds = PlaceType(x.dtype), list(others)
+    plain = [types.int64 if isinstance(ty, IndexType) else types.unliteral(ty) for ty in kinds]
+    called = context.resolve_function_type(function, (x.dtype, where, where, *plain), {})
+    if not isinstance(called.return_type, types.Number | types.Boolean | PlaceType):
+        raise TypingError(f"map_elements: got a function that returns {called.return_type}, expected a number")
+
+    def generate(context, b, _, tile, row, col, shape, others):
+        call, real = context.get_function(function, called), context.get_value_type(x.dtype)
+        given = [context.cast(b, b.extract_value(others, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
+        ends = [b.extract_value(shape, axis) for axis in range(2)]
+        rows, cols = (positions(b, *about, real) for about in zip((x.layout.rows, x.layout.cols), (row, col), ends))
+        found = [
+            [context.cast(b, call(b, [s, i, j, *given]), called.return_type, x.dtype) for s, j in zip(elements, cols)]
+            for elements, i in zip(registers(b, x, tile), rows)
+        ]
+        return fragment(b, x, found)
+
+    return x(function, x, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
+
+
+def positions(b, axis, first, size, real):
+    """Where this thread's elements are on an axis, as Places. Their integers are less than the size."""
+    start, last = b.add(first, base(b, axis)), b.sub(size, I32(1))
+    start_real = b.sitofp(start, real)
+    return [
+        place(b, emit_minimum(b, types.int32, b.add(start, I32(offset)), last), start_real, ir.Constant(real, offset))
+        for offset in axis.offsets
+    ]

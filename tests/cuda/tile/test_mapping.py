@@ -1,0 +1,109 @@
+"""Functions of numbers over the elements of tiles: integers that are floats, too, are as Python's."""
+
+import math
+
+import numpy as np
+import pytest
+from numba.core.errors import NumbaError
+
+from numbattn.cuda.tile import device, index, load, map_elements, save
+from numbattn.dual import derivative_of
+from tests.tools.launch import compiled_only, launch, poisoned
+
+from .tiles import LAYOUTS, SHAPE, THREADS, each_layout, numbers
+
+ROW, COL, SIZES = 5, 2, (200, 300)
+
+
+def in_place(s, i, j, weights):
+    d = i - j
+    d += 3
+    d = abs(d)
+    if d > 4:
+        d = 4
+    e = j
+    e *= 2
+    e //= 3
+    e %= 5
+    e **= 2
+    s -= d + e
+    return s
+
+
+FUNCTIONS = {
+    "sums": lambda s, i, j, weights: s + (i - j) + (j - 3) + (2 - i) + (-j) + (+i),
+    "abs": lambda s, i, j, weights: s - 0.5 * abs(i - j) + abs(3 - j),
+    "products": lambda s, i, j, weights: s + (i * j) % 7 + 2 * i + j * 3 + i**2 + 2**j,
+    "quotients": lambda s, i, j, weights: s + i // 2 + (j - 7) // 4 + (j - 7) % 4 + i / 8 + 4 / (j + 1) + 9 // (j + 1),
+    "bits": lambda s, i, j, weights: s + (i & 3) + (j | 1) + (i ^ j) + (1 << (j % 4)) + (j >> 1) + (~i),
+    "comparisons": lambda s, i, j, weights: s + (i > j) + 2 * (i <= 9) + 4 * (j == 3) + 8 * (j != i) + 16 * (j > 2.5),
+    "smaller, larger": lambda s, i, j, weights: s + min(i, 3) + max(i, j) + min(j - i, -1) + max(0.5, i) + min(j, s),
+    "branches": lambda s, i, j, weights: j if i == 7 else -1.5 if j > 20 else i - j if i > j else s,
+    "floats": lambda s, i, j, weights: s * i - 2.5 * j + (i - 0.5) * j + float(i) - (j - s),
+    "int": lambda s, i, j, weights: s + int(i) * int(j) / 2 + int(s),
+    "functions": lambda s, i, j, weights: s + math.sqrt(i) + np.tanh(i - j) + math.exp(-j),
+    "look up": lambda s, i, j, weights: s + weights[i, 0] * weights[j, 1] + weights[i // 2, j % 2],
+    "a place": lambda s, i, j, weights: i,
+    "a difference": lambda s, i, j, weights: i - j,
+    "a truth": lambda s, i, j, weights: i > j,
+    "in place": in_place,
+}
+
+
+def run(function, x, weights, layout=LAYOUTS["mma"], sizes=SIZES):
+    function, z = device(function), poisoned(SHAPE, x.dtype)
+
+    def kernel(x, weights, z):
+        where = (index(sizes[0]), index(sizes[1]))
+        save(z, map_elements(function, load(x, layout, 0), index(ROW), index(COL), where, (weights,)), 0)
+
+    launch(kernel, (1, 1, 1), THREADS, 0, x, weights, z)
+    return z
+
+
+def wanted(function, x, weights):
+    i, j = np.ogrid[ROW : ROW + SHAPE[0], COL : COL + SHAPE[1]]
+    return np.vectorize(lambda *x: float(function(*x, weights)))(x.astype(np.float64), i, j)
+
+
+@pytest.fixture
+def weights(rng):
+    return rng.random((50, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(weights, name, dtype):
+    x, function = numbers(SHAPE, dtype), FUNCTIONS[name]
+    want = wanted(function, x, weights)
+    np.testing.assert_allclose(run(function, x, weights), want, rtol=0, atol=4 * np.finfo(dtype).eps * abs(want).max())
+
+
+@each_layout
+def test_layouts(weights, layout):
+    x, function = numbers(SHAPE, np.float32), FUNCTIONS["look up"]
+    np.testing.assert_allclose(run(function, x, weights, layout), wanted(function, x, weights), rtol=1e-6)
+
+
+def test_beyond_the_matrix_it_looks_up_what_is_there(weights):
+    """Of a matrix of 9 x 8 elements: the interpreter would find a load outside of the weights, NumPy, too."""
+    x = numbers(SHAPE, np.float32)
+    got = run(lambda s, i, j, weights: s + weights[i, 0] + weights[j, 1], x, weights[:9], sizes=(9, 8))
+    i, j = (np.minimum(np.arange(n) + first, size - 1) for n, first, size in zip(SHAPE, (ROW, COL), (9, 8)))
+    np.testing.assert_allclose(got, x + weights[i, 0][:, None] + weights[j, 1], rtol=1e-6)
+
+
+def test_derivatives(weights):
+    """Functions that Numba has compiled already, with dual numbers in them."""
+    slope = derivative_of(lambda s, i, j: s * s * (i - j) if j > 9 else min(s, 0.5) + i)
+    x = numbers(SHAPE, np.float32)
+    got = run(lambda s, i, j, weights: slope(s, i, j), x, weights)
+    i, j = np.ogrid[ROW : ROW + SHAPE[0], COL : COL + SHAPE[1]]
+    np.testing.assert_allclose(got, np.where(j > 9, 2 * x * (i - j), np.where(x <= 0.5, 1, 0)), rtol=1e-6)
+
+
+@compiled_only
+@pytest.mark.parametrize("function", [lambda s, i, j, weights: (s, i), lambda s, i, j, weights: s.nothing])
+def test_what_is_no_function_of_numbers(weights, function):
+    with pytest.raises(NumbaError):
+        run(function, numbers(SHAPE, np.float32), weights)
