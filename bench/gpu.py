@@ -493,7 +493,8 @@ def scores_of(case):
     slopes = cupy.asarray(2.0 ** (-8 * (np.arange(case.heads) + 1) / case.heads), np.float32)
     found = {
         "plain": None, "Softcap(50)": na.Softcap(50.0), "Alibi": na.Alibi(slopes, gradient=False),
-        "Score as Alibi": na.Score(alibi, arrays=[slopes]), "Alibi, gradient": na.Alibi(slopes), "Sink": na.Sink(slopes),
+        "Score as Alibi": na.Score(alibi, arrays=[slopes]), "Alibi, gradient": na.Alibi(slopes),
+        "Sink": na.Sink(slopes),
         "RelativeBias": na.RelativeBias(gen.standard_normal((case.heads, 129), np.float32)),
     }  # fmt: skip
     if math.prod(shape) < LARGEST_BIAS:

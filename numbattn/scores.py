@@ -314,8 +314,8 @@ class Score(Part):
     -----
     The function is known again by its code, its closure and the globals that it uses: one that is defined anew, in a
     loop, say, is not compiled again. Numbers that change from call to call belong into arrays. Functions that it calls
-    are to be Numba's, too: made by njit. On a GPU it takes at most 2**24 queries and keys, and what is NumPy's number of
-    one, as in np.float32(i), is written float(i).
+    are to be Numba's, too: made by njit. On a GPU there are at most 2**24 queries and keys, and np.float32(i) has to be
+    written float(i).
 
     Examples
     --------
