@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .build import Key
+from .kernels.intervals import SPEC as INTERVALS_SPEC
+from .kernels.intervals import own_axes
 from .kernels.score import FUNCTIONS_OF_USERS, SINK_PART, arrays_of, is_curved, kind_of
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
-from .kernels.visibility import GRIDS, diagonals_of, sides_of
+from .kernels.visibility import BY_INTERVALS, GRIDS, diagonals_of, has_states, sides_of
 from .spec import (
     COUNTERS,
     DROPOUT,
+    INTERVALS,
     MASK,
     NUMBERS,
     SCORE,
@@ -29,7 +32,7 @@ from .spec import (
 )
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
-UINT32 = np.dtype(np.uint32)
+UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
 KB = 1024
 DEVICES = {  # a typical one of each compute capability, to plan for without a GPU
     (7, 5): Device(0, (7, 5), 40, 64 * KB),
@@ -43,6 +46,7 @@ DEVICES = {  # a typical one of each compute capability, to plan for without a G
 RESULTS = "o", "dq", "dk", "dv"
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
+FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
 
 
@@ -101,10 +105,14 @@ class Plan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Of a score; its array, if it has one, is "score 0" and so on; those of a function are "score 0 array 0" ..."""
+    """Of a score or of a mask's intervals.
 
-    kind: str  # see kernels.score
-    numbers: tuple = ()
+    Its array, if it has one, is "score 0" and so on; those of a function are "score 0 array 0" ..., those of a mask's
+    part "mask 0 0" ...
+    """
+
+    kind: str  # see kernels.score, kernels.intervals
+    numbers: tuple = ()  # in place of the arrays of a mask's part there is None
     gradient: bool = False  # whether that of its array is wanted
 
 
@@ -118,6 +126,12 @@ class Call(NamedTuple):
     last_query: int | None = None  # it and those after it see nothing: there may be NaN
     deterministic: bool = True
     score: tuple = ()  # a Part for each of its parts
+    intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
+
+
+def array_of_mask(number, which):
+    """Its name: of those that give intervals."""
+    return f"mask {number} {which}"
 
 
 def array_of_part(number):
@@ -149,7 +163,8 @@ class Planner:
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
-        self.mask = (*sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS))
+        grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
+        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals))
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
 
     def plan(self, candidates):
@@ -178,7 +193,7 @@ class Planner:
     def add(self, spec):
         """The steps of a kernel."""
         work, tiles = self.work(spec), self.fitting(spec)
-        if "blocks" in self.mask and MASK in spec.arguments:
+        if has_states(self.mask) and MASK in spec.arguments:
             self.find_states(spec, tiles, work)
         for more in spec.variants(work):
             self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
@@ -199,8 +214,9 @@ class Planner:
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         return Work(
-            self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes, self.call.deterministic, self.score
-        )
+            self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes, self.call.deterministic, self.score,
+            tuple(part.kind for part in self.call.intervals),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, argument):
@@ -243,8 +259,20 @@ class Planner:
         self.temporaries[name] = Temporary(name, shape, dtype, is_zero)
         self.layouts[name] = contiguous(shape, dtype)
 
+    def find_intervals(self, work, tiles):
+        """The temporaries for the keys that each query sees by intervals, and the step that computes them."""
+        names = [array_of_mask(number, which) for number, part in enumerate(self.call.intervals)
+                 for which, x in enumerate(part.numbers) if x is None]  # fmt: skip
+        axes = len(self.problem.batch)
+        lead = np.broadcast_shapes((1,) * axes, *(self.layouts[name].shape[:axes] for name in names))
+        for name in FIRST, END:
+            self.add_temporary(name, (*lead, self.problem.seqlen_q), INT32)
+        self.add_launches(INTERVALS_SPEC, work, tiles, INTERVALS_SPEC.parameters(work, tiles))
+
     def find_states(self, spec, tiles, work):
         """The temporary for the states of tiles, and the step that computes them."""
+        if self.call.intervals and FIRST not in self.temporaries:
+            self.find_intervals(work, tiles)
         m_blocks, n_blocks = self.tiles_of(tiles)
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)
@@ -368,6 +396,8 @@ class Planner:
             yield At(COUNTERS.name, View(0, 4, (2,), (4,)), has_batch=False)
         elif argument is MASK:
             yield from self.sight()
+        elif argument is INTERVALS:
+            yield from self.intervals()
         elif argument is SCORE:
             yield from self.scores()
         elif argument == "scale_log2" and is_curved(self.score):
@@ -387,8 +417,17 @@ class Planner:
         for number, sizes in enumerate(self.call.grids):
             yield self.at(f"cells {number}")
             yield from sizes
-        if "blocks" in self.mask:
+        if BY_INTERVALS in self.mask:
+            yield from (self.at(FIRST, own=1), self.at(END, own=1))
+        if has_states(self.mask):
             yield self.at(self.states)
+
+    def intervals(self):
+        """The fields of a kernels.intervals.Parts."""
+        yield from (self.at(FIRST, own=1), self.at(END, own=1), "own_lo", "own_hi")
+        for number, part in enumerate(self.call.intervals):
+            for which, x in enumerate(part.numbers):
+                yield self.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x
 
     def kind_of_part(self, number, kind):
         """With dtype and alignment of a bias: see kernels.score."""

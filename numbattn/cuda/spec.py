@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 NUMBERS = (
     "lo", "hi", "queries", "keys", "lo_shift", "hi_shift",  # of the mask's band, int32
+    "own_lo", "own_hi",  # of windows that are aligned within segments: see kernels.intervals
     "threshold", "offset", "key_low", "key_high",  # of dropout, uint32 and uint64
     "scale", "scale_log2", "kept_scale",  # floats of the sums' dtype
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.gradients.dropout_steps, kernels.score
@@ -41,6 +42,7 @@ class Work(NamedTuple):
     nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
     deterministic: bool = True  # whether results are to be equal bit for bit from call to call
     score: tuple = ()  # kinds, see kernels.score
+    intervals: tuple = ()  # kinds, see kernels.intervals
 
 
 class Matrix(NamedTuple):
@@ -86,12 +88,13 @@ def padded_length(seqlen):
 
 class Role(Enum):
     MASK = "a kernels.visibility.Sight"
+    INTERVALS = "a kernels.intervals.Parts"
     SCORE = "a kernels.score.Scores, nothing without a score"
     DROPOUT = "a kernels.dropout.Drops"
     COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
-MASK, SCORE, DROPOUT, COUNTERS = Role
+MASK, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):

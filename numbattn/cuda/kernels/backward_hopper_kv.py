@@ -78,7 +78,7 @@ from .gradients import (
 from .layouts import DTYPES, array_type
 from .schedule import place
 from .score import is_curved, looks_up, score_steps
-from .visibility import band_of, element_test, grids_of
+from .visibility import band_of, element_test, is_looked_up
 
 
 @device
@@ -324,7 +324,7 @@ def keeps_both(work):
     It has none for what a mask or a score looks up, nor for a score's derivative, which waits for dP; with dropout it
     spills some at 128.
     """
-    crowded = grids_of(work.mask) or looks_up(work.score) or is_curved(work.score)
+    crowded = is_looked_up(work.mask) or looks_up(work.score) or is_curved(work.score)
     crowded = crowded or (work.problem.dropout and (size_of(work) > 64 or work.score))
     return takes(work) and size_of(work) in KEYS and not crowded
 

@@ -71,7 +71,7 @@ from .schedule import finish, next_number, place_grouped
 from .score import looks_up, score_steps, scores_type, sink_steps
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
-from .visibility import GRIDS, band_of, element_test, grids_of, keys_in_sight, needs_test, sight_type, steps_to_next
+from .visibility import GRIDS, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type, steps_to_next
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
@@ -152,7 +152,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, HAS_GRIDS = drop_step(S_TILE, dropout), bool(grids_of(mask))
+    drop, HAS_GRIDS = drop_step(S_TILE, dropout), is_looked_up(mask)
     (apply, *_), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
@@ -509,7 +509,7 @@ LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's a
 
 def warpgroups(work):
     """The row for this work; with few queries, the one that packs most heads of a group into a work tile."""
-    size, cells, keys = max(head_dims(work.problem)), bool(grids_of(work.mask)), work.keys
+    size, cells, keys = max(head_dims(work.problem)), is_looked_up(work.mask), work.keys
     if looks_up(work.score):
         return LOOKED_UP[size]
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
@@ -548,7 +548,7 @@ def numbers(work, tiles):
     has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
     uneven = has_band and work.keys >= work.problem.seqlen_k  # some tiles of queries see more keys than others
     together = heads_per_tile(tiles, work)
-    at_once = matrices_in_l2(work.problem.head_dim) if has_band or grids_of(work.mask) else 1
+    at_once = matrices_in_l2(work.problem.head_dim) if has_band or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
     return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}
 

@@ -42,7 +42,7 @@ from .layouts import DTYPES, array_type, sum_type, sums, vector
 from .score import distance_of, score_steps, scores_type
 from .softmax import LOG2_E
 from .tables import Tiles, parameters, rows_of
-from .visibility import band_of, element_test, grids_of, in_band, keys_in_sight, sight_type
+from .visibility import band_of, element_test, in_band, is_looked_up, keys_in_sight, sight_type
 
 
 def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):
@@ -56,7 +56,7 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         for shape in ((tile_m, head_dim), (tile_m, head_dim_v), (tile_n, head_dim), (tile_n, head_dim_v))
     )
     LOG2E = ACC(LOG2_E)
-    sees, drop, HAS_GRIDS = element_test(mask, S_TILE), drop_step(S_TILE, dropout), bool(grids_of(mask))
+    sees, drop, HAS_GRIDS = element_test(mask, S_TILE), drop_step(S_TILE, dropout), is_looked_up(mask)
     TILE_M, TILE_N = tile_m, tile_n
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
 

@@ -7,7 +7,7 @@ H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 1
 from typing import NamedTuple
 
 from .score import is_curved, looks_up
-from .visibility import grids_of
+from .visibility import is_looked_up
 
 HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
 
@@ -52,7 +52,7 @@ def has_tensor_cores(device):
 
 def is_crowded(work):
     """Whether dropout, a mask's grids, a score's arrays or its derivative take registers, too."""
-    return bool(work.problem.dropout or grids_of(work.mask) or looks_up(work.score) or is_curved(work.score))
+    return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_curved(work.score))
 
 
 def rows_of(table, crowded, work):

@@ -1,4 +1,6 @@
-"""The states of tiles, empty, partial or full, by a mask's grids of blocks: M of Algorithm 5, for tiles of any size.
+"""The states of tiles, empty, partial or full: M of Algorithm 5, for tiles of any size.
+
+They follow from a mask's intervals and its grids of blocks.
 
 They are stored as bits, uint32 (batch, heads, kept tiles, words): for each WORD tiles a word that says which are not
 empty, and one that says which are full. `visibility.next_tile` and `visibility.needs_test` look them up.
@@ -22,7 +24,7 @@ from ..tile import (
     wait_on_dependencies,
 )
 from .schedule import place, split
-from .visibility import WORD, grids_of, sight_type
+from .visibility import BY_INTERVALS, WORD, grids_of, sight_type
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread
@@ -47,6 +49,16 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
         return state
 
+    @device
+    def state_by_intervals(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+        first, end = sight.intervals
+        first, end, n_end = first[batch, head], end[batch, head], minimum(n0 + TILE_N, seqlen_k)
+        some, every = False, True
+        for i in range(m0, minimum(m0 + TILE_M, seqlen_q)):
+            some = some or (first[i] < n_end and n0 < end[i])
+            every = every and (first[i] <= n0 and n_end <= end[i])
+        return FULL if every else PARTIAL if some else EMPTY
+
     def least(one, other):
         @device
         def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
@@ -55,7 +67,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
         return state
 
-    state = reduce(least, [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"])
+    states = [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"]
+    state = reduce(least, states + [state_by_intervals] * (BY_INTERVALS in mask))
 
     def kernel(sight, seqlen_q, seqlen_k):
         launch_dependents()

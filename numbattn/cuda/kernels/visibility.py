@@ -1,12 +1,13 @@
 """Which queries see which keys: the tiles that a block visits, which of them need a test per element, and that test.
 
-A mask is a band and some grids, see `numbattn.masks`. A block keeps one tile of queries, or of keys, and loops over the
-tiles of the other side. "In sight" of its tile is what the band lets it see, a range of keys, or of queries: where the
-loop starts and ends. Within it grids of blocks decide by the states of tiles, one bit each, which the kernel
-`tile_states` has computed before (Algorithm 5); there `kept` is the number of the block's own tile.
+A mask is a band, an interval of keys for each query, and some grids, see `numbattn.masks`. A block keeps one tile of
+queries, or of keys, and loops over the tiles of the other side. "In sight" of its tile is what the band lets it see, a
+range of keys, or of queries: where the loop starts and ends. Within it intervals and grids of blocks decide by the
+states of tiles, one bit each, which the kernel `tile_states` has computed before (Algorithm 5); there `kept` is the
+number of the block's own tile.
 
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
-"dense", "bits" or "blocks" for each grid.
+"dense", "bits" or "blocks" for each grid, and "intervals".
 """
 
 from functools import reduce
@@ -28,11 +29,14 @@ from ..tile import (
     maximum,
     minimum,
     row_index,
+    shape,
+    take,
     where,
 )
 from .layouts import places_of
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
+BY_INTERVALS = "intervals"
 WORD = 32  # tiles whose states are bits of one word
 NOTHING = -1
 
@@ -55,12 +59,13 @@ class Sight(NamedTuple):
     edges: Any = ()  # int32 (batch, heads) for each edge that is an array: they narrow the band
     shifts: Any = ()  # added to lo and hi among them
     grids: Any = ()  # a Cells for each grid
-    states: Any = ()  # of tiles, where there are blocks: see tile_states
+    intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), where there are some: see kernels.intervals
+    states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
 
 
 BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
-EDGE = types.Array(types.int32, 2, "A")
+EDGE, LINE = types.Array(types.int32, 2, "A"), types.Array(types.int32, 3, "A")
 DIAGONALS = SIDES[:2]  # lo and hi
 
 
@@ -73,7 +78,17 @@ def diagonals_of(mask):
 
 
 def grids_of(mask):
-    return [kind for kind in mask if kind not in SIDES]
+    return [kind for kind in mask if kind in GRIDS.values()]
+
+
+def has_states(mask):
+    """Whether it tells tiles apart that are empty, partial or full."""
+    return "blocks" in mask or BY_INTERVALS in mask
+
+
+def is_looked_up(mask):
+    """Whether what a query sees is looked up for each element."""
+    return bool(grids_of(mask)) or BY_INTERVALS in mask
 
 
 def several(kind, count):
@@ -89,7 +104,8 @@ def sight_type(mask):
             several(EDGE, len(sides)),
             several(INDEX, len(diagonals_of(mask))),
             several(CELLS, len(grids)),
-            several(WORDS, "blocks" in mask),
+            several(LINE, 2 * (BY_INTERVALS in mask)),
+            several(WORDS, has_states(mask)),
         ],
         Sight,
     )  # fmt: skip
@@ -208,6 +224,15 @@ def cell_test(g, kind):
     return {"dense": dense, "bits": bits, "blocks": blocks}[kind]
 
 
+@device
+def interval_test(sight, batch, head, i, j):
+    """As a `cell_test`, whether the intervals show keys j to queries i."""
+    first, end = sight.intervals
+    _, _, seqlen_q = shape(first)
+    i = minimum(i, seqlen_q - 1)
+    return (take(first[batch, head], i) <= j) & (j < take(end[batch, head], i))
+
+
 def both(one, other):
     @device
     def test(sight, batch, head, i, j):
@@ -218,8 +243,9 @@ def both(one, other):
 
 def element_test(mask, layout, transposed=False):
     """The device function (sight, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
-    grids, seen_in_band = grids_of(mask), band_test(layout, transposed)
-    if not grids:
+    tests = [cell_test(g, kind) for g, kind in enumerate(grids_of(mask))] + [interval_test] * (BY_INTERVALS in mask)
+    seen_in_band = band_test(layout, transposed)
+    if not tests:
 
         @device
         def band_only(sight, band, batch, head, m0, n0):
@@ -227,12 +253,12 @@ def element_test(mask, layout, transposed=False):
 
         return band_only
 
-    places, seen_in_grids = places_of(transposed), reduce(both, [cell_test(g, kind) for g, kind in enumerate(grids)])
+    places, seen_by_others = places_of(transposed), reduce(both, tests)
 
     @device
     def test(sight, band, batch, head, m0, n0):
         i, j = places(layout, m0, n0)
-        return seen_in_band(band, m0, n0) & seen_in_grids(sight, batch, head, i, j)
+        return seen_in_band(band, m0, n0) & seen_by_others(sight, batch, head, i, j)
 
     return test
 
@@ -263,7 +289,7 @@ def states_from(sight, batch, head, kept, tile, which):
 
 
 def steps_to_next(mask):
-    return next_tile if "blocks" in mask else every_tile
+    return next_tile if has_states(mask) else every_tile
 
 
 def needs_test(mask):
@@ -275,7 +301,7 @@ def needs_test(mask):
             return True
 
         return always
-    if "blocks" in mask:
+    if has_states(mask):
 
         @device
         def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):

@@ -29,7 +29,7 @@ from .emit import (
     store_vector,
 )
 from .fragment import (
-    FLOATS,
+    NUMBERS,
     TRUTHS,
     Fragment,
     FragmentType,
@@ -296,7 +296,7 @@ def take(vector, places):
 
 def _check_take(vector, places):
     check_tile("take", places, {"int32"})
-    check_array("take", vector, places.layout.row_vector(), takes=FLOATS)
+    check_array("take", vector, places.layout.row_vector(), takes=NUMBERS)
     if vector.ndim != 1:
         raise TypingError(f"take: got an array of {vector.ndim} axes, expected a vector")
 

@@ -1,0 +1,191 @@
+"""The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.intervals`.
+
+`visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
+"intervals", "prefix", and "within", a prefix of each segment; "length" or "offset" behind it if that is an array.
+"""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+from numba.cuda import types
+
+from ..build import Source
+from ..spec import INTERVALS, Spec
+from ..tile import (
+    INDEX,
+    block_index,
+    device,
+    index,
+    launch_dependents,
+    maximum,
+    minimum,
+    shape,
+    thread_index,
+    wait_on_dependencies,
+)
+from .schedule import place
+from .visibility import EDGE, LINE
+
+QUERIES = 128  # of a block, one a thread
+
+
+class Parts(NamedTuple):
+    """The parts of a mask that give intervals, and where these go."""
+
+    first: Any  # int32 (batch, heads, seqlen_q): what the kernel writes
+    end: Any
+    lo: Any  # query i sees key j only if lo <= j - (its own key) <= hi: of windows that are aligned within segments
+    hi: Any
+    parts: Any  # of each what its kind needs: see `part_types`
+
+
+class Segment(NamedTuple):
+    """Where a query lies: the keys [first, end) of its segment, and its own key, the last of the segment its last."""
+
+    first: Any
+    end: Any
+    own: Any
+
+
+def own_axes(part):
+    """How many axes its arrays have beside those of the batch."""
+    return int(part in ("segments", "intervals"))
+
+
+def part_types(part):
+    """The types of what a part needs."""
+    kind, *arrays = part.split()
+    if own_axes(part):
+        return LINE, LINE                                       # offsets of queries, of keys; first and end
+    names = ("length", "offset") if kind == "prefix" else ("length",)
+    return tuple(EDGE if name in arrays else INDEX for name in names)
+
+
+def parts_type(parts):
+    every = types.Tuple([types.Tuple(part_types(part)) for part in parts])
+    return types.NamedTuple([LINE, LINE, INDEX, INDEX, every], Parts)
+
+
+def intervals(*, parts):
+    """The kernel: a thread for each query."""
+    steps = [STEPS[part.split()[0]](number, *part.split()[1:]) for number, part in enumerate(parts)]
+    segment_of = steps.pop(parts.index("segments")) if "segments" in parts else whole_matrix
+    seen = reduce(both, steps, all_of_segment)
+
+    def kernel(mask, seqlen_q, seqlen_k):
+        launch_dependents()
+        wait_on_dependencies()
+        batches, heads, _ = shape(mask.first)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        i = tile * QUERIES + thread_index()
+        if i < seqlen_q:
+            segment = segment_of(mask, batch, head, i, seqlen_q, seqlen_k)
+            first, end = seen(mask, batch, head, i, segment)
+            some = first < end
+            mask.first[batch, head, i] = first if some else seqlen_k
+            mask.end[batch, head, i] = end if some else 0
+
+    return Source(kernel, types.void(parts_type(parts), INDEX, INDEX), QUERIES, overlaps=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- segments
+@device
+def whole_matrix(mask, batch, head, i, seqlen_q, seqlen_k):
+    return Segment(index(0), seqlen_k, i + seqlen_k - seqlen_q)
+
+
+def segments(number):
+    """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a query's Segment, empty if it is in none."""
+
+    @device
+    def segment_of(mask, batch, head, i, seqlen_q, seqlen_k):
+        queries, keys = mask.parts[number][0][batch, head], mask.parts[number][1][batch, head]
+        (count,) = shape(queries)
+        low, high = index(0), count                             # how many offsets there are up to i
+        while low < high:
+            middle = (low + high) // 2
+            if queries[middle] <= i:
+                low = middle + 1
+            else:
+                high = middle
+        at, behind = maximum(low - 1, 0), minimum(low, count - 1)
+        first, end = inside(keys[at], seqlen_k), inside(keys[behind], seqlen_k)
+        own = i + end - inside(queries[behind], seqlen_q)
+        return Segment(first, end if low > 0 and low < count else 0, own)
+
+    return segment_of
+
+
+@device
+def inside(offset, length):
+    """The host does not look into arrays of a GPU."""
+    return maximum(minimum(offset, length), 0)
+
+
+# ------------------------------------------------------------------------- what else there is, (first, end) of a query
+@device
+def all_of_segment(mask, batch, head, i, segment):
+    return maximum(segment.first, segment.own + mask.lo), minimum(segment.end, segment.own + mask.hi + 1)
+
+
+def both(one, other):
+    @device
+    def seen(mask, batch, head, i, segment):
+        first, end = one(mask, batch, head, i, segment)
+        other_first, other_end = other(mask, batch, head, i, segment)
+        return maximum(first, other_first), minimum(end, other_end)
+
+    return seen
+
+
+def given(number):
+    @device
+    def seen(mask, batch, head, i, segment):
+        first, end = mask.parts[number]
+        return maximum(first[batch, head, i], 0), end[batch, head, i]
+
+    return seen
+
+
+def prefix(number, *arrays):
+    length_of, offset_of = number_of("length" in arrays), number_of("offset" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        length, offset = mask.parts[number]
+        return index(0), maximum(length_of(length, batch, head), i + offset_of(offset, batch, head) + 1)
+
+    return seen
+
+
+def within(number, *arrays):
+    length_of = number_of("length" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        (length,) = mask.parts[number]
+        return index(0), maximum(segment.first + length_of(length, batch, head), segment.own + 1)
+
+    return seen
+
+
+def number_of(is_array):
+    @device
+    def of_array(x, batch, head):
+        return x[batch, head]
+
+    @device
+    def of_all(x, batch, head):
+        return x
+
+    return of_array if is_array else of_all
+
+
+STEPS = {"segments": segments, "intervals": given, "prefix": prefix, "within": within}
+SPEC = Spec(
+    intervals,
+    (INTERVALS, "seqlen_q", "seqlen_k"),
+    tiles=None,
+    parameters=lambda work, tiles: {"parts": work.intervals},
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * -(-work.problem.seqlen_q // QUERIES),
+)  # fmt: skip
