@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..intervals import Intervals, Prefix, Segments
 from ..masks import band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
@@ -22,6 +23,7 @@ from .views import VECTOR_BYTES, contiguous, layout_of
 LOG2_E = math.log2(math.e)
 NO_DROPS = 0, 0, 0, 0
 KINDS = {Softcap: "softcap", Alibi: "alibi", Bias: "bias", RelativeBias: "relative", Sink: SINK_PART}
+INTERVALS = Segments, Prefix, Intervals
 FARTHEST = 2**30  # a shift of an edge: see kernels.visibility.edge_of
 
 
@@ -173,6 +175,11 @@ def numbers_of(mask, seqlen_q, seqlen_k):
 
 def numbers_and_arrays(mask, seqlen_q, seqlen_k):
     """The MaskNumbers of a mask, and its arrays by name: edges of the band, cells of the grids."""
+    for part in mask._parts:
+        if isinstance(part, INTERVALS):
+            kind = type(part).__name__
+            raise NotImplementedError(f"mask: got {kind} beside arrays of CuPy, expected arrays of NumPy: no GPU kernel "
+                                      "takes an interval of keys for each query yet")
     sizes = seqlen_q, seqlen_k
     edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
     band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
