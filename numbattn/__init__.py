@@ -2,6 +2,7 @@
 
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
+from .intervals import Intervals, Prefix, Segments, pack, unpack
 from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
 from .problem import Gradients, Saved
 from .scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, check_score
@@ -17,11 +18,14 @@ __all__ = [
     "Dense",
     "Dropout",
     "Gradients",
+    "Intervals",
     "Lengths",
     "Mask",
+    "Prefix",
     "RelativeBias",
     "Saved",
     "Score",
+    "Segments",
     "Sink",
     "Softcap",
     "Window",
@@ -33,4 +37,6 @@ __all__ = [
     "attention_weights",
     "check_score",
     "dropout_mask",
+    "pack",
+    "unpack",
 ]

@@ -1,6 +1,6 @@
 """What a user hands over: numbers, flags, arrays of NumPy's or CuPy's. Says what it is, and refuses what it is not.
 
-Of arrays it looks at shapes, strides and addresses, not at what is in them.
+Of arrays it looks at shapes, strides and addresses, and only in `check_values` at what is in them.
 """
 
 import operator
@@ -114,6 +114,18 @@ def same_library(**arrays: Any) -> str:
         raise TypeError("arrays of NumPy and CuPy do not mix: "
                         + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))
     return str(found[0])
+
+
+def check_values(name: str, array: Any, largest: int, rising: bool = False) -> None:
+    """Refuse a NumPy array with integers beyond 0 to `largest`, or that decrease along its last axis."""
+    if not array.size:
+        return
+    if not 0 <= array.min() <= array.max() <= largest:
+        raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
+    falls = array[..., 1:] < array[..., :-1]
+    if rising and falls.any():
+        one, other = array[..., :-1][falls][0], array[..., 1:][falls][0]
+        raise ValueError(f"{name}: got {one} before {other}, expected offsets that do not decrease")
 
 
 def overlap(x: Any, y: Any) -> bool:

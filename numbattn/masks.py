@@ -1,16 +1,18 @@
 """Masks: who sees whom. True = visible.
 
-Every mask is a band and some grids, and `&` joins them:
+Every mask is a band, an interval of keys for each query and some grids, and `&` joins them:
 
 - a `Band` holds the pairs with ``i + lo <= j <= i + hi``, ``i < queries`` and ``j < keys``. Causal, Window and Lengths
   are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need a test,
   follows from these four numbers;
+- an `Interval` holds the pairs with ``first[i] <= j < end[i]``: Segments, Prefix and Intervals, see intervals.py, and
+  Causal and Window where they are aligned within Segments;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1), Bits
   (1 x 8, one bit an element) and BlockSparse (any size).
 
 The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's arrays on to CuPy); `_like` brings them to one
-library, which bands and grids expect. Device memory is never read, but for `Bits.tree` and offsets or lengths that
-have no axes.
+library, which bands, intervals and grids expect. Device memory is never read, but for `Bits.tree` and offsets or
+lengths that have no axes.
 """
 
 from __future__ import annotations
@@ -52,6 +54,21 @@ class Edge(NamedTuple):
     shift: int = 0
 
 
+class Interval(NamedTuple):
+    """Key j is visible to query i iff first[..., i] <= j < end[..., i]; integer arrays (..., seqlen_q)."""
+
+    first: Any
+    end: Any
+
+
+class Rows(NamedTuple):
+    """The segments in which queries lie, integer arrays (..., seqlen_q)."""
+
+    first: Any  # key of the segment
+    end: Any  # of its keys; a query in no segment sees nothing: seqlen_k, 0
+    own: Any  # the query's own key, if the segment's last query is aligned with its last key
+
+
 class Grid(NamedTuple):
     """Element (i, j) is visible iff its cell (i // rows, j // cols) is set; in a packed cell, iff its bit j % cols is.
 
@@ -71,12 +88,14 @@ class Held(NamedTuple):
     array: Any
     shape: tuple[int, ...]
     largest: Any = None
+    rising: bool = False  # whether it must not decrease along its last axis
 
 
 class Mask(Value):
     """What all masks share: `&` and `dense`."""
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
+    _aligns = False  # whether masks without an offset are aligned within its segments
 
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
         """Where its band ends; on other sides it goes on to the end of the matrix."""
@@ -84,6 +103,19 @@ class Mask(Value):
 
     def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
         return band_of(self._edges(seqlen_q, seqlen_k), seqlen_q, seqlen_k)
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        """What queries i, np.arange(seqlen_q) in the library of its arrays, see by its intervals."""
+        return ()
+
+    def _interval(self, i: Any, seqlen_k: int) -> Interval | None:
+        """What queries i see by all its intervals; None if it has none."""
+        intervals = self._intervals(i, seqlen_k)
+        return interval_of(intervals, seqlen_k) if intervals else None
+
+    def _aligned(self, rows: Rows) -> Interval:
+        """What queries see if the mask, which has no offset of its own, is aligned within segments."""
+        raise NotImplementedError
 
     def _grids(self) -> tuple[Grid, ...]:
         return ()
@@ -103,6 +135,20 @@ class Mask(Value):
     @cached_property
     def _kinds(self) -> tuple[type, ...]:
         return tuple(map(type, self._parts))
+
+    @cached_property
+    def _segments(self) -> Any:
+        """The Segments in it, or None."""
+        return next((part for part in self._parts if part._aligns), None)
+
+    @property
+    def _within(self) -> tuple[Mask, ...]:
+        """The parts that are aligned within segments: if there are any, those without an offset of their own."""
+        return ()
+
+    @property
+    def _others(self) -> tuple[Mask, ...]:
+        return self._parts
 
     @cached_property
     def _holds_arrays(self) -> bool:
@@ -144,6 +190,9 @@ class Mask(Value):
         i, j = np.arange(seqlen_q, like=array)[:, None], np.arange(seqlen_k, like=array)
         lo, hi, queries, keys = (np.asarray(x, like=array)[..., None, None] for x in mask._band(seqlen_q, seqlen_k))
         visible = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
+        if interval := mask._interval(i[:, 0], seqlen_k):
+            first, end = (x[..., None] for x in interval)
+            visible = visible & (first <= j) & (j < end)
         for cells, rows, cols, packed in mask._grids():
             cell = cells[..., i // rows, j // cols]
             visible = visible & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)
@@ -165,12 +214,31 @@ class All(Mask):
 
     of: tuple[Mask, ...] = ()
 
+    def __post_init__(self) -> None:
+        if sum(part._aligns for part in self.of) > 1:
+            raise ValueError("&: got more than one Segments, allowed is one")
+
     @property
     def _parts(self) -> tuple[Mask, ...]:
         return self.of
 
+    @cached_property
+    def _within(self) -> tuple[Mask, ...]:
+        return tuple(part for part in self._parts if self._segments is not None and getattr(part, "offset", 0) is None)
+
+    @cached_property
+    def _others(self) -> tuple[Mask, ...]:
+        return tuple(part for part in self._parts if part not in self._within)
+
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        return tuple(edge for part in self._parts for edge in part._edges(seqlen_q, seqlen_k))
+        return tuple(edge for part in self._others for edge in part._edges(seqlen_q, seqlen_k))
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        found = tuple(interval for part in self._others for interval in part._intervals(i, seqlen_k))
+        if not self._within:
+            return found
+        rows = self._segments._rows(i, seqlen_k)
+        return *found, *(part._aligned(rows) for part in self._within)
 
     def _grids(self) -> tuple[Grid, ...]:
         return tuple(grid for part in self._parts for grid in part._grids())
@@ -199,6 +267,14 @@ def band_of(edges: Iterable[Edge], seqlen_q: int, seqlen_k: int) -> Band:
         end = _clip(_clip(at, -FAR, FAR) + _clip(shift, -FAR, FAR), low, high)
         ends[side] = (_larger if side == "lo" else _smaller)(ends[side], end)
     return Band(**ends)
+
+
+def interval_of(intervals: Sequence[Interval], seqlen_k: int) -> Interval:
+    """The Interval of what all of them show, 0 <= first, end <= seqlen_k; where that is nothing, (seqlen_k, 0)."""
+    first = reduce(_larger, (_clip(interval.first, 0, seqlen_k) for interval in intervals))
+    end = reduce(_smaller, (_clip(interval.end, 0, seqlen_k) for interval in intervals))
+    some = first < end
+    return Interval(np.where(some, first, seqlen_k), np.where(some, end, 0))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -239,6 +315,10 @@ class Window(Mask):
         left = () if self.left is None else (Edge("lo", offset, -self.left),)
         return left if self.right is None else (*left, Edge("hi", offset, self.right))
 
+    def _aligned(self, rows: Rows) -> Interval:
+        left, right = (FAR if x is None else _clip(x, -FAR, FAR) for x in (self.left, self.right))
+        return Interval(rows.own - left, rows.own + right + 1)
+
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return _given(offset=self.offset)
 
@@ -270,6 +350,9 @@ class Causal(Mask):
 
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
         return (Edge("hi", seqlen_k - seqlen_q if self.offset is None else self.offset),)
+
+    def _aligned(self, rows: Rows) -> Interval:
+        return Interval(rows.first, rows.own + 1)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return _given(offset=self.offset)

@@ -10,7 +10,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from .checks import DTYPES, Array, flag, library, number, overlap, overlaps_itself, same_library, words_for
+from .checks import (
+    DTYPES,
+    Array,
+    check_values,
+    flag,
+    library,
+    number,
+    overlap,
+    overlaps_itself,
+    same_library,
+    words_for,
+)  # fmt: skip
 from .dropout import Dropout
 from .masks import All, Causal, Mask, as_mask
 from .scores import Part, Scores, as_parts
@@ -326,7 +337,7 @@ def _placed(problem: Problem, mask: Mask, q: Any) -> Mask:
 
 def _check_mask(problem: Problem, mask: Mask) -> None:
     for part in mask._parts:
-        for name, array, shape, largest in part._held(problem.seqlen_q, problem.seqlen_k):
+        for name, array, shape, largest, rising in part._held(problem.seqlen_q, problem.seqlen_k):
             name = f"mask: {type(part).__name__} {name}"
             if isinstance(array, int):
                 if largest is not None and not 0 <= array <= largest:
@@ -340,10 +351,8 @@ def _check_mask(problem: Problem, mask: Mask) -> None:
                 axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
                 raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
                                  "all batch axes, heads included, each of full size or 1")
-            if largest is None or library(array) != "numpy" or not array.size:
-                continue
-            if not 0 <= array.min() <= array.max() <= largest:
-                raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
+            if largest is not None and library(array) == "numpy":
+                check_values(name, array, largest, rising)
 
 
 _check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change

@@ -10,9 +10,10 @@ import numbattn as na
 
 def test_public_names():
     assert sorted(na.__all__) == [
-        "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Gradients", "Lengths", "Mask",
-        "RelativeBias", "Saved", "Score", "Sink", "Softcap", "Window", "__version__", "attention", "attention_backward",
-        "attention_forward", "attention_vjp", "attention_weights", "check_score", "dropout_mask",
+        "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Gradients",
+        "Intervals", "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "Score", "Segments", "Sink", "Softcap",
+        "Window", "__version__", "attention", "attention_backward", "attention_forward", "attention_vjp",
+        "attention_weights", "check_score", "dropout_mask", "pack", "unpack",
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)
@@ -41,10 +42,12 @@ def test_docstrings_are_whole(name, function):
     assert parameters <= set(re.findall(r"\w+", " ".join(names)))
 
 
-@pytest.mark.parametrize("name", ["Mask", "Causal", "Window", "Lengths", "Dense", "Bits", "BlockSparse"])
+@pytest.mark.parametrize("name", ["Mask", "Causal", "Window", "Lengths", "Segments", "Prefix", "Intervals", "Dense",
+                                  "Bits", "BlockSparse"])  # fmt: skip
 def test_masks_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
-    fields = {"left", "right", "offset", "keys", "queries", "visible", "words", "blocks", "block_size"}
+    fields = {"left", "right", "offset", "keys", "queries", "lengths", "first", "end", "visible", "words", "blocks",
+              "block_size"}  # fmt: skip
     assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
 
 

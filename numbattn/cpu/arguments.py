@@ -1,5 +1,6 @@
 """Arrays, masks and dropout as kernels take them: one type for all shapes, strides and broadcasts."""
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,11 +19,20 @@ class Matrices(NamedTuple):
     stride: int  # elements from one row to the next
 
 
+class Tiles(NamedTuple):
+    """Tiles of queries, none of which lies in two segments."""
+
+    table: Any  # int64 (tiles, 6): batch, head, m0, m_end, and the keys of the segment, first and end
+    starts: Any  # those of score matrix n are starts[n]:starts[n + 1]
+    pairs: int  # of a query and a key in one segment, in all tiles
+
+
 class Sight(NamedTuple):
     """A mask, as kernels take it."""
 
     band: tuple  # lo, hi, queries, keys
     bands: Any  # int64 (batch, heads, 4), instead of `band` where bands differ; else empty
+    intervals: Matrices  # int64, two rows: the first key that each query sees, and the end of those; or no rows
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
     grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
 
@@ -50,6 +60,7 @@ class Scratch(NamedTuple):
 
 
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 5)))
+NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
 
 
@@ -80,19 +91,65 @@ def _offsets(shape, strides, batch, heads):
     return np.ascontiguousarray(offsets.reshape(-1, heads) if offsets.size else np.zeros((0, heads)), np.int64)
 
 
+def tiles_of(problem, mask, tile_m, at_multiples=False):
+    """The Tiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
+    if mask._segments is None:
+        return _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
+    ((first, end),) = mask._segments._intervals(np.arange(problem.seqlen_q), problem.seqlen_k)
+    return _tiles(problem.batch, first, end, tile_m, at_multiples)
+
+
+@lru_cache(maxsize=64)
+def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
+    return _tiles(batch, np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), tile_m, False)
+
+
+def _tiles(batch, first, end, tile_m, at_multiples):
+    """The Tiles where query i sees the keys [first[..., i], end[..., i]) of its segment."""
+    *lead, seqlen_q = first.shape
+    rows = [x.reshape(math.prod(lead), seqlen_q) for x in (first, end)]
+    cuts = [_cut(*row, tile_m, at_multiples) for row in zip(*rows)]
+    own = np.broadcast_to(np.arange(len(cuts)).reshape(lead), batch).ravel()
+    counts = np.array([len(cut) for cut in cuts], np.int64)[own]
+    cut = np.concatenate([np.zeros((0, 4), np.int64), *(cuts[number] for number in own)])
+    matrix = np.repeat(np.arange(own.size), counts)
+    table = np.column_stack([*np.divmod(matrix, batch[-1] if batch else 1), cut])
+    m0, m_end, first, end = cut.T
+    return Tiles(table, np.append(0, np.cumsum(counts)), int(((m_end - m0) * np.maximum(end - first, 0)).sum()))
+
+
+def _cut(first, end, tile_m, at_multiples):
+    """m0, m_end, first and end of each tile of a row of queries, the last one first: under a causal mask it is the
+    heaviest."""
+    changes = np.flatnonzero((np.diff(first) != 0) | (np.diff(end) != 0)) + 1
+    multiples = np.arange(0, first.size if at_multiples else 0, tile_m)
+    bounds = np.unique(np.concatenate([[0, first.size], changes, multiples]))
+    counts = -(-np.diff(bounds) // tile_m)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a tile within its bounds
+    m0 = np.repeat(bounds[:-1], counts) + tile_m * number
+    m_end = np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))
+    return np.stack([m0, m_end, first[m0], end[m0]], axis=-1)[::-1]
+
+
 def sight_of(problem, mask):
     """The Sight of a mask, and the arrays to keep alive."""
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
         numbers = [np.broadcast_to(np.asarray(x, np.int64), problem.batch).reshape(problem.matrices) for x in band]
         band, bands = (0, 0, 0, 0), np.stack(numbers, axis=-1)
-    if not problem.mask_kinds or not (grids := mask._grids()):
-        return Sight(tuple(band), bands, NO_CELLS, NO_GRIDS), ()
+    if not problem.mask_kinds:
+        return Sight(tuple(band), bands, NO_INTERVALS, NO_CELLS, NO_GRIDS), ()
+    interval, intervals = mask._interval(np.arange(problem.seqlen_q), problem.seqlen_k), NO_INTERVALS
+    if interval:
+        interval = np.stack(np.broadcast_arrays(*interval), axis=-2)
+        intervals = matrices_of(interval, problem)
+    if not (grids := mask._grids()):
+        return Sight(tuple(band), bands, intervals, NO_CELLS, NO_GRIDS), interval
     grids = [_compact(grid) for grid in grids]
     matrices = [matrices_of(grid.cells, problem) for grid in grids]
     cells = np.stack([x.address + x.offsets for x in matrices])
     numbers = [(x.rows, x.stride, grid.rows, grid.cols, grid.packed) for grid, x in zip(grids, matrices)]
-    return Sight(tuple(band), bands, cells, np.array(numbers, np.int64)), grids
+    return Sight(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (interval, grids)
 
 
 def _compact(grid):
@@ -120,6 +177,7 @@ def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
 
     def scratch():
         floats = [np.empty(size, problem.sum_dtype) for size in sizes]
-        return Scratch(*floats, np.empty(dropped, np.uint8), np.empty(2 * tile_m if dropped else 0, np.uint64))
+        words = np.empty(2 * (tile_m + 16) if dropped else 0, np.uint64)
+        return Scratch(*floats, np.empty(dropped, np.uint8), words)
 
     return scratch

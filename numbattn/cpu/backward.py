@@ -6,7 +6,7 @@ import numpy as np
 
 from ..problem import Gradients, sum_to
 from ..scores import Sink
-from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of
+from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
 from .compile import kernel
 from .forward import EXPONENTIAL
 from .launch import launch
@@ -19,10 +19,12 @@ from .tile import (
     draw,
     exp2,
     inline,
+    intervals_of,
     is_set,
     keys_in_sight,
     mask_band,
     mask_cells,
+    mask_intervals,
     matrix,
     tile,
     tile_state,
@@ -46,6 +48,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     dq = np.zeros((chunks, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
     dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
     dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
+    tiles = tiles_of(problem, inputs.mask, TILE_M)
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
@@ -53,8 +56,9 @@ def backward(saved, do, dlse=None, deterministic=True):
     scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
     matrices = (matrices_of(x, problem) for x in (q, k, v, do))
     given = Given(*matrices, lse, delta, sight, steps, drops, factor, kept_scale, curved)
-    work = lse.size * problem.seqlen_k * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
-    launch(backward_kernel, batches * problem.heads_k * chunks, work, scratch, given, dq, dk, dv, inputs.scale)
+    work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
+    blocks = batches * problem.heads_k * chunks
+    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, dq, dk, dv, inputs.scale)
     dq = dq[0] if chunks == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
@@ -77,12 +81,10 @@ def gradients_of_score(saved, given, scratch, work):
             lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
             yield part._gradient(None, lse, delta).astype(array.dtype, copy=False)
         else:
-            m_blocks = -(-problem.seqlen_q // TILE_M)
-            sums = sums_for(problem, part, m_blocks)
-            sums_apart, own, rows, _ = sums.dx.shape
+            tiles = tiles_of(problem, saved.inputs.mask, TILE_M, at_multiples=True)
+            sums = sums_for(problem, part, tiles.table, TILE_M)
             step = sum(not isinstance(before, Sink) for before in parts[:number])
-            blocks = own * (m_blocks if rows > 1 else sums_apart)
-            launch(score_kernel, blocks, work, scratch, given, sums, step, curved_in(parts[:number]))
+            launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
             yield sums.dx.sum(axis=0).reshape(array.shape).astype(array.dtype, copy=False)
 
 
@@ -113,6 +115,7 @@ class Queries(NamedTuple):
     first: Any
     end: Any
     band: Any
+    intervals: Any
     QT: Any
     dOT: Any
     lse_log2: Any
@@ -120,12 +123,12 @@ class Queries(NamedTuple):
 
 
 @kernel
-def backward_kernel(first_block, end_block, stop, scratch, given, dq, dk, dv, scale):
+def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts, dq, dk, dv, scale):
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of a (batch, key head), with its own dq.
 
     Unlike in the paper queries are the outer loop: Q and dO are transposed once for all keys.
     """
-    chunks, batches, heads, seqlen_q, _ = dq.shape
+    chunks, _, heads, _, _ = dq.shape
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
     scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
@@ -133,21 +136,24 @@ def backward_kernel(first_block, end_block, stop, scratch, given, dq, dk, dv, sc
         chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
         dK, dV = dk[batch, head_k], dv[batch, head_k]
         for head in range(head_k * group_size, (head_k + 1) * group_size):
-            K = matrix(given.k, batch, head, dtype)
-            for m0 in range(0, seqlen_q, TILE_M):                           # Alg. 4 line 9
-                at = load_queries(scratch, given, batch, head, m0)
-                if at.first >= at.end:
+            K, number = matrix(given.k, batch, head, dtype), batch * heads + head
+            for row in range(starts[number], starts[number + 1]):           # Alg. 4 line 9
+                at = queries_of(scratch, given, tiles[row])
+                n_block = at.first // TILE_N
+                n_first = (n_block + (chunk - n_block) % chunks) * TILE_N
+                if max(n_first, at.first) >= at.end:
                     continue
-                Q = matrix(given.q, batch, head, dtype)[m0 : at.m_end]      # line 10
-                dO = matrix(given.do, batch, head, dtype)[m0 : at.m_end]
-                dQ, n_block = dq[chunk, batch, head, m0 : at.m_end], at.first // TILE_N
-                for n0 in range((n_block + (chunk - n_block) % chunks) * TILE_N, at.end, chunks * TILE_N):  # line 6
+                load_queries(at, given)                                     # line 10
+                Q = matrix(given.q, batch, head, dtype)[at.m0 : at.m_end]
+                dO = matrix(given.do, batch, head, dtype)[at.m0 : at.m_end]
+                dQ = dq[chunk, batch, head, at.m0 : at.m_end]
+                for n_tile in range(n_first, at.end, chunks * TILE_N):      # line 6
                     if is_set(stop):
                         return
-                    S, dP = differentiate_tile(scratch, given, at, n0)
+                    n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+                    S, dP = differentiate_tile(scratch, given, at, n0, n_end)
                     if S.size == 0:
                         continue
-                    n_end = n0 + S.shape[0]
                     product(dV[n0:n_end], S, dO, kept_scale, True)          # line 16: dV += (P Z)^T dO
                     pull_back(dP, scratch.slopes, 0, given.curved)
                     product(dK[n0:n_end], dP, Q, scale, True)               # line 22: dK += scale dS^T Q
@@ -158,55 +164,54 @@ def backward_kernel(first_block, end_block, stop, scratch, given, dq, dk, dv, sc
 def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curved_before):
     """The gradient of the array of a step, which has so many curved ones before it.
 
-    A block is a tile of queries of one of the array's own matrices, or every parts-th of them; it sums over all score
-    matrices to which that one is broadcast.
+    A block is a share of the tiles of queries of one of the array's own matrices; it sums over all score matrices to
+    which that one is broadcast.
     """
-    parts, own, rows, _ = sums.dx.shape
-    batches, heads, seqlen_q = given.lse.shape
-    m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
-    tiles = m_blocks if rows > 1 else parts
+    parts = sums.dx.shape[0]
     for block in range(first_block, end_block):
-        part, number = block % tiles, block // tiles
-        dx = sums.dx[0 if rows > 1 else part, number]
-        for pair in range(sums.starts[number], sums.starts[number + 1]):
-            batch, head = sums.pairs[pair]
-            for m0 in range(part * TILE_M, seqlen_q, tiles * TILE_M):
-                at = load_queries(scratch, given, batch, head, m0)
-                if at.first >= at.end:
-                    continue
-                for n0 in range(at.first // TILE_N * TILE_N, at.end, TILE_N):
-                    if is_set(stop):
-                        return
-                    _, dP = differentiate_tile(scratch, given, at, n0)
-                    pull_back(dP, scratch.slopes, curved_before, given.curved)
-                    collect(dx, dP, given.steps, step, m0, n0)
+        dx = sums.dx[block % parts, block // sums.shares]
+        for row in range(sums.starts[block], sums.starts[block + 1]):
+            at = queries_of(scratch, given, sums.tiles[row])
+            if at.first >= at.end:
+                continue
+            load_queries(at, given)
+            for n_tile in range(at.first // TILE_N * TILE_N, at.end, TILE_N):
+                if is_set(stop):
+                    return
+                n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+                _, dP = differentiate_tile(scratch, given, at, n0, n_end)
+                pull_back(dP, scratch.slopes, curved_before, given.curved)
+                collect(dx, dP, given.steps, step, at.m0, n0)
 
 
 @inline
-def load_queries(scratch, given, batch, head, m0):
-    """The Queries from m0 on, transposed, with lse in base 2."""
-    dtype = given.lse.dtype
-    band = band_of(given.sight, batch, head)
-    m_end = max(min(m0 + TILE_M, given.lse.shape[2], band[2]), m0)
-    first, end = keys_in_sight(band, m0, m_end)
+def queries_of(scratch, given, row):
+    """The Queries in a row of Tiles.table, not loaded yet."""
+    batch, head, m0, m_end, segment, segment_end = row
+    band, intervals = band_of(given.sight, batch, head), intervals_of(given.sight, batch, head)
+    m_end = max(min(m_end, band[2]), m0)
+    first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
     QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
     vectors = tile(scratch.vectors, 2, m_end - m0)
-    lse_log2, D = vectors[0], vectors[1]
-    if first < end:
-        transpose(QT, matrix(given.q, batch, head, dtype)[m0:m_end], dtype.type(given.factor_of_q))
-        transpose(dOT, matrix(given.do, batch, head, dtype)[m0:m_end], dtype.type(given.kept_scale))
-        for i in range(m_end - m0):                                         # where lse = -inf no key was seen: P = 0
-            lse = given.lse[batch, head, m0 + i]
-            lse_log2[i] = np.inf if lse == -np.inf else lse * dtype.type(LOG2_E)
-            D[i] = 0 if lse == -np.inf else given.delta[batch, head, m0 + i]
-    return Queries(batch, head, m0, m_end, first, end, band, QT, dOT, lse_log2, D)
+    return Queries(batch, head, m0, m_end, first, end, band, intervals, QT, dOT, vectors[0], vectors[1])
 
 
 @inline
-def differentiate_tile(scratch, given, at, n0):
-    """P Z and dS behind the score, of a tile of keys from n0 on; of no keys if nobody sees any of them."""
+def load_queries(at, given):
+    """Q and dO, transposed, lse in base 2, and D."""
+    dtype = given.lse.dtype
+    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.factor_of_q))
+    transpose(at.dOT, matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.kept_scale))
+    for i in range(at.m_end - at.m0):                                       # where lse = -inf no key was seen: P = 0
+        lse = given.lse[at.batch, at.head, at.m0 + i]
+        at.lse_log2[i] = np.inf if lse == -np.inf else lse * dtype.type(LOG2_E)
+        at.D[i] = 0 if lse == -np.inf else given.delta[at.batch, at.head, at.m0 + i]
+
+
+@inline
+def differentiate_tile(scratch, given, at, n0, n_end):
+    """P Z and dS behind the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
     batch, head, dtype, one = at.batch, at.head, given.lse.dtype, given.lse.dtype.type(1)
-    n_end = min(n0 + TILE_N, at.end)
     state = tile_state(given.sight, batch, head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
     S, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
@@ -216,6 +221,7 @@ def differentiate_tile(scratch, given, at, n0):
     product(S, K, at.QT, one, False)                                        # line 11: S = scale Q K^T, transposed
     score(S, given.steps, scratch.slopes, batch, head, at.m0, n0)
     mask_band(S, at.band, at.m0, n0)                                        # line 12: MASK(S)
+    mask_intervals(S, at.intervals, at.m0, n0)
     if state == PARTIAL:
         mask_cells(S, given.sight, batch, head, at.m0, n0)
     exponentiate(S, at.lse_log2)                                            # line 13: P = exp(S - lse)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from ..problem import Saved
-from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of
+from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
 from .compile import kernel
 from .launch import launch
 from .product import product, product_tn
@@ -22,10 +22,12 @@ from .tile import (
     exp2,
     fill,
     inline,
+    intervals_of,
     is_set,
     keys_in_sight,
     mask_band,
     mask_cells,
+    mask_intervals,
     matrix,
     tile,
     tile_state,
@@ -43,16 +45,17 @@ def forward(problem, inputs, out=None, save=True):
     q, k, v = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v))
     o = np.empty((*problem.matrices, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
     lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
+    tiles = tiles_of(problem, inputs.mask, TILE_M)
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
     launch(
         forward_kernel,
-        math.prod(problem.matrices) * -(-problem.seqlen_q // TILE_M),
-        lse.size * problem.seqlen_k * (problem.head_dim + problem.head_dim_v + EXPONENTIAL),
+        len(tiles.table),
+        tiles.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL),
         scratch_of(problem, TILE_M, TILE_N),
         *(matrices_of(x, problem) for x in (q, k, v)),
-        o, lse, sight, steps, sinks_of(problem, inputs.score), drops,
+        o, lse, tiles.table, sight, steps, sinks_of(problem, inputs.score), drops,
         factor_of_q(inputs.scale, inputs.score), kept_scale,
     )  # fmt: skip
     o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
@@ -65,16 +68,13 @@ def forward(problem, inputs, out=None, save=True):
 
 @kernel
 def forward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, sight, steps, sinks, drops, factor_of_q, kept_scale
+    first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, factor_of_q, kept_scale
 ):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
-    batches, heads, seqlen_q = lse.shape
-    m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+    _, heads, _ = lse.shape
     dtype, one = lse.dtype, lse.dtype.type(1)
     for block in range(first_block, end_block):
-        batch, head, m0 = block // m_blocks // heads, block // m_blocks % heads, block % m_blocks * TILE_M
-        m0 = (m_blocks - 1) * TILE_M - m0                                   # the heaviest tiles of a causal mask first
-        m_end = min(m0 + TILE_M, seqlen_q)
+        batch, head, m0, m_end, segment, segment_end = tiles[block]
         K, V, O = matrix(k, batch, head, dtype), matrix(v, batch, head, dtype), o[batch, head, m0:m_end]
         QT = tile(scratch.QT, q.cols, m_end - m0)
         transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(factor_of_q))
@@ -83,9 +83,9 @@ def forward_kernel(
         fill(m, NO_MAX)
         fill(l, 0)
         clear(O)
-        band = band_of(sight, batch, head)
-        first, end = keys_in_sight(band, m0, m_end)
-        for n0 in range(first // TILE_N * TILE_N, end, TILE_N):
+        band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
+        first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
+        for n0 in range(first - (first - segment) % TILE_N, end, TILE_N):
             n_end = min(n0 + TILE_N, end)
             state = tile_state(sight, batch, head, m0, m_end, n0, n_end)
             if state == EMPTY:
@@ -96,6 +96,7 @@ def forward_kernel(
             product(S, K[n0:n_end], QT, one, False)                         # Alg. 2 line 10: S = scale Q K^T
             score(S, steps, scratch.slopes, batch, head, m0, n0)
             mask_band(S, band, m0, n0)                                      # line 11: MASK(S)
+            mask_intervals(S, intervals, m0, n0)
             if state == PARTIAL:
                 mask_cells(S, sight, batch, head, m0, n0)
             softmax_step(S, m, l, alpha, part)                              # lines 12 and 13: S becomes P

@@ -186,24 +186,26 @@ def collect(dx, dS, steps, step, m0, n0):
 
 
 class Sums(NamedTuple):
-    """The gradient of an array while it is summed up.
-
-    Of the array's own matrices, number n belongs to the score matrices pairs[starts[n]:starts[n + 1]], (batch, head).
-    """
+    """The gradient of an array while it is summed up, a block for each of the shares of each of its own matrices."""
 
     dx: Any  # (parts, own matrices, rows, columns); the parts are sums over different tiles of queries
-    pairs: Any
-    starts: Any
+    tiles: Any  # of all score matrices, as Tiles.table
+    starts: Any  # tiles[starts[b]:starts[b + 1]] belong to block b
+    shares: int  # so many blocks for each matrix
 
 
-def sums_for(problem, part, m_blocks):
-    """Sums of zeros for the array of a part."""
+def sums_for(problem, part, tiles, tile_m):
+    """Sums of zeros for the array of a part. No tile goes beyond a multiple of tile_m: blocks share no row."""
     *lead, rows, cols = _matrix_of(part).shape
     lead = (1,) * (len(problem.batch) - len(lead)) + tuple(lead)
     own = np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), problem.batch).reshape(-1)
-    order = np.argsort(own, kind="stable")
-    starts = np.searchsorted(own[order], np.arange(math.prod(lead) + 1))
+    m_blocks = -(-problem.seqlen_q // tile_m)
     parts = 1 if rows > 1 else min(m_blocks, PARTS)
+    shares = m_blocks if rows > 1 else parts
+    batch, head, m0, *_ = tiles.T
+    block = own[batch * problem.heads + head] * shares + m0 // tile_m % max(shares, 1)
+    order = np.argsort(block, kind="stable")
+    starts = np.searchsorted(block[order], np.arange(math.prod(lead) * shares + 1))
     whole = rows > 1 and cols > 1  # few numbers are added to an element, and there are many of these
     dx = np.zeros((parts, math.prod(lead), rows, cols), problem.sum_dtype if whole else np.float64)
-    return Sums(dx, np.stack(np.divmod(order, max(problem.heads, 1)), axis=-1), starts)
+    return Sums(dx, tiles[order], starts, shares)

@@ -196,13 +196,27 @@ def band_of(sight, batch, head):
 
 
 @inline
-def keys_in_sight(band, m0, m_end):
-    """The keys [first, end) in sight of queries [m0, m_end): what the band lets them see."""
+def intervals_of(sight, batch, head):
+    """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q); or an empty array."""
+    x = sight.intervals
+    return contiguous_view(x.address + x.offsets[batch, head] if x.rows else 0, x.rows, x.cols, x.cols, np.int64)
+
+
+@inline
+def keys_in_sight(band, intervals, m0, m_end, first, end):
+    """The keys in sight of queries [m0, m_end): of the keys [first, end) what the band and the intervals let them see.
+
+    Where that is nothing, end <= first.
+    """
     lo, hi, queries, keys = band
     m_end = min(m_end, queries)
     if m0 >= m_end:
-        return 0, 0
-    return max(m0 + lo, 0), min(m_end + hi, keys)
+        return first, first
+    first, end = max(m0 + lo, first), min(m_end + hi, keys, end)
+    if intervals.size:
+        first = max(first, intervals[0, m0:m_end].min())
+        end = min(end, intervals[1, m0:m_end].max())
+    return first, end
 
 
 @inline
@@ -217,6 +231,20 @@ def mask_band(S, band, m0, n0):
         end = max(min(n0 + j - lo + 1 - m0, queries - m0, cols), first) if n0 + j < keys else first
         fill(S[j, :first], -np.inf)
         fill(S[j, end:], -np.inf)
+
+
+@inline
+def mask_intervals(S, intervals, m0, n0):
+    """S = -inf outside of each query's interval."""
+    rows, cols = S.shape
+    if intervals.size == 0:
+        return
+    first, end = intervals[0, m0 : m0 + cols], intervals[1, m0 : m0 + cols]
+    if first.max() <= n0 and n0 + rows <= end.min():
+        return
+    for j in range(rows):
+        for i in range(cols):
+            S[j, i] = S[j, i] if first[i] <= n0 + j < end[i] else S.dtype.type(-np.inf)
 
 
 @inline
@@ -258,26 +286,29 @@ def mask_cells(S, sight, batch, head, m0, n0):
 # ------------------------------------------------------------------------------------------------------------ dropout
 @inline
 def draw(kept, words, drops, matrix, m0, n0):
-    """kept = 1 or 0, see dropout_mask, for a tile that starts at query m0 and key n0, multiples of 16.
+    """kept = 1 or 0, see dropout_mask, for a tile that starts at query m0 and key n0.
 
-    words: uint64, two for each query or more, rounded up to 16 queries
+    What is drawn at once are 16 x 16 elements. words: uint64, two for each query of all squares that the tile touches.
     """
     rows, cols = kept.shape
-    counters = 8 * ((cols + 15) // 16)
+    before = m0 % 16                                                        # queries in the first squares
+    counters = 8 * ((before + cols + 15) // 16)
     words = tile(words, 4, counters)
-    first = np.uint64(m0 // 2)
-    for c in range(n0 // 4, n0 // 4 + 4 * ((rows + 15) // 16)):
+    first = np.uint64(m0 // 16 * 8)
+    for c in range(n0 // 16 * 4, (n0 + rows + 15) // 16 * 4):
         for t in range(counters):
             words[0, t], words[1, t], words[2, t], words[3, t] = philox4x32(
                 np.uint64(c), first + np.uint64(t), np.uint64(matrix), drops.offset, drops.key_low, drops.key_high
             )
         for number in range(8):
             j = 16 * (c // 4) + 2 * (c % 4) + 8 * (number // 2 % 2) + number % 2 - n0
-            if j >= rows:
+            if not 0 <= j < rows:
                 continue
             shift = np.uint64(16 * (number % 2))
             for block in range(counters // 8):
-                start = 16 * block + 8 * (number // 4)
-                for r in range(min(8, cols - start)):
-                    drawn = (words[number // 2, 8 * block + r] >> shift) & np.uint64(0xFFFF)
-                    kept[j, start + r] = drawn >= drops.threshold
+                start = 16 * block + 8 * (number // 4) - before
+                for r in range(8):
+                    i = np.uint64(start + r)                                # unsigned: below 0 is large
+                    if i < np.uint64(cols):
+                        drawn = (words[number // 2, 8 * block + r] >> shift) & np.uint64(0xFFFF)
+                        kept[j, i] = drawn >= drops.threshold

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dual import naming
-from ..masks import band_of
+from ..intervals import Intervals, Prefix, Segments
+from ..masks import Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
 from .kernels import BACKWARD, FORWARD
 from .kernels.score import SINK_PART, part_of_function
-from .plan import Call, Part, array_of_function, array_of_part, gradient_of_part, plan, sums_of_part
+from .plan import Call, Part, array_of_function, array_of_mask, array_of_part, gradient_of_part, plan, sums_of_part
 from .spec import SIDES
 from .views import VECTOR_BYTES, contiguous, layout_of
 
@@ -161,11 +162,12 @@ def plans(device, q, k, v, deterministic=False, **options):
 class MaskNumbers(NamedTuple):
     """A mask without its arrays."""
 
-    numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift
+    numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift, own_lo, own_hi
     keys: int  # the most that a query sees, by the band alone
     last_key: int  # no query sees this one or any after it
     grids: tuple  # (rows, columns) of a cell of each grid
     last_query: int  # neither it nor any after it sees anything
+    intervals: tuple  # a plan.Part for each part that gives intervals
 
 
 @lru_cache(maxsize=1024)
@@ -176,7 +178,7 @@ def numbers_of(mask, seqlen_q, seqlen_k):
 
 
 def numbers_and_arrays(mask, seqlen_q, seqlen_k):
-    """The MaskNumbers of a mask, and its arrays by name: edges of the band, cells of the grids."""
+    """The MaskNumbers of a mask, and its arrays by name: of edges of the band, of grids, of intervals."""
     sizes = seqlen_q, seqlen_k
     edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
     band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
@@ -187,13 +189,50 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
             shifts[side] = max(-FARTHEST, min(shift, FARTHEST))
         elif found:
             arrays[side] = getattr(band_of(found, *sizes), side).astype(np.int32)
+    own, intervals, of_intervals = intervals_and_arrays(mask, *sizes)
     keys = seqlen_k if arrays else max(min(seqlen_k, band.hi - band.lo + 1), 0)
     last_key = seqlen_k if "keys" in arrays else band.keys
     grids = mask._grids()
     arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
+    arrays.update(of_intervals)
     sizes = tuple([(grid.rows, grid.cols) for grid in grids])
     last_query = seqlen_q if "queries" in arrays else band.queries
-    return MaskNumbers((*band, shifts["lo"], shifts["hi"]), keys, last_key, sizes, last_query), arrays
+    numbers = *band, shifts["lo"], shifts["hi"], *own
+    return MaskNumbers(numbers, keys, last_key, sizes, last_query, intervals), arrays
+
+
+def intervals_and_arrays(mask, seqlen_q, seqlen_k):
+    """Of windows that are aligned within segments lo and hi, a plan.Part for each part of a mask that gives intervals,
+    and their arrays by name, as kernels take them."""
+    own_lo, own_hi, found, arrays = -FARTHEST, FARTHEST, [], {}
+
+    def add(kind, **values):
+        """A part; those of its values that are arrays are named in its kind."""
+        numbers = []
+        for which, (name, x) in enumerate(values.items()):
+            is_int32 = not isinstance(x, int) and x.dtype == np.int32       # the kernel reads it as it is
+            x = x if is_int32 else _clip(x, -FARTHEST, FARTHEST)
+            numbers.append(x if isinstance(x, int) else None)
+            if not isinstance(x, int):
+                kind += f" {name}"
+                arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
+        found.append(Part(kind, tuple(numbers)))
+
+    for part in mask._others:
+        if isinstance(part, Segments):
+            add("segments", queries=part.queries, keys=part.queries if part.keys is None else part.keys)
+        elif isinstance(part, Intervals):
+            add("intervals", first=part.first, end=part.end)
+        elif isinstance(part, Prefix):
+            add("prefix", length=part.lengths, offset=seqlen_k - seqlen_q if part.offset is None else part.offset)
+    for part in mask._within:
+        if isinstance(part, Prefix):
+            add("within", length=part.lengths)
+        else:
+            left, right = (part.left, part.right) if isinstance(part, Window) else (None, 0)
+            own_lo = own_lo if left is None else max(own_lo, -left)
+            own_hi = own_hi if right is None else min(own_hi, right)
+    return (max(own_lo, -FARTHEST), min(own_hi, FARTHEST)), tuple(found), arrays
 
 
 # -------------------------------------------------------------------------------------------------------------- scores

@@ -124,9 +124,9 @@ class Call(NamedTuple):
     last_key: int  # no query sees this one or any after it: there may be NaN
     grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
     last_query: int | None = None  # it and those after it see nothing: there may be NaN
+    intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
     deterministic: bool = True
     score: tuple = ()  # a Part for each of its parts
-    intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
 
 
 def array_of_mask(number, which):

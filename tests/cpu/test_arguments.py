@@ -1,10 +1,13 @@
-"""Addresses."""
+"""Addresses, and tiles of queries."""
 
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import numbattn as na
 from numbattn.cpu import arguments
 from numbattn.problem import describe
 
@@ -44,3 +47,38 @@ def test_readable_copies_only_what_products_cannot_read(rng):
         assert not np.shares_memory(copy, view)
         np.testing.assert_array_equal(copy, view)
     assert arguments.readable(x.astype(np.float16), np.float32).dtype == np.float32
+
+
+OFFSETS = st.lists(st.integers(0, 300), min_size=2, max_size=9).map(sorted)
+
+
+@given(st.lists(OFFSETS, min_size=3, max_size=3), st.booleans())
+def test_tiles(offsets, at_multiples):
+    """Of three segmentations: every query is in one tile, and every tile in one segment, whose keys are the tile's."""
+    size = min(map(len, offsets))
+    queries = np.array([row[:size] for row in offsets])[:, None]
+    q = np.zeros((3, 2, 300, 1))
+    problem, inputs = describe(q, q, q, mask=na.Segments(queries, queries // 2))
+    tiles = arguments.tiles_of(problem, inputs.mask, 32, at_multiples)
+    visible, found = inputs.mask.dense(300, 300), np.zeros((3, 2, 300), int)
+    pairs = 0
+    for batch, head in np.ndindex(3, 2):
+        for row in tiles.table[tiles.starts[2 * batch + head] : tiles.starts[2 * batch + head + 1]]:
+            assert tuple(row[:2]) == (batch, head)
+            m0, m_end, first, end = row[2:]
+            assert 0 < m_end - m0 <= 32
+            assert not at_multiples or m0 // 32 == (m_end - 1) // 32
+            found[batch, head, m0:m_end] += 1
+            keys = np.arange(300)
+            np.testing.assert_array_equal(visible[batch, 0, m0:m_end], [(first <= keys) & (keys < end)] * (m_end - m0))
+            pairs += visible[batch, 0, m0:m_end].sum()
+    assert (found == 1).all()
+    assert tiles.pairs == pairs
+
+
+def test_tiles_without_segments():
+    problem, inputs = describe(*np.zeros((3, 2, 70, 1)), causal=True)
+    tiles = arguments.tiles_of(problem, inputs.mask, 32)
+    rows = [(64, 70, 0, 70), (32, 64, 0, 70), (0, 32, 0, 70)]           # the heaviest first
+    np.testing.assert_array_equal(tiles.table, [(0, head, *row) for head in range(2) for row in rows])
+    assert tiles.starts.tolist() == [0, 3, 6]

@@ -79,7 +79,7 @@ def seen_of_bands(bands, S, ends):
     for n in range(len(bands)):
         band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
         tile.mask_band(S[n], band, M0, N0)
-        ends[n, 0], ends[n, 1] = tile.keys_in_sight(band, M0, M_END)
+        ends[n, 0], ends[n, 1] = tile.keys_in_sight(band, np.zeros((0, 0), np.int64), M0, M_END, 0, 20)
 
 
 def test_bands():
@@ -97,6 +97,31 @@ def test_bands():
     np.testing.assert_array_equal(ends[some, 0], in_sight.argmax(1))
     np.testing.assert_array_equal(ends[some, 1], 20 - in_sight[:, ::-1].argmax(1))
     assert (ends[:, 0] >= ends[:, 1])[~some & ~narrow].all()
+
+
+@numba.njit
+def seen_of_intervals(intervals, band, S):
+    tile.mask_intervals(S, intervals, M0, N0)
+    return tile.keys_in_sight(band, intervals, M0, M_END, 2, 17)
+
+
+@settings(deadline=None)  # it compiles
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=M_END, max_size=M_END + 2))
+@example([(N0, N_END)] * M_END)
+@example([(N0, N_END - 1)] * M_END)
+@example([(N0 + 1, N_END)] * M_END)
+def test_intervals(intervals):
+    """Within a segment of the keys 2 to 16, under a band that shows fewer at either end."""
+    intervals = np.array([pair if pair[0] < pair[1] else (20, 0) for pair in intervals]).T.copy()
+    S = np.zeros((N_END - N0, M_END - M0), np.float32)
+    first, end = seen_of_intervals(intervals, (-1, 7, 20, 15), S)
+    i, j = np.arange(M0, M_END), np.arange(20)[:, None]
+    seen = (intervals[0, i] <= j) & (j < intervals[1, i])
+    np.testing.assert_array_equal(S == 0, seen[N0:N_END])
+    assert np.isneginf(S[S != 0]).all()
+    keys = np.flatnonzero(seen.any(axis=1))
+    lowest, highest = (keys[0], keys[-1] + 1) if keys.size else (20, 0)
+    assert (first, end) == (max(lowest, 2, M0 - 1), min(highest, 17, M_END + 7, 15))
 
 
 @numba.njit
@@ -140,15 +165,14 @@ def draw(kept, words, drops, matrix, m0, n0):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 3), st.integers(1, 40), st.integers(0, 3), st.integers(1, 40), st.integers(0, 5))
+@given(st.integers(0, 50), st.integers(1, 40), st.integers(0, 50), st.integers(1, 40), st.integers(0, 5))
 @example(0, 40, 0, 40, 0)
-def test_draw(m_block, queries, n_block, keys, matrix):
+def test_draw(m0, queries, n0, keys, matrix):
     """Also where what is drawn is the threshold, as by an element of the example."""
     dropout = na.Dropout(26206 / 65536, seed=2**40 + 1, offset=6)
     drops, scale = arguments.drops_of(dropout)
-    m0, n0 = 16 * m_block, 16 * n_block
     kept = np.full((keys, queries), 9, np.uint8)
-    draw(kept, np.empty(96, np.uint64), drops, matrix, m0, n0)
+    draw(kept, np.empty(2 * (40 + 16), np.uint64), drops, matrix, m0, n0)
     want = na.dropout_mask(dropout, (6, 100, 100))[matrix, m0 : m0 + queries, n0 : n0 + keys].T
     np.testing.assert_array_equal(kept, want)
     assert scale == dropout.scale

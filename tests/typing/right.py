@@ -29,6 +29,12 @@ def model(q: Floats, k: Floats, v: Floats, do: Floats, visible: Booleans, length
     assert_type(na.attention_weights(q, k, mask=na.Window(3, None)), Floats)
     mask = na.Causal(0) & na.Lengths(keys=lengths, queries=[3, 4]) & visible
     assert_type(mask, na.Mask)
+    packed, offsets = na.pack([q, k])
+    assert_type(packed, Floats)
+    assert_type(na.unpack(packed, offsets), list[Floats])
+    assert_type(na.unpack(packed, [0, 3]), list[Floats])
+    assert_type(na.Segments(offsets) & na.Prefix(lengths, offset=3), na.Mask)
+    na.attention(q, k, v, mask=na.Segments([0, 3], keys=offsets) & na.Intervals(first=lengths, end=[3, 4]))
     assert_type(na.Causal() & visible, na.Mask)
     assert_type(mask.dense(3, 4), Booleans)
     assert_type(na.Bits.pack(visible), na.Bits)

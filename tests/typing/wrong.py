@@ -20,6 +20,11 @@ def model(q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32]
     na.Lengths(keys=3.5)  # E: arg-type
     na.Causal(offset="last")  # E: arg-type
     na.Window(3)  # E: call-arg
+    na.Segments("three")  # E: arg-type
+    na.Prefix(1.5)  # E: arg-type
+    na.Intervals([0])  # E: call-arg
+    na.pack(3)  # E: arg-type
+    na.unpack(q, 0.5)  # E: arg-type
     na.Window(1.5, 0)  # E: arg-type
     na.Dense([[True]])  # E: arg-type
     na.Bits.pack("bits")  # E: arg-type

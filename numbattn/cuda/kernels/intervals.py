@@ -1,7 +1,7 @@
 """The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.intervals`.
 
 `visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
-"intervals", "prefix", and "within", a prefix of each segment; "length" or "offset" behind it if that is an array.
+"intervals", "prefix", and "within", a prefix of each segment, with the names behind it of what is an array.
 """
 
 from functools import reduce
@@ -26,6 +26,7 @@ from ..tile import (
 from .schedule import place
 from .visibility import EDGE, LINE
 
+SEGMENTS = "segments queries keys"
 QUERIES = 128  # of a block, one a thread
 
 
@@ -49,7 +50,7 @@ class Segment(NamedTuple):
 
 def own_axes(part):
     """How many axes its arrays have beside those of the batch."""
-    return int(part in ("segments", "intervals"))
+    return int(part.split()[0] in ("segments", "intervals"))
 
 
 def part_types(part):
@@ -68,8 +69,8 @@ def parts_type(parts):
 
 def intervals(*, parts):
     """The kernel: a thread for each query."""
-    steps = [STEPS[part.split()[0]](number, *part.split()[1:]) for number, part in enumerate(parts)]
-    segment_of = steps.pop(parts.index("segments")) if "segments" in parts else whole_matrix
+    steps = [STEPS[kind](number, arrays) for number, (kind, *arrays) in enumerate(map(str.split, parts))]
+    segment_of = steps.pop(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
     seen = reduce(both, steps, all_of_segment)
 
     def kernel(mask, seqlen_q, seqlen_k):
@@ -94,7 +95,7 @@ def whole_matrix(mask, batch, head, i, seqlen_q, seqlen_k):
     return Segment(index(0), seqlen_k, i + seqlen_k - seqlen_q)
 
 
-def segments(number):
+def segments(number, arrays):
     """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a query's Segment, empty if it is in none."""
 
     @device
@@ -138,7 +139,7 @@ def both(one, other):
     return seen
 
 
-def given(number):
+def given(number, arrays):
     @device
     def seen(mask, batch, head, i, segment):
         first, end = mask.parts[number]
@@ -147,7 +148,7 @@ def given(number):
     return seen
 
 
-def prefix(number, *arrays):
+def prefix(number, arrays):
     length_of, offset_of = number_of("length" in arrays), number_of("offset" in arrays)
 
     @device
@@ -158,7 +159,7 @@ def prefix(number, *arrays):
     return seen
 
 
-def within(number, *arrays):
+def within(number, arrays):
     length_of = number_of("length" in arrays)
 
     @device
