@@ -264,11 +264,3 @@ def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
 def test_head_dim_ends_at_256(hopper):
     with pytest.raises(ValueError, match="head_dim: got 300, at most 256"):
         na.attention(*(np.zeros((3, 300), np.float32),) * 3)
-
-
-@pytest.mark.parametrize("mask", [na.Segments([0, 9]), na.Prefix(3), na.Intervals(*np.zeros((2, 1, 9), int))], ids=repr)
-def test_intervals_of_keys_are_refused(hopper, mask):
-    x = np.zeros((2, 9, 8), np.float16)
-    kind = type(mask).__name__
-    with pytest.raises(NotImplementedError, match=f"mask: got {kind} beside arrays of CuPy, expected arrays of NumPy"):
-        na.attention(x, x, x, mask=na.Causal() & mask)

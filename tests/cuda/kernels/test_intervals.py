@@ -1,0 +1,69 @@
+"""The keys that each query sees, as the masks say it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import numbattn as na
+from numbattn.cuda.kernels.intervals import QUERIES, Parts, intervals
+from numbattn.cuda.passes import numbers_and_arrays
+from numbattn.cuda.plan import array_of_mask
+from tests.test_intervals import KINDS, NUMBER, segments
+from tests.tools.launch import launch, simulated_only
+
+LENGTHS, SHIFTS = np.array([[1], [4]]), np.array([[0, -2, 3]])
+MASKS = {
+    "segments": KINDS[0],
+    "segments by batch": KINDS[1] & na.Causal(),
+    "within": KINDS[0] & na.Prefix(LENGTHS) & na.Window(2, None),
+    "prefix": na.Prefix(2),
+    "prefixes": na.Prefix(LENGTHS, SHIFTS) & na.Prefix(LENGTHS[::-1]),
+    "offsets": na.Prefix(1, SHIFTS),
+    "intervals": KINDS[4],
+    "all of them": KINDS[0] & na.Causal() & na.Prefix(1, SHIFTS) & KINDS[4],
+}
+
+
+def found(mask, m, n):
+    """first and end for 2 x 3 matrices of m queries and n keys."""
+    mask = mask._fit((2, 3, m, n))
+    masked, arrays = numbers_and_arrays(mask, m, n)
+    parts = [
+        tuple(
+            np.int32(x) if x is not None else np.broadcast_to(held, (2, 3, *held.shape[2:]))
+            for which, x in enumerate(part.numbers)
+            for held in [arrays.get(array_of_mask(number, which))]
+        )
+        for number, part in enumerate(masked.intervals)
+    ]
+    first, end = (np.full((2, 3, m), 99, np.int32) for _ in range(2))
+    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), tuple(parts))
+    source = intervals(parts=tuple(part.kind for part in masked.intervals))
+    launch(source.function, (6 * -(-m // QUERIES), 1, 1), source.threads, 0, given, np.int32(m), np.int32(n))
+    return first, end
+
+
+def assert_found(mask, m, n):
+    wanted = mask._fit((2, 3, m, n))._interval(np.arange(m), n)
+    for got, want in zip(found(mask, m, n), wanted):
+        np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(world, name):
+    assert_found(MASKS[name], 5, 6)
+
+
+@simulated_only
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(segments(), NUMBER, NUMBER)
+def test_segments(call, left, right):
+    queries, keys, m, n = call
+    for mask in (na.Causal(), na.Window(left, right), na.Prefix(min(n, 2))):
+        assert_found(na.Segments(queries, keys) & mask, max(m, 1), n)
+
+
+def test_many_segments(rng, world):
+    """More than a block has threads, most of them empty."""
+    queries, keys = (np.sort(rng.integers(0, 301, 400)) for _ in range(2))
+    assert_found(na.Segments(queries, keys) & na.Causal(), 300, 300)

@@ -1,0 +1,137 @@
+"""Intervals of keys in the CUDA kernels: simulated on small problems, and on a GPU. The masks are those of
+tests/test_intervals.py."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.problem import DTYPES
+from tests.tools.device import AMPERE, HOPPER, TURING, on
+from tests.tools.launch import simulated_only, world_of
+
+from .. import test_intervals as masks
+from ..accuracy import assert_equal, check, random
+from ..test_intervals import MASKS, ONE_KEY, OTHER_MASKS, SCORES, SEGMENTS
+
+try:
+    import cupy
+except ImportError:
+    cupy = None
+
+DEVICES = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
+
+
+# ------------------------------------------------------------------------------------------------------ without a GPU
+@pytest.fixture
+def small(monkeypatch):
+    for name, size in zip("BHMN", (1, 2, 70, 135)):
+        monkeypatch.setattr(masks, name, size)
+
+
+@simulated_only
+@pytest.mark.parametrize(("device", "kind"), [("CUDA cores", "segments by head"), ("tensor cores", "intervals"),
+                                              ("warpgroups", "segments by head"), ("warpgroups", "prefix offsets")])
+def test_small_problems(rng, small, device, kind):
+    dtype = np.float16 if device == "warpgroups" else np.float32
+    with world_of("simulated"), on(DEVICES[device]):
+        check(*masks.qkv(rng, dtype, heads_k=1), rng, mask=MASKS[kind](rng), causal=True, bits=ONE_KEY)
+
+
+@pytest.mark.parametrize("kind", ["segments by batch", "intervals"])
+def test_compiled(rng, small, kind):
+    """As the PTX says."""
+    with world_of("compiled"), on(HOPPER):
+        check(*masks.qkv(rng, np.float16, heads_k=1), rng, mask=MASKS[kind](rng), causal=True, bits=ONE_KEY,
+              dropout=na.Dropout(0.2, 3))  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "deterministic"), [(24, False), (64, True), (128, False), (256, False)])
+@pytest.mark.parametrize("kind", MASKS)
+def test_head_dims(rng, kind, d, deterministic):
+    check(*masks.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, mask=MASKS[kind](rng), causal=True,
+          deterministic=deterministic, bits=ONE_KEY)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks(rng, kind, dtype):
+    check(*masks.qkv(rng, dtype), rng, cupy, mask=MASKS[kind](rng), dropout=na.Dropout(0.5, 2), bits=ONE_KEY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("one", "other"), [*itertools.product(["segments by batch", "intervals"], OTHER_MASKS)])
+def test_pairs_of_masks(rng, one, other):
+    mask = MASKS[one](rng) & OTHER_MASKS[other](rng)
+    check(*masks.qkv(rng, np.float16, heads_k=2), rng, cupy, mask=mask, bits=ONE_KEY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("kind", ["segments", "prefix", "intervals"])
+def test_scores(rng, kind, score):
+    check(*masks.qkv(rng, np.float16, heads_k=2), rng, cupy, mask=MASKS[kind](rng), causal=True,
+          score=SCORES[score](rng), bits=ONE_KEY)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", SEGMENTS)
+def test_offsets_of_any_integers_on_the_gpu_or_not(rng, kind):
+    """And no more than there are tokens, whatever they say."""
+    q, k, v = (cupy.asarray(x) for x in masks.qkv(rng, np.float16))
+    mask = MASKS[kind](rng)
+    want = na.attention(q, k, v, mask=mask)
+    for dtype in (np.int32, np.int64, np.uint16):
+        queries, keys = (cupy.asarray(x, dtype) for x in (mask.queries, mask.keys))
+        assert_equal(na.attention(q, k, v, mask=na.Segments(queries, keys)), want)
+    queries, keys = (cupy.asarray(x) for x in (mask.queries, mask.keys))
+    queries[..., -1], keys[..., -1] = 2**40, 2**50
+    clamped = na.Segments(cupy.minimum(queries, q.shape[-2]), cupy.minimum(keys, k.shape[-2]))
+    assert_equal(na.attention(q, k, v, mask=na.Segments(queries, keys)), na.attention(q, k, v, mask=clamped))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128])
+def test_packed_is_separate(rng, d):
+    lengths = [1, 0, 700, 129, 64, 1, 1000, 3]
+    sequences = [[cupy.asarray(random(rng, (4, n, d), np.float16)) for _ in range(4)] for n in lengths]
+    (q, offsets), (k, _), (v, _), (do, _) = (na.pack(x) for x in zip(*sequences))
+    o, backprop = na.attention_vjp(q, k, v, causal=True, mask=na.Segments(offsets))
+    results = o, *backprop(do)
+    wanted = []
+    for q, k, v, do in sequences:
+        o, backprop = na.attention_vjp(q, k, v, causal=True)
+        wanted.append((o, *backprop(do)))
+    for packed, separate in zip(results, zip(*wanted)):
+        for x, y in zip(na.unpack(packed, offsets), separate, strict=True):
+            np.testing.assert_allclose(x.get(), y.get(), rtol=2e-2, atol=4e-3)
+
+
+@pytest.mark.gpu
+def test_in_a_graph(rng):
+    """The offsets of the replay are those that lie there then."""
+    q, k, v, do = (cupy.asarray(random(rng, (4, 300, 64), np.float16)) for _ in range(4))
+    offsets = cupy.asarray([0, 100, 300], np.int32)
+    mask = na.Segments(offsets) & na.Causal()
+
+    def run():
+        o, saved = na.attention_forward(q, k, v, mask=mask)
+        return o, *na.attention_backward(do, saved, deterministic=True)
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        run()
+        stream.begin_capture()
+        got = run()
+        graph = stream.end_capture()
+        offsets[1] = 33
+        graph.launch()
+        stream.synchronize()
+        want = run()
+        stream.synchronize()
+    for one, other in zip(got, want):
+        assert_equal(one, other)
