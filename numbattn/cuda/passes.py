@@ -178,8 +178,8 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
     for part in mask._parts:
         if isinstance(part, INTERVALS):
             kind = type(part).__name__
-            raise NotImplementedError(f"mask: got {kind} beside arrays of CuPy, expected arrays of NumPy: no GPU kernel "
-                                      "takes an interval of keys for each query yet")
+            raise NotImplementedError(f"mask: got {kind} beside arrays of CuPy, expected arrays of NumPy: no GPU "
+                                      "kernel takes an interval of keys for each query yet")
     sizes = seqlen_q, seqlen_k
     edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
     band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
