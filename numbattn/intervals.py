@@ -90,11 +90,9 @@ class Segments(Mask):
         row = np.arange(math.prod(lead), like=i)[:, None]
         above = i.size * row  # beyond the offsets of the rows before: one search finds the segments of all rows
         s = np.searchsorted((queries.reshape(-1, size) + above).ravel(), i + above, side="right") - size * row - 1
-        s = s.reshape(*lead, i.size)
-        inside, at, behind = (s >= 0) & (s < size - 1), np.clip(s, 0, size - 1), np.clip(s + 1, 0, size - 1)
+        at, behind = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
         first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, behind, -1)
-        own = i + end - np.take_along_axis(queries, behind, -1)
-        return Rows(np.where(inside, first, seqlen_k), end, own)
+        return Rows(first, end, i + end - np.take_along_axis(queries, behind, -1))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
         first, end, _ = self._rows(i, seqlen_k)
@@ -109,6 +107,8 @@ class Segments(Mask):
 @dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Mask):
     """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal behind a prefix that all see.
+
+    It needs no `Causal` beside it, which would hide the prefix.
 
     Parameters
     ----------

@@ -64,8 +64,8 @@ class Interval(NamedTuple):
 class Rows(NamedTuple):
     """The segments in which queries lie, integer arrays (..., seqlen_q)."""
 
-    first: Any  # key of the segment; seqlen_k for a query in no segment
-    end: Any  # of its keys
+    first: Any  # key of the segment
+    end: Any  # of its keys; `first` for a query in no segment
     own: Any  # the query's own key, where the segment's last query is aligned with its last key
 
 
