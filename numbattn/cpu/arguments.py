@@ -25,6 +25,8 @@ class Tiles(NamedTuple):
     table: Any  # int64 (tiles, 6): batch, head, m0, m_end, and the keys of the segment, first and end
     starts: Any  # of the tiles of each score matrix: number n has rows starts[n]:starts[n + 1]
     pairs: int  # (query, key) in one segment, of all tiles together
+    longest: int  # the most keys of a segment
+    by_head: bool  # whether heads have segments of their own
 
 
 class Sight(NamedTuple):
@@ -115,7 +117,8 @@ def _tiles(batch, first, end, tile_m, at_multiples):
     matrix, cut = np.repeat(np.arange(own.size), counts), np.concatenate([cuts[number] for number in own] or [NO_TILES])
     table = np.column_stack([*np.divmod(matrix, batch[-1] if batch else 1), cut])
     m0, m_end, first, end = cut.T
-    return Tiles(table, np.append(0, np.cumsum(counts)), int(((m_end - m0) * np.maximum(end - first, 0)).sum()))
+    pairs, longest = int(((m_end - m0) * (end - first)).sum()), int((end - first).max(initial=0))
+    return Tiles(table, np.append(0, np.cumsum(counts)), pairs, longest, bool(lead) and lead[-1] > 1)
 
 
 def _cut(first, end, tile_m, at_multiples):

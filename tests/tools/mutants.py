@@ -165,7 +165,7 @@ TABLE = [
         "np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))": "m0 + tile_m",
         "(np.diff(first) != 0) | (np.diff(end) != 0)": "np.diff(first) != 0",
         "first.size if at_multiples else 0": "0",
-        "* np.maximum(end - first, 0)": "* (end - first)",
+        "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
         "end[m0]], axis=-1)[::-1]": "end[m0]], axis=-1)",
         "batch[-1] if batch else 1), cut": "1), cut",
     }),
@@ -189,8 +189,8 @@ TABLE = [
         "first - (first - segment) % TILE_N": "first // TILE_N * TILE_N",
     }),
     Faults("cpu/backward.py", APART, {
-        "dQ = dq[chunk, batch, head, at.m0 : at.m_end]\n                for n_tile in range(n_first, at.end":
-            "dQ = dq[chunk, batch, head, at.m0 : at.m_end]\n                for n_tile in range(at.first, at.end",
+        "for n_tile in range(n_first, at.end": "for n_tile in range(at.first, at.end",
+        "(chunk - at.segment // TILE_N) % chunks": "chunk",
     }),
     Faults("cpu/score.py", ["test_scores.py"], {
         "Alibi: problem.seqlen_k - problem.seqlen_q": "Alibi: 0",
@@ -233,7 +233,7 @@ TABLE = [
     }),
     Faults("cpu/backward.py", [*CPU, *NOTHING_SEEN], {
         "delta.reshape(lse.shape) - (0": "delta.reshape(lse.shape) + (0",
-        "dq[0] if chunks == 1 else dq.sum(axis=0)": "dq[0]",
+        "dq[0] if parts == 1 else dq.sum(axis=0)": "dq[0]",
         "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k, heads, heads_k)",
         "m_end = max(min(m_end, band[2]), m0)": "pass",
         "dtype.type(given.kept_scale))\n    for": "dtype.type(1))\n    for",
