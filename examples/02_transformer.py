@@ -1,6 +1,7 @@
 """Train a transformer on Python's own documentation, byte by byte, with every gradient written out.
 
     python examples/02_transformer.py --plot loss.png
+    python examples/02_transformer.py --packed
 
 A layer is a function that returns its output and `backprop`, which takes the gradient of the loss with respect to that
 output and returns those with respect to the layer's array arguments; dx is the gradient with respect to x.
@@ -100,7 +101,7 @@ def rotate(qkv, by):
     qk *= by
 
 
-def standard_vjp(q, k, v, causal=True, dropout=None):
+def standard_vjp(q, k, v, causal=True, mask=None, dropout=None):
     """What numbattn computes, by the plain formula: Algorithms 0 and 3 of the paper, which keep S and P."""
     S = q.shape[-1] ** -0.5 * wide(q @ k.swapaxes(-1, -2))
     S += xp.triu(xp.full(S.shape[-2:], -xp.inf, S.dtype), 1)
@@ -115,7 +116,7 @@ def standard_vjp(q, k, v, causal=True, dropout=None):
     return narrow(P) @ v, backprop
 
 
-def attention(x, w_qkv, w_out, batch, heads, dropout):
+def attention(x, w_qkv, w_out, batch, heads, mask, dropout):
     tokens, width = x.shape
     seqlen, head_dim = tokens // batch, width // heads
     rotation = rotations(seqlen, head_dim, x.dtype)
@@ -125,7 +126,7 @@ def attention(x, w_qkv, w_out, batch, heads, dropout):
     qkv = qkv.reshape(batch, seqlen, 3, heads, head_dim)
     rotate(qkv, rotation)
     q, k, v = narrow(qkv).transpose(2, 0, 3, 1, 4)  # each (batch, heads, seqlen, head_dim); views will do
-    o, attention_back = attention_vjp(q, k, v, causal=True, dropout=dropout)
+    o, attention_back = attention_vjp(q, k, v, causal=True, mask=mask, dropout=dropout)
     y, out_back = linear(wide(o).swapaxes(1, 2).reshape(tokens, width), w_out)
 
     def backprop(dy):
@@ -172,14 +173,14 @@ def init_weights(rng, width, layers, dtype=np.float32):
     }
 
 
-def transformer(tokens, weights, heads, dropouts=None):
+def transformer(tokens, weights, heads, mask=None, dropouts=None):
     """Logits (batch * seqlen, 256) of the byte after each of `tokens`, (batch, seqlen)."""
     layers = range(len(weights["qkv"]))
     dropouts = dropouts or [None for _ in layers]
     backs = []
     x, embed_back = embed(tokens.ravel(), weights["embed"])
     for i in layers:
-        y, attention_back = attention(x, weights["qkv"][i], weights["out"][i], len(tokens), heads, dropouts[i])
+        y, attention_back = attention(x, weights["qkv"][i], weights["out"][i], len(tokens), heads, mask, dropouts[i])
         x = x + y
         y, mlp_back = mlp(x, weights["up"][i], weights["down"][i])
         x = x + y
@@ -241,6 +242,24 @@ def windows(text, starts, seqlen):
     return window[:, :-1], window[:, 1:].ravel()
 
 
+def paragraphs(text):
+    """The text in pieces, each with the two line ends behind it."""
+    ends = np.flatnonzero((text[:-1] == ord("\n")) & (text[1:] == ord("\n"))) + 2
+    return [piece for piece in np.split(text, ends) if len(piece) > 1]
+
+
+def packed(documents, total, rng):
+    """Random documents, one after the other: inputs, (1, total), the byte after each of them, in one row, and the mask
+    that keeps documents apart. Rotary positions need not begin anew: only their differences matter."""
+    chosen, lengths = [], []
+    while sum(lengths) < total:
+        document = documents[rng.integers(len(documents))]
+        chosen.append(document[: total - sum(lengths) + 1])
+        lengths.append(len(chosen[-1]) - 1)
+    inputs, targets = (np.concatenate([x[at] for x in chosen]) for at in (slice(-1), slice(1, None)))
+    return inputs[None], targets, na.Segments(np.cumsum([0, *lengths]))
+
+
 def validate(weights, heads, text, seqlen):
     """Bits per byte of `text`, cut into windows that each start without context."""
     total, starts = 0.0, np.arange(0, len(text) - seqlen, seqlen)
@@ -289,6 +308,9 @@ def parse_args():
     parser.add_argument("--steps", type=int, default=1000, help="training steps")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
     parser.add_argument("--seqlen", type=int, default=256, help="bytes in a sequence")
+    parser.add_argument("--packed", action="store_true",
+                        help="train on whole paragraphs, batch * seqlen bytes of them in a step; needs "
+                             "--xp numpy, so far")
     parser.add_argument("--width", type=int, default=128, help="features of a byte; width / heads is even")
     parser.add_argument("--layers", type=int, default=4, help="blocks of attention and MLP")
     parser.add_argument("--heads", type=int, default=4, help="heads of attention")
@@ -304,6 +326,8 @@ def parse_args():
     args = parser.parse_args()
     if args.dropout and args.attention == "standard":
         parser.error("--dropout needs --attention numbattn")
+    if args.packed and (args.attention, args.xp) != ("numbattn", "numpy"):
+        parser.error("--packed needs --attention numbattn and --xp numpy")
     return args
 
 
@@ -318,6 +342,7 @@ def main():
     rng = np.random.default_rng(args.seed)
     train, held_out = read_text()
     held_out = held_out[: (len(held_out) - 1) // args.seqlen * args.seqlen + 1]  # whole windows
+    documents = paragraphs(train)
     weights = init_weights(rng, args.width, args.layers)
     adam = Adam(weights)
     size = sum(weight.size for weight in weights.values())
@@ -331,13 +356,16 @@ def main():
             validation.append((first, validate(weights, args.heads, held_out, args.seqlen)))
             steps, start = range(first, min(first + every, args.steps)), time.perf_counter()
             for step in steps:
-                starts = rng.integers(len(train) - args.seqlen, size=args.batch)
-                inputs, targets = windows(train, starts, args.seqlen)
-                dropouts = None
+                mask = dropouts = None
+                if args.packed:
+                    inputs, targets, mask = packed(documents, step_tokens, rng)
+                else:
+                    starts = rng.integers(len(train) - args.seqlen, size=args.batch)
+                    inputs, targets = windows(train, starts, args.seqlen)
                 if args.dropout:  # another offset for each step and layer, or all would drop the same
                     offsets = range(step * args.layers, (step + 1) * args.layers)
                     dropouts = [na.Dropout(args.dropout, args.seed, offset) for offset in offsets]
-                logits, transformer_back = transformer(inputs, weights, args.heads, dropouts)
+                logits, transformer_back = transformer(inputs, weights, args.heads, mask, dropouts)
                 loss, loss_back = cross_entropy(logits, targets)
                 adam.step(weights, transformer_back(loss_back()), args.lr * schedule((step + 0.5) / args.steps))
                 losses[step] = loss / math.log(2)

@@ -45,7 +45,7 @@ def attention(
         strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``.
     causal : bool, optional
         The same as ``mask=Causal()``; with a mask too, both hold.
-    mask : Causal, Window, Lengths, Dense, Bits, BlockSparse, their ``&``, or a boolean array, optional
+    mask : a mask such as Causal, Window, Lengths or Segments, an ``&`` of masks, or a boolean array, optional
         True = visible. A query that sees nothing gets o = 0. A boolean array broadcasts as in NumPy against
         (..., seqlen_q, seqlen_k).
     scale : float, optional

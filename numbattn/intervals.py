@@ -24,19 +24,20 @@ A = TypeVar("A", bound=Array)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segments(Mask):
-    """Packed sequences: key j is visible to query i iff they are in the same segment, s, ``queries[s] <= i <
-    queries[s + 1]`` and ``keys[s] <= j < keys[s + 1]``.
+    """Packed sequences: key j is visible to query i iff both are in the same segment.
 
-    Masks without an offset of their own that are joined to it by ``&`` mean in each segment what they mean in a call on
-    that sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` counts from its first
-    key. All other masks, and scores and dropout, count the rows and columns of the packed arrays.
+    Segment s holds the queries ``queries[s] <= i < queries[s + 1]`` and the keys ``keys[s] <= j < keys[s + 1]``.
+
+    In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
+    sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` counts from its first key.
+    All other masks, scores and dropout count the rows and columns of the packed arrays.
 
     Parameters
     ----------
     queries : integer array, (count + 1,) or (..., count + 1)
-        Offsets of the segments, which do not decrease: that of a segment's last query is the next one's first. Tokens
-        before the first offset and beyond the last one see nothing. A list will do; leading axes are the batch axes,
-        heads included, each of full size or 1.
+        Where each segment begins and, last, where the last one ends; they do not decrease. A segment may be empty.
+        Tokens before the first offset and from the last one on see nothing and are seen by nobody. Leading axes, if
+        any, are all batch axes, heads included, each of full size or 1.
     keys : integer array, likewise, optional
         Default: the same offsets. CuPy's arrays are not looked into: what is out of range is clamped.
 
@@ -46,7 +47,8 @@ class Segments(Mask):
 
     Notes
     -----
-    A segment is computed as if it were alone: NaN in one of them stays there, in gradients, too.
+    On CPUs a segment is computed as if it were alone: NaN in one of them stays there, in gradients, too. On GPUs it may
+    reach the tokens that lie in one tile with them.
 
     Examples
     --------
@@ -87,13 +89,11 @@ class Segments(Mask):
         queries, keys = np.broadcast_arrays(_clip(self.queries, 0, i.size), _clip(keys, 0, seqlen_k))
         *lead, size = queries.shape
         row = np.arange(math.prod(lead), like=i)[:, None]
-        above = (i.size + 1) * row  # more than all rows before: one search finds the segments of all rows
+        above = i.size * row  # beyond the offsets of the rows before: one search finds the segments of all rows
         s = np.searchsorted((queries.reshape(-1, size) + above).ravel(), i + above, side="right") - size * row - 1
-        s = s.reshape(*lead, i.size)
-        inside, at, behind = (s >= 0) & (s < size - 1), np.clip(s, 0, size - 1), np.clip(s + 1, 0, size - 1)
+        at, behind = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
         first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, behind, -1)
-        own = i + end - np.take_along_axis(queries, behind, -1)
-        return Rows(np.where(inside, first, seqlen_k), np.where(inside, end, 0), own)
+        return Rows(first, end, i + end - np.take_along_axis(queries, behind, -1))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
         first, end, _ = self._rows(i, seqlen_k)
@@ -108,6 +108,8 @@ class Segments(Mask):
 @dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Mask):
     """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal behind a prefix that all see.
+
+    It needs no `Causal` beside it, which would hide the prefix.
 
     Parameters
     ----------

@@ -65,8 +65,8 @@ class Rows(NamedTuple):
     """The segments in which queries lie, integer arrays (..., seqlen_q)."""
 
     first: Any  # key of the segment
-    end: Any  # of its keys; a query in no segment sees nothing: seqlen_k, 0
-    own: Any  # the query's own key, if the segment's last query is aligned with its last key
+    end: Any  # of its keys; `first` for a query in no segment
+    own: Any  # the query's own key, where the segment's last query is aligned with its last key
 
 
 class Grid(NamedTuple):
@@ -286,8 +286,8 @@ class Window(Mask):
     left, right : int or None
         How many keys before and after its own a query sees; None = all of them.
     offset : int or integer array over the batch axes, optional
-        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key; 0 aligns
-        the first ones.
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, within
+        `Segments` those of each segment; 0 aligns the first ones.
 
     Examples
     --------
@@ -333,7 +333,8 @@ class Causal(Mask):
     Parameters
     ----------
     offset : int or integer array over the batch axes, optional
-        Default: seqlen_k - seqlen_q, so that the last query sees every key; with 0 the first query sees the first key.
+        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` every one of its segment;
+        with 0 the first query sees the first key.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """The examples, run as a user runs them, and the gradient of the transformer."""
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -43,7 +44,8 @@ def test_first_call(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "attention", [("--dropout", "0.1"), ("--attention", "standard"), ("--dtype", "bfloat16")], ids="=".join
+    "attention", [("--dropout", "0.1"), ("--attention", "standard"), ("--dtype", "bfloat16"), ("--packed",)],
+    ids="=".join,
 )
 def test_transformer_learns(tmp_path, attention):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2"
@@ -54,8 +56,8 @@ def test_transformer_learns(tmp_path, attention):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("dropout", [0, 0.2])
-def test_transformer_gradient(example, rng, dropout):
+@pytest.mark.parametrize(("dropout", "mask"), [(0, None), (0.2, None), (0, na.Segments([0, 3, 20]))])
+def test_transformer_gradient(example, rng, dropout, mask):
     layers, heads = 2, 2
     weights = example.init_weights(rng, width=16, layers=layers, dtype=np.float64)
     weights["head"] += rng.standard_normal(weights["head"].shape)  # with 0 all other gradients are 0
@@ -63,7 +65,7 @@ def test_transformer_gradient(example, rng, dropout):
     dropouts = [na.Dropout(dropout, seed=1, offset=layer) for layer in range(layers)]
 
     def forward(weights):
-        logits, logits_back = example.transformer(tokens, weights, heads, dropouts)
+        logits, logits_back = example.transformer(tokens, weights, heads, mask, dropouts)
         loss, loss_back = example.cross_entropy(logits, targets)
         return loss, lambda: logits_back(loss_back())
 
@@ -72,6 +74,24 @@ def test_transformer_gradient(example, rng, dropout):
         direction = rng.standard_normal(grad.shape)
         above, below = (forward(weights | {name: weights[name] + h * direction})[0] for h in (1e-5, -1e-5))
         np.testing.assert_allclose((grad * direction).sum(), (above - below) / 2e-5, rtol=1e-5, err_msg=name)
+
+
+def test_packed_documents_of_the_transformer(example, rng):
+    """The logits of packed documents are those of each alone."""
+    documents = [rng.integers(256, size=size) for size in (2, 9, 30)]
+    inputs, targets, mask = example.packed(documents, 70, rng)
+    bounds = mask.queries.tolist()
+    assert inputs.shape == (1, 70)
+    assert (bounds[0], bounds[-1]) == (0, 70)
+    weights = example.init_weights(rng, width=16, layers=2, dtype=np.float64)
+    weights["head"] += rng.standard_normal(weights["head"].shape)
+    logits, _ = example.transformer(inputs, weights, 2, mask)
+    for first, end in itertools.pairwise(bounds):
+        whole = [*inputs[0, first:end], targets[end - 1]]
+        assert any(whole == list(document[: len(whole)]) for document in documents)
+        np.testing.assert_array_equal(targets[first:end], whole[1:])
+        alone, _ = example.transformer(inputs[:, first:end], weights, 2)
+        np.testing.assert_allclose(logits[first:end], alone, rtol=1e-8, atol=1e-10)
 
 
 def test_standard_attention_of_the_transformer(example, rng):

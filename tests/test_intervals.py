@@ -2,9 +2,10 @@
 
 import itertools
 
+import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
@@ -293,8 +294,10 @@ def test_empty_arrays(shapes):
 @given(st.lists(st.tuples(LENGTH, LENGTH), min_size=1, max_size=5), st.sampled_from([
     None, na.Causal(), na.Window(30, 5), na.Causal() & na.Window(150, None), na.Prefix(1), na.Prefix(0) & na.Causal(),
 ]), st.sampled_from([1, 2]))  # fmt: skip
+@example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], na.Causal(), 1)
+@example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], None, 2)
 def test_packed_is_separate(lengths, mask, heads_k):
-    """o and lse bit for bit; sums over keys and queries are made in another order in the backward pass."""
+    """Bit for bit: tiles are cut, and sums made in the order, as in a call on each sequence alone."""
     if any(n == 0 for _, n in lengths):
         mask = None if isinstance(mask, na.Prefix) else mask    # a Prefix is no longer than the keys
     rng = np.random.default_rng(0)
@@ -312,7 +315,23 @@ def test_packed_is_separate(lengths, mask, heads_k):
         assert_equal(x[..., 0], y[1].lse)
     for packed, separate, its in zip(grads, zip(*wanted), (queries, keys, keys)):
         for x, y in zip(na.unpack(packed, its), separate, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+            assert_equal(x, y)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(rng):
+    """Where each head of a group has segments of its own, too."""
+    q, k, v, do = (random(rng, (heads, 1100, 16), np.float32) for heads in (4, 2, 2, 4))
+    bias, before = na.Bias(np.zeros((1100, 1100), np.float32)), numba.get_num_threads()
+    for segments in (na.Segments([0, 100, 330, 1090]), na.Segments(sorted_integers(rng, 1100, 4, 5))):
+        _, saved = na.attention_forward(q, k, v, mask=segments, causal=True, score=bias)
+        many = na.attention_backward(do, saved)
+        try:
+            numba.set_num_threads(1)
+            one = na.attention_backward(do, saved)
+        finally:
+            numba.set_num_threads(before)
+        for x, y in zip((*one, *one.score), (*many, *many.score), strict=True):
+            assert_equal(x, y)
 
 
 BOUNDS = np.array([3, 70, 71, 71, 171, 350, 400])

@@ -20,11 +20,13 @@ class Matrices(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles of queries, none of which lies in two segments."""
+    """Tiles of queries, none of which lies in two segments. Without Segments all is one segment."""
 
     table: Any  # int64 (tiles, 6): batch, head, m0, m_end, and the keys of the segment, first and end
-    starts: Any  # those of score matrix n are starts[n]:starts[n + 1]
-    pairs: int  # of a query and a key in one segment, in all tiles
+    starts: Any  # of the tiles of each score matrix: number n has rows starts[n]:starts[n + 1]
+    pairs: int  # (query, key) in one segment, of all tiles together
+    longest: int  # the most keys of a segment
+    by_head: bool  # whether heads have segments of their own
 
 
 class Sight(NamedTuple):
@@ -60,6 +62,7 @@ class Scratch(NamedTuple):
 
 
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 5)))
+NO_TILES = np.zeros((0, 4), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
 
@@ -105,17 +108,17 @@ def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
 
 
 def _tiles(batch, first, end, tile_m, at_multiples):
-    """The Tiles where query i sees the keys [first[..., i], end[..., i]) of its segment."""
+    """The Tiles where the segment of query i has the keys [first[..., i], end[..., i])."""
     *lead, seqlen_q = first.shape
-    rows = [x.reshape(math.prod(lead), seqlen_q) for x in (first, end)]
+    rows = (x.reshape(math.prod(lead), seqlen_q) for x in (first, end))
     cuts = [_cut(*row, tile_m, at_multiples) for row in zip(*rows)]
-    own = np.broadcast_to(np.arange(len(cuts)).reshape(lead), batch).ravel()
+    own = np.broadcast_to(np.arange(len(cuts)).reshape(lead), batch).ravel()  # the cut of each score matrix
     counts = np.array([len(cut) for cut in cuts], np.int64)[own]
-    cut = np.concatenate([np.zeros((0, 4), np.int64), *(cuts[number] for number in own)])
-    matrix = np.repeat(np.arange(own.size), counts)
+    matrix, cut = np.repeat(np.arange(own.size), counts), np.concatenate([cuts[number] for number in own] or [NO_TILES])
     table = np.column_stack([*np.divmod(matrix, batch[-1] if batch else 1), cut])
     m0, m_end, first, end = cut.T
-    return Tiles(table, np.append(0, np.cumsum(counts)), int(((m_end - m0) * np.maximum(end - first, 0)).sum()))
+    pairs, longest = int(((m_end - m0) * (end - first)).sum()), int((end - first).max(initial=0))
+    return Tiles(table, np.append(0, np.cumsum(counts)), pairs, longest, bool(lead) and lead[-1] > 1)
 
 
 def _cut(first, end, tile_m, at_multiples):
@@ -139,17 +142,23 @@ def sight_of(problem, mask):
         band, bands = (0, 0, 0, 0), np.stack(numbers, axis=-1)
     if not problem.mask_kinds:
         return Sight(tuple(band), bands, NO_INTERVALS, NO_CELLS, NO_GRIDS), ()
-    interval, intervals = mask._interval(np.arange(problem.seqlen_q), problem.seqlen_k), NO_INTERVALS
-    if interval:
-        interval = np.stack(np.broadcast_arrays(*interval), axis=-2)
-        intervals = matrices_of(interval, problem)
+    intervals, alive = _intervals(problem, mask)
     if not (grids := mask._grids()):
-        return Sight(tuple(band), bands, intervals, NO_CELLS, NO_GRIDS), interval
+        return Sight(tuple(band), bands, intervals, NO_CELLS, NO_GRIDS), alive
     grids = [_compact(grid) for grid in grids]
     matrices = [matrices_of(grid.cells, problem) for grid in grids]
     cells = np.stack([x.address + x.offsets for x in matrices])
     numbers = [(x.rows, x.stride, grid.rows, grid.cols, grid.packed) for grid, x in zip(grids, matrices)]
-    return Sight(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (interval, grids)
+    return Sight(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (alive, grids)
+
+
+def _intervals(problem, mask):
+    """The intervals of a mask, as in a Sight, and the array to keep alive."""
+    interval = mask._interval(np.arange(problem.seqlen_q), problem.seqlen_k)
+    if interval is None:
+        return NO_INTERVALS, None
+    bounds = np.stack(np.broadcast_arrays(*interval), axis=-2)
+    return matrices_of(bounds, problem), bounds
 
 
 def _compact(grid):

@@ -43,12 +43,15 @@ def backward(saved, do, dlse=None, deterministic=True):
     lse = np.ascontiguousarray(saved.lse.reshape(batches, heads, problem.seqlen_q))
     delta = np.einsum("...mc,...mc->...m", do, saved.o.astype(problem.sum_dtype, copy=False))    # Alg. 4 line 19
     delta = delta.reshape(lse.shape) - (0 if dlse is None else dlse.reshape(lse.shape))          # the gradient of lse
-    n_blocks = -(-problem.seqlen_k // TILE_N)
+    tiles = tiles_of(problem, inputs.mask, TILE_M)
+    n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(batches * problem.heads_k, 1)))
-    dq = np.zeros((chunks, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
+    if tiles.by_head:
+        chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
+    parts = max(1, min(chunks, longest))
+    dq = np.zeros((parts, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
     dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
     dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
-    tiles = tiles_of(problem, inputs.mask, TILE_M)
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
@@ -58,8 +61,8 @@ def backward(saved, do, dlse=None, deterministic=True):
     given = Given(*matrices, lse, delta, sight, steps, drops, factor, kept_scale, curved)
     work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     blocks = batches * problem.heads_k * chunks
-    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, dq, dk, dv, inputs.scale)
-    dq = dq[0] if chunks == 1 else dq.sum(axis=0)
+    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, chunks, dq, dk, dv, inputs.scale)
+    dq = dq[0] if parts == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
         sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape).astype(problem.dtype, copy=False)
@@ -112,6 +115,7 @@ class Queries(NamedTuple):
     head: Any
     m0: Any
     m_end: Any
+    segment: Any  # its first key
     first: Any
     end: Any
     band: Any
@@ -123,12 +127,13 @@ class Queries(NamedTuple):
 
 
 @kernel
-def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts, dq, dk, dv, scale):
-    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of a (batch, key head), with its own dq.
+def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
+    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of a (batch, key head).
 
-    Unlike in the paper queries are the outer loop: Q and dO are transposed once for all keys.
+    Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
+    transposed once for all keys.
     """
-    chunks, _, heads, _, _ = dq.shape
+    _, _, heads, _, _ = dq.shape
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
     scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
@@ -139,14 +144,15 @@ def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts,
             K, number = matrix(given.k, batch, head, dtype), batch * heads + head
             for row in range(starts[number], starts[number + 1]):           # Alg. 4 line 9
                 at = queries_of(scratch, given, tiles[row])
-                n_block = at.first // TILE_N
-                n_first = (n_block + (chunk - n_block) % chunks) * TILE_N
+                part = (chunk - at.segment // TILE_N) % chunks              # a segment has tiles of keys 0, 1, ...
+                n_block = (at.first - at.segment) // TILE_N
+                n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
                 if max(n_first, at.first) >= at.end:
                     continue
                 load_queries(at, given)                                     # line 10
                 Q = matrix(given.q, batch, head, dtype)[at.m0 : at.m_end]
                 dO = matrix(given.do, batch, head, dtype)[at.m0 : at.m_end]
-                dQ = dq[chunk, batch, head, at.m0 : at.m_end]
+                dQ = dq[part, batch, head, at.m0 : at.m_end]
                 for n_tile in range(n_first, at.end, chunks * TILE_N):      # line 6
                     if is_set(stop):
                         return
@@ -175,7 +181,7 @@ def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curve
             if at.first >= at.end:
                 continue
             load_queries(at, given)
-            for n_tile in range(at.first // TILE_N * TILE_N, at.end, TILE_N):
+            for n_tile in range(at.first - (at.first - at.segment) % TILE_N, at.end, TILE_N):
                 if is_set(stop):
                     return
                 n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
@@ -193,7 +199,7 @@ def queries_of(scratch, given, row):
     first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
     QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
     vectors = tile(scratch.vectors, 2, m_end - m0)
-    return Queries(batch, head, m0, m_end, first, end, band, intervals, QT, dOT, vectors[0], vectors[1])
+    return Queries(batch, head, m0, m_end, segment, first, end, band, intervals, QT, dOT, vectors[0], vectors[1])
 
 
 @inline

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import numbattn as na
@@ -53,6 +53,7 @@ OFFSETS = st.lists(st.integers(0, 300), min_size=2, max_size=9).map(sorted)
 
 
 @given(st.lists(OFFSETS, min_size=3, max_size=3), st.booleans())
+@example([[10, 11, 12, 13]] * 3, False)     # the keys 5 to 5, 5 to 6 and 6 to 6
 def test_tiles(offsets, at_multiples):
     """Of three segmentations: every query is in one tile, and every tile in one segment, whose keys are the tile's."""
     size = min(map(len, offsets))

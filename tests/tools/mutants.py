@@ -41,6 +41,12 @@ CPU = ["test_api.py::test_masks[numpy-dropout-window]", "test_api.py::test_masks
 NOTHING_SEEN = ["test_api.py::test_rows_that_see_nothing[numpy-float32]",
                 "test_api.py::test_beyond_lengths_nothing_leaks[numpy-Causal()-nan]",
                 "test_api.py::test_gradient_of_lse_is_ignored_where_nothing_is_seen[numpy]"]  # fmt: skip
+SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
+    "segments", "alignment_within_segments", "batch_axes", "prefix", "cupys_offsets_out_of_range_are_clamped",
+    "pack_and_unpack", "masks[-segments]",
+)]  # fmt: skip
+APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
+         "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
 # fmt: off
 TABLE = [
     # -------------------------------------------------------------------------------------------- masks and dropout
@@ -70,6 +76,25 @@ TABLE = [
         "j = np.arange(n_blocks) * shorter // max(n_blocks, 1)": "j = np.arange(n_blocks)",
         "x = np.minimum(x, np.uint64(2**62))": "pass",
     }),
+    Faults("masks.py", SEGMENTS, {
+        " if part not in self._within)": ")",
+        "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
+        "Interval(rows.first, rows.own + 1)": "Interval(rows.first, rows.own)",
+        "reduce(_larger, (_clip(interval": "reduce(_smaller, (_clip(interval",
+    }),
+    Faults("intervals.py", SEGMENTS, {
+        "x.reshape(*lead, x.size)": "x",
+        "above = i.size * row": "above = 0 * row",
+        'side="right"': 'side="left"',
+        "Rows(first, end, i + end - ": "Rows(first, end, i + first - ",
+        "np.maximum(rows.first + ": "np.maximum(",
+        "offset = seqlen_k - i.size if self.offset": "offset = 0 if self.offset",
+        "packed[..., first:end, :]": "packed[..., first:end, :].copy()",
+    }),
+    Faults("checks.py", ["test_errors.py"], {
+        "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",
+        "0 <= array.min() <= array.max() <= largest": "array.max() <= largest",
+    }),
     Faults("dropout.py", ["test_dropout.py"], {
         "ROUNDS = 10": "ROUNDS = 9",
         "(k0 + W0) & LOW": "k0 + W0",
@@ -89,8 +114,14 @@ TABLE = [
         "np.float32, np.int32, 7": "np.float32, np.int32, 6",
         "ZERO if x < LOWEST else y": "y",
         "m_end = min(m_end, queries)\n": "pass\n",
-        "return max(m0 + lo, 0), min(m_end + hi, keys)": "return m0 + lo, min(m_end + hi, keys)",
-        "0), min(m_end + hi, keys)": "0), min(m_end + hi - 1, keys)",
+        "max(m0 + lo, first), min(m_end + hi, keys, end)": "m0 + lo, min(m_end + hi, keys, end)",
+        "first), min(m_end + hi, keys, end)": "first), min(m_end + hi - 1, keys, end)",
+        "min(m_end + hi, keys, end)": "min(m_end + hi, keys)",
+        "intervals[0, m0:m_end].min()": "intervals[0, m0]",
+        "intervals[1, m0:m_end].max()": "intervals[1, m_end - 1]",
+        "first.max() <= n0": "first.min() <= n0",
+        "n0 + rows <= end.min()": "n0 + rows <= end.max()",
+        "first[i] <= n0 + j < end[i]": "first[i] < n0 + j < end[i]",
         "m0 + cols - 1 + lo <= n0": "m0 + cols - 2 + lo <= n0",
         "n0 + rows - 1 <= m0 + hi": "n0 + rows - 2 <= m0 + hi",
         "m0 + cols <= queries and": "m0 <= queries and",
@@ -104,7 +135,10 @@ TABLE = [
         "if every < total": "if every < some",
         "bit = (n0 + j) // cols, (n0 + j) % cols * packed": "bit = (n0 + j) // cols, j % cols * packed",
         "first, r = 0, m0 // rows": "first, r = 0, 0",
-        "np.uint64(m0 // 2)": "np.uint64(m0)",
+        "np.uint64(m0 // 16 * 8)": "np.uint64(m0 // 2)",
+        "(before + cols + 15) // 16": "(cols + 15) // 16",
+        "(n0 + rows + 15) // 16 * 4": "n0 // 16 * 4 + (rows + 15) // 16 * 4",
+        "if not 0 <= j < rows:": "if j >= rows:",
         "8 * (number // 2 % 2)": "8 * (number // 4 % 2)",
         "16 * (number % 2)": "16 - 16 * (number % 2)",
         "drawn >= drops.threshold": "drawn > drops.threshold",
@@ -128,10 +162,15 @@ TABLE = [
         "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
         "cells, rows = cells[..., :1, :], rows * cells.shape[-2]": "cells = cells[..., :1, :]",
         "cells[..., :1], cols * cells.shape[-1]": "cells[..., :1], cols",
+        "np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))": "m0 + tile_m",
+        "(np.diff(first) != 0) | (np.diff(end) != 0)": "np.diff(first) != 0",
+        "first.size if at_multiples else 0": "0",
+        "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
+        "end[m0]], axis=-1)[::-1]": "end[m0]], axis=-1)",
+        "batch[-1] if batch else 1), cut": "1), cut",
     }),
     Faults("cpu/forward.py", CPU, {
         "fill(l, 0)": "pass",
-        "range(first // TILE_N * TILE_N, end, TILE_N)": "range(first, end, TILE_N)",
         "if state == PARTIAL": "if state == EMPTY",
         "S[j, i] if S[j, i] > m[i] else m[i]": "S[j, i] if S[j, i] < m[i] else m[i]",
         "exp2(alpha[i] - m[i])": "exp2(m[i] - alpha[i])",
@@ -146,6 +185,13 @@ TABLE = [
         "alpha[i] = exp2(m[i] - m_new)": "alpha[i] = 1",
         "l[i] * alpha[i] + exp2(logit - m_new)": "l[i] * alpha[i]",
     }),
+    Faults("cpu/forward.py", APART, {
+        "first - (first - segment) % TILE_N": "first // TILE_N * TILE_N",
+    }),
+    Faults("cpu/backward.py", APART, {
+        "for n_tile in range(n_first, at.end": "for n_tile in range(at.first, at.end",
+        "(chunk - at.segment // TILE_N) % chunks": "chunk",
+    }),
     Faults("cpu/score.py", ["test_scores.py"], {
         "Alibi: problem.seqlen_k - problem.seqlen_q": "Alibi: 0",
         "x = x[..., :1, :] if x.strides[-2] == 0 else x": "x = x[..., :1, :]",
@@ -157,7 +203,7 @@ TABLE = [
         "if dS[j, i] != 0 else dS.dtype.type(0)": "",
         "dx[0, 0] -= abs": "dx[0, 0] += abs",
         "for number in range(first, end):": "for number in range(end):",
-        "searchsorted(own[order]": "searchsorted(own",
+        "searchsorted(block[order]": "searchsorted(block",
     }),
     Faults("cpu/function.py", ["cpu/test_function.py"], {
         "if slopes != 0:": "if slopes == 0:",
@@ -187,10 +233,10 @@ TABLE = [
     }),
     Faults("cpu/backward.py", [*CPU, *NOTHING_SEEN], {
         "delta.reshape(lse.shape) - (0": "delta.reshape(lse.shape) + (0",
-        "dq[0] if chunks == 1 else dq.sum(axis=0)": "dq[0]",
+        "dq[0] if parts == 1 else dq.sum(axis=0)": "dq[0]",
         "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k, heads, heads_k)",
-        "max(min(m0 + TILE_M, given.lse.shape[2], band[2]), m0)": "min(m0 + TILE_M, given.lse.shape[2])",
-        "dtype.type(given.kept_scale))\n        for": "dtype.type(1))\n        for",
+        "m_end = max(min(m_end, band[2]), m0)": "pass",
+        "dtype.type(given.kept_scale))\n    for": "dtype.type(1))\n    for",
         "np.inf if lse == -np.inf else lse": "lse",
         "0 if lse == -np.inf else given": "given",
         "end, chunks * TILE_N)": "end, TILE_N)",
