@@ -54,7 +54,7 @@ PARTS = {
     "bias of keys": lambda rng, dtype: na.Bias(random(rng, (B, 1, 1, N), dtype)),
     "bias of queries": lambda rng, dtype: na.Bias(random(rng, (M, 1), dtype)),
     "relative": lambda rng, dtype: na.RelativeBias(random(rng, (H, 41), dtype)),
-    "sink": lambda rng, dtype: na.Sink(random(rng, H, dtype)),
+    "sink": lambda rng, dtype: na.Sink(np.linspace(-2, 6, H).astype(dtype)),
     "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N), weights_of(rng, H))),
     "shift": lambda rng, dtype: na.Score(nearer, arrays=(weights_of(rng, (B, H)), rng.random(N) < 0.5)),
 }

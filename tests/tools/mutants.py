@@ -47,6 +47,11 @@ SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
 )]  # fmt: skip
 APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
          "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
+PACKED = ["cuda/test_intervals.py::test_small_problems[CUDA cores-segments by head]"]
+SCORES = [f"cuda/test_scores.py::test_small_problems[CUDA cores-{parts}]" for parts in (
+    "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
+    "relative-function-shift",
+)]  # fmt: skip
 # fmt: off
 TABLE = [
     # -------------------------------------------------------------------------------------------- masks and dropout
@@ -212,6 +217,8 @@ TABLE = [
         "at = builder.gep(at, [ir.Constant(INT64, len(numbers))])": "pass",
     }),
     Faults("dual.py", ["test_dual.py"], {
+        "keeps_shifted(function, first_only=True)": "keeps_shifted(function, first_only=False)",
+        "return found.return_type == SHIFTED": "return True",
         "dx * y + x * dy": "dx * y + dy",
         "(dx - x / y * dy) / y": "(dx + x / y * dy) / y",
         "(x, dx) if x <= y else (y, dy)": "(x, dx) if x <= y else (y, dx)",
@@ -290,12 +297,12 @@ TABLE = [
         "a_batch_that_is_no_single_stride_takes_a_launch_a_piece", "matrices_without_features_get_a_column",
         "lse_that_nobody_wants_goes_to_the_sink_if_it_fits",
     )], {
-        'piece.first * self.problem.heads if x == "first"': 'piece.first if x == "first"',
+        "piece.first * self.problem.heads": "piece.first",
         "-(-shape[-1] // columns) * columns": "shape[-1]",
         "if spec.persistent else math.inf": "if not spec.persistent else math.inf",
         "<= SINK_BYTES": ">= SINK_BYTES",
         "and shape[:-2] != (whole := self.batch(heads))": "and not (whole := self.batch(heads))",
-        'if "blocks" in self.mask and MASK in spec.arguments': "if MASK in spec.arguments",
+        "if has_states(self.mask) and MASK in spec.arguments": "if MASK in spec.arguments",
         "if not shape[-1]": "if False",
     }),
     Faults("cuda/launch.py", ["cuda/test_launch.py"], {
@@ -340,7 +347,7 @@ TABLE = [
         "1 << (j & 7)": "128 >> (j & 7)",
         "head], i // rows, j // cols": "head], i // cols, j // rows",
         "one(sight, batch, head, i, j) & other": "one(sight, batch, head, i, j) | other",
-        "seen_in_band(band, m0, n0) & seen_in_grids": "seen_in_grids",
+        "seen_in_band(band, m0, n0) & seen_by_others": "seen_by_others",
         "WORD - at % WORD": "WORD",
         "minimum(steps, count)": "steps",
         "2 * (tile // WORD) + which": "2 * (tile // WORD) + 1 - which",
@@ -354,6 +361,60 @@ TABLE = [
         "minimum(one(sight": "max(one(sight",
         "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
         "if m0 < seqlen_q and n0 < seqlen_k": "if True",
+    }),
+    Faults("cuda/kernels/tile_states.py", PACKED, {
+        "first[i] < n_end and n0 < end[i]": "first[i] < n0 and n0 < end[i]",
+        "first[i] <= n0 and n_end <= end[i]": "first[i] <= n0",
+    }),
+    Faults("cuda/kernels/visibility.py", PACKED, {
+        "i = minimum(i, seqlen_q - 1)": "pass",
+        "(take(first[batch, head], i) <= j)": "(take(first[batch, head], i) < j)",
+        "(j < take(end[batch, head], i))": "(j <= take(end[batch, head], i))",
+    }),
+    Faults("cuda/kernels/intervals.py", ["cuda/kernels/test_intervals.py"], {
+        "queries[middle] <= i": "queries[middle] < i",
+        "minimum(low, count - 1)": "minimum(low, count - 2)",
+        "segment.own + mask.lo": "segment.own + mask.lo + 1",
+        "segment.own + mask.hi + 1": "segment.own + mask.hi",
+        "own = i + end - inside(queries[behind], seqlen_q)": "own = i + end",
+        "i + offset_of(offset, batch, head) + 1": "i + offset_of(offset, batch, head)",
+        "maximum(segment.first + length_of": "maximum(length_of",
+        "maximum(first, other_first)": "first",
+        "first if some else seqlen_k": "first",
+    }),
+    Faults("cuda/kernels/score.py", SCORES, {
+        "cap - 2 * cap * r": "cap - cap * r",
+        "F * (4 * r * (1 - r))": "F * (4 * r)",
+        "convert(SIGN * (n0 - m0), ACC)": "convert(n0 - m0, ACC)",
+        "distance(m0 + shift, n0)": "distance(m0, n0)",
+        "diagonal_index(layout, SIGN * (n0 - m0)) * SIGN": "diagonal_index(layout, SIGN * (n0 - m0))",
+        "maximum(minimum(ahead, reach), -reach)": "minimum(ahead, reach)",
+        "number > curved[0]": "number >= curved[0]",
+        "load(matrix[m0:].T, layout, n0)": "load(matrix.T, layout, n0)",
+        "return scale * LOG2E": "return LOG2E",
+        "S = S * natural(ONE, scores)": "pass",
+        "map_elements(of_cols, S, n0, m0": "map_elements(of_rows, S, n0, m0",
+        "F * slope_of(S, scores, batch, head, m0, n0)": "F",
+        "total * alpha + where": "total + where",
+        "return alpha * reciprocal(total)": "return reciprocal(total)",
+    }),
+    Faults("cuda/kernels/score_gradient.py", SCORES, {
+        "dB = dB + dS": "dB = dS",
+        "-(dS * distance(": "(dS * distance(",
+        "m_first = maximum(before - diagonal + PER_TILE - 1, 0)": "m_first = maximum(before - diagonal - 1, 0)",
+        "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
+        "own_head + 1 if own_heads > 1 else heads": "own_head + 1",
+        "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
+        "dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)": "pass",
+    }),
+    Faults("cuda/tile/mapping.py", ["cuda/tile/test_mapping.py"], {
+        'operator.sub: emit_sum("sub")': 'operator.sub: emit_sum("add")',
+        'min: emit_chosen("<")': 'min: emit_chosen(">")',
+        'b.select(b.icmp_signed("<", whole, I32(0)), b.neg(whole), whole)': "whole",
+        "place(b, b.neg(whole), *[": "place(b, whole, *[",
+        "emit_minimum(b, types.int32, b.add(start, I32(offset)), last)": "b.add(start, I32(offset))",
+        "np.minimum(places, size - 1)": "places",
+        "isinstance(x, Dual | types.Float) for x in args)": "isinstance(x, Dual) for x in args)",
     }),
     Faults("cuda/kernels/schedule.py", ["cuda/kernels/test_schedule.py"], {
         "number - whole * size": "number - whole",

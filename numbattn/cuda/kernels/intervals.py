@@ -109,10 +109,10 @@ def segments(number, arrays):
                 low = middle + 1
             else:
                 high = middle
-        at, behind = maximum(low - 1, 0), minimum(low, count - 1)
+        at, behind = maximum(low - 1, 0), minimum(low, count - 1)   # the same where there is no segment
         first, end = inside(keys[at], seqlen_k), inside(keys[behind], seqlen_k)
         own = i + end - inside(queries[behind], seqlen_q)
-        return Segment(first, end if low > 0 and low < count else 0, own)
+        return Segment(first, end, own)
 
     return segment_of
 

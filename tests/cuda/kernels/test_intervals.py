@@ -16,6 +16,7 @@ MASKS = {
     "segments": KINDS[0],
     "segments by batch": KINDS[1] & na.Causal(),
     "within": KINDS[0] & na.Prefix(LENGTHS) & na.Window(2, None),
+    "window": na.Segments([0, 1, 5], [0, 1, 6]) & na.Window(1, 0),
     "prefix": na.Prefix(2),
     "prefixes": na.Prefix(LENGTHS, SHIFTS) & na.Prefix(LENGTHS[::-1]),
     "offsets": na.Prefix(1, SHIFTS),

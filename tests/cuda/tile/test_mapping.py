@@ -8,6 +8,7 @@ from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, index, load, map_elements, save
 from numbattn.dual import derivative_of
+from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
 
 from .tiles import LAYOUTS, SHAPE, THREADS, each_layout, numbers
@@ -42,7 +43,7 @@ FUNCTIONS = {
     "floats": lambda s, i, j, weights: s * i - 2.5 * j + (i - 0.5) * j + float(i) - (j - s),
     "int": lambda s, i, j, weights: s + int(i) * int(j) / 2 + int(s),
     "functions": lambda s, i, j, weights: s + math.sqrt(i) + np.tanh(i - j) + math.exp(-j),
-    "look up": lambda s, i, j, weights: s + weights[i, 0] * weights[j, 1] + weights[i // 2, j % 2],
+    "look up": lambda s, i, j, weights: s + weights[i, 0] * weights[j, 1] + weights[(-i) % 50, j % 2],
     "a place": lambda s, i, j, weights: i,
     "a difference": lambda s, i, j, weights: i - j,
     "a truth": lambda s, i, j, weights: i > j,
@@ -77,6 +78,23 @@ def test_functions(weights, name, dtype):
     x, function = numbers(SHAPE, dtype), FUNCTIONS[name]
     want = wanted(function, x, weights)
     np.testing.assert_allclose(run(function, x, weights), want, rtol=0, atol=4 * np.finfo(dtype).eps * abs(want).max())
+
+
+@compiled_only
+def test_a_place_is_a_float_without_conversion():
+    """One for the first row and one for the first column, none for each element."""
+    function = device(lambda s, i, j, slope: s - slope * abs(i - j))
+
+    layout = LAYOUTS["mma"]
+
+    def kernel(x, slope):
+        where = (index(99), index(99))
+        save(x, map_elements(function, load(x, layout, 0), index(0), index(0), where, (slope,)), 0)
+
+    text = compile_ptx(kernel, (poisoned(SHAPE), np.float32(1)), THREADS, (8, 0))
+    assert text.count("cvt.rn.f32.s32") == 2
+    assert "cvt.rn.f32.s64" not in text
+    assert ".f64" not in text
 
 
 @each_layout
