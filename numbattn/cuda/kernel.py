@@ -8,8 +8,8 @@ from numba.cuda.np.numpy_support import from_dtype
 
 from .build import Given, Source
 from .build import TensorMap as MapArgument
-from .plan import At, Plan, Step
 from .spec import NUMBERS
+from .steps import At, Plan, Step
 from .tile import INDEX, bfloat16, simulate
 from .views import View, fits_tensor_map, layout_of
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from .build import build
 from .counters import Counters
-from .plan import At
 from .spec import NUMBERS, Device
+from .steps import At
 from .views import VECTOR_BYTES, for_tensor_map
 
 LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z

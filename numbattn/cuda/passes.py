@@ -15,10 +15,11 @@ from ..intervals import Intervals, Prefix, Segments
 from ..masks import Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
-from .kernels import BACKWARD, FORWARD
-from .kernels.score import SINK_PART, part_of_function
-from .plan import Call, Part, array_of_function, array_of_mask, array_of_part, gradient_of_part, plan, sums_of_part
+from .kernels import BACKWARD, FORWARD, user_functions
+from .kernels.score import SINK_PART
+from .plan import plan
 from .spec import SIDES
+from .steps import Call, Part, array_of_function, array_of_mask, array_of_part, gradient_of_part, sums_of_part
 from .views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
@@ -167,7 +168,7 @@ class MaskNumbers(NamedTuple):
     last_key: int  # no query sees this one or any after it
     grids: tuple  # (rows, columns) of a cell of each grid
     last_query: int  # neither it nor any after it sees anything
-    intervals: tuple  # a plan.Part for each part that gives intervals
+    intervals: tuple  # a steps.Part for each part that gives intervals
 
 
 @lru_cache(maxsize=1024)
@@ -202,7 +203,7 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
-    """Of windows that are aligned within segments lo and hi, a plan.Part for each part of a mask that gives intervals,
+    """Of windows that are aligned within segments lo and hi, a steps.Part for each part of a mask that gives intervals,
     and their arrays by name, as kernels take them."""
     own_lo, own_hi, found, arrays = -FARTHEST, FARTHEST, [], {}
 
@@ -237,7 +238,7 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
 
 # -------------------------------------------------------------------------------------------------------------- scores
 def score_and_arrays(parts, problem):
-    """A plan.Part for each part of a score, and their arrays by name, as kernels take them: but for biases, of the
+    """A steps.Part for each part of a score, and their arrays by name, as kernels take them: but for biases, of the
     dtype of sums."""
     found, arrays = [], {}
     for number, part in enumerate(parts):
@@ -246,7 +247,7 @@ def score_and_arrays(parts, problem):
             if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
                 raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
                                           f"keys, at most {FARTHEST_PLACE} on a GPU")
-            kind = part_of_function(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
+            kind = user_functions.part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
             arrays |= {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
         elif isinstance(part, Softcap):
             numbers = part.cap, 1 / part.cap

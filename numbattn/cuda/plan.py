@@ -1,17 +1,17 @@
-"""Problem, device and layouts -> Plan: what a pass does, in order. Values, no CUDA: any machine can read a plan."""
+"""Problem, device and layouts -> Plan: what a pass does, in order. No CUDA here: see steps.py for what a plan is."""
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from .build import Key
 from .kernels.intervals import SPEC as INTERVALS_SPEC
 from .kernels.intervals import own_axes
-from .kernels.score import FUNCTIONS_OF_USERS, SINK_PART, arrays_of, is_curved, kind_of
+from .kernels.score import SINK_PART, is_curved, kind_of
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
+from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
 from .kernels.visibility import BY_INTERVALS, GRIDS, diagonals_of, has_states, sides_of
 from .spec import (
     COUNTERS,
@@ -30,6 +30,20 @@ from .spec import (
     Work,
     padded_length,
 )
+from .steps import (
+    SINK,
+    SINK_BYTES,
+    At,
+    Plan,
+    StandIn,
+    Step,
+    Temporary,
+    array_of_function,
+    array_of_mask,
+    array_of_part,
+    gradient_of_part,
+    sums_of_part,
+)
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
 UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
@@ -47,109 +61,6 @@ RESULTS = "o", "dq", "dk", "dv"
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
-SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
-
-
-class StandIn(NamedTuple):
-    """An array that kernels take in place of a given one: a copy of an input, or what is summed into a result."""
-
-    name: str
-    shape: tuple
-    dtype: Any
-    why: str
-    is_result: bool
-
-
-class Temporary(NamedTuple):
-    """An array that only exists during the pass."""
-
-    name: str
-    shape: tuple
-    dtype: Any
-    is_zero: bool = False  # at first
-
-    @property
-    def nbytes(self):
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class At(NamedTuple):
-    """An argument: a View of an array of the call, by name; its pointer counts from the array's address."""
-
-    array: str
-    view: View
-    has_batch: bool = True  # whether its first axes are those of the batch
-
-
-class Step(NamedTuple):
-    """A launch."""
-
-    key: Key
-    tiles: Any
-    blocks: Any  # their number, or along three axes
-    arguments: tuple  # as in the kernel's signature, tuples flat: At, a name of NUMBERS, or a number
-
-
-class Plan(NamedTuple):
-    """A pass: fill the stand-ins of inputs, launch the steps, read the stand-ins of results."""
-
-    stand_ins: tuple
-    temporaries: tuple
-    steps: tuple
-    allocates: bool  # whether there are stand-ins or temporaries
-    uses_counters: bool
-
-    def names(self, arrays):
-        """The names of all whose addresses its launches take, in order, for a call with arrays of these names."""
-        return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS.name] * self.uses_counters]
-
-
-class Part(NamedTuple):
-    """Of a score or of a mask's intervals.
-
-    Its array, if it has one, is "score 0" and so on; those of a function are "score 0 array 0" ..., those of a mask's
-    part "mask 0 0" ...
-    """
-
-    kind: str  # see kernels.score, kernels.intervals
-    numbers: tuple = ()  # in place of the arrays of a mask's part there is None
-    gradient: bool = False  # whether that of its array is wanted
-
-
-class Call(NamedTuple):
-    """What a plan depends on, beside Problem and Device."""
-
-    layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
-    keys: int  # the most that a query sees, by the mask's band alone
-    last_key: int  # no query sees this one or any after it: there may be NaN
-    grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
-    last_query: int | None = None  # it and those after it see nothing: there may be NaN
-    intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
-    deterministic: bool = True
-    score: tuple = ()  # a Part for each of its parts
-
-
-def array_of_mask(number, which):
-    """Its name: of those that give intervals."""
-    return f"mask {number} {which}"
-
-
-def array_of_part(number):
-    """Its name."""
-    return f"score {number}"
-
-
-def array_of_function(number, which):
-    return f"{array_of_part(number)} array {which}"
-
-
-def gradient_of_part(number):
-    return f"gradient of score {number}"
-
-
-def sums_of_part(number):
-    """The name of what its gradient is summed from."""
-    return f"sums of score {number}"
 
 
 def plan(candidates, problem, device, call):
@@ -448,7 +359,7 @@ class Planner:
     def arrays_of_part(self, number, kind):
         if kind in OWN_AXES:
             yield self.at(array_of_part(number), own=OWN_AXES[kind])
-        elif kind_of(kind) in FUNCTIONS_OF_USERS:
+        elif kind_of(kind) in (FUNCTION, SHIFT):
             yield from ("first_batch", self.problem.seqlen_q, self.problem.seqlen_k)
             for which in range(len(arrays_of(kind))):
                 shape, strides, dtype, _ = self.layouts[name := array_of_function(number, which)]

@@ -13,8 +13,8 @@ import cupy
 from numbattn.cuda import launch as launching
 from numbattn.cuda.build import Key
 from numbattn.cuda.launch import TensorMap, current_gpu, get_kernel
-from numbattn.cuda.plan import At, Plan, Step
 from numbattn.cuda.spec import NUMBERS
+from numbattn.cuda.steps import At, Plan, Step
 from numbattn.cuda.views import View
 
 from . import factories
@@ -110,7 +110,7 @@ def test_every_number_arrives(monkeypatch):
     kinds = [*launching.KINDS, *["float32"] * (len(NUMBERS) - len(launching.KINDS))]
     types = {"int32": I32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": F32}
     run, driver = launches(monkeypatch, NUMBERS, [(kind,) for kind in kinds], [types[kind] for kind in kinds])
-    given = [-1, -(2**31), 2**31 - 1, 4, 5, 6, 2**32 - 1, 8, 2**64 - 1, 10, *0.5 ** np.arange(len(kinds) - 10)]
+    given = [-1, -(2**31), 2**31 - 1, 4, 5, 6, 7, 8, 2**32 - 1, 10, 2**64 - 1, 12, *0.5 ** np.arange(len(kinds) - 12)]
     run([0, 0, 0], given, None)
     assert driver.found == [(None, "handle", *given)]
 

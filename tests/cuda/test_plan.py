@@ -13,8 +13,9 @@ from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, forward_
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.passes import plans
-from numbattn.cuda.plan import DEVICES, SINK, At, Call, plan
+from numbattn.cuda.plan import DEVICES, plan
 from numbattn.cuda.spec import SCORE, Work
+from numbattn.cuda.steps import SINK, At, Call
 from numbattn.cuda.views import contiguous, without_memory
 from numbattn.problem import DTYPES, describe
 

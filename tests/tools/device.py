@@ -13,8 +13,9 @@ from numba.cuda.np.numpy_support import as_dtype
 from numbattn import api
 from numbattn.cuda.build import compile_ptx
 from numbattn.cuda.passes import Passes
-from numbattn.cuda.plan import DEVICES, SINK_BYTES, At
+from numbattn.cuda.plan import DEVICES
 from numbattn.cuda.spec import NUMBERS
+from numbattn.cuda.steps import SINK_BYTES, At
 from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.views import VECTOR_BYTES, for_tensor_map
 

@@ -392,11 +392,14 @@ TABLE = [
         "number > curved[0]": "number >= curved[0]",
         "load(matrix[m0:].T, layout, n0)": "load(matrix.T, layout, n0)",
         "return scale * LOG2E": "return LOG2E",
+        "total * alpha + where": "total + where",
+        "return alpha * reciprocal(total)": "return reciprocal(total)",
+    }),
+    Faults("cuda/kernels/user_functions.py", SCORES, {
         "S = S * natural(ONE, scores)": "pass",
         "map_elements(of_cols, S, n0, m0": "map_elements(of_rows, S, n0, m0",
         "F * slope_of(S, scores, batch, head, m0, n0)": "F",
-        "total * alpha + where": "total + where",
-        "return alpha * reciprocal(total)": "return reciprocal(total)",
+        "(first + batch, head, arrays))\n\n        return": "(batch, head + 1, arrays))\n\n        return",
     }),
     Faults("cuda/kernels/score_gradient.py", SCORES, {
         "dB = dB + dS": "dB = dS",

@@ -5,14 +5,12 @@ Softcap on S is natural, and what kernels call scale_log2 is log2(e); else the m
 is, in the exponent, and takes no time.
 """
 
-from functools import lru_cache, reduce
-from types import FunctionType
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba.cuda import types
 
-from ...dual import derivative_of, is_additive
 from ..tile import (
     INDEX,
     Alignment,
@@ -23,7 +21,6 @@ from ..tile import (
     exp2,
     full,
     load,
-    map_elements,
     maximum,
     minimum,
     reciprocal,
@@ -33,11 +30,10 @@ from ..tile import (
 )
 from .layouts import DTYPES, array_type, sum_type
 from .softmax import LOG2_E
+from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, shift
 
-CURVED = "softcap", "function"  # kinds with a derivative that is not 1
+CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
 SINK_PART = "sink"
-FUNCTIONS_OF_USERS = "function", "shift"  # see `part_of_function`
-FUNCTIONS = {}  # those, by their digests
 
 
 class Scores(NamedTuple):
@@ -50,37 +46,14 @@ class Scores(NamedTuple):
 
 
 def kind_of(part):
-    """What is compiled in of a part is a string: its kind; of a bias also dtype and alignment; of a function what
-    stands for it, and its arrays."""
+    """What is compiled in of a part is a string: its kind; of a bias dtype and alignment, too; for functions of the
+    user's own see `user_functions`."""
     return part.partition(" ")[0]
 
 
 def looks_up(score):
     """Whether a part looks up a number for each element."""
-    return any(kind_of(part) in ("bias", "relative", "function") or has_matrices(part) for part in score)
-
-
-def has_matrices(part):
-    """Whether it is a function of matrices."""
-    return kind_of(part) == "shift" and any(int(ndim) > 1 for _, ndim in arrays_of(part))
-
-
-# ---------------------------------------------------------------------------------------------------------- functions
-@lru_cache(maxsize=1024)
-def part_of_function(identity, arrays):
-    """The part for a scores.Identity and arrays of these (dtype, ndim): "function", or "shift" if all that it does is
-    to add what does not depend on the score."""
-    function, derivative = identity.functions
-    kinds = [array_type(dtype, ndim) for dtype, ndim in arrays]
-    is_shift = derivative is None and is_additive(function, (*[types.int64] * 4, *kinds))
-    FUNCTIONS[identity.digest] = identity
-    about = " ".join(f"{dtype}:{ndim}" for dtype, ndim in arrays)
-    return f"{'shift' if is_shift else 'function'} {identity.digest} {about}".rstrip()
-
-
-def arrays_of(part):
-    """(dtype, ndim) of the arrays of a function."""
-    return [about.split(":") for about in part.split()[2:]]
+    return any(kind_of(part) in ("bias", "relative", FUNCTION) or has_matrices(part) for part in score)
 
 
 def parts_of(score):
@@ -96,9 +69,8 @@ def part_types(part, number):
         return array_type(np.dtype(number.name), 2), INDEX              # slopes, and seqlen_k - seqlen_q
     if kind == "relative":
         return (array_type(np.dtype(number.name), 3),)                  # the table
-    if kind in FUNCTIONS_OF_USERS:
-        arrays = [array_type(dtype, int(ndim)) for dtype, ndim in arrays_of(part)]
-        return INDEX, INDEX, INDEX, types.Tuple(arrays)                 # where the batch starts, seqlen_q, seqlen_k
+    if kind in (FUNCTION, SHIFT):
+        return function_types(part)
     return (array_type(DTYPES[about[0]], 4),)                           # the bias
 
 
@@ -284,71 +256,7 @@ def bias(part, number, unit, layout, ACC, transposed):
     return step
 
 
-def function(part, number, unit, layout, ACC, transposed):
-    (_, natural), (of_user, derivative), ONE = unit, functions_of(part), ACC(1)
-    mapped = mapped_over(layout, transposed, number)
-    value_of, slope_of = mapped(of_user), mapped(derivative or derivative_of(of_user))
-
-    @device
-    def step(S, F, scores, batch, head, m0, n0):
-        S = S * natural(ONE, scores)
-        return value_of(S, scores, batch, head, m0, n0), F * slope_of(S, scores, batch, head, m0, n0)
-
-    return step
-
-
-def shift(part, number, unit, layout, ACC, transposed):
-    (own, _), (of_user, _), NOTHING = unit, functions_of(part), ACC(-0.0)  # x + -0.0 is x
-    added_by = mapped_over(layout, transposed, number)(of_user)
-
-    @device
-    def step(S, F, scores, batch, head, m0, n0):
-        return S + own(added_by(full(layout, NOTHING), scores, batch, head, m0, n0), scores), F
-
-    return step
-
-
-def mapped_over(layout, transposed, number):
-    """Makes of a user's function the device function (S, scores, batch, head, m0, n0): of all elements of a tile."""
-
-    def mapped(of_user):
-        of_user = inlined(of_user)
-
-        @device
-        def of_rows(s, i, j, batch, head, arrays):
-            return of_user(s, batch, head, i, j, *arrays)
-
-        @device
-        def of_cols(s, j, i, batch, head, arrays):
-            return of_user(s, batch, head, i, j, *arrays)
-
-        @device
-        def queries_by_keys(S, scores, batch, head, m0, n0):
-            first, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return map_elements(of_rows, S, m0, n0, (seqlen_q, seqlen_k), (first + batch, head, arrays))
-
-        @device
-        def keys_by_queries(S, scores, batch, head, m0, n0):
-            first, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return map_elements(of_cols, S, n0, m0, (seqlen_k, seqlen_q), (first + batch, head, arrays))
-
-        return keys_by_queries if transposed else queries_by_keys
-
-    return mapped
-
-
-def functions_of(part):
-    """A function and its derivative, or None."""
-    return FUNCTIONS[part.split()[1]].functions
-
-
-@lru_cache(maxsize=256)
-def inlined(function):
-    """As a device function; what is compiled already is one."""
-    return device(function) if isinstance(function, FunctionType) else function
-
-
-STEPS = {"softcap": softcap, "alibi": alibi, "relative": relative, "bias": bias, "function": function, "shift": shift}
+STEPS = {"softcap": softcap, "alibi": alibi, "relative": relative, "bias": bias, FUNCTION: function, SHIFT: shift}
 
 
 # ---------------------------------------------------------------------------------------------------------- the sink

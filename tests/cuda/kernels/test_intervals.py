@@ -7,7 +7,7 @@ from hypothesis import given, settings
 import numbattn as na
 from numbattn.cuda.kernels.intervals import QUERIES, Parts, intervals
 from numbattn.cuda.passes import numbers_and_arrays
-from numbattn.cuda.plan import array_of_mask
+from numbattn.cuda.steps import array_of_mask
 from tests.test_intervals import KINDS, NUMBER, segments
 from tests.tools.launch import launch, simulated_only
 
