@@ -37,11 +37,15 @@ def on_device(rng, device, dtype, names, **options):
         check(*scores.qkv(rng, dtype, heads_k=1, d=24, e=40), rng, score=score, **options)
 
 
+SMALL = [("softcap", "alibi", "sink"), ("relative", "softcap"), ("pair bias", "softcap", "bias of queries"),
+         ("relative", "function", "shift")]  # fmt: skip
+
+
 @simulated_only
-@pytest.mark.parametrize("names", [("softcap", "alibi", "sink"), ("relative", "softcap"), ("bias",), ("bias of keys",),
-                                   ("pair bias", "softcap", "bias of queries"), ("relative", "function", "shift")],
-                         ids="-".join)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "names"), [
+    *(("CUDA cores", names) for names in [*SMALL, ("bias of keys",)]), ("tensor cores", SMALL[2]),
+    *(("warpgroups", names) for names in SMALL),
+], ids=lambda x: x if isinstance(x, str) else "-".join(x))  # fmt: skip
 def test_small_problems(rng, small, device, names):
     with world_of("simulated"):
         on_device(rng, DEVICES[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
