@@ -404,7 +404,6 @@ TABLE = [
     Faults("cuda/kernels/score_gradient.py", SCORES, {
         "dB = dB + dS": "dB = dS",
         "-(dS * distance(": "(dS * distance(",
-        "m_first = maximum(before - diagonal + PER_TILE - 1, 0)": "m_first = maximum(before - diagonal - 1, 0)",
         "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
         "own_head + 1 if own_heads > 1 else heads": "own_head + 1",
         "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
