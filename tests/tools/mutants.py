@@ -361,8 +361,6 @@ TABLE = [
         "minimum(one(sight": "max(one(sight",
         "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
         "if m0 < seqlen_q and n0 < seqlen_k": "if True",
-    }),
-    Faults("cuda/kernels/tile_states.py", PACKED, {
         "first[i] < n_end and n0 < end[i]": "first[i] < n0 and n0 < end[i]",
         "first[i] <= n0 and n_end <= end[i]": "first[i] <= n0",
     }),

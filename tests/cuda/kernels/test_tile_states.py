@@ -49,3 +49,22 @@ def test_states_of_several_grids(rng):
     lengths = np.int32(SEQLEN_Q), np.int32(SEQLEN_K)
     launch(source.function, (blocks, 1, 1), source.threads, 0, sight._replace(grids=grids), *lengths)
     assert_states(states, *(one & other for one, other in zip(shown(cells), shown(others, 5, 45))))
+
+
+def test_states_of_intervals(rng):
+    """Alone, and beside a grid. Every third query sees nothing, as kernels.intervals says it: from beyond the keys."""
+    first, end = np.sort(rng.integers(0, SEQLEN_K + 1, (2, 1, 2, SEQLEN_Q)), axis=0).astype(np.int32)
+    first[..., :4], end[..., :4] = 100, 300                     # whole tiles
+    first[..., 6::3], end[..., 6::3] = SEQLEN_K, 0
+    j = np.arange(SEQLEN_K)
+    seen = (first[..., None] <= j) & (j < end[..., None])
+    cells = random_cells(rng)
+    by_intervals = [*shown(seen.astype(np.uint8), 1, 1)]
+    by_both = [one & other for one, other in zip(by_intervals, shown(cells))]
+    for mask, wanted in ((("intervals",), by_intervals), (("blocks", "intervals"), by_both)):
+        sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
+        sight = sight._replace(grids=sight.grids if "blocks" in mask else (), intervals=(first, end))
+        source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=mask)
+        blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
+        launch(source.function, (blocks, 1, 1), source.threads, 0, sight, np.int32(SEQLEN_Q), np.int32(SEQLEN_K))
+        assert_states(states, *wanted)
