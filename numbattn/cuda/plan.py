@@ -201,16 +201,22 @@ class Planner:
         """A step for each piece of the batch."""
         key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
         arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers)]
-        views = [x.view if isinstance(x, At) and x.has_batch else None for x in arguments]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles))
-        for piece in pieces(self.axes, views):
-            known = self.first_of(piece)
-            own = tuple(
-                known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
-                for x, view in zip(arguments, piece.views)
-            )
+        for piece in self.pieces(arguments):
             started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
-            self.steps.append(Step(key, tiles, started, own))
+            self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
+
+    def pieces(self, arguments):
+        """The Pieces of the batch that a launch each takes."""
+        return pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments])
+
+    def arguments_of(self, piece, arguments, **known):
+        """The arguments for a Piece: where it starts, its first matrix and first element, and what else is known."""
+        known = {"first": piece.first * self.problem.heads, "first_batch": piece.first, **known}
+        return tuple(
+            known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
+            for x, view in zip(arguments, piece.views)
+        )
 
     # ----------------------------------------------------------------------------------------- gradients of a score
     def add_gradient(self, number, part):
@@ -264,23 +270,14 @@ class Planner:
         later = {name: name for name in OWN_NUMBERS}
         arguments = [x for argument in spec.arguments for x in self.flat(argument, later)]
         place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
-        for piece in pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments]):
+        for piece in self.pieces(arguments):
             pointer, _, (batch, heads, *_), strides = piece.views[place]
-            known = self.first_of(piece) | {
-                "own_batches": batch if strides[0] else 1, "own_heads": heads if strides[1] else 1,
-                "adds": int(pointer in seen),
-            }  # fmt: skip
+            own_batches, own_heads = batch if strides[0] else 1, heads if strides[1] else 1
+            numbers = dict(zip(OWN_NUMBERS, (own_batches, own_heads, int(pointer in seen)), strict=True))
             seen.add(pointer)
-            own = tuple(
-                known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
-                for x, view in zip(arguments, piece.views)
-            )
-            count = min(known["own_batches"] * known["own_heads"] * blocks, most)
+            own = self.arguments_of(piece, arguments, **numbers)
+            count = min(own_batches * own_heads * blocks, most)
             self.steps.append(Step(key, tiles, count, (*own, *scratch)))
-
-    def first_of(self, piece):
-        """Where a piece of the batch starts: its first matrix, its first element."""
-        return {"first": piece.first * self.problem.heads, "first_batch": piece.first}
 
     def tiles_of(self, tiles):
         return -(-self.problem.seqlen_q // tiles.tile_m), -(-self.problem.seqlen_k // tiles.tile_n)

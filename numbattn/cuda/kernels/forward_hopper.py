@@ -152,7 +152,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, HAS_GRIDS = drop_step(S_TILE, dropout), is_looked_up(mask)
+    drop, IS_LOOKED_UP = drop_step(S_TILE, dropout), is_looked_up(mask)
     (apply, *_), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
@@ -313,7 +313,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         def n_block_range(tile, sight):
             """The tiles of keys [first, end) that this consumer reads, at least one."""
             first, end = blocks_in_sight(sight, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
-            if HAS_GRIDS or first >= end:
+            if IS_LOOKED_UP or first >= end:
                 first = tile.n_block
             return first, minimum(maximum(end, first + 1), tile.n_blocks)
 

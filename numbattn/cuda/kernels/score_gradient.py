@@ -56,13 +56,13 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         for shape in ((tile_m, head_dim), (tile_m, head_dim_v), (tile_n, head_dim), (tile_n, head_dim_v))
     )
     LOG2E = ACC(LOG2_E)
-    sees, drop, HAS_GRIDS = element_test(mask, S_TILE), drop_step(S_TILE, dropout), is_looked_up(mask)
+    sees, drop, IS_LOOKED_UP = element_test(mask, S_TILE), drop_step(S_TILE, dropout), is_looked_up(mask)
     TILE_M, TILE_N = tile_m, tile_n
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
 
     @device
     def tested(band, m0, n0):
-        return HAS_GRIDS or not in_band(band, m0, m0 + TILE_M, n0, n0 + TILE_N)
+        return IS_LOOKED_UP or not in_band(band, m0, m0 + TILE_M, n0, n0 + TILE_N)
 
     @device
     def ds_of(inputs, lines, sight, band, scores, drops, heads, group_size, kept_scale, batch, head, m0, n0):

@@ -21,7 +21,11 @@ from .emit import always as emit_always
 from .world import primitive
 
 
-class IndexType(types.Type):
+class Counting(types.Type):
+    """The base of types of integers that say where elements of arrays are."""
+
+
+class IndexType(Counting):
     def __init__(self):
         super().__init__("index")
 
@@ -225,10 +229,10 @@ _takes_indices(slice, types.intp)
 
 # ------------------------------------------------------------------------------------------------- elements of arrays
 def _plain(ty):
-    """The type of an element's place, with Numba's integers for indices."""
+    """The type of an element's place, with Numba's own integers."""
     if isinstance(ty, types.BaseTuple):
         return types.Tuple.from_types([_plain(part) for part in ty])
-    return types.intp if isinstance(ty, IndexType) else ty
+    return types.intp if isinstance(ty, Counting) else ty
 
 
 @infer_global(operator.getitem)

@@ -19,13 +19,13 @@ from .elementwise import emit_minimum
 from .emit import F32, I32, base, call
 from .fragment import FLOATS, Fragment, check_tile, fragment, registers
 from .global_memory import places as places_of
-from .integers import COMPARISONS, INDEX, IndexType, resized
+from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
 
 FREE = ("nsz",)  # integers have one 0
 
 
-class PlaceType(types.Type):
+class PlaceType(Counting):
     """Where an element is. Sums and differences with integers are such numbers again."""
 
     def __init__(self, real):
@@ -168,20 +168,6 @@ for _function in (*KEPT, *OTHERS, *OF_FLOATS, int):
     _define(_function, KEPT.get(_function))
 for _function in operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.pow:
     _define(getattr(operator, f"i{_function.__name__}"), KEPT.get(_function))
-
-
-@infer_global(operator.getitem)
-class GetElement(AbstractTemplate):
-    def generic(self, args, kws):
-        array, place = args
-        plain = types.Tuple(tuple(map(_index, place))) if isinstance(place, types.BaseTuple) else _index(place)
-        if not isinstance(array, types.Array | types.BaseTuple) or plain == place:
-            return None
-        return self.context.resolve_function_type(operator.getitem, (array, plain), {})
-
-
-def _index(ty):
-    return types.intp if isinstance(ty, PlaceType) else ty
 
 
 # ------------------------------------------------------------------------------------------------------------ the word
