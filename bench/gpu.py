@@ -153,7 +153,12 @@ def sample(name, run, repetitions):
 
 def prepare(name, of, arrays, graph=False, **options):
     """One pass of a peer as a run."""
-    forward = make_forward(name, arrays, **options)
+    run = one_pass(make_forward(name, arrays, **options), of)
+    return Replay(run) if graph else run
+
+
+def one_pass(forward, of):
+    """A pass as a run; forward() returns o and backward, see peers."""
     if of == "forward":
         def run():
             return (forward()[0],)
@@ -163,7 +168,7 @@ def prepare(name, of, arrays, graph=False, **options):
             return o, *backward()
     else:
         _, run = forward()
-    return Replay(run) if graph else run
+    return run
 
 
 def difference(got, expected):
@@ -258,22 +263,22 @@ def ran(records, results):
     return [name for name in ("numbattn", GRAPH, *PEERS[1:]) if name in found]
 
 
-def show_notes(records):
-    """Why there is a "-", and results that differ."""
-    for record in records:
-        show_failed(record)
-        for name, error in record["errors"].items():
-            if not error <= TOLERANCE[record["dtype"]]:  # NaN, too
-                print(f"{words_of_case(record)}: {name} DIFFERS by {error:.1e} of the largest element")
-
-
-def show_failed(record):
-    for name, reason in record["failed"].items():
-        print(f"{words_of_case(record)}: {name} did not run: {reason}")
-
-
 def words_of_case(record):
     return "{dtype} {pass}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}".format(**record)
+
+
+def show_notes(records, words=words_of_case):
+    """Why there is a "-", and results that differ."""
+    for record in records:
+        show_failed(record, words)
+        for name, error in record["errors"].items():
+            if not error <= TOLERANCE[record["dtype"]]:  # NaN, too
+                print(f"{words(record)}: {name} DIFFERS by {error:.1e} of the largest element")
+
+
+def show_failed(record, words=words_of_case):
+    for name, reason in record["failed"].items():
+        print(f"{words(record)}: {name} did not run: {reason}")
 
 
 def plot_speed(path, records):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from common import machine, save, show, show_machine
-from gpu import PASSES, WIDTH, difference, measure, medians, progress
+from gpu import PASSES, WIDTH, difference, measure, medians, one_pass, progress, show_notes
 from peers import (
     FA4,
     HALF,
@@ -28,6 +28,7 @@ from peers import (
     cupy,
     gpu,
     inputs,
+    make_forward,
     one_stream,
     release,
     require_gpu,
@@ -69,7 +70,8 @@ def arrays_of(case):
 # --------------------------------------------------------------------------------------------------------------- peers
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
 def make_numbattn(case, arrays):
-    return partial(_numbattn, *arrays, causal=case.causal, mask=na.Segments(cupy.asarray(offsets_of(case.sizes))))
+    mask = na.Segments(cupy.asarray(offsets_of(case.sizes)))
+    return make_forward("numbattn", arrays, causal=case.causal, mask=mask)
 
 
 def make_padded(case, arrays):
@@ -80,15 +82,15 @@ def make_padded(case, arrays):
         for number, part in enumerate(na.unpack(x, offsets_of(sizes))):
             whole[number, :, : part.shape[1]] = part
     lengths = cupy.asarray(sizes[:, None])
-    return partial(_numbattn, *padded, causal=case.causal, mask=na.Lengths(lengths, lengths))
+    return make_forward("numbattn", padded, causal=case.causal, mask=na.Lengths(lengths, lengths))
 
 
 def make_dense(case, arrays):
     if len(set(case.sizes)) > 1:
         raise ValueError("the sequences differ in length")
     shape = arrays[0].shape[0], len(case.sizes), case.sizes[0], case.head_dim
-    return partial(_numbattn, *(cupy.ascontiguousarray(x.reshape(shape).swapaxes(0, 1)) for x in arrays),
-                   causal=case.causal)  # fmt: skip
+    batches = [cupy.ascontiguousarray(x.reshape(shape).swapaxes(0, 1)) for x in arrays]
+    return make_forward("numbattn", batches, causal=case.causal)
 
 
 def make_torch(case, arrays):
@@ -126,11 +128,6 @@ def make_varlen(attention, arrays, *others):
     return forward
 
 
-def _numbattn(q, k, v, do, **options):
-    o, saved = na.attention_forward(q, k, v, **options)
-    return o, partial(na.attention_backward, do, saved)
-
-
 MAKERS = {"numbattn": make_numbattn, "torch": make_torch, FA4: make_fa4, "padded": make_padded, "dense": make_dense}
 PACKED = "numbattn", "torch", FA4  # whose results have one shape
 
@@ -162,11 +159,7 @@ def errors_of(makers):
 
 def prepare(name, of, case, arrays):
     """One pass of a peer as a run."""
-    forward = MAKERS[name](case, arrays)
-    if of == "forward":
-        return lambda: (forward()[0],)
-    _, run = forward()
-    return run
+    return one_pass(MAKERS[name](case, arrays), of)
 
 
 def show_speed(records, names):
@@ -175,13 +168,7 @@ def show_speed(records, names):
         rows = [{**{key: record[key] for key in ("head_dim", "causal", "lengths")},
                  **{name: record["tflops"].get(name) for name in names}} for record in chosen]
         show(f"{chosen[0]['dtype']}, {of}: TFLOP/s on what is visible", rows, [""] * 3 + [".1f"] * len(names))
-    for record in records:
-        about = "{pass}, head_dim {head_dim}, causal {causal}, {lengths}".format(**record)
-        for name, reason in record["failed"].items():
-            print(f"{about}: {name} did not run: {reason}")
-        for name, error in record["errors"].items():
-            if not error <= 0.1:  # NaN, too
-                print(f"{about}: {name} DIFFERS by {error:.1e} of the largest element")
+    show_notes(records, "{pass}, head_dim {head_dim}, causal {causal}, {lengths}".format_map)
 
 
 def parse():
