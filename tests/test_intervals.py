@@ -12,6 +12,7 @@ import numbattn as na
 from numbattn.problem import DTYPES
 
 from .accuracy import assert_equal, check, random
+from .test_masks import copied
 
 # ------------------------------------------------------------------------------------------------------- definitions
 LENGTHS = st.tuples(st.integers(0, 20), st.integers(0, 20))
@@ -148,12 +149,7 @@ def test_and(one, other):
 
 @pytest.mark.parametrize("mask", [*KINDS, KINDS[0] & na.Causal() & KINDS[3], KINDS[1] & na.Prefix(3)], ids=repr)
 def test_like(xp, mask):
-    there, here = xp.empty(0), np.empty(0)
-    copy = mask._like(there)
-    assert copy._like(there) is copy
-    assert (copy is mask) == (xp is np or not any(part._arrays() for part in mask._parts))
-    assert_equal(copy.dense(5, 6), mask.dense(5, 6))
-    assert_equal(copy._like(here).dense(5, 6), mask.dense(5, 6))
+    copy = copied(mask, xp)
     assert all(isinstance(x, xp.ndarray) for x in copy._interval(xp.arange(5), 6))
 
 

@@ -175,14 +175,20 @@ def test_any_bytes_but_0_are_true(rng):
 
 
 # --------------------------------------------------------------------------------------------------- arrays of CuPy
-@pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All()], ids=repr)
-def test_like(xp, mask):
+def copied(mask, xp):
+    """A mask with arrays of xp, the same there and back again."""
     there, here = xp.empty(0), np.empty(0)
     copy = mask._like(there)
     assert copy._like(there) is copy
     assert (copy is mask) == (xp is np or not any(part._arrays() for part in mask._parts))
     assert_equal(copy.dense(5, 6), mask.dense(5, 6))
     np.testing.assert_array_equal(copy._like(here).dense(5, 6), mask.dense(5, 6))
+    return copy
+
+
+@pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All()], ids=repr)
+def test_like(xp, mask):
+    copy = copied(mask, xp)
     for number in copy._band(5, 6):
         assert isinstance(number, int | xp.ndarray)
     for grid in copy._grids():

@@ -8,7 +8,7 @@ import pytest
 
 import numbattn as na
 from numbattn.problem import DTYPES
-from tests.tools.device import AMPERE, HOPPER, TURING, on
+from tests.tools.device import BY_UNIT, HOPPER, on
 from tests.tools.launch import simulated_only, world_of
 
 from .. import test_intervals as masks
@@ -20,7 +20,6 @@ try:
 except ImportError:
     cupy = None
 
-DEVICES = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
 
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
@@ -35,7 +34,7 @@ def small(monkeypatch):
                                               ("warpgroups", "segments by head"), ("warpgroups", "prefix offsets")])
 def test_small_problems(rng, small, device, kind):
     dtype = np.float16 if device == "warpgroups" else np.float32
-    with world_of("simulated"), on(DEVICES[device]):
+    with world_of("simulated"), on(BY_UNIT[device]):
         check(*masks.qkv(rng, dtype, heads_k=1), rng, mask=MASKS[kind](rng), causal=True, bits=ONE_KEY)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import numbattn as na
 from numbattn.problem import DTYPES
-from tests.tools.device import AMPERE, HOPPER, TURING, on
+from tests.tools.device import BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
 
 from .. import test_scores as scores
@@ -21,7 +21,6 @@ try:
 except ImportError:
     cupy = None
 
-DEVICES = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
 
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
@@ -48,7 +47,7 @@ SMALL = [("softcap", "alibi", "sink"), ("relative", "softcap"), ("pair bias", "s
 ], ids=lambda x: x if isinstance(x, str) else "-".join(x))  # fmt: skip
 def test_small_problems(rng, small, device, names):
     with world_of("simulated"):
-        on_device(rng, DEVICES[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
+        on_device(rng, BY_UNIT[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
 
 
 @pytest.mark.parametrize("names", [("softcap", "alibi"), ("relative", "sink"), ("pair bias", "function"),

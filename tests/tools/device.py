@@ -24,6 +24,7 @@ from .launch import simulated
 from .ptx import interpret
 
 HOPPER, AMPERE, TURING = DEVICES[9, 0], DEVICES[8, 0], DEVICES[7, 5]
+BY_UNIT = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
 ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 
 
