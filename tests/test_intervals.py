@@ -215,12 +215,12 @@ def by_place(s, batch, head, i, j):
     return s * s / (1 + i + j)
 
 
-SCORES = {
-    "bias": lambda rng: na.Bias(random(rng, (M, N), np.float32)),
-    "biases": lambda rng: na.Bias(random(rng, (B, 1, M, N), np.float32)),
-    "curved": lambda rng: [na.Softcap(2.0), na.Bias(random(rng, (H, 1, N), np.float32)), na.Score(by_place)],
-    "sums": lambda rng: [na.Alibi(random(rng, H, np.float32) / 50), na.RelativeBias(random(rng, (H, 41), np.float32)),
-                         na.Sink(random(rng, H, np.float32))],
+SCORES = {  # whose arrays have the dtype of q: see cuda/test_scores.py
+    "bias": lambda rng, dtype: na.Bias(random(rng, (M, N), dtype)),
+    "biases": lambda rng, dtype: na.Bias(random(rng, (B, 1, M, N), dtype)),
+    "curved": lambda rng, dtype: [na.Softcap(2.0), na.Bias(random(rng, (H, 1, N), dtype)), na.Score(by_place)],
+    "sums": lambda rng, dtype: [na.Alibi(random(rng, H, dtype) / 50), na.RelativeBias(random(rng, (H, 41), dtype)),
+                                na.Sink(random(rng, H, dtype))],
 }  # fmt: skip
 ONE_KEY = 16  # bits: where many queries see one key, whose dS is 0, delta = rowsum(dO * O) is that far from dP
 
@@ -254,8 +254,8 @@ def test_pairs_of_masks(rng, one, other):
 @pytest.mark.parametrize("kind", ["segments", "segments by head", "prefix", "intervals"])
 @pytest.mark.parametrize("score", SCORES)
 def test_scores(rng, kind, score):
-    check(*qkv(rng, heads_k=2), rng, mask=MASKS[kind](rng), causal=True, score=SCORES[score](rng), bits=ONE_KEY,
-          dropout=na.Dropout(0.2, 3))  # fmt: skip
+    check(*qkv(rng, heads_k=2), rng, mask=MASKS[kind](rng), causal=True, score=SCORES[score](rng, np.float32),
+          bits=ONE_KEY, dropout=na.Dropout(0.2, 3))  # fmt: skip
 
 
 LENGTH = st.sampled_from([0, 0, 1, 1, 2, 17, 129])

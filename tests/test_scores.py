@@ -42,8 +42,9 @@ def nearer(s, batch, head, i, j, slopes, marked):
     return s - slopes[batch, head] * abs(i - j)
 
 
-def weights_of(rng, shape):
-    return rng.random(shape, np.float32) / 20
+def weights_of(rng, shape, dtype):
+    """In the precision of sums: where a function multiplies by a float32, NumPy's product is one."""
+    return rng.random(shape, np.float64 if dtype == np.float64 else np.float32) / 20
 
 
 PARTS = {
@@ -55,8 +56,9 @@ PARTS = {
     "bias of queries": lambda rng, dtype: na.Bias(random(rng, (M, 1), dtype)),
     "relative": lambda rng, dtype: na.RelativeBias(random(rng, (H, 41), dtype)),
     "sink": lambda rng, dtype: na.Sink(np.linspace(-2, 6, H).astype(dtype)),
-    "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N), weights_of(rng, H))),
-    "shift": lambda rng, dtype: na.Score(nearer, arrays=(weights_of(rng, (B, H)), rng.random(N) < 0.5)),
+    "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N),
+                                                                     weights_of(rng, H, dtype))),
+    "shift": lambda rng, dtype: na.Score(nearer, arrays=(weights_of(rng, (B, H), dtype), rng.random(N) < 0.5)),
 }
 MASKS = {
     "none": lambda rng: None,

@@ -74,7 +74,7 @@ def test_pairs_of_masks(rng, one, other):
 @pytest.mark.parametrize("kind", ["segments", "prefix", "intervals"])
 def test_scores(rng, kind, score):
     check(*masks.qkv(rng, np.float16, heads_k=2), rng, cupy, mask=MASKS[kind](rng), causal=True,
-          score=SCORES[score](rng), bits=ONE_KEY)  # fmt: skip
+          score=SCORES[score](rng, np.float16), bits=ONE_KEY)  # fmt: skip
 
 
 @pytest.mark.gpu
