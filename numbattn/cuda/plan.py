@@ -5,20 +5,21 @@ import math
 import numpy as np
 
 from .build import Key
+from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
-from .kernels.intervals import own_axes
 from .kernels.score import SINK_PART, is_curved, kind_of
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
-from .kernels.visibility import BY_INTERVALS, GRIDS, diagonals_of, has_states, sides_of
+from .kernels.visibility import BY_INTERVALS, GRIDS, PACKED, diagonals_of, has_states, sides_of
 from .spec import (
     COUNTERS,
     DROPOUT,
     INTERVALS,
     MASK,
     NUMBERS,
+    PACKING,
     SCORE,
     SIDES,
     Boxes,
@@ -27,8 +28,8 @@ from .spec import (
     Matrix,
     Own,
     Sums,
+    Tails,
     Work,
-    padded_length,
 )
 from .steps import (
     SINK,
@@ -77,13 +78,14 @@ class Planner:
         grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals))
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
+        self.segments = self.segments_of_packed()
 
     def plan(self, candidates):
-        chosen = [next(spec for spec in specs if spec.takes(self.work())) for specs in candidates]
-        arguments = [argument for spec in chosen for argument in spec.arguments]
+        chosen = [next(spec for spec in specs if spec.takes(self.work(spec))) for specs in candidates]
+        arguments = [(argument, spec) for spec in chosen for argument in spec.arguments]
         # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
-        for argument in sorted(arguments, key=lambda argument: not isinstance(argument, Boxes)):
-            self.find_array(argument)
+        for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], Boxes)):
+            self.find_array(argument, spec)
         for spec in chosen:
             self.add(spec)
         if "do" in self.layouts:
@@ -93,18 +95,18 @@ class Planner:
         counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
 
-    def find_array(self, argument):
+    def find_array(self, argument, spec):
         if isinstance(argument, Matrix | Boxes):
             self.find_matrix(argument)
         elif isinstance(argument, Line):
-            self.find_line(argument)
+            self.find_line(argument, self.work(spec))
         elif isinstance(argument, Sums):
-            self.find_sums(argument)
+            self.find_sums(argument, self.work(spec))
 
     def add(self, spec):
         """The steps of a kernel."""
         work, tiles = self.work(spec), self.fitting(spec)
-        if has_states(self.mask) and MASK in spec.arguments:
+        if has_states(work.mask) and MASK in spec.arguments:
             self.find_states(spec, tiles, work)
         for more in spec.variants(work):
             self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
@@ -118,16 +120,32 @@ class Planner:
             raise NotImplementedError(f"{spec.name}: no tiles of {sizes} in {room}")
         return tiles
 
-    def work(self, spec=None):
+    def work(self, spec):
         """What `spec` has to do."""
-        matrices = [] if spec is None else [x.name for x in spec.arguments if isinstance(x, Matrix)]
+        matrices = [x.name for x in spec.arguments if isinstance(x, Matrix)]
         aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
+        mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
+        if segments:
+            mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
-            self.problem, self.device, self.mask, self.call.keys, dtypes, nbytes, self.call.deterministic, self.score,
-            tuple(part.kind for part in self.call.intervals),
+            self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, self.score,
+            tuple(part.kind for part in self.call.intervals), segments,
         )  # fmt: skip
+
+    def segments_of_packed(self):
+        """How many segments kernels that take packed arrays find in these, or 0.
+
+        All heads have the same ones; dropout, grids and biases are laid out by tiles of the whole matrix.
+        """
+        if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
+            return 0
+        offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
+        if self.problem.dropout or any(kind_of(kind) == "bias" for kind in self.score):
+            return 0
+        by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
+        return 0 if by_head else offsets[0][-1] + 1
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, argument):
@@ -150,20 +168,20 @@ class Planner:
             self.stand_ins[name] = StandIn(name, shape, dtype, why, is_result)
             self.layouts[name] = contiguous(shape, dtype)
 
-    def find_line(self, argument):
+    def find_line(self, argument, work):
         """Where the call has no such array: a temporary, or one line of the sink for all heads if it is not wanted."""
         name, shape, dtype = argument.name, self.problem.lse_shape, self.problem.sum_dtype
         if name in self.layouts or name == "dlse":
             return
         if argument.padded:
-            shape = *shape[:-1], padded_length(shape[-1])
+            shape = *shape[:-1], work.padded_length
         if name == "lse" and shape[-1] * dtype.itemsize <= SINK_BYTES:
             self.layouts[SINK] = contiguous(shape[-1:], dtype)
             return
         self.add_temporary(name, shape, dtype)
 
-    def find_sums(self, argument):
-        size = padded_length(self.problem.seqlen_q) * max(64, -(-self.problem.head_dim // 64) * 64)
+    def find_sums(self, argument, work):
+        size = work.padded_length * max(64, -(-self.problem.head_dim // 64) * 64)
         self.add_temporary(argument.name, (*self.problem.lse_shape[:-1], size), self.problem.sum_dtype, is_zero=True)
 
     def add_temporary(self, name, shape, dtype, is_zero=False):
@@ -184,7 +202,7 @@ class Planner:
         """The temporary for the states of tiles, and the step that computes them."""
         if self.call.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
-        m_blocks, n_blocks = self.tiles_of(tiles)
+        m_blocks, n_blocks = self.tiles_of(tiles, work)
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)
         name, states = f"states of {spec.name}", STATES[spec.keeps]
@@ -200,8 +218,8 @@ class Planner:
     def add_launches(self, spec, work, tiles, parameters):
         """A step for each piece of the batch."""
         key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
-        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers)]
-        blocks = spec.blocks(work, tiles, *self.tiles_of(tiles))
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work.mask)]
+        blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
         for piece in self.pieces(arguments):
             started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
@@ -244,14 +262,15 @@ class Planner:
             shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
             self.add_temporary(own, shape, self.problem.sum_dtype)
         spec = spec_of(bias_gradient, own, out_dtype=self.layouts[own].dtype.name, **about)
-        m_blocks, n_blocks = self.tiles_of(tiles)
+        m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
         self.add_own(spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
 
     def add_diagonal_sums(self, name, lead, about):
         """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
         spec, dtype = spec_of(diagonal_sums, name, **about), self.problem.sum_dtype
         tiles = self.fitting(spec)
-        (m_blocks, n_blocks), most = self.tiles_of(tiles), DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
+        m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
+        most = DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
         width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
         self.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
         self.layouts[name] = contiguous((*lead, diagonals, width), dtype)
@@ -265,10 +284,12 @@ class Planner:
     def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
         """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
         work, seen = self.work(spec), set()
+        if has_states(work.mask) and self.states is None:       # since the pass itself takes packed arrays
+            self.find_states(spec, tiles, work)
         key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
         (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
         later = {name: name for name in OWN_NUMBERS}
-        arguments = [x for argument in spec.arguments for x in self.flat(argument, later)]
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, later, work.mask)]
         place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
         for piece in self.pieces(arguments):
             pointer, _, (batch, heads, *_), strides = piece.views[place]
@@ -279,10 +300,12 @@ class Planner:
             count = min(own_batches * own_heads * blocks, most)
             self.steps.append(Step(key, tiles, count, (*own, *scratch)))
 
-    def tiles_of(self, tiles):
-        return -(-self.problem.seqlen_q // tiles.tile_m), -(-self.problem.seqlen_k // tiles.tile_n)
+    def tiles_of(self, tiles, work):
+        """How many there are of queries and of keys; of packed arrays, how many slots: see kernels.segments."""
+        sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
+        return [length // tile + work.segments if work.segments else -(-length // tile) for length, tile in sizes]
 
-    def flat(self, argument, numbers):
+    def flat(self, argument, numbers, mask):
         """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
         problem = self.problem
         if isinstance(argument, Boxes) and argument.heads == "k":
@@ -295,6 +318,9 @@ class Planner:
             yield self.at(argument.name, own=1)
         elif isinstance(argument, Own):
             yield self.at(argument.name)
+        elif isinstance(argument, Tails):
+            if PACKED in mask:
+                yield self.at(argument.name)
         elif isinstance(argument, Line):
             other = {"lse": SINK, "dlse": "lse"}            # not wanted; not given, and no kernel reads it
             yield self.at(argument.name if argument.name in self.layouts else other[argument.name], own=1)
@@ -303,7 +329,9 @@ class Planner:
         elif argument is COUNTERS:
             yield At(COUNTERS.name, View(0, 4, (2,), (4,)), has_batch=False)
         elif argument is MASK:
-            yield from self.sight()
+            yield from self.sight(mask)
+        elif argument is PACKING:
+            yield from self.packing(mask)
         elif argument is INTERVALS:
             yield from self.intervals()
         elif argument is SCORE:
@@ -315,20 +343,27 @@ class Planner:
         else:
             yield argument if argument in NUMBERS else getattr(problem, argument)
 
-    def sight(self):
+    def sight(self, mask):
         """The fields of a kernels.visibility.Sight."""
         yield from SIDES
-        for side in sides_of(self.mask):
+        for side in sides_of(mask):
             yield self.at(side, own=0)
-        for side in diagonals_of(self.mask):
+        for side in diagonals_of(mask):
             yield f"{side}_shift"
         for number, sizes in enumerate(self.call.grids):
             yield self.at(f"cells {number}")
             yield from sizes
-        if BY_INTERVALS in self.mask:
+        yield from self.packing(mask)
+        if BY_INTERVALS in mask:
             yield from (self.at(FIRST, own=1), self.at(END, own=1))
-        if has_states(self.mask):
+        if has_states(mask):
             yield self.at(self.states)
+
+    def packing(self, mask):
+        """The fields of a kernels.visibility.Packing, if there is one."""
+        if PACKED in mask:
+            yield from (self.at(array_of_mask(0, which), own=1) for which in range(2))
+            yield from (self.problem.seqlen_q, self.problem.seqlen_k, "own_lo", "own_hi")
 
     def intervals(self):
         """The fields of a kernels.intervals.Parts."""

@@ -20,6 +20,7 @@ NUMBERS = (
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.gradients.dropout_steps, kernels.score
 )  # fmt: skip
 SIDES = NUMBERS[:4]
+PADDED = 128  # what lines that are copied tile by tile are multiples of
 
 
 class Device(NamedTuple):
@@ -43,6 +44,14 @@ class Work(NamedTuple):
     deterministic: bool = True  # whether results are to be equal bit for bit from call to call
     score: tuple = ()  # kinds, see kernels.score
     intervals: tuple = ()  # kinds, see kernels.intervals
+    segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.segments
+
+    @property
+    def padded_length(self):
+        """The length of a line that kernels copy tile by tile: of packed arrays tiles end with their segment."""
+        seqlen = self.problem.seqlen_q
+        tiles = seqlen // PADDED + self.segments if self.segments else -(-seqlen // PADDED)
+        return tiles * PADDED
 
 
 class Matrix(NamedTuple):
@@ -59,8 +68,15 @@ class Boxes(NamedTuple):
     heads: str = "q"
 
 
+class Tails(NamedTuple):
+    """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing where arrays are not packed:
+    see kernels.segments."""
+
+    name: str
+
+
 class Line(NamedTuple):
-    """An array (batch, heads, seqlen_q), or longer if it is padded: see `padded_length`."""
+    """An array (batch, heads, seqlen_q), or longer if it is padded: see `Work.padded_length`."""
 
     name: str
     padded: bool = False
@@ -78,23 +94,16 @@ class Own(NamedTuple):
     name: str
 
 
-PADDED = 128
-
-
-def padded_length(seqlen):
-    """The length of a line that kernels copy tile by tile."""
-    return -(-seqlen // PADDED) * PADDED
-
-
 class Role(Enum):
     MASK = "a kernels.visibility.Sight"
+    PACKING = "a kernels.visibility.Packing where arrays are packed, else nothing"
     INTERVALS = "a kernels.intervals.Parts"
     SCORE = "a kernels.score.Scores, nothing without a score"
     DROPOUT = "a kernels.dropout.Drops"
     COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
-MASK, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
+MASK, PACKING, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):
@@ -117,6 +126,7 @@ class Spec:
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
     persistent: bool = False  # one block per multiprocessor, which draws work until there is none left
     arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
+    packs: bool = False  # whether its tiles can end with their segment: see kernels.segments
 
     @property
     def name(self):

@@ -46,7 +46,45 @@ def test_compiled(rng, small, kind):
               dropout=na.Dropout(0.2, 3))  # fmt: skip
 
 
+def results_of(arrays, xp, **options):
+    """o, lse and the gradients as NumPy arrays."""
+    q, k, v, do = (xp.asarray(arrays[name]) for name in ("q", "k", "v", "do"))
+    o, saved = na.attention_forward(q, k, v, **options)
+    grads = na.attention_backward(do, saved, deterministic=True)
+    return [xp.asnumpy(x) if xp is cupy else x for x in (o, saved.lse[..., None], *grads)]
+
+
+def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, **options):
+    """And that of tokens in no segment there, too."""
+    heads, length = {"q": 2, "k": 1, "v": 1, "do": 2}, bounds[-1] + 5
+    arrays = {name: random(rng, (heads[name], length, d), np.float16) for name in heads}
+    options |= {"mask": na.Segments(xp.asarray(bounds)) & na.Causal()}
+    wanted = results_of(arrays, xp, **options)
+    assert all(np.isfinite(x[:, bounds[0] : bounds[-1]]).all() for x in wanted)
+    for first, end in ((0, bounds[0]), (bounds[1], bounds[2]), (bounds[-1], length)):
+        x = arrays[where].copy()
+        x[:, first:end] = np.nan
+        others = np.r_[:first, end:length]
+        for got, want in zip(results_of(arrays | {where: x}, xp, **options), wanted):
+            assert_equal(got[:, others], want[:, others])
+
+
+@simulated_only
+@pytest.mark.parametrize("where", ["q", "k", "v", "do"])
+def test_nan_stays_in_its_segment_simulated(rng, where):
+    with world_of("simulated"), on(HOPPER):
+        assert_nan_stays_in_its_segment(rng, where, np, np.array([3, 70, 75, 140], np.int32), 16)
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("where", ["q", "k", "v", "do"])
+def test_nan_stays_in_its_segment(rng, where, d):
+    bounds = np.array([3, 70, 171, 171, 300, 1000], np.int32)
+    assert_nan_stays_in_its_segment(rng, where, cupy, bounds, d)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("d", "deterministic"), [(24, False), (64, True), (128, False), (256, False)])
 @pytest.mark.parametrize("kind", MASKS)

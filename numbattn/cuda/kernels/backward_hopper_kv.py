@@ -7,7 +7,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import Line, Matrix, Spec, Sums
+from ..spec import PACKING, PADDED, Line, Matrix, Spec, Sums
 from ..tile import (
     WARPGROUP,
     Pipeline,
@@ -78,7 +78,16 @@ from .gradients import (
 from .layouts import DTYPES, array_type
 from .schedule import place
 from .score import is_curved, looks_up, score_steps
-from .visibility import band_of, element_test, is_looked_up
+from .segments import slot_step
+from .visibility import (
+    band_of,
+    element_test,
+    has_key_lengths,
+    has_query_lengths,
+    is_looked_up,
+    packing_of,
+    packing_type,
+)
 
 
 @device
@@ -131,8 +140,8 @@ def backward_kv(
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     apply, *_ = score_steps(score, S_TILE, np.float32, transposed=True)
-    clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
-    keys_of_block, load_tiles = keys_step(ROWS * CONSUMERS), loader(pipelines, first_queries, next_queries)
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
+    keys_of_block, load_tiles = keys_step(mask, ROWS * CONSUMERS), loader(pipelines, first_queries, next_queries)
     if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
 
@@ -175,7 +184,8 @@ def backward_kv(
             fence_async_proxy()
             sync_warpgroup()
             if is_first_of_warpgroup():
-                bulk_add(mSums[tile.batch, last.head], last.m_block * CONSUMERS + part, allocate(SHARED_DQ, part))
+                first = tile.segment.first_line // TILE_M + last.m_block
+                bulk_add(mSums[tile.batch, last.head], first * CONSUMERS + part, allocate(SHARED_DQ, part))
 
     def step_with(masks, has_next):
         AFTER_DQ = int(has_next)                                # products that are started after it
@@ -184,11 +194,11 @@ def backward_kv(
         @device
         def step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
-            batch, m0 = tile.batch, at.m_block * TILE_M
+            batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
             band = band_at(call.sight, batch, at.head)
             wait(dO)
             dP = dot(S_TILE, V, dO.tile.T)                      # line 17: dP = dO V^T, transposed, in flight
-            S, _ = apply(S, call.scores, batch, at.head, m0, n0)
+            S, _ = apply(S, call.scores, batch, at.head, segment.first_query + m0, segment.first_key + n0)
             P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
             if masks:
                 P = where(sees(call.sight, band, batch, at.head, m0, n0), P, 0)     # line 12: MASK
@@ -258,15 +268,15 @@ def backward_kv(
                 add_dq(dQ, advance(E, 1), at, mSums, tile)
                 wait_for_store()
         sync_warpgroups(CONSUMERS)                              # all have read K
-        save_dk(mDK[tile.batch, tile.head_k], dK * scale, K, n0)        # line 24
-        save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, V, n0)
+        first, end = tile.segment.first_key, tile.segment.first_key + tile.segment.keys
+        save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K, n0)     # line 24
+        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V, n0)
 
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
         at_once, delta_scale,
     ):
         _, heads, _ = shape(mLse)
-        tile = keys_of_block(mLse, mDK, group_size, at_once)
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         init_pipeline(Q_PIPELINE)
@@ -274,6 +284,9 @@ def backward_kv(
         init_pipeline(DS_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
+        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        if tile.first >= tile.end:
+            return
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)
@@ -290,23 +303,28 @@ def backward_kv(
     return source(kernel, dtype, out_dtypes, mask, score, shared, given, sums=True)
 
 
-def round_dq(*, dtype, out_dtypes, head_dim, nbytes):
+def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
     """dQ from the sums that backward_kv has added up. A block rounds a part of 64 queries and 64 columns."""
+    PARTS_A_SLOT, segment_of = PADDED // PART, slot_step(mask, "q", PADDED)
     TILE, COL_PARTS, shared = wgmma(PART), head_dim // PART, SharedMemory()
     PLACE = shared.boxes(PART, PART, DTYPES[dtype])
     save_part = save_step(DTYPES[dtype], *out_dtypes, PART, nbytes)
 
-    def kernel(mSums, mDQ, scale):
+    def kernel(mSums, mDQ, scale, packing):
         launch_dependents()
         wait_on_dependencies()
-        batches, heads, _, _ = shape(mDQ)
+        batches, heads, seqlen_q, _ = shape(mDQ)
         part, batch, head = place(block_index(), batches * heads, heads)
-        m0, col = part // COL_PARTS * PART, part % COL_PARTS * PART
-        dQ = load_registers(mSums[batch, head], part, TILE)
-        save_part(mDQ[batch, head][:, col : col + PART], dQ * scale, allocate(PLACE), m0)       # line 24
+        down, col = part // COL_PARTS, part % COL_PARTS * PART
+        segment, slot = segment_of(packing, batch, down // PARTS_A_SLOT, seqlen_q)
+        m0 = slot * PADDED + down % PARTS_A_SLOT * PART
+        if m0 < segment.queries:
+            dQ = load_registers(mSums[batch, head], part, TILE)
+            first, end = segment.first_query, segment.first_query + segment.queries
+            save_part(mDQ[batch, head][first:end, col : col + PART], dQ * scale, allocate(PLACE), m0)   # line 24
 
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(array_type(np.float32, 3), dq, types.float32)
+    signature = types.void(array_type(np.float32, 3), dq, types.float32, packing_type(mask))
     return Source(kernel, signature, WARPGROUP, shared=shared.nbytes, overlaps=True)
 
 
@@ -347,14 +365,16 @@ SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, DQ_SUMS)
 SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, NO_SUMS)
 SPEC_ROUND = Spec(
     round_dq,
-    (DQ_SUMS, Matrix("dq"), "ds_scale"),
+    (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
     tiles=lambda work: (KEYS[size_of(work)],),
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
         "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,
+        "mask": packing_of(work.mask),
     },
     takes=adds_dq,
     blocks=lambda work, tiles, m_blocks, n_blocks: (
-        work.problem.heads * -(-work.problem.seqlen_q // PART) * (head_dims(work.problem)[0] // PART)
+        work.problem.heads * (work.padded_length // PART) * (head_dims(work.problem)[0] // PART)
     ),
+    packs=True,
 )  # fmt: skip

@@ -61,8 +61,17 @@ from .gradients import (
 from .layouts import DTYPES
 from .schedule import place_grouped
 from .score import score_steps
+from .segments import count_step, sight_step, slot_step
 from .tables import is_crowded
-from .visibility import band_of, element_test, keys_in_sight, needs_test, steps_to_next
+from .visibility import (
+    band_of,
+    element_test,
+    has_key_lengths,
+    has_query_lengths,
+    keys_in_sight,
+    needs_test,
+    steps_to_next,
+)
 
 
 def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
@@ -82,7 +91,9 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
     apply, pull_back, _ = score_steps(score, S_TILE, np.float32)
-    clear_keys, CLEARS_QUERIES = clear_step(tile_n, "keys" in mask), "queries" in mask
+    clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
+    tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
+    sight_of = sight_step(mask, ROWS)
 
     @device
     def blocks_in_sight(sight, batch, head, m_block, m_end):
@@ -97,19 +108,21 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, sight, batch, head, head_k, m_block, m_end):
+    def load_tiles(mQ, mK, mV, mDO, sight, segment, batch, head, head_k, m_block, m_end):
         """The producer, one thread."""
         Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for consumer in range(CONSUMERS):
-            tma_load(Q, mQ, batch, head, m_block * TILE_M + consumer * ROWS)
-            tma_load(dO, mDO, batch, head, m_block * TILE_M + consumer * ROWS)
+            m0 = segment.first_query + m_block * TILE_M + consumer * ROWS
+            tma_load(Q, mQ, batch, head, m0)
+            tma_load(dO, mDO, batch, head, m0)
             Q, dO = advance(Q, 1), advance(dO, 1)
         n_block, n_blocks = blocks_in_sight(sight, batch, head, m_block, m_end)
         while n_block < n_blocks:
+            n0 = segment.first_key + n_block * TILE_N
             acquire(K)
-            tma_load(K, mK, batch, head_k, n_block * TILE_N)
+            tma_load(K, mK, batch, head_k, n0)
             acquire(V)
-            tma_load(V, mV, batch, head_k, n_block * TILE_N)
+            tma_load(V, mV, batch, head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
             n_block = next_n_block(sight, batch, head, m_block, n_block, n_blocks)
 
@@ -121,12 +134,12 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call):
+    def step(dQ, S, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call):
         """dQ of a tile of keys, in flight."""
         n0 = n_block * TILE_N
         wait(V)
         dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
-        S, F = apply(S, call.scores, batch, head, m0, n0)
+        S, F = apply(S, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
         P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
         if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             visible = sees(call.sight, band, batch, head, m0, n0)
@@ -137,7 +150,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call):
+    def compute(mDQ, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call):
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(call.sight, batch, head)
@@ -146,54 +159,59 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         wait(sQ)
         wait(sDO)
         if CLEARS_QUERIES:
-            clear(Q, band[2] - m0)
-            clear(dO, band[2] - m0)
+            left = minimum(band[2], segment.queries) - m0
+            clear(Q, left)
+            clear(dO, left)
             fence_async_proxy()
             sync_warpgroup()
-        lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
+        line = segment.first_line + m0
+        lse, D = load(mLse[batch, head], ROW_VECTOR, line), load(mDelta[batch, head], ROW_VECTOR, line)
         dQ, (n_block, n_blocks) = full(Q_TILE, ZERO), blocks_in_sight(call.sight, batch, head, m_block, m_end)
         if n_block < n_blocks:
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
             while after < n_blocks:
-                dQ = step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call)
+                dQ = step(dQ, S, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ = wgmma_wait(dQ, 1)
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
-            dQ = wgmma_wait(step(dQ, S, dO, K, V, lse, D, batch, head, m_block, m0, n_block, band, call), 0)
+            dQ = wgmma_wait(step(dQ, S, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call), 0)
             release(K)
         sync_warpgroup()                                        # all have read Q
-        save_dq(mDQ[batch, head], dQ * scale, Q, m0)            # line 24
+        first, end = segment.first_query, segment.first_query + segment.queries
+        save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
     def kernel(
         mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale, at_once,
         delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
-        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        m_blocks = tiles_of(sight.packing, seqlen_q)
         tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
-        m_block = m_blocks - 1 - tile                           # the heaviest first, if causal
-        m_end = minimum((m_block + 1) * TILE_M, seqlen_q)
         init_pipeline(Q_PIPELINE)
         init_pipeline(DO_PIPELINE)
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
+        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - tile, seqlen_q)  # heaviest first, if causal
+        sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
+        if m_block * TILE_M >= m_end:                           # a slot without a tile
+            return
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
-                load_tiles(mQ, mK, mV, mDO, sight, batch, head, head // group_size, m_block, m_end)
+                load_tiles(mQ, mK, mV, mDO, sight, segment, batch, head, head // group_size, m_block, m_end)
         else:
             increase_registers(CONSUMER_REGISTERS)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
-            compute(mDQ, mLse, mDelta, batch, head, m_block, m_end, scale, call)
+            compute(mDQ, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
 
     return source(kernel, dtype, out_dtypes, mask, score, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
 
@@ -219,4 +237,5 @@ SPEC = Spec(
     takes=takes,
     numbers=at_once,
     arch="a",
+    packs=True,
 )

@@ -61,7 +61,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .score import score_steps
-from .visibility import band_of, element_test
+from .visibility import band_of, element_test, has_key_lengths, has_query_lengths
 
 
 def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
@@ -83,8 +83,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     apply, pull_back, _ = score_steps(score, S_TILE, np.float32, transposed=True)
-    clear_queries, CLEARS_KEYS = clear_step(tile_m, "queries" in mask), "keys" in mask
-    keys_of_block, load_tiles = keys_step(ROWS), loader(pipelines, first_queries, next_queries)
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
+    keys_of_block, load_tiles = keys_step(mask, ROWS), loader(pipelines, first_queries, next_queries)
 
     @device
     def product(X, Y, other, tile, at, call):
@@ -100,8 +100,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     @device
     def step_v(dV, S, Q, dO, sP, tile, at, call):
         """P for the other consumer; dV in flight."""
-        batch, m0 = tile.batch, at.m_block * TILE_M
-        S, F = apply(S, call.scores, batch, at.head, m0, tile.first)
+        batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
+        S, F = apply(S, call.scores, batch, at.head, segment.first_query + m0, segment.first_key + tile.first)
         P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
         if needs_mask(call.sight, tile, at, tile.first):
             band = band_at(call.sight, batch, at.head)
@@ -137,7 +137,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             release(dO)
         release(K)
         acquire(advance(V, 1))                                  # the other one has read V
-        save_dv(mDV[tile.batch, tile.head_k], dV * call.kept_scale, V.tile, tile.first)
+        first, end = tile.segment.first_key, tile.segment.first_key + tile.segment.keys
+        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V.tile, tile.first)
 
     @device
     def step_k(dK, dP, Q, dO, sP, call):
@@ -171,14 +172,14 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             release(Q)
         release(V)
         acquire(advance(K, 1))                                  # the other one has read K
-        save_dk(mDK[tile.batch, tile.head_k], dK * scale, K.tile, tile.first)   # line 24
+        first, end = tile.segment.first_key, tile.segment.first_key + tile.segment.keys
+        save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
         at_once, delta_scale,
     ):  # fmt: skip
         _, heads, _ = shape(mLse)
-        tile = keys_of_block(mLse, mDK, group_size, at_once)
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         init_pipeline(Q_PIPELINE)
@@ -186,6 +187,9 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         init_pipeline(P_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
+        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        if tile.first >= tile.end:
+            return
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)

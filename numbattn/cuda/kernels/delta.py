@@ -6,7 +6,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import Line, Matrix, Spec, padded_length
+from ..spec import PACKING, PADDED, Line, Matrix, Spec
 from ..tile import (
     Alignment,
     aligned,
@@ -26,8 +26,10 @@ from ..tile import (
 from . import forward_hopper
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
+from .segments import slot_step
 from .softmax import LOG2_E
 from .tables import rounded
+from .visibility import packing_of, packing_type
 
 
 class Rows(NamedTuple):
@@ -41,48 +43,59 @@ TILES = Rows(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False):
+def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
     """The kernel; dlse says whether lse has a gradient.
 
-    padded: for kernels that copy these lines tile by tile; lse in base 2 is then written, too. A query that sees
-    nothing, as those beyond the last one do, has lse +inf there: exp(S - lse) is 0.
+    padded: for kernels that copy these lines tile by tile, and so within segments; lse in base 2 is then written, too.
+    A query that sees nothing, as those beyond the last one do, has lse +inf there: exp(S - lse) is 0.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
+    TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
 
     @device
-    def delta_of(mDO, mO, mLse, mDlse):
-        """Where a block's tile is, its lse, delta and which of its queries see something."""
-        batches, heads, seqlen_q = shape(mLse)
-        tile, batch, head = place(block_index(), batches * heads, heads)
-        m0 = tile * TILE_M
-        dO = convert(load(aligned(mDO[batch, head], ROWS_OF), TILE, m0), ACC)
-        O = convert(load(aligned(mO[batch, head], ROWS_OF), TILE, m0), ACC)
+    def tile_of_block(mLse):
+        batches, heads, _ = shape(mLse)
+        return place(block_index(), batches * heads, heads)
+
+    @device
+    def delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0):
+        """lse and delta of a tile of the queries [first, end), from number m0 on, and which of them see something."""
+        dO = convert(load(aligned(mDO[batch, head][first:end], ROWS_OF), TILE, m0), ACC)
+        O = convert(load(aligned(mO[batch, head][first:end], ROWS_OF), TILE, m0), ACC)
         D = row_sum(dO * O)
         if dlse:
-            D = D - load(mDlse[batch, head], ROWS, m0)
-        lse = load(mLse[batch, head], ROWS, m0)
-        sees = (lse != -INFINITE) & (row_index(ROWS, m0) < seqlen_q)
-        return batch, head, m0, lse, where(sees, D, 0), sees
+            D = D - load(mDlse[batch, head][first:end], ROWS, m0)
+        lse = load(mLse[batch, head][first:end], ROWS, m0)
+        sees = (lse != -INFINITE) & (row_index(ROWS, m0) < end - first)
+        return lse, where(sees, D, 0), sees
 
     def kernel(mDO, mO, mLse, mDlse, mDelta):
-        batch, head, m0, lse, D, sees = delta_of(mDO, mO, mLse, mDlse)
-        save(mDelta[batch, head], D, m0)
+        _, _, seqlen_q = shape(mLse)
+        tile, batch, head = tile_of_block(mLse)
+        lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, 0, seqlen_q, tile * TILE_M)
+        save(mDelta[batch, head], D, tile * TILE_M)
 
-    def padded_kernel(mDO, mO, mLse, mDlse, mDelta, mLseLog2):
+    def padded_kernel(mDO, mO, mLse, mDlse, mDelta, mLseLog2, packing):
         launch_dependents()
         wait_on_dependencies()
-        batch, head, m0, lse, D, sees = delta_of(mDO, mO, mLse, mDlse)
-        save(mDelta[batch, head], D, m0)
-        save(mLseLog2[batch, head], where(sees, lse * LOG2E, INFINITE), m0)
+        _, _, seqlen_q = shape(mLse)
+        tile, batch, head = tile_of_block(mLse)
+        segment, slot = segment_of(packing, batch, tile // TILES_A_SLOT, seqlen_q)
+        m0 = slot * PADDED + tile % TILES_A_SLOT * TILE_M
+        first, line = segment.first_query, segment.first_line + m0
+        if slot * PADDED < segment.queries:
+            lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, first + segment.queries, m0)
+            save(mDelta[batch, head], D, line)
+            save(mLseLog2[batch, head], where(sees, lse * LOG2E, INFINITE), line)
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
-    lines = [line] * (4 if padded else 3)
-    return Source(
-        padded_kernel if padded else kernel, types.void(matrix, matrix, *lines), THREADS, overlaps=padded
-    )
+    if padded:
+        signature = types.void(matrix, matrix, *[line] * 4, packing_type(mask))
+        return Source(padded_kernel, signature, THREADS, overlaps=True)
+    return Source(kernel, types.void(matrix, matrix, *[line] * 3), THREADS)
 
 
 def parameters(work, tiles):
@@ -96,11 +109,10 @@ GIVEN = Matrix("do"), Matrix("o"), Line("lse"), Line("dlse")
 SPEC = Spec(delta, (*GIVEN, Line("delta")), tiles=lambda work: (TILES,), parameters=parameters)
 SPEC_PADDED = Spec(
     delta,
-    (*GIVEN, Line("delta", padded=True), Line("lse_log2", padded=True)),
+    (*GIVEN, Line("delta", padded=True), Line("lse_log2", padded=True), PACKING),
     tiles=lambda work: (TILES,),
-    parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True},
+    parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True, "mask": packing_of(work.mask)},
     takes=forward_hopper.takes,
-    blocks=lambda work, tiles, m_blocks, n_blocks: (
-        work.problem.heads * (padded_length(work.problem.seqlen_q) // tiles.tile_m)
-    ),
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (work.padded_length // tiles.tile_m),
+    packs=True,
 )  # fmt: skip

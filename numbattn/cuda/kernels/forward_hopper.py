@@ -15,7 +15,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source, TensorMap
-from ..spec import COUNTERS, DROPOUT, MASK, SCORE, Boxes, Line, Spec
+from ..spec import COUNTERS, DROPOUT, MASK, SCORE, Boxes, Line, Spec, Tails
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -69,9 +69,22 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
 from .score import looks_up, score_steps, scores_type, sink_steps
+from .segments import FARTHEST, Segment, count_step, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
-from .visibility import GRIDS, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type, steps_to_next
+from .visibility import (
+    GRIDS,
+    PACKED,
+    band_of,
+    element_test,
+    has_key_lengths,
+    is_looked_up,
+    keys_in_sight,
+    needs_test,
+    several,
+    sight_type,
+    steps_to_next,
+)
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
@@ -86,6 +99,7 @@ class WorkTile(NamedTuple):
     m_block: Any
     n_block: Any  # the first one that is not empty
     n_blocks: Any  # 0: there is no work left
+    segment: Any
 
 
 class ConsumerTile(NamedTuple):
@@ -97,11 +111,13 @@ class ConsumerTile(NamedTuple):
     m_block: Any
     n_block: Any
     n_blocks: Any
+    segment: Any
 
 
 class Call(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
+    tails: Any  # O, where TMA cannot store all of a tile
     mLse: Any
     sight: Any
     scores: Any
@@ -122,7 +138,38 @@ class Accumulators(NamedTuple):
     alpha: Any
 
 
-NO_WORK = WorkTile(*[0] * len(WorkTile._fields))
+BY_CONSUMER = -1  # in place of a row: TMA does not store this O
+
+
+def record_steps(mask):
+    """Device functions: a WorkTile as integers, and from them again; and the integers for no work."""
+
+    @device
+    def numbers(work):
+        return work.batch, work.head, work.m_block, work.n_block, work.n_blocks
+
+    @device
+    def from_numbers(record):
+        batch, head, m_block, n_block, n_blocks = record
+        return WorkTile(batch, head, m_block, n_block, n_blocks, whole(index(FARTHEST)))
+
+    @device
+    def packed_numbers(work):
+        at = work.segment
+        return (
+            work.batch, work.head, work.m_block, work.n_block, work.n_blocks,
+            at.first_query, at.queries, at.first_key, at.keys,
+        )  # fmt: skip
+
+    @device
+    def from_packed_numbers(record):
+        batch, head, m_block, n_block, n_blocks, first_query, queries, first_key, keys = record
+        segment = Segment(first_query, queries, first_key, keys, index(0))
+        return WorkTile(batch, head, m_block, n_block, n_blocks, segment)
+
+    if PACKED in mask:
+        return packed_numbers, from_packed_numbers, (0,) * 9
+    return numbers, from_numbers, (0,) * 5
 
 
 def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout):
@@ -144,7 +191,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
     O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
-                           for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
+                           for size, count in ((3, q_stages), (len(record_steps(mask)[2]), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     CONSUMERS, Q_STAGES = consumers, q_stages
     PRODUCER_REGISTERS, CONSUMER_REGISTERS = REGISTERS[consumers]
@@ -152,7 +199,10 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, IS_LOOKED_UP = drop_step(S_TILE, dropout), is_looked_up(mask)
+    drop, IS_LOOKED_UP, IS_PACKED = drop_step(S_TILE, dropout), is_looked_up(mask), PACKED in mask
+    HAS_KEY_LENGTHS = has_key_lengths(mask)
+    (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M)
+    tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
     (apply, *_), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
@@ -170,15 +220,17 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
+        """A work tile, and how many queries there are from its first one on: none if a slot has no tile."""
         tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
         head = head * heads_per_tile
-        m_block = tile if ascending else m_blocks - 1 - tile  # the heaviest first, if causal
-        m0 = m_block * TILE_M
-        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, seqlen_q))
-        n_block = next_n_block(WorkTile(batch, head, m_block, first, end), sight, first)
+        tile = tile if ascending else m_blocks - 1 - tile       # the heaviest first, if causal
+        segment, m_block = tile_of(sight.packing, batch, tile, seqlen_q)
+        sight, m0 = sight_of(sight, segment), m_block * TILE_M
+        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, segment.queries))
+        n_block = next_n_block(WorkTile(batch, head, m_block, first, end, segment), sight, first)
         if n_block >= end:                                      # if nothing is seen, one tile, fully masked
             n_block, end = 0, 1
-        return WorkTile(batch, head, m_block, n_block, end)
+        return WorkTile(batch, head, m_block, n_block, end, segment), segment.queries - m0
 
     @device
     def consumer_tile(work, consumer, heads_per_tile):
@@ -189,32 +241,46 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return work.head + head, work.m_block * TILE_M + row * ROWS
 
     @device
+    def is_whole(segment, m0):
+        """Whether a consumer's queries are all of the segment: else a TMA store would write to the next one, too."""
+        return not IS_PACKED or m0 + ROWS <= segment.queries
+
+    @device
     def store_o(Q, count, mO):
         """TMA-store the O, if any, that is staged in the buffer of tile number `count` of Q."""
         acquire(Q)
         if count >= Q_STAGES:
-            batch, head, m0 = read(stage(O_PIPELINE, Q.index))
-            tma_store(mO, allocate(SHARED_O, Q.index), batch, head, m0)
-            tma_store_wait()
+            batch, head, row = read(stage(O_PIPELINE, Q.index))
+            if not IS_PACKED or row != BY_CONSUMER:
+                tma_store(mO, allocate(SHARED_O, Q.index), batch, head, row)
+                tma_store_wait()
 
     @device
     def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
         """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
         W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
-        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        m_blocks = tiles_of(sight.packing, seqlen_q)
         heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
         number = block_index()
         while number < m_blocks * matrices:
-            work = work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending)
+            work, left = work_tile(
+                number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending
+            )  # fmt: skip
+            if IS_PACKED and left <= 0:
+                number = next_number(counters)
+                continue
             acquire(W)
-            commit(W, work)
+            commit(W, to_record(work))
             W = advance(W, 1)
             consumer = index(0)
             while consumer < CONSUMERS:
                 head, m0 = consumer_tile(work, consumer, heads_per_tile)
+                row = work.segment.first_query + m0
                 store_o(Q, count, mO)
-                commit(stage(O_PIPELINE, Q.index), (work.batch, head, m0))
-                tma_load(Q, mQ, work.batch, head, m0)
+                commit(
+                    stage(O_PIPELINE, Q.index), (work.batch, head, row if is_whole(work.segment, m0) else BY_CONSUMER)
+                )  # fmt: skip
+                tma_load(Q, mQ, work.batch, head, row)
                 Q, count = advance(Q, 1), count + 1
                 consumer = opaque(consumer + 1)
             number = next_number(counters)
@@ -232,14 +298,14 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         while True:
             wait(W)
-            work = WorkTile(*read(W))
+            work = from_record(read(W))
             release(W)
             W = advance(W, 1)
             if work.n_blocks == 0:
                 break
             n_block, head_k = work.n_block, work.head // group_size
             while n_block < work.n_blocks:
-                n0 = n_block * TILE_N
+                n0 = work.segment.first_key + n_block * TILE_N
                 acquire(K)
                 tma_load(K, mK, work.batch, head_k, n0)
                 K = advance(K, 1)
@@ -253,6 +319,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         """Release tiles of keys unread; also returns the first one from `end` on."""
         while n_block < end:
             wait(K)
+            clear_beyond(V, tile, sight, n_block)
             wait(V)
             sync_warpgroup()                                    # no warp may miss a phase of the pipeline
             release(K)
@@ -271,7 +338,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
 
     @device
     def scored(S, tile, scores, n_block):
-        S, _ = apply(S, scores, tile.batch, tile.head, tile.m0, n_block * TILE_N)
+        m0, n0 = tile.segment.first_query + tile.m0, tile.segment.first_key + n_block * TILE_N
+        S, _ = apply(S, scores, tile.batch, tile.head, m0, n0)
         return S
 
     @device
@@ -290,36 +358,25 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         matrix = tile.batch * call.heads + tile.head
         return operand(drop(P, call.drops, matrix, tile.m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
 
-    if "keys" in mask:
+    @device
+    def clear_beyond(V, tile, sight, n_block):
+        """Zero the rows of V beyond a sequence's length: they may be NaN, and 0 * NaN is NaN. They lie in the last tile
+        of a work tile. By all consumers, also by those that skip this tile."""
+        left = band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N
+        if HAS_KEY_LENGTHS and left < TILE_N:                   # else TMA has filled in zeros beyond the matrix
+            wait(V)
+            if warpgroup_index() == 0:
+                clear(V.tile, left)
+                fence_async_proxy()
+            sync_warpgroups(CONSUMERS)
 
-        @device
-        def n_block_range(tile, sight):
-            return tile.n_block, tile.n_blocks
-
-        @device
-        def clear_beyond(V, tile, sight, n_block):
-            """Zero the rows of V beyond a sequence's length: they may be NaN, and 0 * NaN is NaN. By all consumers."""
-            left = band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N
-            if left < TILE_N:
-                wait(V)
-                if warpgroup_index() == 0:
-                    clear(V.tile, left)
-                    fence_async_proxy()
-                sync_warpgroups(consumers)
-
-    else:  # TMA fills in zeros beyond the matrix
-
-        @device
-        def n_block_range(tile, sight):
-            """The tiles of keys [first, end) that this consumer reads, at least one."""
-            first, end = blocks_in_sight(sight, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
-            if IS_LOOKED_UP or first >= end:
-                first = tile.n_block
-            return first, minimum(maximum(end, first + 1), tile.n_blocks)
-
-        @device
-        def clear_beyond(V, tile, sight, n_block):
-            pass
+    @device
+    def n_block_range(tile, sight):
+        """The tiles of keys [first, end) that this consumer reads, at least one."""
+        first, end = blocks_in_sight(sight, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
+        if IS_LOOKED_UP or first >= end:
+            first = tile.n_block
+        return first, minimum(maximum(end, first + 1), tile.n_blocks)
 
     def step_with(mask):
         @device
@@ -328,7 +385,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             O, P, m, l, alpha = acc
             if RESCALES_FIRST:
                 O = rescaled(O, alpha)
-            clear_beyond(V, tile, call.sight, before)
             wait(K)
             S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 2 line 10: S = Q K^T, in flight
             if not RESCALES_FIRST:
@@ -353,9 +409,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     def receive(W, heads_per_tile):
         """The share of this consumer in the next work tile."""
         wait(W)
-        work = WorkTile(*read(W))
+        work = from_record(read(W))
         head, m0 = consumer_tile(work, warpgroup_index(), heads_per_tile)
-        return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks)
+        return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
 
     @device
     def prologue(Q, K, tile, n_block, call):
@@ -394,19 +450,31 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         # total is 0 if nothing is seen
         m, total, alpha = with_sink(m, row_sum(l), call.scores, tile.batch, tile.head)
         lse = logsumexp(m, total, call.scale_log2, LN2)
-        save(call.mLse[tile.batch, tile.head], lse, tile.m0)    # line 16
+        first, end = tile.segment.first_query, tile.segment.first_query + tile.segment.queries
+        save(call.mLse[tile.batch, tile.head][first:end], lse, tile.m0)     # line 16
         next_tile = receive(advance(W, 1), call.heads_per_tile)
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
         K, V, _ = skip(K, V, tile, call.sight, here, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
-        put(allocate(SHARED_O, Q.index), O * (inverse(total, alpha) * call.kept_scale))     # line 15: O = O / l
+        O = O * (inverse(total, alpha) * call.kept_scale)       # line 15: O = O / l
+        put(allocate(SHARED_O, Q.index), O)
+        if IS_PACKED and not is_whole(tile.segment, tile.m0):
+            save(call.tails[0][tile.batch, tile.head][first:end], O, tile.m0)
         fence_async_proxy()
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores O
         release(W)
         return K, V, next_tile
+
+    @device
+    def within(call, segment):
+        """The Call, with what a segment's queries see."""
+        return Call(
+            call.tails, call.mLse, sight_of(call.sight, segment), call.scores, call.drops, call.heads, call.scale_log2,
+            call.kept_scale, call.heads_per_tile,
+        )  # fmt: skip
 
     @device
     def compute(call):
@@ -415,16 +483,17 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         Q = stage(Q_PIPELINE, warpgroup_index())
         tile = receive(W, call.heads_per_tile)
         while tile.n_blocks > 0:
-            first, end = n_block_range(tile, call.sight)
-            K, V, n_block = skip(K, V, tile, call.sight, tile.n_block, first)
-            acc, K = prologue(Q, K, tile, n_block, call)
-            acc, K, V, n_block, after = main_loop(acc, Q, K, V, tile, n_block, end, call)
-            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, call)
+            here = within(call, tile.segment)
+            first, end = n_block_range(tile, here.sight)
+            K, V, n_block = skip(K, V, tile, here.sight, tile.n_block, first)
+            acc, K = prologue(Q, K, tile, n_block, here)
+            acc, K, V, n_block, after = main_loop(acc, Q, K, V, tile, n_block, end, here)
+            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, here)
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             sync_warp()                                         # reconverge: the first thread did more
 
     def kernel(
-        mQ, mK, mV, mO, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale, at_once,
+        mQ, mK, mV, mO, tails, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale, at_once,
         heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
@@ -449,12 +518,12 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 load(mK, mV, sight, group_size)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            compute(Call(mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile))
+            compute(Call(tails, mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile))
 
     number = getattr(types, ACC.__name__)
     signature = types.void(
-        *[types.uint64] * 4, array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS,
-        types.uint32[:], INDEX, number, number, *[INDEX] * 3,
+        *[types.uint64] * 4, several(array_type(dtype, 4), IS_PACKED), array_type(ACC, 3), sight_type(mask),
+        scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number, *[INDEX] * 3,
     )  # fmt: skip
     return warp_specialised(kernel, signature, consumers, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_O))
 
@@ -515,6 +584,8 @@ def warpgroups(work):
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
         return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
     usual = USUAL[size]
+    if PACKED in work.mask:  # long sequences take the most time, however many short ones there are
+        return LONG[size] if size == 64 or (keys >= MANY and size in LONG) else usual
     instead = LONG if keys >= MANY else NARROW if keys < work.problem.seqlen_k else {}
     return max(instead.get(size, usual), usual, key=lambda row: heads_per_tile(row, work))
 
@@ -546,7 +617,8 @@ def takes(work):
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `forward`."""
     has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
-    uneven = has_band and work.keys >= work.problem.seqlen_k  # some tiles of queries see more keys than others
+    # Some tiles of queries see more keys than others
+    uneven = has_band and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
     together = heads_per_tile(tiles, work)
     at_once = matrices_in_l2(work.problem.head_dim) if has_band or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
@@ -555,7 +627,7 @@ def numbers(work, tiles):
 
 SPEC = Spec(
     forward,
-    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), Line("lse"), MASK, SCORE, DROPOUT, COUNTERS,
+    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), Tails("o"), Line("lse"), MASK, SCORE, DROPOUT, COUNTERS,
      "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=lambda work: (warpgroups(work),),
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)),
@@ -563,4 +635,5 @@ SPEC = Spec(
     numbers=numbers,
     persistent=True,
     arch="a",
+    packs=True,
 )  # fmt: skip

@@ -63,8 +63,9 @@ from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
 from .score import scores_type
+from .segments import count_step, sight_step, slot_step
 from .tables import compiled_in
-from .visibility import band_of, needs_test, queries_in_sight, sight_type, steps_to_next
+from .visibility import PACKED, band_of, needs_test, queries_in_sight, sight_type, steps_to_next
 
 ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
 PART = 64  # rows and columns of a part of dQ
@@ -75,7 +76,9 @@ ZERO = np.float32(0)
 
 
 class Keys(NamedTuple):
-    """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see."""
+    """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see.
+
+    It is empty if a slot has no tile: see segments."""
 
     batch: Any
     head_k: Any
@@ -84,6 +87,7 @@ class Keys(NamedTuple):
     n_block: Any
     first: Any
     end: Any
+    segment: Any
 
 
 class Queries(NamedTuple):
@@ -212,18 +216,22 @@ def save_step(dtype, out, cols, nbytes):
 
 
 # ----------------------------------------------------------------------------------------------- where keys are kept
-def keys_step(tile_n):
-    """The device function (mLse, mDK, group_size, at_once): the tile of keys that this block keeps."""
-    TILE_N = tile_n
+def keys_step(mask, tile_n):
+    """The device function (mLse, mDK, sight, group_size, at_once): the tile of keys that this block keeps, and what is
+    seen of them."""
+    TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
+    sight_of = sight_step(mask)
 
     @device
-    def keys_of_block(mLse, mDK, group_size, at_once):
+    def keys_of_block(mLse, mDK, sight, group_size, at_once):
         batches, _, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
-        n_blocks = (seqlen_k + TILE_N - 1) // TILE_N
-        n_block, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        n_blocks = tiles_of(sight.packing, seqlen_k)
+        tile, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
         n0, head = n_block * TILE_N, head_k * group_size
-        return Keys(batch, head_k, head, head + group_size, n_block, n0, minimum(n0 + TILE_N, seqlen_k))
+        end = minimum(n0 + TILE_N, segment.keys)
+        return Keys(batch, head_k, head, head + group_size, n_block, n0, end, segment), sight_of(sight, segment)
 
     return keys_of_block
 
@@ -231,7 +239,7 @@ def keys_step(tile_n):
 def queries_steps(mask, tile_m):
     """Device functions that walk over the queries in sight of a tile of keys, head by head: the first, the next tile.
     And whether a tile needs a test per element."""
-    TILE_M = tile_m
+    TILE_M, IS_PACKED = tile_m, PACKED in mask
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
 
     @device
@@ -259,9 +267,10 @@ def queries_steps(mask, tile_m):
     @device
     def needs_mask(sight, tile, at, n0):
         band, m0 = band_at(sight, tile.batch, at.head), at.m_block * TILE_M
-        return tested(
-            sight, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m0 + TILE_M, n0, n0 + ROWS
-        )  # fmt: skip
+        m_end = m0 + TILE_M
+        if IS_PACKED:
+            m_end = minimum(m_end, tile.segment.queries)        # lse is inf behind it
+        return tested(sight, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m_end, n0, n0 + ROWS)
 
     return first_queries, next_queries, needs_mask
 
@@ -299,18 +308,20 @@ def loader(pipelines, first_queries, next_queries):
     def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile):
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
         for part in range(PARTS):
-            tma_load(K, mK, tile.batch, tile.head_k, tile.first + part * ROWS)
-            tma_load(V, mV, tile.batch, tile.head_k, tile.first + part * ROWS)
+            n0 = tile.segment.first_key + tile.first + part * ROWS
+            tma_load(K, mK, tile.batch, tile.head_k, n0)
+            tma_load(V, mV, tile.batch, tile.head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
         at = first_queries(sight, tile)
         while at.m_block < at.m_blocks:
             m0 = at.m_block * TILE_M
+            row, line = tile.segment.first_query + m0, tile.segment.first_line + m0
             acquire(Q)
-            tma_load(Q, mQ, tile.batch, at.head, m0)
-            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], m0)
-            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], m0)
+            tma_load(Q, mQ, tile.batch, at.head, row)
+            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], line)
+            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], line)
             acquire(dO)
-            tma_load(dO, mDO, tile.batch, at.head, m0)
+            tma_load(dO, mDO, tile.batch, at.head, row)
             Q, dO = advance(Q, 1), advance(dO, 1)
             at = next_queries(sight, tile, at)
 
@@ -378,6 +389,7 @@ def keys_spec(factory, rows, parameters, takes, *sums):
         takes=takes,
         numbers=at_once,
         keeps="k",
+        packs=True,
         blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
         arch="a",
     )

@@ -7,7 +7,8 @@ states of tiles, one bit each, which the kernel `tile_states` has computed befor
 number of the block's own tile.
 
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
-"dense", "bits" or "blocks" for each grid, and "intervals".
+"dense", "bits" or "blocks" for each grid, and "intervals"; or "packed" alone, for segments whose tiles are their own,
+see `segments`.
 """
 
 from functools import reduce
@@ -36,7 +37,7 @@ from ..tile import (
 from .layouts import places_of
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
-BY_INTERVALS = "intervals"
+BY_INTERVALS, PACKED = "intervals", "packed"
 WORD = 32  # tiles whose states are bits of one word
 NOTHING = -1
 
@@ -49,6 +50,17 @@ class Cells(NamedTuple):
     cols: Any
 
 
+class Packing(NamedTuple):
+    """Offsets of segments in packed arrays. Tokens before the first offset and behind the last one see nothing."""
+
+    queries: Any  # offsets, int32 (batch, heads, count)
+    keys: Any
+    seqlen_q: Any  # of the packed arrays
+    seqlen_k: Any
+    lo: Any  # the band of each segment: query i sees key j only if lo <= j - (its own key) <= hi
+    hi: Any
+
+
 class Sight(NamedTuple):
     """A mask, as kernels take it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
 
@@ -59,6 +71,7 @@ class Sight(NamedTuple):
     edges: Any = ()  # int32 (batch, heads) for each edge that is an array: they narrow the band
     shifts: Any = ()  # added to lo and hi among them
     grids: Any = ()  # a Cells for each grid
+    packing: Any = ()  # a Packing, where there is one
     intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), where there are some: see kernels.intervals
     states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
 
@@ -86,6 +99,15 @@ def has_states(mask):
     return "blocks" in mask or BY_INTERVALS in mask
 
 
+def has_key_lengths(mask):
+    """Whether keys end before their array does: there may be NaN behind them."""
+    return "keys" in mask or PACKED in mask
+
+
+def has_query_lengths(mask):
+    return "queries" in mask or PACKED in mask
+
+
 def is_looked_up(mask):
     """Whether what a query sees is looked up for each element."""
     return bool(grids_of(mask)) or BY_INTERVALS in mask
@@ -93,6 +115,16 @@ def is_looked_up(mask):
 
 def several(kind, count):
     return types.UniTuple(kind, count) if count else types.Tuple(())
+
+
+def packing_of(mask):
+    """Those of a mask's kinds on which the place of tiles depends."""
+    return (PACKED,) if PACKED in mask else ()
+
+
+def packing_type(mask):
+    """Of a Packing where there is one, in a tuple."""
+    return several(types.NamedTuple([LINE, LINE, INDEX, INDEX, INDEX, INDEX], Packing), PACKED in mask)
 
 
 def sight_type(mask):
@@ -104,6 +136,7 @@ def sight_type(mask):
             several(EDGE, len(sides)),
             several(INDEX, len(diagonals_of(mask))),
             several(CELLS, len(grids)),
+            packing_type(mask),
             several(LINE, 2 * (BY_INTERVALS in mask)),
             several(WORDS, has_states(mask)),
         ],

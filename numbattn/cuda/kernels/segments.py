@@ -1,0 +1,129 @@
+"""Packed sequences: tiles that end with their segment, so that each segment is computed as a matrix of its own.
+
+A mask that is a `numbattn.Segments`, perhaps with a band, is "packed". A kernel's tiles of queries (or of keys, where
+it keeps these) are numbered by slots: segment t begins at slot start // tile + t, and has slots for all of its tiles,
+and for one more at times. So the number of slots follows from shapes alone, the host does not look into the offsets,
+and a search finds the segment of a slot without a table. Tokens that are in no segment are two segments more, the first
+and the last one, which see nothing.
+
+In kernels tiles, the band and its tests count from the segment's first query and key; what is loaded, stored or handed
+to a score counts from those of the packed arrays.
+"""
+
+from typing import Any, NamedTuple
+
+from ..spec import PADDED
+from ..tile import device, index, maximum, minimum, shape
+from .visibility import PACKED, Sight
+
+FARTHEST = 2**30  # beyond all rows
+
+
+class Segment(NamedTuple):
+    """Where a matrix lies in packed arrays: all 0 where arrays are not packed."""
+
+    first_query: Any
+    queries: Any  # how many
+    first_key: Any
+    keys: Any
+    first_line: Any  # where its queries begin in padded lines
+
+
+@device
+def whole(length):
+    """Of arrays that are not packed: as many queries, or keys, as there are."""
+    return Segment(index(0), length, index(0), length, index(0))
+
+
+@device
+def start_of(offsets, t, length):
+    """Where segment t begins: the host does not look into arrays of a GPU."""
+    return maximum(minimum(offsets[t - 1], length), 0) if t > 0 else 0
+
+
+@device
+def extent_of(offsets, t, length):
+    """Where segment t begins, and how long it is."""
+    (count,) = shape(offsets)
+    first = start_of(offsets, t, length)
+    end = start_of(offsets, t + 1, length) if t < count else length
+    return first, maximum(end - first, 0)
+
+
+def slot_step(mask, side, tile):
+    """The device function (packing, batch, slot, length): the Segment of a slot, for tiles of queries or keys by side,
+    and which of the segment's tiles it is: beyond them all if the slot has none. length: of arrays not packed."""
+    KEEPS_Q, TILE = side == "q", tile
+
+    @device
+    def in_segments(packing, batch, slot, length):
+        (packing,) = packing
+        queries, keys = packing.queries[batch, 0], packing.keys[batch, 0]
+        kept, length = (queries, packing.seqlen_q) if KEEPS_Q else (keys, packing.seqlen_k)
+        (count,) = shape(kept)
+        low, high = index(1), count + 1                         # the segments that begin at this slot or before
+        while low < high:
+            middle = (low + high) // 2
+            if start_of(kept, middle, length) // TILE + middle <= slot:
+                low = middle + 1
+            else:
+                high = middle
+        t = low - 1
+        first_query, count_q = extent_of(queries, t, packing.seqlen_q)
+        first_key, count_k = extent_of(keys, t, packing.seqlen_k)
+        if t == 0 or t == count:                                # tokens in no segment
+            count_q, count_k = (count_q, index(0)) if KEEPS_Q else (index(0), count_k)
+        tile = slot - (first_query if KEEPS_Q else first_key) // TILE - t
+        first_line = (first_query // PADDED + t) * PADDED
+        return Segment(first_query, count_q, first_key, count_k, first_line), tile
+
+    @device
+    def in_matrix(packing, batch, slot, length):
+        return whole(length), slot
+
+    return in_segments if PACKED in mask else in_matrix
+
+
+def count_step(mask, tile):
+    """The device function (packing, length): how many tiles there are, or slots."""
+    TILE = tile
+
+    @device
+    def slots(packing, length):
+        (count,) = shape(packing[0].queries[0, 0])
+        return length // TILE + count + 1
+
+    @device
+    def tiles(packing, length):
+        return (length + TILE - 1) // TILE
+
+    return slots if PACKED in mask else tiles
+
+
+def sight_step(mask, rows=1):
+    """The device function (sight, segment): what queries of a segment see, counted from its first query and key.
+
+    rows: a multiple of it takes the place of the number of queries. Those beyond the segment need no test, if they are
+    not stored.
+    """
+    ROWS = rows
+
+    @device
+    def within(sight, segment):
+        (packing,) = sight.packing
+        shift, apart = segment.keys - segment.queries, segment.first_query - segment.first_key
+        left = maximum(sight.queries - segment.first_query, 0)
+        rounded = (segment.queries + ROWS - 1) // ROWS * ROWS
+        return Sight(
+            maximum(packing.lo + shift, sight.lo + apart),
+            minimum(packing.hi + shift, sight.hi + apart),
+            left if left < segment.queries else rounded,
+            maximum(minimum(segment.keys, sight.keys - segment.first_key), 0),
+            sight.edges, sight.shifts, sight.grids, sight.packing, sight.intervals, sight.states,
+        )  # fmt: skip
+
+    @device
+    def same(sight, segment):
+        return sight
+
+    return within if PACKED in mask else same
