@@ -137,12 +137,14 @@ class Planner:
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
 
-        All heads have the same ones; dropout, grids and biases are laid out by tiles of the whole matrix.
+        All heads have the same ones; dropout, grids, biases and what computes gradients of a score are laid out by
+        tiles of the whole matrix.
         """
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        if self.problem.dropout or any(kind_of(kind) == "bias" for kind in self.score):
+        wants_gradient = "do" in self.layouts and any(part.gradient for part in self.call.score)
+        if self.problem.dropout or wants_gradient or any(kind_of(kind) == "bias" for kind in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
         return 0 if by_head else offsets[0][-1] + 1
@@ -284,8 +286,6 @@ class Planner:
     def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
         """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
         work, seen = self.work(spec), set()
-        if has_states(work.mask) and self.states is None:       # since the pass itself takes packed arrays
-            self.find_states(spec, tiles, work)
         key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
         (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
         later = {name: name for name in OWN_NUMBERS}

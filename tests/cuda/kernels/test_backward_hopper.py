@@ -7,7 +7,7 @@ import numbattn as na
 from numbattn.cuda.kernels.backward_hopper_kv import backward_kv, round_dq
 from numbattn.cuda.kernels.backward_hopper_q import backward_q
 from numbattn.cuda.kernels.backward_hopper_wide import backward_wide
-from numbattn.cuda.spec import padded_length
+from numbattn.cuda.spec import PADDED
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
@@ -21,7 +21,7 @@ KERNELS = pytest.mark.parametrize("kernel", SIZES)
 
 def padded(line, beyond):
     """A line as delta_padded writes it."""
-    out = np.full((*line.shape[:-1], padded_length(line.shape[-1])), beyond, line.dtype)
+    out = np.full((*line.shape[:-1], -(-line.shape[-1] // PADDED) * PADDED), beyond, line.dtype)
     out[..., : line.shape[-1]] = line
     return out
 
@@ -36,7 +36,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     lse = np.where(np.isfinite(case.lse), case.lse * np.float32(np.log2(np.e)), np.float32(np.inf))
     lines = padded(lse, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
-    sums = np.zeros((batches, heads, padded_length(m) * 64), np.float32)
+    sums = np.zeros((batches, heads, lines[0].shape[-1] * 64), np.float32)
     numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
                case.delta_scale)  # fmt: skip
     if kernel == "q":
@@ -56,9 +56,9 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if kernel == "sums":
-        source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0)
+        source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0, mask=())
         parts = batches * heads * -(-m // 64)
-        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale)
+        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
     for name, got in grads.items():
         assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
 

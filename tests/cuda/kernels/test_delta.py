@@ -26,7 +26,7 @@ def test_padded(rng):
     lse[0, 1, 40] = -np.inf
     source = delta(dtype="float16", head_dim_v=32, dlse=False, nbytes=0, padded=True)
     got, base_2 = poisoned((2, 1, 2, 128))
-    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, got, base_2)
+    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, got, base_2, ())
     sees = np.zeros(got.shape, bool)
     sees[..., :45] = lse > -np.inf
     want = np.zeros(got.shape)
