@@ -32,6 +32,7 @@ from .values import Value, broadcasts, moved, shown
 
 Integers: TypeAlias = int | Sequence[int] | Array
 FAR = 2**40  # beyond every sequence, and far from overflow
+MOST_KNOWN = 32  # entries that a mask remembers
 
 
 class Band(NamedTuple):
@@ -153,6 +154,22 @@ class Mask(Value):
     @cached_property
     def _holds_arrays(self) -> bool:
         return any(part._arrays() for part in self._parts)
+
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What calls have found out about it, by lengths and batch axes, if all its arrays are on a GPU: nobody reads
+        those, and all else of a mask stays as it is."""
+        return {}
+
+    @cached_property
+    def _is_on_gpu(self) -> bool:
+        arrays = [x for part in self._parts for x in part._arrays().values()]
+        return bool(arrays) and not any(isinstance(x, np.ndarray) for x in arrays)
+
+    def _remember(self, key: Any, value: Any) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = value
 
     @cached_property
     def _and_causal(self) -> Mask:

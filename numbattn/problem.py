@@ -329,6 +329,17 @@ def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tu
 def _placed(problem: Problem, mask: Mask, q: Any) -> Mask:
     """A mask with arrays, checked, broadcast, and in the library of q."""
     shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
+    if problem.xp == "numpy" or not mask._is_on_gpu:
+        return _placed_anew(problem, mask, q, shape)
+    known = mask._known.get(shape)
+    if known is None:
+        placed = _placed_anew(problem, mask, q, shape)
+        known = () if placed is mask else (placed,)     # not itself: no cycle, which only a collector would end
+        mask._remember(shape, known)
+    return known[0] if known else mask
+
+
+def _placed_anew(problem: Problem, mask: Mask, q: Any, shape: tuple[int, ...]) -> Mask:
     fitted = mask._fit(shape)
     _check_mask(problem, fitted)
     near = mask._like(q)  # arrays are copied to the device before they are broadcast

@@ -84,9 +84,9 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     """
     _, _, _, mask, scale, dropout, parts = inputs
     if mask._holds_arrays:
-        masked, in_mask = numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
+        masked, in_mask, places = known_numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
         arrays.update(in_mask)
-        strides = strides, tuple([(name, x.shape, x.strides) for name, x in in_mask.items()])
+        strides = strides, places
     else:
         masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
     score = ()
@@ -175,6 +175,19 @@ class MaskNumbers(NamedTuple):
 def numbers_of(mask, seqlen_q, seqlen_k):
     """The MaskNumbers of a mask without arrays, which does not change."""
     found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
+    return found
+
+
+def known_numbers_and_arrays(mask, seqlen_q, seqlen_k):
+    """As `numbers_and_arrays`, and where the arrays lie; kept with the mask where these are its own, on a GPU."""
+    key = "numbers", seqlen_q, seqlen_k
+    found = mask._known.get(key)
+    if found is None:
+        masked, arrays = numbers_and_arrays(mask, seqlen_q, seqlen_k)
+        found = masked, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
+        own = {id(x) for part in mask._parts for x in part._arrays().values()}
+        if mask._is_on_gpu and all(id(x) in own for x in arrays.values()):
+            mask._remember(key, found)
     return found
 
 

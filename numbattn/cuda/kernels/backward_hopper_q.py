@@ -60,7 +60,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .schedule import place_grouped
-from .score import score_steps
+from .score import score_steps_ahead
 from .segments import count_step, sight_step, slot_step
 from .tables import is_crowded
 from .visibility import (
@@ -90,7 +90,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
-    apply, pull_back, _ = score_steps(score, S_TILE, np.float32)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of = sight_step(mask, ROWS)
@@ -134,12 +134,17 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(dQ, S, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call):
+    def looked_up(segment, batch, head, m0, n_block, call):
+        """What the score looks up for a tile of S, in flight."""
+        return look_up(call.scores, batch, head, segment.first_query + m0, segment.first_key + n_block * TILE_N)
+
+    @device
+    def step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call):
         """dQ of a tile of keys, in flight."""
         n0 = n_block * TILE_N
         wait(V)
         dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
-        S, F = apply(S, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
+        S, F = apply(S, found, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
         P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
         if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             visible = sees(call.sight, band, batch, head, m0, n0)
@@ -168,17 +173,20 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         lse, D = load(mLse[batch, head], ROW_VECTOR, line), load(mDelta[batch, head], ROW_VECTOR, line)
         dQ, (n_block, n_blocks) = full(Q_TILE, ZERO), blocks_in_sight(call.sight, batch, head, m_block, m_end)
         if n_block < n_blocks:
+            found = looked_up(segment, batch, head, m0, n_block, call)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
             while after < n_blocks:
-                dQ = step(dQ, S, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call)
+                dQ = step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call)
+                found = looked_up(segment, batch, head, m0, after, call)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ = wgmma_wait(dQ, 1)
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
-            dQ = wgmma_wait(step(dQ, S, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call), 0)
+            dQ = step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call)
+            dQ = wgmma_wait(dQ, 0)
             release(K)
         sync_warpgroup()                                        # all have read Q
         first, end = segment.first_query, segment.first_query + segment.queries

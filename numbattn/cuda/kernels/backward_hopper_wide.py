@@ -60,7 +60,7 @@ from .gradients import (
     with_results,
 )
 from .layouts import DTYPES
-from .score import score_steps
+from .score import score_steps_ahead
 from .visibility import band_of, element_test, has_key_lengths, has_query_lengths
 
 
@@ -82,7 +82,9 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
-    apply, pull_back, _ = score_steps(score, S_TILE, np.float32, transposed=True)
+    look_up, apply, pull_back, _ = score_steps_ahead(
+        score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
+    )  # fmt: skip
     clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block, load_tiles = keys_step(mask, ROWS), loader(pipelines, first_queries, next_queries)
 
@@ -98,10 +100,20 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         return dot(S_TILE, X, Y.tile.T)
 
     @device
-    def step_v(dV, S, Q, dO, sP, tile, at, call):
+    def place_of(tile, at):
+        return tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + tile.first
+
+    @device
+    def looked_up(tile, at, call):
+        """What the score looks up for a tile of S, in flight."""
+        m0, n0 = place_of(tile, at)
+        return look_up(call.scores, tile.batch, at.head, m0, n0)
+
+    @device
+    def step_v(dV, S, found, Q, dO, sP, tile, at, call):
         """P for the other consumer; dV in flight."""
-        batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
-        S, F = apply(S, call.scores, batch, at.head, segment.first_query + m0, segment.first_key + tile.first)
+        batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
+        S, F = apply(S, found, call.scores, batch, at.head, row, col)
         P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
         if needs_mask(call.sight, tile, at, tile.first):
             band = band_at(call.sight, batch, at.head)
@@ -121,11 +133,13 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         dV, at = full(V_TILE, ZERO), first_queries(call.sight, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
+            found = looked_up(tile, at, call)
             S = wgmma_wait(product(K.tile, Q, dO, tile, at, call), 0)
             after = next_queries(call.sight, tile, at)
             while after.m_block < after.m_blocks:
                 wait(dO)
-                dV = step_v(dV, S, Q, dO, sP, tile, at, call)
+                dV = step_v(dV, S, found, Q, dO, sP, tile, at, call)
+                found = looked_up(tile, after, call)
                 S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, call)
                 dV = wgmma_wait(dV, 1)
                 release(dO)
@@ -133,7 +147,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                 Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
                 at, after = after, next_queries(call.sight, tile, after)
             wait(dO)
-            dV = wgmma_wait(step_v(dV, S, Q, dO, sP, tile, at, call), 0)
+            dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, call), 0)
             release(dO)
         release(K)
         acquire(advance(V, 1))                                  # the other one has read V

@@ -68,7 +68,7 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
-from .score import looks_up, score_steps, scores_type, sink_steps
+from .score import looks_up, score_steps_ahead, scores_type, sink_steps
 from .segments import FARTHEST, Segment, count_step, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
@@ -203,7 +203,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     HAS_KEY_LENGTHS = has_key_lengths(mask)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
-    (apply, *_), (with_sink, inverse) = score_steps(score, S_TILE, ACC), sink_steps(score, ACC)
+    (look_up, apply, *_), (with_sink, inverse) = score_steps_ahead(score, S_TILE, ACC), sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
     @device
@@ -337,9 +337,19 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         return tested(sight, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
 
     @device
-    def scored(S, tile, scores, n_block):
-        m0, n0 = tile.segment.first_query + tile.m0, tile.segment.first_key + n_block * TILE_N
-        S, _ = apply(S, scores, tile.batch, tile.head, m0, n0)
+    def place_of(tile, n_block):
+        return tile.segment.first_query + tile.m0, tile.segment.first_key + n_block * TILE_N
+
+    @device
+    def looked_up(tile, scores, n_block):
+        """What the score looks up for a tile of S, in flight."""
+        m0, n0 = place_of(tile, n_block)
+        return look_up(scores, tile.batch, tile.head, m0, n0)
+
+    @device
+    def scored(S, found, tile, scores, n_block):
+        m0, n0 = place_of(tile, n_block)
+        S, _ = apply(S, found, scores, tile.batch, tile.head, m0, n0)
         return S
 
     @device
@@ -383,6 +393,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         def step(acc, Q, K, V, tile, before, here, call):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
             O, P, m, l, alpha = acc
+            found = looked_up(tile, call.scores, here)
             if RESCALES_FIRST:
                 O = rescaled(O, alpha)
             wait(K)
@@ -394,7 +405,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             after = next_n_block(tile, call.sight, here + 1)
             S = wgmma_wait(S, 1)
             release(K)
-            S = mask(scored(S, tile, call.scores, here), tile, call.sight, here)
+            S = mask(scored(S, found, tile, call.scores, here), tile, call.sight, here)
             P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)     # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
@@ -417,12 +428,13 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     def prologue(Q, K, tile, n_block, call):
         """The softmax of the first S."""
         m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        found = looked_up(tile, call.scores, n_block)
         acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
         wait(K)
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
         release(K)
-        K, S = advance(K, 1), scored(S, tile, call.scores, n_block)
+        K, S = advance(K, 1), scored(S, found, tile, call.scores, n_block)
         if needs_mask(tile, call.sight, n_block):
             S = masked(S, tile, call.sight, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)

@@ -30,7 +30,7 @@ from ..tile import (
 )
 from .layouts import DTYPES, array_type, sum_type
 from .softmax import LOG2_E
-from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, shift
+from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, nothing_ahead, shift
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
 SINK_PART = "sink"
@@ -97,10 +97,34 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     F is the derivative of what the parts behind number `behind` do, by what they are given. The tile's rows are
     queries, or keys if it is transposed.
     """
+    look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, behind)
+
+    @device
+    def look_up_and_apply(S, scores, batch, head, m0, n0):
+        return apply(S, look_up(scores, batch, head, m0, n0), scores, batch, head, m0, n0)
+
+    return look_up_and_apply, *others
+
+
+def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True):
+    """As `score_steps`, where biases are loaded while S is still computed: the first device function, (scores, batch,
+    head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
+
+    has_room: whether there are registers for that; else the second one loads them.
+    """
+    if not has_room:
+        look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, behind)
+
+        @device
+        def apply_late(S, found, scores, batch, head, m0, n0):
+            return look_up_and_apply(S, scores, batch, head, m0, n0)
+
+        return nothing_ahead, apply_late, *others
+
     parts = parts_of(score)
     curved = [number for number, part in enumerate(parts) if kind_of(part) in CURVED]
     if not parts:
-        return as_it_is, linear, to_log2_of(score, ACC)
+        return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
     steps = [
         STEPS[kind_of(part)](part, number, units(natural=bool(curved) and number > curved[0]), layout, ACC, transposed)
@@ -108,13 +132,13 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     ]
     if behind >= 0:  # the derivatives of those before are not asked for
         steps[: behind + 1] = map(without_derivative, steps[: behind + 1])
-    every_step, ONE = reduce(then, steps), ACC(1)
+    (look_up, every_step), ONE = reduce(then, steps), ACC(1)
 
     @device
-    def apply(S, scores, batch, head, m0, n0):
-        return every_step(S, full(layout, ONE), scores, batch, head, m0, n0)
+    def apply(S, found, scores, batch, head, m0, n0):
+        return every_step(S, full(layout, ONE), found, scores, batch, head, m0, n0)
 
-    return apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
+    return look_up, apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
 
 
 def units(natural):
@@ -151,7 +175,7 @@ def to_log2_of(score, ACC):
 
 
 @device
-def as_it_is(S, scores, batch, head, m0, n0):
+def as_it_is(S, found, scores, batch, head, m0, n0):
     return S, S
 
 
@@ -166,46 +190,55 @@ def times(dS, F):
 
 
 def then(one, other):
+    (look_up_one, apply_one), (look_up_other, apply_other) = one, other
+
     @device
-    def both(S, F, scores, batch, head, m0, n0):
-        S, F = one(S, F, scores, batch, head, m0, n0)
-        return other(S, F, scores, batch, head, m0, n0)
+    def look_up(scores, batch, head, m0, n0):
+        return look_up_one(scores, batch, head, m0, n0), look_up_other(scores, batch, head, m0, n0)
 
-    return both
-
-
-def without_derivative(step):
     @device
-    def value(S, F, scores, batch, head, m0, n0):
-        S, _ = step(S, F, scores, batch, head, m0, n0)
+    def both(S, F, found, scores, batch, head, m0, n0):
+        S, F = apply_one(S, F, found[0], scores, batch, head, m0, n0)
+        return apply_other(S, F, found[1], scores, batch, head, m0, n0)
+
+    return look_up, both
+
+
+def without_derivative(steps):
+    look_up, apply = steps
+
+    @device
+    def value(S, F, found, scores, batch, head, m0, n0):
+        S, _ = apply(S, F, found, scores, batch, head, m0, n0)
         return S, F
 
-    return value
+    return look_up, value
 
 
 # --------------------------------------------------------------------------------------------------------- the parts
+# Of each two device functions: what is looked up ahead (scores, batch, head, m0, n0), and the step itself.
 def softcap(part, number, unit, layout, ACC, transposed):
     (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
 
     @device
-    def step(S, F, scores, batch, head, m0, n0):
+    def step(S, F, found, scores, batch, head, m0, n0):
         """tanh(x) = 1 - 2 r with r = 1 / (exp(2 x) + 1), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
         cap, inverse = scores.parts[number]
         r = reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
         return cap - 2 * cap * r, F * (4 * r * (1 - r))
 
-    return step
+    return nothing_ahead, step
 
 
 def alibi(part, number, unit, layout, ACC, transposed):
     (own, _), distance = unit, distance_of(layout, ACC, transposed)
 
     @device
-    def step(S, F, scores, batch, head, m0, n0):
+    def step(S, F, found, scores, batch, head, m0, n0):
         slopes, shift = scores.parts[number]
         return S - distance(m0 + shift, n0) * own(slopes[batch, head], scores), F
 
-    return step
+    return nothing_ahead, step
 
 
 def distance_of(layout, ACC, transposed=False):
@@ -223,7 +256,7 @@ def relative(part, number, unit, layout, ACC, transposed):
     (own, _), SIGN = unit, -1 if transposed else 1
 
     @device
-    def step(S, F, scores, batch, head, m0, n0):
+    def step(S, F, found, scores, batch, head, m0, n0):
         (table,) = scores.parts[number]
         _, _, count = shape(table)
         reach = count // 2
@@ -231,7 +264,7 @@ def relative(part, number, unit, layout, ACC, transposed):
         entries = take(table[batch, head], maximum(minimum(ahead, reach), -reach) + reach)
         return S + own(entries, scores), F
 
-    return step
+    return nothing_ahead, step
 
 
 def bias(part, number, unit, layout, ACC, transposed):
@@ -249,11 +282,15 @@ def bias(part, number, unit, layout, ACC, transposed):
     tile_of = keys_by_queries if transposed else queries_by_keys
 
     @device
-    def step(S, F, scores, batch, head, m0, n0):
+    def look_up(scores, batch, head, m0, n0):
         (biases,) = scores.parts[number]
-        return S + own(convert(tile_of(biases[batch, head], m0, n0), ACC), scores), F
+        return tile_of(biases[batch, head], m0, n0)
 
-    return step
+    @device
+    def step(S, F, found, scores, batch, head, m0, n0):
+        return S + own(convert(found, ACC), scores), F
+
+    return look_up, step
 
 
 STEPS = {"softcap": softcap, "alibi": alibi, "relative": relative, "bias": bias, FUNCTION: function, SHIFT: shift}

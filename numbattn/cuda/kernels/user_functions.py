@@ -49,17 +49,22 @@ def functions_of(part):
     return KNOWN[part.split()[1]].functions
 
 
+@device
+def nothing_ahead(scores, batch, head, m0, n0):
+    return ()
+
+
 def function(part, number, unit, layout, ACC, transposed):
     (_, natural), (of_user, derivative), ONE = unit, functions_of(part), ACC(1)
     mapped = mapped_over(layout, transposed, number)
     value_of, slope_of = mapped(of_user), mapped(derivative or derivative_of(of_user))
 
     @device
-    def step(S, F, scores, batch, head, m0, n0):
+    def step(S, F, found, scores, batch, head, m0, n0):
         S = S * natural(ONE, scores)
         return value_of(S, scores, batch, head, m0, n0), F * slope_of(S, scores, batch, head, m0, n0)
 
-    return step
+    return nothing_ahead, step
 
 
 def shift(part, number, unit, layout, ACC, transposed):
@@ -67,10 +72,10 @@ def shift(part, number, unit, layout, ACC, transposed):
     added_by = mapped_over(layout, transposed, number)(of_user)
 
     @device
-    def step(S, F, scores, batch, head, m0, n0):
+    def step(S, F, found, scores, batch, head, m0, n0):
         return S + own(added_by(full(layout, NOTHING), scores, batch, head, m0, n0), scores), F
 
-    return step
+    return nothing_ahead, step
 
 
 def mapped_over(layout, transposed, number):
