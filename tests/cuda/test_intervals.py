@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import reference
 from numbattn.problem import DTYPES
 from tests.tools.device import BY_UNIT, HOPPER, on
 from tests.tools.launch import simulated_only, world_of
@@ -62,6 +63,8 @@ def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, **options)
     options |= {"mask": na.Segments(xp.asarray(bounds)) & na.Causal()}
     wanted = results_of(arrays, xp, **options)
     assert all(np.isfinite(x[:, bounds[0] : bounds[-1]]).all() for x in wanted)
+    o, _ = reference.attention_forward(*(arrays[name] for name in "qkv"), mask=na.Segments(bounds) & na.Causal())
+    np.testing.assert_allclose(wanted[0], o, atol=4e-3, rtol=2e-2)
     poisoned = {name: x.copy() for name, x in arrays.items()}
     others = np.ones(length, bool)
     for first, end in ((0, bounds[0]), (bounds[1], bounds[2]), (bounds[-1], length)):
