@@ -12,9 +12,10 @@ from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, forward_hopper, tables
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, spec_of
+from numbattn.cuda.kernels.visibility import PACKED
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, plan
-from numbattn.cuda.spec import SCORE, Work
+from numbattn.cuda.spec import MASK, SCORE, Work
 from numbattn.cuda.steps import SINK, At, Call
 from numbattn.cuda.views import contiguous, without_memory
 from numbattn.problem import DTYPES, describe
@@ -178,6 +179,39 @@ def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, 
     assert kernels(backward) == ["delta", *names]
 
 
+OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
+PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
+FORWARD_STEPS = ["intervals", "tile_states", "forward"]
+STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wide", "tile_states", "backward_q"]
+
+
+@pytest.mark.parametrize(("options", "names"), [
+    ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, (PACKED_STEPS[0], None)),
+    ({"deterministic": True}, (["forward"], ["delta", "backward_kv", "backward_q"])),
+    ({"score": na.Softcap(2.0)}, (["forward"], ["delta", "backward_wide", "backward_q"])),
+    ({"dropout": na.Dropout(0.1, 1)}, STEPS_OF_ALL), ({"score": na.Bias(np.zeros((1000, 1000)), False)}, STEPS_OF_ALL),
+    ({"mask": na.Segments(BY_HEAD)}, STEPS_OF_ALL), ({"mask": na.Segments(OFFSETS) & na.Prefix(3)}, STEPS_OF_ALL),
+    ({"mask": na.Segments(OFFSETS) & na.Lengths(np.zeros((2, 1), int))}, STEPS_OF_ALL),
+], ids=lambda x: "-".join(x) if isinstance(x, dict) else "")  # fmt: skip
+def test_packed_arrays_are_computed_by_segment(options, names):
+    """Where tiles may begin anywhere."""
+    forward, backward = plans(HOPPER, Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
+    assert kernels(forward) == names[0]
+    if names[1] is None:  # its gradient is that of the whole matrix
+        assert "tile_states" in kernels(backward)
+    else:
+        assert kernels(backward) == names[1]
+    forward, _ = plans(DEVICES[8, 0], Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
+    assert kernels(forward) == FORWARD_STEPS
+
+
+def test_padded_lines_have_room_for_the_slots_of_all_segments():
+    _, backward = plans(HOPPER, Q, Q, Q, mask=na.Segments(OFFSETS))
+    slots = 1000 // 128 + len(OFFSETS) + 1
+    assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, slots * 128)}
+    assert [x.shape for x in backward.temporaries if x.is_zero] == [(2, 8, slots * 128 * 64)]
+
+
 def test_a_stand_in_is_what_all_steps_take():
     """delta could read dO as it lies, tensor maps cannot: both get the copy."""
     _, backward = plans(HOPPER, Q, Q, array(2, 8, 1000, 60))
@@ -295,6 +329,19 @@ def backward_choices():
                     yield pytest.param(spec, found, 0, id=title)
 
 
+def packed_choices():
+    """Kernels of packed sequences on Hopper."""
+    for i, (d, keys, deterministic) in enumerate(
+        ((64, 100, False), (128, 100, True), (128, MANY, False), (192, 100, False), (256, 100, True))
+    ):
+        dtype = ("float16", "bfloat16")[i % 2]
+        found = work(dtype, d, d, mask=(PACKED,), keys=keys, deterministic=deterministic)
+        for candidates in (*FORWARD, *BACKWARD[1:]):
+            spec = next(spec for spec in candidates if spec.takes(found))
+            if MASK in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"{spec.name} packed {dtype} {d} {keys}")
+
+
 def score_choices():
     """The kernels on Hopper with scores, those of their gradients among them."""
     scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
@@ -328,7 +375,7 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 
-CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *score_choices()]
+CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *score_choices()]
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)

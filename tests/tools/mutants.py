@@ -568,7 +568,7 @@ TABLE = [
         "if count >= Q_STAGES:": "if count > Q_STAGES:",
         "            tma_store_wait()\n": "",
         "number < m_blocks * matrices": "number <= m_blocks * matrices",
-        "(work.batch, head, row if": "(work.batch, work.head, row if",
+        "(work.batch, head, stored_at))": "(work.batch, work.head, stored_at))",
         "        commit(W, NO_WORK)\n": "",
         "        finish(counters)\n": "",
         "end = count + Q_STAGES": "end = count",

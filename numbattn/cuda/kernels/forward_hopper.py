@@ -276,10 +276,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             while consumer < CONSUMERS:
                 head, m0 = consumer_tile(work, consumer, heads_per_tile)
                 row = work.segment.first_query + m0
+                stored_at = row if is_whole(work.segment, m0) else BY_CONSUMER
                 store_o(Q, count, mO)
-                commit(
-                    stage(O_PIPELINE, Q.index), (work.batch, head, row if is_whole(work.segment, m0) else BY_CONSUMER)
-                )  # fmt: skip
+                commit(stage(O_PIPELINE, Q.index), (work.batch, head, stored_at))
                 tma_load(Q, mQ, work.batch, head, row)
                 Q, count = advance(Q, 1), count + 1
                 consumer = opaque(consumer + 1)
