@@ -63,6 +63,12 @@ def option(**options):
     return calls_of
 
 
+def packed(name, dtype, calls):
+    """attention on packed sequences, whose offsets are on the GPU."""
+    q, k, v, _ = inputs(SHAPE, dtype)
+    return partial(na.attention, mask=na.Segments(cupy.asarray([0, 20, 64], np.int32))), repeat((q, k, v))
+
+
 def fresh(name, dtype, calls):
     """attention on arrays that no call has seen."""
     arrays = inputs(SHAPE, dtype)
@@ -99,6 +105,7 @@ KINDS = {
     "causal=True": option(causal=True),
     "mask=Window(20, 0)": option(mask=na.Window(20, 0)),
     "mask=Lengths(50)": option(mask=na.Lengths(50)),
+    "mask=Segments(offsets)": packed,
     "dropout": option(dropout=na.Dropout(0.1, seed=1)),
     "forward + backward": both_passes,
     "graph replay": replayed,

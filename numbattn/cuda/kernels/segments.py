@@ -20,7 +20,7 @@ FARTHEST = 2**30  # beyond all rows
 
 
 class Segment(NamedTuple):
-    """Where a matrix lies in packed arrays: all 0 where arrays are not packed."""
+    """Where a matrix lies in packed arrays. Where arrays are not packed, it is all of them."""
 
     first_query: Any
     queries: Any  # how many

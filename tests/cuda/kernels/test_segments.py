@@ -91,6 +91,7 @@ def test_padded_lines_do_not_meet():
 
 def test_offsets_that_nobody_checked_stay_within_the_arrays():
     for slot in slots_of(packing_of([-4, 50, 2], [9, -3, 99], 10, 20), "q", 4):
+        assert slot["tile"] >= 0
         assert 0 <= slot["first_query"] <= slot["first_query"] + max(slot["queries"], 0) <= 10
         assert 0 <= slot["first_key"] <= slot["first_key"] + max(slot["keys"], 0) <= 20
 
