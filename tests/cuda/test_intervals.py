@@ -140,6 +140,20 @@ def test_offsets_of_any_integers_on_the_gpu_or_not(rng, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_offsets_may_be_edited_between_calls(rng, dtype):
+    """What a mask remembers is not what lies in its arrays."""
+    q = cupy.asarray(random(rng, (2, 300, 64), np.float16))
+    offsets = cupy.asarray([0, 100, 300], dtype)
+    mask = na.Segments(offsets)
+    before = na.attention(q, q, q, mask=mask)
+    offsets[1] = 33
+    after = na.attention(q, q, q, mask=mask)
+    assert (before != after).any()
+    assert_equal(after, na.attention(q, q, q, mask=na.Segments([0, 33, 300])))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("d", [64, 128])
 def test_packed_is_separate(rng, d):
     lengths = [1, 0, 700, 129, 64, 1, 1000, 3]
