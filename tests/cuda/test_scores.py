@@ -58,6 +58,16 @@ def test_compiled(rng, small, names):
         on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
 
 
+def half_squared(s, batch, head, i, j):
+    return s * s / 2
+
+
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
+def test_a_derivative_may_be_negative(rng, small, dropout):
+    with world_of("compiled"), on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=na.Score(half_squared), dropout=dropout)
+
+
 @simulated_only
 def test_a_function_sees_the_element_of_the_batch(rng):
     """Also where strides do not allow one launch for all of it."""
@@ -99,6 +109,13 @@ def test_parts_in_order(rng, number, names):
     dtype = (np.float32, ml_dtypes.bfloat16)[number % 2]
     score = [PARTS[name](rng, dtype) for name in names]
     check(*scores.qkv(rng, dtype, heads_k=2), rng, cupy, score=score, causal=True, dropout=na.Dropout(0.2, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
+def test_a_derivative_may_be_negative_on_a_gpu(rng, d, dropout):
+    check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=na.Score(half_squared), dropout=dropout)
 
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 1, 70, 1), (1, 3, 1, 90), (90,), (2, 3, 70, 90), (70, 1)]

@@ -60,7 +60,8 @@ from .gradients import (
     with_results,
 )
 from .layouts import DTYPES
-from .score import score_steps_ahead
+from .score import kind_of, score_steps_ahead
+from .user_functions import FUNCTION
 from .visibility import band_of, element_test, has_key_lengths, has_query_lengths
 
 
@@ -236,4 +237,11 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
 
-SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"), takes)
+
+def takes_it(work):
+    """With dropout the sign of P says what is dropped: of P F, too, unless F is negative, as a function's may be."""
+    may_be_negative = any(kind_of(part) == FUNCTION for part in work.score)
+    return takes(work) and not (work.problem.dropout and may_be_negative)
+
+
+SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"), takes_it)
