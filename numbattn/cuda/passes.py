@@ -17,6 +17,7 @@ from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
 from .kernels import BACKWARD, FORWARD, user_functions
 from .kernels.score import SINK_PART
+from .kernels.visibility import FARTHEST
 from .plan import plan
 from .spec import SIDES
 from .steps import Call, Part, array_of_function, array_of_mask, array_of_part, gradient_of_part, sums_of_part
@@ -26,7 +27,6 @@ LOG2_E = math.log2(math.e)
 NO_DROPS = 0, 0, 0, 0
 KINDS = {Softcap: "softcap", Alibi: "alibi", Bias: "bias", RelativeBias: "relative", Sink: SINK_PART}
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
-FARTHEST = 2**30  # a shift of an edge: see kernels.visibility.edge_of
 
 
 class Passes:

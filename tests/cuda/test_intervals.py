@@ -39,7 +39,9 @@ def test_small_problems(rng, small, device, kind):
         check(*masks.qkv(rng, dtype, heads_k=1), rng, mask=MASKS[kind](rng), causal=True, bits=ONE_KEY)
 
 
-@pytest.mark.parametrize(("kind", "dropout"), [("segments by batch", None), ("intervals", na.Dropout(0.2, 3))])
+@pytest.mark.parametrize(("kind", "dropout"), [
+    ("segments by batch", None), ("segments by head", na.Dropout(0.2, 3)), ("intervals", na.Dropout(0.2, 3)),
+])  # fmt: skip
 def test_compiled(rng, small, kind, dropout):
     """As the PTX says."""
     with world_of("compiled"), on(HOPPER):

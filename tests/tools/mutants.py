@@ -466,7 +466,7 @@ TABLE = [
         "batches * heads, heads)": "batches * heads, batches)",
     }),
     Faults("cuda/kernels/segments.py", ["cuda/kernels/test_segments.py"], {
-        "minimum(offsets[t - 1], length), 0)": "offsets[t - 1], 0)",
+        "inside(offsets[t - 1], length)": "offsets[t - 1]",
         "if t > 0 else 0": "if t > 1 else 0",
         "if t < count else length": "if t < count - 1 else length",
         "low, high = index(1), count + 1": "low, high = index(1), count",
@@ -487,8 +487,7 @@ TABLE = [
         "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
         "row = work.segment.first_query + m0": "row = m0",
         "if IS_PACKED and not is_whole(tile.segment, tile.m0):": "if False:",
-        "first, end = tile.segment.first_query, tile.segment.first_query + tile.segment.queries":
-            "first, end = tile.segment.first_query, 65",
+        "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
     }),
     Faults("cuda/kernels/gradients.py", ["cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"], {
         "tile.segment.first_key + tile.first": "tile.first",

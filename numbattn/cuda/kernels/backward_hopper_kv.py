@@ -78,7 +78,7 @@ from .gradients import (
 from .layouts import DTYPES, array_type
 from .schedule import place
 from .score import is_curved, looks_up, score_steps
-from .segments import slot_step
+from .segments import keys_of, queries_of, slot_step
 from .visibility import (
     band_of,
     element_test,
@@ -268,7 +268,7 @@ def backward_kv(
                 add_dq(dQ, advance(E, 1), at, mSums, tile)
                 wait_for_store()
         sync_warpgroups(CONSUMERS)                              # all have read K
-        first, end = tile.segment.first_key, tile.segment.first_key + tile.segment.keys
+        first, end = keys_of(tile.segment)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K, n0)     # line 24
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V, n0)
 
@@ -320,7 +320,7 @@ def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
         m0 = slot * PADDED + down % PARTS_A_SLOT * PART
         if m0 < segment.queries:
             dQ = load_registers(mSums[batch, head], part, TILE)
-            first, end = segment.first_query, segment.first_query + segment.queries
+            first, end = queries_of(segment)
             save_part(mDQ[batch, head][first:end, col : col + PART], dQ * scale, allocate(PLACE), m0)   # line 24
 
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)

@@ -61,7 +61,7 @@ from .gradients import (
 from .layouts import DTYPES
 from .schedule import place_grouped
 from .score import score_steps_ahead
-from .segments import count_step, sight_step, slot_step
+from .segments import count_step, queries_of, sight_step, slot_step
 from .tables import is_crowded
 from .visibility import (
     band_of,
@@ -189,7 +189,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
             dQ = wgmma_wait(dQ, 0)
             release(K)
         sync_warpgroup()                                        # all have read Q
-        first, end = segment.first_query, segment.first_query + segment.queries
+        first, end = queries_of(segment)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
     def kernel(

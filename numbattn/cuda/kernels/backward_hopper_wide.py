@@ -61,6 +61,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .score import kind_of, score_steps_ahead
+from .segments import keys_of
 from .user_functions import FUNCTION
 from .visibility import band_of, element_test, has_key_lengths, has_query_lengths
 
@@ -152,7 +153,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             release(dO)
         release(K)
         acquire(advance(V, 1))                                  # the other one has read V
-        first, end = tile.segment.first_key, tile.segment.first_key + tile.segment.keys
+        first, end = keys_of(tile.segment)
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V.tile, tile.first)
 
     @device
@@ -187,7 +188,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             release(Q)
         release(V)
         acquire(advance(K, 1))                                  # the other one has read K
-        first, end = tile.segment.first_key, tile.segment.first_key + tile.segment.keys
+        first, end = keys_of(tile.segment)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 
     def kernel(

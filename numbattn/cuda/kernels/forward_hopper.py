@@ -69,10 +69,11 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
 from .score import looks_up, score_steps_ahead, scores_type, sink_steps
-from .segments import FARTHEST, Segment, count_step, sight_step, slot_step, whole
+from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
 from .visibility import (
+    FARTHEST,
     GRIDS,
     PACKED,
     band_of,
@@ -461,7 +462,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         # total is 0 if nothing is seen
         m, total, alpha = with_sink(m, row_sum(l), call.scores, tile.batch, tile.head)
         lse = logsumexp(m, total, call.scale_log2, LN2)
-        first, end = tile.segment.first_query, tile.segment.first_query + tile.segment.queries
+        first, end = queries_of(tile.segment)
         save(call.mLse[tile.batch, tile.head][first:end], lse, tile.m0)     # line 16
         next_tile = receive(advance(W, 1), call.heads_per_tile)
         O = wgmma_wait(O, 0)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from ..spec import PADDED
 from ..tile import device, index, maximum, minimum, shape
+from .intervals import inside
 from .visibility import PACKED, Sight
-
-FARTHEST = 2**30  # beyond all rows
 
 
 class Segment(NamedTuple):
@@ -36,9 +35,20 @@ def whole(length):
 
 
 @device
+def queries_of(segment):
+    """Its rows [first, end) of packed arrays."""
+    return segment.first_query, segment.first_query + segment.queries
+
+
+@device
+def keys_of(segment):
+    return segment.first_key, segment.first_key + segment.keys
+
+
+@device
 def start_of(offsets, t, length):
-    """Where segment t begins: the host does not look into arrays of a GPU."""
-    return maximum(minimum(offsets[t - 1], length), 0) if t > 0 else 0
+    """Where segment t begins."""
+    return inside(offsets[t - 1], length) if t > 0 else 0
 
 
 @device

@@ -40,6 +40,7 @@ GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
 BY_INTERVALS, PACKED = "intervals", "packed"
 WORD = 32  # tiles whose states are bits of one word
 NOTHING = -1
+FARTHEST = 2**30  # beyond all rows and columns; a farther shift of an edge means the same, see `edge_of`
 
 
 class Cells(NamedTuple):

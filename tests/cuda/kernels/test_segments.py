@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 import numbattn as na
-from numbattn.cuda.kernels.segments import FARTHEST, Segment, count_step, sight_step, slot_step
-from numbattn.cuda.kernels.visibility import PACKED, Packing, Sight
+from numbattn.cuda.kernels.segments import Segment, count_step, sight_step, slot_step
+from numbattn.cuda.kernels.visibility import FARTHEST, PACKED, Packing, Sight
 from numbattn.cuda.passes import numbers_and_arrays
 from numbattn.cuda.spec import PADDED
 from numbattn.cuda.tile import index, thread_index
