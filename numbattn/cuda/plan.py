@@ -5,15 +5,17 @@ import math
 import numpy as np
 
 from .build import Key
+from .kernels.bias_gradient_hopper import hopper_spec_of
 from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
-from .kernels.score import SINK_PART, is_curved, kind_of
+from .kernels.score import SINK_PART, boxed_bias, is_curved, kind_of
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
 from .kernels.visibility import BY_INTERVALS, GRIDS, PACKED, diagonals_of, has_states, sides_of
 from .spec import (
+    BIAS,
     COUNTERS,
     DROPOUT,
     INTERVALS,
@@ -220,7 +222,7 @@ class Planner:
     def add_launches(self, spec, work, tiles, parameters):
         """A step for each piece of the batch."""
         key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
-        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work.mask)]
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
         for piece in self.pieces(arguments):
             started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
@@ -256,16 +258,21 @@ class Planner:
         sizes = self.problem.seqlen_q, self.problem.seqlen_k
         sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
         about |= {"weight": "distance" if part.kind == "alibi" else "", "sums_cols": sums_cols, "sums_rows": sums_rows}
-        spec = spec_of(bias_gradient, own, out_dtype=self.problem.sum_dtype.name, **about)
+        spec = self.gradient_spec(own, out_dtype=self.problem.sum_dtype.name, **about)
         tiles = self.fitting(spec)
         rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
         if sums_rows or rounded_twice or (rows, cols) != (sizes[0], 1 if sums_cols else sizes[1]):
             own = sums_of_part(number)
             shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
             self.add_temporary(own, shape, self.problem.sum_dtype)
-        spec = spec_of(bias_gradient, own, out_dtype=self.layouts[own].dtype.name, **about)
+        spec = self.gradient_spec(own, out_dtype=self.layouts[own].dtype.name, **about)
         m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
         self.add_own(spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
+
+    def gradient_spec(self, own, **about):
+        """That of the kernel for the gradient of a bias, or of slopes."""
+        spec = hopper_spec_of(own, **about)
+        return spec if spec.takes(self.work(spec)) else spec_of(bias_gradient, own, **about)
 
     def add_diagonal_sums(self, name, lead, about):
         """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
@@ -289,7 +296,7 @@ class Planner:
         key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
         (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
         later = {name: name for name in OWN_NUMBERS}
-        arguments = [x for argument in spec.arguments for x in self.flat(argument, later, work.mask)]
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, later, work)]
         place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
         for piece in self.pieces(arguments):
             pointer, _, (batch, heads, *_), strides = piece.views[place]
@@ -305,9 +312,9 @@ class Planner:
         sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
         return [length // tile + work.segments if work.segments else -(-length // tile) for length, tile in sizes]
 
-    def flat(self, argument, numbers, mask):
+    def flat(self, argument, numbers, work):
         """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
-        problem = self.problem
+        problem, mask = self.problem, work.mask
         if isinstance(argument, Boxes) and argument.heads == "k":
             yield self.at(argument.name, "k", rows=max(self.call.last_key, 1))
         elif isinstance(argument, Boxes) and argument.name in ("q", "do") and self.call.last_query is not None:
@@ -330,6 +337,10 @@ class Planner:
             yield At(COUNTERS.name, View(0, 4, (2,), (4,)), has_batch=False)
         elif argument is MASK:
             yield from self.sight(mask)
+        elif argument is BIAS:
+            number = boxed_bias(work)
+            if number is not None:
+                yield self.at(array_of_part(number))
         elif argument is PACKING:
             yield from self.packing(mask)
         elif argument is INTERVALS:
@@ -377,7 +388,8 @@ class Planner:
         if kind != "bias":
             return kind
         layout = self.layouts[array_of_part(number)]
-        return f"{kind} {layout.dtype.name} {alignment(layout)}"
+        boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
+        return f"{kind} {layout.dtype.name} {alignment(layout)}{boxes}"
 
     def scores(self):
         """The fields of a kernels.score.Scores."""

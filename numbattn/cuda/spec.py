@@ -97,13 +97,14 @@ class Own(NamedTuple):
 class Role(Enum):
     MASK = "a kernels.visibility.Sight"
     PACKING = "a kernels.visibility.Packing where arrays are packed, else nothing"
+    BIAS = "the tensor map of a bias, if TMA loads it: see kernels.score.boxed_bias"
     INTERVALS = "a kernels.intervals.Parts"
     SCORE = "a kernels.score.Scores, nothing without a score"
     DROPOUT = "a kernels.dropout.Drops"
     COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
-MASK, PACKING, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
+MASK, PACKING, BIAS, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):

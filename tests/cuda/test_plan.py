@@ -9,7 +9,16 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, forward_hopper, tables
+from numbattn.cuda.kernels import (
+    BACKWARD,
+    FORWARD,
+    backward,
+    backward_hopper_wide,
+    forward,
+    forward_hopper,
+    tables,
+)
+from numbattn.cuda.kernels.bias_gradient_hopper import hopper_spec_of
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.kernels.visibility import PACKED
@@ -342,6 +351,21 @@ def packed_choices():
                 yield pytest.param(spec, found, 0, id=f"{spec.name} packed {dtype} {d} {keys}")
 
 
+def boxed_choices():
+    """Kernels on Hopper with a bias that TMA loads, that of its gradient among them."""
+    scores = ("bias {} 16 boxes",), ("softcap", "bias {} 16 boxes")
+    for i, (d, score) in enumerate(product((64, 128, 192, 256), scores)):
+        dtype = ("float16", "bfloat16")[i % 2]
+        score = tuple(part.format(dtype) for part in score)
+        found = work(dtype, d, d, mask=KINDS[i // 2 % 2], score=score, deterministic=i % 4 == 2, keys=MANY)
+        about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
+        gradient = hopper_spec_of("dbias", **about)
+        for candidates in (*FORWARD, *BACKWARD[1:], *[[gradient]] * gradient.takes(found)):
+            spec = next(spec for spec in candidates if spec.takes(found))
+            if SCORE in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"{spec.name} boxed {dtype} {d} {' '.join(score)}")
+
+
 def score_choices():
     """The kernels on Hopper with scores, those of their gradients among them."""
     scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
@@ -372,10 +396,12 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
         return 64 if head_dim <= 64 else 384
     if spec.factory is diagonal_sums and head_dim > 128:
         return 160
+    if spec.factory is backward_hopper_wide.backward_wide and head_dim > 192 and others["score"]:
+        return 16
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 
-CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *score_choices()]
+CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *boxed_choices(), *score_choices()]
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)

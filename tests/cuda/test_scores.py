@@ -66,6 +66,29 @@ def half_squared(s, batch, head, i, j):
 def test_a_derivative_may_be_negative(rng, small, dropout):
     with world_of("compiled"), on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=na.Score(half_squared), dropout=dropout)
+BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias")]
+
+
+@pytest.mark.parametrize(("names", "d", "deterministic"), [(BOXED[0], 64, False), (BOXED[1], 128, True)],
+                         ids=["sums", "deterministic"])  # fmt: skip
+def test_biases_that_tma_loads(rng, monkeypatch, names, d, deterministic):
+    """Rows of 16 bytes; elements of a batch that share a bias, and a head that two others share."""
+    for name, size in zip("BHMN", (2, 2, 70, 136)):
+        monkeypatch.setattr(scores, name, size)
+    score = [PARTS[name](rng, np.float16) for name in names]
+    with world_of("compiled"), on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1, d=d, e=d), rng, score=score, causal=True,
+              deterministic=deterministic)  # fmt: skip
+
+
+@simulated_only
+def test_biases_that_tma_loads_simulated(rng, monkeypatch):
+    """No tile is read before it is there, nor loaded before the last one has been read."""
+    for name, size in zip("BHMN", (2, 1, 150, 136)):
+        monkeypatch.setattr(scores, name, size)
+    with world_of("simulated"), on(HOPPER):
+        score = na.Bias(random(rng, (150, 136), np.float16))
+        check(*scores.qkv(rng, np.float16, heads_k=1, d=16, e=16), rng, score=score)
 
 
 @simulated_only
@@ -116,6 +139,16 @@ def test_parts_in_order(rng, number, names):
 @pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
 def test_a_derivative_may_be_negative_on_a_gpu(rng, d, dropout):
     check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=na.Score(half_squared), dropout=dropout)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("d", "deterministic"), [(40, False), (64, True), (128, False), (128, True), (192, False),
+                                                  (256, False)])  # fmt: skip
+@pytest.mark.parametrize("names", BOXED, ids="-".join)
+def test_biases_that_tma_loads_on_a_gpu(rng, monkeypatch, names, d, deterministic, dtype):
+    monkeypatch.setattr(scores, "N", 272)
+    score = [PARTS[name](rng, dtype) for name in names]
+    for mask in (na.Causal(), MASKS["window"](rng)):
+        check(*scores.qkv(rng, dtype, heads_k=2, d=d, e=d), rng, cupy, score=score, mask=mask,
+              deterministic=deterministic)  # fmt: skip
 
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 1, 70, 1), (1, 3, 1, 90), (90,), (2, 3, 70, 90), (70, 1)]

@@ -3,6 +3,7 @@
 import re
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from itertools import count
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -83,7 +84,7 @@ class Program:
 
 def run(step, addresses, numbers):
     """A step, its arguments put together again as the signature has them."""
-    source, given = step.key.source(), iter(step.arguments)
+    source, given, numbered = step.key.source(), iter(step.arguments), count()
     tensor_maps = {found.argument: found for found in source.tensor_maps}
 
     def view():
@@ -91,19 +92,20 @@ def run(step, addresses, numbers):
         assert isinstance(at, At)
         return at.view._replace(pointer=at.view.pointer + addresses[at.array])
 
-    def argument(kind, tensor_map=None):
-        if tensor_map:
-            return mapped(view(), tensor_map)
+    def argument(kind):
         if isinstance(kind, types.BaseTuple):
             values = [argument(part) for part in kind]
             return kind.instance_class(*values) if isinstance(kind, types.BaseNamedTuple) else tuple(values)
+        tensor_map = tensor_maps.get(next(numbered))
+        if tensor_map:
+            return mapped(view(), tensor_map)
         if isinstance(kind, types.Array):
             return np.asarray(Memory(view(), as_dtype(kind.dtype)))
         number = next(given)
         dtype = np.int32 if kind == INDEX else as_dtype(kind).type
         return dtype(numbers[number] if isinstance(number, str) else number)
 
-    arguments = [argument(kind, tensor_maps.get(i)) for i, kind in enumerate(source.signature.args)]
+    arguments = [argument(kind) for kind in source.signature.args]
     assert next(given, None) is None, "there are more arguments than the signature has"
     grid = (step.blocks, 1, 1) if isinstance(step.blocks, int) else step.blocks
     if simulated():

@@ -463,12 +463,11 @@ class Block(Hopper):
 
     def op_ldmatrix(self, op, args):
         self._whole(WARP, "ldmatrix")
-        address = self.address(args[1])
-        if not self.mask.all():
-            raise NotImplementedError("ldmatrix by some warps")
-        places = self.shared.places(address, 16, "ldmatrix", read=True)
-        rows = self.shared.bytes[places].view(np.uint16).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
-        for quarter in address.reshape(-1, 8):
+        address, here = self.address(args[1]), self.mask.reshape(-1, WARP)[:, 0]
+        places = self.shared.places(address[self.mask], 16, "ldmatrix", read=True)
+        rows = np.zeros((self.n // WARP, 4, 8, 8), np.uint16)  # warp, matrix, row, column
+        rows[here] = self.shared.bytes[places].view(np.uint16).reshape(-1, 4, 8, 8)
+        for quarter in address[self.mask].reshape(-1, 8):
             self._count_conflicts(".".join(op), quarter, 16, 8)
         lane = np.arange(WARP)
         for i, name in enumerate(members(args[0])):

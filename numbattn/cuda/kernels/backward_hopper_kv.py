@@ -42,6 +42,7 @@ from ..tile import (
     sync_warpgroup,
     sync_warpgroups,
     thread_index,
+    tma_load_part,
     tma_store_wait,
     wait,
     wait_on_dependencies,
@@ -64,6 +65,7 @@ from .gradients import (
     Tiles,
     clear_step,
     dropout_steps,
+    dtype_of_bias,
     key_lengths,
     keys_spec,
     keys_step,
@@ -77,7 +79,7 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
-from .score import is_curved, looks_up, score_steps
+from .score import is_curved, kind_of, looks_up, score_steps_ahead
 from .segments import keys_of, queries_of, slot_step
 from .visibility import (
     band_of,
@@ -112,14 +114,14 @@ def wait_for_store():
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, score,
-    dropout, nbytes,
+    dropout, nbytes, boxed="",
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
     The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to 15 %.
 
     stages: of the pipelines of Q and of dO. dv_first: whether dV is in flight while dS is computed, which takes more
-    registers.
+    registers. boxed: the dtype of a bias that TMA loads.
     """
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE, Q_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), wgmma(PART)
@@ -128,22 +130,51 @@ def backward_kv(
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
+    IS_BOXED, BIASES = bool(boxed), 1 if tile_m > 64 else 2     # stages of them
+    SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[boxed] if boxed else dtype, BIASES * CONSUMERS * IS_BOXED)
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, CONSUMERS if adds_dq else 0)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
     pipelines = pipelines_within(shared, *given)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
+    B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(BIASES), CONSUMERS, fills=CONSUMERS)
     K_PARTS, DS_PARTS = SHARED_K.parts(PART), SHARED_DS.parts(PART)
     ROW_PARTS, COL_PARTS, TILE_M = tile_m // PART, head_dim // PART, tile_m
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
-    apply, *_ = score_steps(score, S_TILE, np.float32, transposed=True)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, is_boxed=IS_BOXED)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
-    keys_of_block, load_tiles = keys_step(mask, ROWS * CONSUMERS), loader(pipelines, first_queries, next_queries)
+    keys_of_block = keys_step(mask, ROWS * CONSUMERS)
     if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
+
+    @device
+    def load_biases(biases, tile, at, row, B):
+        if not IS_BOXED:
+            return B
+        acquire(B)
+        for consumer in range(CONSUMERS):
+            col = tile.segment.first_key + tile.first + consumer * ROWS
+            place = allocate(SHARED_B, B.index * CONSUMERS + consumer)
+            tma_load_part(B, place, biases[0], tile.batch, at.head, row, col)
+        return advance(B, 1)
+
+    load_tiles = loader(pipelines, first_queries, next_queries, load_biases)
+
+    @device
+    def scored(S, B, segment, batch, head, m0, n0, call):
+        """S behind the score, and F."""
+        row, col = segment.first_query + m0, segment.first_key + n0
+        if IS_BOXED:
+            wait(B)
+            place = allocate(SHARED_B, B.index * CONSUMERS + warpgroup_index())
+            S, F = apply(S, look_up(place.T, batch, head, row, col), call.scores, batch, head, row, col)
+            sync_warpgroup()                                    # all have read it
+            release(B)
+            return S, F
+        return apply(S, look_up(call.scores, batch, head, row, col), call.scores, batch, head, row, col)
 
     @device
     def start_scores(K, Q, dO, tile, at, call):
@@ -192,21 +223,26 @@ def backward_kv(
         AFTER_DK, AFTER_DP = AFTER_DQ + CONSUMERS * adds_dq, int(dv_first)
 
         @device
-        def step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call):
+        def step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
             batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
             band = band_at(call.sight, batch, at.head)
+            if IS_BOXED:                                        # before dP takes registers, too
+                S, F = scored(S, B, segment, batch, at.head, m0, n0, call)
             wait(dO)
             dP = dot(S_TILE, V, dO.tile.T)                      # line 17: dP = dO V^T, transposed, in flight
-            S, _ = apply(S, call.scores, batch, at.head, segment.first_query + m0, segment.first_key + n0)
+            if not IS_BOXED:
+                S, F = scored(S, B, segment, batch, at.head, m0, n0, call)
             P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
             if masks:
-                P = where(sees(call.sight, band, batch, at.head, m0, n0), P, 0)     # line 12: MASK
+                visible = sees(call.sight, band, batch, at.head, m0, n0)
+                P, F = where(visible, P, 0), where(visible, F, 0)               # line 12: MASK
             P = mark(P, call.drops, batch * call.heads + at.head, m0, n0)           # line 14
             if dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)       # line 16: dV += (P Z)^T dO, in flight
+            PF = pull_back(P, F)                                # dS is P F times the rest
             dP = wgmma_wait(dP, AFTER_DP)
-            dS = dS_of(P, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.delta_scale)     # line 20
+            dS = dS_of(PF, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.delta_scale)     # line 20
             if not dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)
             if adds_dq:
@@ -235,7 +271,7 @@ def backward_kv(
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         K, V, n0 = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer), tile.first + consumer * ROWS
-        Q, dO, E = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0)
+        Q, dO, E, B = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0), stage(B_PIPELINE, 0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         wait_for(stage(K_PIPELINE, 0), CONSUMERS)
         wait_for(stage(V_PIPELINE, 0), CONSUMERS)
@@ -253,14 +289,14 @@ def backward_kv(
             after = next_queries(call.sight, tile, at)
             while after.m_block < after.m_blocks:
                 while after.m_block < after.m_blocks and not needs_mask(call.sight, tile, at, n0):
-                    dK, dV, S = step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
-                    Q, dO, E = advance(Q, 1), advance(dO, 1), advance(E, 1)
+                    dK, dV, S = step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
+                    Q, dO, E, B = advance(Q, 1), advance(dO, 1), advance(E, 1), advance(B, 1)
                     last, at, after = at, after, next_queries(call.sight, tile, after)
                 if after.m_block < after.m_blocks:
-                    dK, dV, S = masked_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
-                    Q, dO, E = advance(Q, 1), advance(dO, 1), advance(E, 1)
+                    dK, dV, S = masked_step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
+                    Q, dO, E, B = advance(Q, 1), advance(dO, 1), advance(E, 1), advance(B, 1)
                     last, at, after = at, after, next_queries(call.sight, tile, after)
-            dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, tile, last, at, after, n0, mSums, call)
+            dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
             if adds_dq:
                 dQ = wgmma_wait(dq_part(advance(E, 1)), 0)
                 wait_for_store()
@@ -273,8 +309,8 @@ def backward_kv(
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V, n0)
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
-        at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        kept_scale, at_once, delta_scale,
     ):
         _, heads, _ = shape(mLse)
         init_pipeline(K_PIPELINE)
@@ -282,6 +318,8 @@ def backward_kv(
         init_pipeline(Q_PIPELINE)
         init_pipeline(DO_PIPELINE)
         init_pipeline(DS_PIPELINE)
+        if IS_BOXED:
+            init_pipeline(B_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
         tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
@@ -293,14 +331,14 @@ def backward_kv(
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mQ)
                 prefetch_tensor_map(mDO)
-                load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
+                load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, stage(B_PIPELINE, 0))
         else:
             increase_registers(CONSUMER_REGISTERS)
             compute(
                 mDK, mDV, mSums, tile, scale, Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             )
 
-    return source(kernel, dtype, out_dtypes, mask, score, shared, given, sums=True)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * IS_BOXED), sums=True)
 
 
 def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
@@ -336,13 +374,28 @@ KEYS = {  # of the largest head_dim
 }
 
 
+KEYS_CURVED = {64: Tiles(64, 128, 3), 128: KEYS[128]}  # for a Softcap
+
+
+def keys_row(work):
+    return (KEYS_CURVED if is_curved(work.score) else KEYS)[size_of(work)]
+
+
+def has_room_for_derivative(work):
+    """That of a Softcap at 64, without dQ, and at 128 with dQ."""
+    kinds, (head_dim, _) = {kind_of(part) for part in work.score}, head_dims(work.problem)
+    at_128 = head_dim == 128 and not work.deterministic
+    return kinds <= {"softcap", "alibi", "sink"} and (size_of(work) == 64 or at_128)
+
+
 def keeps_both(work):
     """Whether a consumer has registers for both accumulators, dK and dV.
 
-    It has none for what a mask or a score looks up, nor for a score's derivative, which waits for dP; with dropout it
-    spills some at 128.
+    It has none for what a mask or a score looks up, but for a bias that TMA loads, nor for a score's derivative, which
+    waits for dP, but for `has_room_for_derivative`; with dropout it spills some at 128.
     """
-    crowded = is_looked_up(work.mask) or looks_up(work.score) or is_curved(work.score)
+    crowded = is_looked_up(work.mask) or (looks_up(work.score) and not dtype_of_bias(work))
+    crowded = crowded or (is_curved(work.score) and not has_room_for_derivative(work))
     crowded = crowded or (work.problem.dropout and (size_of(work) > 64 or work.score))
     return takes(work) and size_of(work) in KEYS and not crowded
 
@@ -350,23 +403,25 @@ def keeps_both(work):
 def adds_dq(work):
     """Whether dQ is added up by all blocks: in no fixed order."""
     head_dim, _ = head_dims(work.problem)
-    return keeps_both(work) and head_dim == size_of(work) and not work.deterministic
+    has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score))
+    return keeps_both(work) and has_room and not work.deterministic
 
 
 def parameters_kv(work, tiles):
-    about = {"adds_dq": adds_dq(work), "dv_first": size_of(work) > 64}  # slower by 8 % at 64, faster by 6 % at 128
+    about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work)}
+    about |= {"dv_first": size_of(work) > 64}  # slower by 8 % at 64, faster by 6 % at 128
     return with_results("dk", "dv")(work, tiles) | about
 
 
 DQ_SUMS = Sums("sums of dq")
 NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, DQ_SUMS)
-SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, NO_SUMS)
+SPEC_SUMS = keys_spec(backward_kv, keys_row, parameters_kv, adds_dq, DQ_SUMS)
+SPEC = keys_spec(backward_kv, keys_row, parameters_kv, keeps_both, NO_SUMS)
 SPEC_ROUND = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
-    tiles=lambda work: (KEYS[size_of(work)],),
+    tiles=lambda work: (keys_row(work),),
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
         "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,

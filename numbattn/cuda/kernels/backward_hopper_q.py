@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from ..spec import Matrix, Spec
+from ..spec import BIAS, Matrix, Spec
 from ..tile import (
     Pipeline,
     SharedMemory,
     acquire,
     advance,
+    allocate,
     block_index,
     clear,
     decrease_registers,
@@ -31,6 +32,7 @@ from ..tile import (
     sync_warpgroup,
     thread_index,
     tma_load,
+    tma_load_part,
     wait,
     wait_on_dependencies,
     warpgroup_index,
@@ -53,6 +55,7 @@ from .gradients import (
     at_once,
     clear_step,
     dropout_steps,
+    dtype_of_bias,
     save_step,
     size_of,
     source,
@@ -74,8 +77,13 @@ from .visibility import (
 )
 
 
-def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
-    """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query. stages: of the pipelines of K and of V."""
+def backward_q(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, boxed="",
+):  # fmt: skip
+    """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
+
+    stages: of the pipelines of K and of V. boxed: the dtype of a bias whose tiles come with those of K.
+    """
     dtype = DTYPES[dtype]
     S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
     ROW_VECTOR = S_TILE.row_vector()
@@ -85,12 +93,15 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         shared.boxes(tile_n, cols, dtype, count) for cols, count in zip((head_dim, head_dim_v), stages)
     )
     Q_PIPELINE, DO_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_Q, SHARED_DO))
-    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS) for tile in (SHARED_K, SHARED_V))
+    IS_BOXED = bool(boxed)
+    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES[boxed] if boxed else dtype, stages[0] * CONSUMERS * IS_BOXED)
+    K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * IS_BOXED)
+    V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, is_boxed=IS_BOXED)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of = sight_step(mask, ROWS)
@@ -108,7 +119,7 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, sight, segment, batch, head, head_k, m_block, m_end):
+    def load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head_k, m_block, m_end):
         """The producer, one thread."""
         Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for consumer in range(CONSUMERS):
@@ -121,6 +132,11 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
             n0 = segment.first_key + n_block * TILE_N
             acquire(K)
             tma_load(K, mK, batch, head_k, n0)
+            if IS_BOXED:                                        # the bias of both consumers goes with K
+                for consumer in range(CONSUMERS):
+                    place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
+                    m0 = segment.first_query + m_block * TILE_M + consumer * ROWS
+                    tma_load_part(K, place, biases[0], batch, head, m0, n0)
             acquire(V)
             tma_load(V, mV, batch, head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
@@ -136,15 +152,25 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
     @device
     def looked_up(segment, batch, head, m0, n_block, call):
         """What the score looks up for a tile of S, in flight."""
+        if IS_BOXED:
+            return ()
         return look_up(call.scores, batch, head, segment.first_query + m0, segment.first_key + n_block * TILE_N)
+
+    @device
+    def at_hand(found, K, batch, head):
+        """The same, or the tile of a bias that has come with K."""
+        if not IS_BOXED:
+            return found
+        return look_up(allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index()), batch, head, 0, 0)
 
     @device
     def step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call):
         """dQ of a tile of keys, in flight."""
         n0 = n_block * TILE_N
+        here = at_hand(found, K, batch, head)
         wait(V)
         dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
-        S, F = apply(S, found, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
+        S, F = apply(S, here, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
         P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
         if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             visible = sees(call.sight, band, batch, head, m0, n0)
@@ -181,6 +207,8 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
                 found = looked_up(segment, batch, head, m0, after, call)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ = wgmma_wait(dQ, 1)
+                if IS_BOXED:
+                    sync_warpgroup()                            # all have read the bias
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
@@ -193,8 +221,8 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale, at_once,
-        delta_scale,
+        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
+        at_once, delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
@@ -215,13 +243,14 @@ def backward_q(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stage
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
-                load_tiles(mQ, mK, mV, mDO, sight, segment, batch, head, head // group_size, m_block, m_end)
+                load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head // group_size, m_block, m_end)
         else:
             increase_registers(CONSUMER_REGISTERS)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             compute(mDQ, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
 
-    return source(kernel, dtype, out_dtypes, mask, score, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_DO))
+    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * IS_BOXED
+    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -239,9 +268,9 @@ def queries_row(work):
 
 SPEC = Spec(
     backward_q,
-    (*GIVEN, Matrix("dq"), *LINES_AND_NUMBERS),
+    (*GIVEN, BIAS, Matrix("dq"), *LINES_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
-    parameters=with_results("dq"),
+    parameters=lambda work, tiles: with_results("dq")(work, tiles) | {"boxed": dtype_of_bias(work)},
     takes=takes,
     numbers=at_once,
     arch="a",

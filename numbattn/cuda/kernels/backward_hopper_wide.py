@@ -56,6 +56,7 @@ from .gradients import (
     pipelines_within,
     queries_steps,
     save_step,
+    size_of,
     source,
     with_results,
 )
@@ -192,8 +193,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
-        at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         _, heads, _ = shape(mLse)
         init_pipeline(K_PIPELINE)
@@ -212,7 +213,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mQ)
                 prefetch_tensor_map(mDO)
-                load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile)
+                load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, 0)
         else:
             increase_registers(CONSUMER_REGISTERS)
             K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
@@ -245,4 +246,4 @@ def takes_it(work):
     return takes(work) and not (work.problem.dropout and may_be_negative)
 
 
-SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"), takes_it)
+SPEC = keys_spec(backward_wide, lambda work: WIDE[size_of(work)], with_results("dk", "dv"), takes_it)

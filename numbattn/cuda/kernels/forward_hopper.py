@@ -15,7 +15,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source, TensorMap
-from ..spec import COUNTERS, DROPOUT, MASK, SCORE, Boxes, Line, Spec, Tails
+from ..spec import BIAS, COUNTERS, DROPOUT, MASK, SCORE, Boxes, Line, Spec, Tails
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -56,6 +56,7 @@ from ..tile import (
     sync_warpgroups,
     thread_index,
     tma_load,
+    tma_load_part,
     tma_store,
     tma_store_wait,
     wait,
@@ -68,7 +69,7 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
-from .score import looks_up, score_steps_ahead, scores_type, sink_steps
+from .score import boxed_bias, looks_up, score_steps_ahead, scores_type, sink_steps
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
@@ -173,10 +174,13 @@ def record_steps(mask):
     return numbers, from_numbers, (0,) * 5
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout):
+def forward(
+    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout, boxed="",
+):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged.
+    stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. boxed: the dtype of a
+    bias whose tiles come with those of K.
 
     Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
     packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
@@ -190,7 +194,10 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     SHARED_O = SHARED_Q.of_columns(head_dim_v)
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
-    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, consumers) for tile in (SHARED_K, SHARED_V))
+    IS_BOXED = bool(boxed)
+    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES[boxed] if boxed else dtype, stages * consumers * IS_BOXED)
+    K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * IS_BOXED)
+    V_PIPELINE = Pipeline.within(shared, SHARED_V, consumers)
     O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
                            for size, count in ((3, q_stages), (len(record_steps(mask)[2]), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
@@ -204,7 +211,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     HAS_KEY_LENGTHS = has_key_lengths(mask)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
-    (look_up, apply, *_), (with_sink, inverse) = score_steps_ahead(score, S_TILE, ACC), sink_steps(score, ACC)
+    look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, is_boxed=IS_BOXED)
+    with_sink, inverse = sink_steps(score, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
     @device
@@ -293,7 +301,17 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             Q, count = advance(Q, 1), opaque(count + 1)
 
     @device
-    def load(mK, mV, sight, group_size):
+    def load_bias(K, biases, work, n0, heads_per_tile):
+        """The bias of all consumers' tiles of S goes with K."""
+        consumer = index(0)
+        while consumer < CONSUMERS:
+            head, m0 = consumer_tile(work, consumer, heads_per_tile)
+            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
+            tma_load_part(K, place, biases[0], work.batch, head, work.segment.first_query + m0, n0)
+            consumer = opaque(consumer + 1)
+
+    @device
+    def load(mK, mV, biases, sight, group_size, heads_per_tile):
         """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         while True:
@@ -308,6 +326,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
                 n0 = work.segment.first_key + n_block * TILE_N
                 acquire(K)
                 tma_load(K, mK, work.batch, head_k, n0)
+                if IS_BOXED:
+                    load_bias(K, biases, work, n0, heads_per_tile)
                 K = advance(K, 1)
                 acquire(V)
                 tma_load(V, mV, work.batch, head_k, n0)
@@ -343,8 +363,20 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     @device
     def looked_up(tile, scores, n_block):
         """What the score looks up for a tile of S, in flight."""
+        if IS_BOXED:
+            return ()
         m0, n0 = place_of(tile, n_block)
         return look_up(scores, tile.batch, tile.head, m0, n0)
+
+    @device
+    def at_hand(found, K, tile):
+        """The same, or the tile of a bias that has come with K."""
+        if not IS_BOXED:
+            return found
+        place = allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index())
+        boxed = look_up(place, tile.batch, tile.head, 0, 0)
+        sync_warpgroup()                                        # all have read it
+        return boxed
 
     @device
     def scored(S, found, tile, scores, n_block):
@@ -393,7 +425,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
         def step(acc, Q, K, V, tile, before, here, call):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
             O, P, m, l, alpha = acc
-            found = looked_up(tile, call.scores, here)
+            looked_up_ahead = looked_up(tile, call.scores, here)
             if RESCALES_FIRST:
                 O = rescaled(O, alpha)
             wait(K)
@@ -404,6 +436,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
             after = next_n_block(tile, call.sight, here + 1)
             S = wgmma_wait(S, 1)
+            found = at_hand(looked_up_ahead, K, tile)
             release(K)
             S = mask(scored(S, found, tile, call.scores, here), tile, call.sight, here)
             P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)     # lines 12 and 13
@@ -428,11 +461,12 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
     def prologue(Q, K, tile, n_block, call):
         """The softmax of the first S."""
         m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
-        found = looked_up(tile, call.scores, n_block)
+        looked_up_ahead = looked_up(tile, call.scores, n_block)
         acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
         wait(K)
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
+        found = at_hand(looked_up_ahead, K, tile)
         release(K)
         K, S = advance(K, 1), scored(S, found, tile, call.scores, n_block)
         if needs_mask(tile, call.sight, n_block):
@@ -505,8 +539,8 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             sync_warp()                                         # reconverge: the first thread did more
 
     def kernel(
-        mQ, mK, mV, mO, tails, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale, at_once,
-        heads_per_tile, ascending,
+        mQ, mK, mV, mO, biases, tails, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale,
+        at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         matrices = batches * heads
@@ -527,17 +561,21 @@ def forward(*, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages,
             if thread_index() == LOADER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
-                load(mK, mV, sight, group_size)
+                if IS_BOXED:
+                    prefetch_tensor_map(biases[0])
+                load(mK, mV, biases, sight, group_size, heads_per_tile)
         else:
             increase_registers(CONSUMER_REGISTERS)
             compute(Call(tails, mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile))
 
     number = getattr(types, ACC.__name__)
     signature = types.void(
-        *[types.uint64] * 4, several(array_type(dtype, 4), IS_PACKED), array_type(ACC, 3), sight_type(mask),
-        scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number, *[INDEX] * 3,
+        *[types.uint64] * 4, several(types.uint64, IS_BOXED), several(array_type(dtype, 4), IS_PACKED),
+        array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number,
+        *[INDEX] * 3,
     )  # fmt: skip
-    return warp_specialised(kernel, signature, consumers, shared, (SHARED_Q, SHARED_K, SHARED_V, SHARED_O))
+    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * IS_BOXED
+    return warp_specialised(kernel, signature, consumers, shared, tiles)
 
 
 def warp_specialised(kernel, signature, consumers, shared, tiles):
@@ -587,10 +625,19 @@ CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie w
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
+BOXED = {  # for a bias whose tiles come with those of K
+    64: Warpgroups(128, 2, 3, 4),
+    128: Warpgroups(64, 2, 3, 4),
+    192: Warpgroups(64, 2, 2, 3),
+    256: Warpgroups(64, 2, 2, 2),
+}
+
 
 def warpgroups(work):
     """The row for this work; with few queries, the one that packs most heads of a group into a work tile."""
     size, cells, keys = max(head_dims(work.problem)), is_looked_up(work.mask), work.keys
+    if boxed_bias(work) is not None:
+        return BOXED[size]
     if looks_up(work.score):
         return LOOKED_UP[size]
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
@@ -626,6 +673,12 @@ def takes(work):
     return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
 
 
+def dtype_of_bias(work):
+    """Of one that TMA loads."""
+    number = boxed_bias(work)
+    return "" if number is None else work.score[number].split()[1]
+
+
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `forward`."""
     has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
@@ -639,10 +692,10 @@ def numbers(work, tiles):
 
 SPEC = Spec(
     forward,
-    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), Tails("o"), Line("lse"), MASK, SCORE, DROPOUT, COUNTERS,
-     "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), BIAS, Tails("o"), Line("lse"), MASK, SCORE, DROPOUT,
+     COUNTERS, "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=lambda work: (warpgroups(work),),
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"boxed": dtype_of_bias(work)},
     takes=takes,
     numbers=numbers,
     persistent=True,

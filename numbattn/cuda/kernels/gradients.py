@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ..spec import DROPOUT, MASK, SCORE, Boxes, Line, Matrix, Spec
+from ..spec import BIAS, DROPOUT, MASK, SCORE, Boxes, Line, Matrix, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -62,10 +62,10 @@ from .dropout import DROPS, keep_test
 from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
-from .score import scores_type
+from .score import boxed_bias, scores_type
 from .segments import count_step, sight_step, slot_step
 from .tables import compiled_in
-from .visibility import PACKED, band_of, needs_test, queries_in_sight, sight_type, steps_to_next
+from .visibility import PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
 
 ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
 PART = 64  # rows and columns of a part of dQ
@@ -299,13 +299,18 @@ def pipelines_within(shared, Q, K, V, dO):
     return Q, K, V, dO, lse, delta
 
 
-def loader(pipelines, first_queries, next_queries):
-    """The device function of the producer: all tiles of K and V, then Q and dO."""
+@device
+def nothing_beside(biases, tile, at, row, place):
+    return place
+
+
+def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
+    """The device function of the producer: all tiles of K and V, then Q and dO, and what goes with them."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, sight, tile):
+    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, beside):
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
         for part in range(PARTS):
             n0 = tile.segment.first_key + tile.first + part * ROWS
@@ -322,6 +327,7 @@ def loader(pipelines, first_queries, next_queries):
             bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], line)
             acquire(dO)
             tma_load(dO, mDO, tile.batch, at.head, row)
+            beside = load_beside(biases, tile, at, row, beside)
             Q, dO = advance(Q, 1), advance(dO, 1)
             at = next_queries(sight, tile, at)
 
@@ -330,6 +336,15 @@ def loader(pipelines, first_queries, next_queries):
 
 # --------------------------------------------------------------------------------------------------------- arguments
 GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
+LARGEST_BOXED = 128  # head_dim: beyond, shared memory has no room for tiles of a bias
+
+
+def dtype_of_bias(work):
+    """Of one that TMA loads, else nothing."""
+    number = boxed_bias(work) if size_of(work) <= LARGEST_BOXED else None
+    return "" if number is None else work.score[number].split()[1]
+
+
 LINES_AND_NUMBERS = (
     Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
     "scale_log2", "kept_scale", "at_once", "delta_scale",
@@ -339,9 +354,9 @@ LINES_AND_NUMBERS = (
 def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=False):
     """tiles: of what is given; sums: whether the kernel takes them, behind its results."""
     results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
-    lines = [array_type(np.float32, 3)] * (2 + sums)
+    lines, maps = [array_type(np.float32, 3)] * (2 + sums), several(types.uint64, len(tiles) - 4)
     signature = types.void(
-        *[types.uint64] * 4, *results, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number,
+        *[types.uint64] * 4, maps, *results, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number,
         number, number, INDEX, number,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
@@ -379,12 +394,12 @@ def at_once(work, tiles):
     return {"at_once": 8}
 
 
-def keys_spec(factory, rows, parameters, takes, *sums):
-    """The Spec of a kernel that keeps keys."""
+def keys_spec(factory, row, parameters, takes, *sums):
+    """The Spec of a kernel that keeps keys; row: (work) -> its Tiles."""
     return Spec(
         factory,
-        (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
-        tiles=lambda work: (rows[size_of(work)],),
+        (*GIVEN, BIAS, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
+        tiles=lambda work: (row(work),),
         parameters=parameters,
         takes=takes,
         numbers=at_once,

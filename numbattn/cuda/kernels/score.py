@@ -20,6 +20,7 @@ from ..tile import (
     diagonal_index,
     exp2,
     full,
+    get,
     load,
     maximum,
     minimum,
@@ -31,6 +32,7 @@ from ..tile import (
 from .layouts import DTYPES, array_type, sum_type
 from .softmax import LOG2_E
 from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, nothing_ahead, shift
+from .visibility import is_looked_up
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
 SINK_PART = "sink"
@@ -106,11 +108,20 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     return look_up_and_apply, *others
 
 
-def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True):
+def boxed_bias(work):
+    """The number of the bias that TMA loads, tile by tile, in the forward pass on Hopper; None if it loads none."""
+    looking_up = [number for number, part in enumerate(work.score) if looks_up([part])]
+    boxed = [number for number, part in enumerate(work.score) if part.endswith("boxes")]
+    alone = looking_up == boxed and not (is_looked_up(work.mask) or work.problem.dropout)
+    return boxed[0] if alone and len(boxed) == 1 else None
+
+
+def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, is_boxed=False):
     """As `score_steps`, where biases are loaded while S is still computed: the first device function, (scores, batch,
     head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
 
-    has_room: whether there are registers for that; else the second one loads them.
+    has_room: whether there are registers for that; else the second one loads them. is_boxed: whether the bias is in a
+    tile of shared memory, which takes the place of scores in the first one's arguments.
     """
     if not has_room:
         look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, behind)
@@ -126,8 +137,9 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
     if not parts:
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
+    makers = STEPS | {"bias": boxed} if is_boxed else STEPS
     steps = [
-        STEPS[kind_of(part)](part, number, units(natural=bool(curved) and number > curved[0]), layout, ACC, transposed)
+        makers[kind_of(part)](part, number, units(natural=bool(curved) and number > curved[0]), layout, ACC, transposed)
         for number, part in enumerate(parts)
     ]
     if behind >= 0:  # the derivatives of those before are not asked for
@@ -289,6 +301,16 @@ def bias(part, number, unit, layout, ACC, transposed):
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
         return S + own(convert(found, ACC), scores), F
+
+    return look_up, step
+
+
+def boxed(part, number, unit, layout, ACC, transposed):
+    _, step = bias(part, number, unit, layout, ACC, transposed)
+
+    @device
+    def look_up(tile, batch, head, m0, n0):
+        return get(tile, layout)
 
     return look_up, step
 

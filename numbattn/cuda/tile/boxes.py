@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..views import VECTOR_BYTES
-from .conversion import left_pairs
+from .conversion import halves_of, left_pairs
 from .emit import I32, VOID, Index, asm, base, thread_index
-from .fragment import constant, element_type
+from .fragment import LLVM, constant, element_type
 
 ROW_BYTES, CHUNK_BYTES, PERIOD = 128, VECTOR_BYTES, 8  # of a box; rows after which the swizzle repeats
 ALIGNMENT = ROW_BYTES * PERIOD
@@ -118,3 +118,23 @@ def put_matrices(b, plan, layout, pointer, rows):
         at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
         text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
         asm(b, text, VOID, at, *pairs, effect=True)
+
+
+def get_matrices(b, plan, layout, pointer):
+    """A warpgroup's share of boxes of 2-byte elements, as they lie or transposed: by 16x16, four matrices of 8x8 at a
+    time, each lane with a row in memory of one of them."""
+    lane = Index(b, b.and_(thread_index(b), I32(31)))
+    first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
+    dtype, form = LLVM[element_type(plan.dtype)], ".trans" if plan.transposed else ""
+    text = f"ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+    tile = [[], []]
+    for c in range(0, layout.cols.slots, 4):
+        left = layout.cols.offsets[c]
+        if plan.transposed:
+            place = plan.place((lane & 7) + (lane >> 4) * 8 + left, first + (lane & 8))
+        else:
+            place = plan.place(first + (lane & 7) + (lane & 8), (lane >> 4) * 8 + left)
+        found = asm(b, text, [I32] * 4, b.ptrtoint(b.gep(pointer, [place.value]), I32), effect=True)
+        for matrix, pair in enumerate(found):
+            tile[matrix % 2] += [half if half.type == dtype else b.bitcast(half, dtype) for half in halves_of(b, pair)]
+    return tile

@@ -12,7 +12,7 @@ from numba.cuda.extending import core_models, intrinsic, overload_attribute, reg
 from ..views import VECTOR_BYTES
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
-from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_runs, put_matrices
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_runs, get_matrices, put_matrices
 from .conversion import round_to
 from .emit import (
     I32,
@@ -196,7 +196,7 @@ def emit_stage(b, plan, stage):
 
 
 def check_shape(name, plan, layout):
-    if isinstance(plan, Boxes) and plan.transposed:
+    if isinstance(plan, Boxes) and plan.transposed and not (name == "get" and by_matrices(plan, layout)):
         raise TypingError(f"{name}: {plan} is only moved as it lies")
     if plan.shape != layout.shape:
         raise TypingError(f"{name}: a tile of {plan} is not {layout}")
@@ -223,6 +223,11 @@ def shared_base(b, plan, layout):
     """Element at which this thread's part starts."""
     down, across = plan.steps()
     return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
+
+
+def by_matrices(plan, layout):
+    """Whether matrices of 8x8 are moved: boxes of two bytes, by warpgroups."""
+    return isinstance(plan, Boxes) and layout.unit == "wgmma" and layout.rows.slots == 2 and plan.dtype.itemsize == 2
 
 
 @primitive
@@ -339,6 +344,8 @@ def get(shared, layout):
     out = FragmentType(layout, shared.dtype)
 
     def generate(b, pointer, _):
+        if by_matrices(plan, layout):
+            return pack(b, out, get_matrices(b, plan, layout, pointer))
         tile = [[None] * layout.cols.slots for _ in range(layout.rows.slots)]
         for rows, cols, place in shared_runs(b, plan, layout):
             values = load_vector(b, b.gep(pointer, [place]), len(rows) * len(cols))

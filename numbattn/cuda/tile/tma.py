@@ -95,15 +95,62 @@ def tma_load(stage, matrices, batch, head, row):
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
         filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
-        text = (
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-            "[$0], [$1, {$2, $3, $4, $5}], [$6];"
-        )
-        for col, box in boxes_of(b, plan, emit_stage(b, plan, index)):
-            asm(b, text, VOID, box, tensor_map, col, row, head, batch, filled, effect=True)
+        emit_load(b, plan, emit_stage(b, plan, index), tensor_map, batch, head, row, None, filled)
 
     index = types.int32
     return types.void(stage, types.uint64, index, index, index), generate
+
+
+@primitive
+def tma_load_part(stage, shared, matrices, batch, head, row, col):
+    """Start to copy a part of a matrix, from (row, col) on, into a tile of boxes that goes with the stage; beyond the
+    matrix are zeros. By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`.
+
+    >>> shared, LAYOUT = SharedMemory(), simt(8, 64, 32, 8, 8)
+    >>> PLACE = shared.boxes(8, 64, np.float16)
+    >>> PIPELINE = Pipeline.within(shared, shared.tile(1, 4, np.int32), readers=1)
+    >>> def kernel(x, y):
+    ...     init_pipeline(PIPELINE)
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_load_part(stage(PIPELINE, 0), allocate(PLACE), x, 0, 0, 4, 32)
+    ...     wait(stage(PIPELINE, 0))
+    ...     save(y, get(allocate(PLACE), LAYOUT), 0)
+    >>> x = np.arange(512).reshape(1, 1, 8, 64).astype(np.float16)
+    >>> run(kernel, x, np.zeros((8, 64)))[3:5, 31:33]
+    array([[511.,   0.],
+           [  0.,   0.]])
+    """
+    plan = shared.plan
+    check_boxes("tma_load_part", plan)
+    matrix, values = np.asarray(matrices)[batch, head].view(plan.dtype), np.zeros(plan.shape, plan.dtype)
+    part = matrix[int(row) : int(row) + plan.rows, int(col) : int(col) + plan.cols]
+    values[: part.shape[0], : part.shape[1]] = part
+    _start_load(stage, shared, values)
+
+
+@tma_load_part.lowering
+def tma_load_part(stage, shared, matrices, batch, head, row, col):
+    plan = shared.plan
+    check_boxes("tma_load_part", plan)
+
+    def generate(b, value, pointer, tensor_map, batch, head, row, col):
+        index, _ = unpack(b, value)
+        filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
+        emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled)
+
+    index = types.int32
+    return types.void(stage, shared, types.uint64, index, index, index, index), generate
+
+
+def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled):
+    text = (
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[$0], [$1, {$2, $3, $4, $5}], [$6];"
+    )
+    for right, box in boxes_of(b, plan, pointer):
+        at = right if col is None else b.add(col, right)
+        asm(b, text, VOID, box, tensor_map, at, row, head, batch, filled, effect=True)
 
 
 def emit_expect(b, pipeline, index, nbytes):

@@ -52,7 +52,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     inputs = case.q, case.k, case.v, case.do
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
-        *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), *arrays, *lines,
+        *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *lines,
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if kernel == "sums":
