@@ -8,14 +8,13 @@ from .build import Key
 from .kernels.bias_gradient_hopper import hopper_spec_of
 from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
-from .kernels.score import SINK_PART, boxed_bias, is_curved, kind_of
+from .kernels.score import SINK_PART, is_curved, kind_of
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
 from .kernels.visibility import BY_INTERVALS, GRIDS, PACKED, diagonals_of, has_states, sides_of
 from .spec import (
-    BIAS,
     COUNTERS,
     DROPOUT,
     INTERVALS,
@@ -24,6 +23,7 @@ from .spec import (
     PACKING,
     SCORE,
     SIDES,
+    BoxedBias,
     Boxes,
     Device,
     Line,
@@ -337,8 +337,8 @@ class Planner:
             yield At(COUNTERS.name, View(0, 4, (2,), (4,)), has_batch=False)
         elif argument is MASK:
             yield from self.sight(mask)
-        elif argument is BIAS:
-            number = boxed_bias(work)
+        elif isinstance(argument, BoxedBias):
+            number = argument.number(work)
             if number is not None:
                 yield self.at(array_of_part(number))
         elif argument is PACKING:

@@ -88,6 +88,12 @@ class Sums(NamedTuple):
     name: str
 
 
+class BoxedBias(NamedTuple):
+    """A bias whose tiles TMA loads, a tensor map, if there is one; number: (work) -> that of its part, or None."""
+
+    number: Callable
+
+
 class Own(NamedTuple):
     """An array (batch, heads, ..., ...) with axes of its own: of one matrix for all where it is broadcast."""
 
@@ -97,14 +103,13 @@ class Own(NamedTuple):
 class Role(Enum):
     MASK = "a kernels.visibility.Sight"
     PACKING = "a kernels.visibility.Packing where arrays are packed, else nothing"
-    BIAS = "the tensor map of a bias, if TMA loads it: see kernels.score.boxed_bias"
     INTERVALS = "a kernels.intervals.Parts"
     SCORE = "a kernels.score.Scores, nothing without a score"
     DROPOUT = "a kernels.dropout.Drops"
     COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
-MASK, PACKING, BIAS, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
+MASK, PACKING, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):

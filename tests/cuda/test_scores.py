@@ -21,6 +21,7 @@ try:
 except ImportError:
     cupy = None
 
+BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softcap", "pair bias")]
 
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
@@ -66,11 +67,11 @@ def half_squared(s, batch, head, i, j):
 def test_a_derivative_may_be_negative(rng, small, dropout):
     with world_of("compiled"), on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=na.Score(half_squared), dropout=dropout)
-BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias")]
 
 
-@pytest.mark.parametrize(("names", "d", "deterministic"), [(BOXED[0], 64, False), (BOXED[1], 128, True)],
-                         ids=["sums", "deterministic"])  # fmt: skip
+@pytest.mark.parametrize(("names", "d", "deterministic"), [
+    (BOXED[0], 64, False), (BOXED[1], 128, True), (BOXED[3], 80, False), (BOXED[0], 256, False),
+], ids=["sums", "deterministic", "wide", "bias not by TMA in the backward pass"])  # fmt: skip
 def test_biases_that_tma_loads(rng, monkeypatch, names, d, deterministic):
     """Rows of 16 bytes; elements of a batch that share a bias, and a head that two others share."""
     for name, size in zip("BHMN", (2, 2, 70, 136)):
@@ -139,6 +140,9 @@ def test_parts_in_order(rng, number, names):
 @pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
 def test_a_derivative_may_be_negative_on_a_gpu(rng, d, dropout):
     check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=na.Score(half_squared), dropout=dropout)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize(("d", "deterministic"), [(40, False), (64, True), (128, False), (128, True), (192, False),
                                                   (256, False)])  # fmt: skip

@@ -53,8 +53,10 @@ from ..tile import (
 )
 from .forward_hopper import head_dims, takes
 from .gradients import (
+    BIAS,
     CONSUMER_REGISTERS,
     CONSUMERS,
+    GIVEN,
     PART,
     PRODUCER,
     PRODUCER_REGISTERS,
@@ -416,8 +418,8 @@ def parameters_kv(work, tiles):
 DQ_SUMS = Sums("sums of dq")
 NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(backward_kv, keys_row, parameters_kv, adds_dq, DQ_SUMS)
-SPEC = keys_spec(backward_kv, keys_row, parameters_kv, keeps_both, NO_SUMS)
+SPEC_SUMS = keys_spec(backward_kv, keys_row, parameters_kv, adds_dq, (*GIVEN, BIAS), (DQ_SUMS,))
+SPEC = keys_spec(backward_kv, keys_row, parameters_kv, keeps_both, (*GIVEN, BIAS), (NO_SUMS,))
 SPEC_ROUND = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),

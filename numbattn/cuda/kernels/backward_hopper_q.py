@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..spec import BIAS, Matrix, Spec
+from ..spec import Matrix, Spec
 from ..tile import (
     Pipeline,
     SharedMemory,
@@ -42,6 +42,7 @@ from ..tile import (
 )
 from .forward_hopper import takes
 from .gradients import (
+    BIAS,
     CONSUMER_REGISTERS,
     CONSUMERS,
     GIVEN,

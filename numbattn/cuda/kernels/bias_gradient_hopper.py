@@ -8,7 +8,7 @@ the producer, which TMA-loads the tiles of Q, K, dO and V of the next matrix mea
 import numpy as np
 from numba.cuda import types
 
-from ..spec import BIAS, MASK, SCORE, Line, Own, Spec
+from ..spec import MASK, SCORE, Line, Own, Spec
 from ..tile import (
     INDEX,
     Pipeline,
@@ -46,6 +46,7 @@ from ..tile import (
 )
 from .forward_hopper import head_dims, takes, warp_specialised
 from .gradients import (
+    BIAS,
     CONSUMERS,
     GIVEN,
     PRODUCER,

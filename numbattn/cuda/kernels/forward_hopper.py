@@ -15,7 +15,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source, TensorMap
-from ..spec import BIAS, COUNTERS, DROPOUT, MASK, SCORE, Boxes, Line, Spec, Tails
+from ..spec import COUNTERS, DROPOUT, MASK, SCORE, BoxedBias, Boxes, Line, Spec, Tails
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -69,7 +69,7 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .schedule import finish, next_number, place_grouped
-from .score import boxed_bias, looks_up, score_steps_ahead, scores_type, sink_steps
+from .score import boxed_bias, dtype_of_part, looks_up, score_steps_ahead, scores_type, sink_steps
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
@@ -673,12 +673,6 @@ def takes(work):
     return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
 
 
-def dtype_of_bias(work):
-    """Of one that TMA loads."""
-    number = boxed_bias(work)
-    return "" if number is None else work.score[number].split()[1]
-
-
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `forward`."""
     has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
@@ -692,10 +686,12 @@ def numbers(work, tiles):
 
 SPEC = Spec(
     forward,
-    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), BIAS, Tails("o"), Line("lse"), MASK, SCORE, DROPOUT,
-     COUNTERS, "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), BoxedBias(boxed_bias), Tails("o"), Line("lse"), MASK,
+     SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=lambda work: (warpgroups(work),),
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"boxed": dtype_of_bias(work)},
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
+        "boxed": dtype_of_part(work, boxed_bias(work)),
+    },
     takes=takes,
     numbers=numbers,
     persistent=True,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ..spec import BIAS, DROPOUT, MASK, SCORE, Boxes, Line, Matrix, Spec
+from ..spec import DROPOUT, MASK, SCORE, BoxedBias, Boxes, Line, Matrix, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -62,7 +62,7 @@ from .dropout import DROPS, keep_test
 from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
-from .score import boxed_bias, scores_type
+from .score import boxed_bias, dtype_of_part, scores_type
 from .segments import count_step, sight_step, slot_step
 from .tables import compiled_in
 from .visibility import PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
@@ -339,12 +339,16 @@ GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
 LARGEST_BOXED = 128  # head_dim: beyond, shared memory has no room for tiles of a bias
 
 
+def number_of_bias(work):
+    """That of the bias that TMA loads, else None."""
+    return boxed_bias(work) if size_of(work) <= LARGEST_BOXED else None
+
+
 def dtype_of_bias(work):
-    """Of one that TMA loads, else nothing."""
-    number = boxed_bias(work) if size_of(work) <= LARGEST_BOXED else None
-    return "" if number is None else work.score[number].split()[1]
+    return dtype_of_part(work, number_of_bias(work))
 
 
+BIAS = BoxedBias(number_of_bias)
 LINES_AND_NUMBERS = (
     Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
     "scale_log2", "kept_scale", "at_once", "delta_scale",
@@ -394,11 +398,11 @@ def at_once(work, tiles):
     return {"at_once": 8}
 
 
-def keys_spec(factory, row, parameters, takes, *sums):
+def keys_spec(factory, row, parameters, takes, given=GIVEN, sums=()):
     """The Spec of a kernel that keeps keys; row: (work) -> its Tiles."""
     return Spec(
         factory,
-        (*GIVEN, BIAS, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
+        (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
         tiles=lambda work: (row(work),),
         parameters=parameters,
         takes=takes,

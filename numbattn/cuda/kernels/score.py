@@ -116,6 +116,11 @@ def boxed_bias(work):
     return boxed[0] if alone and len(boxed) == 1 else None
 
 
+def dtype_of_part(work, number):
+    """The name of that of a bias; nothing for None."""
+    return "" if number is None else work.score[number].split()[1]
+
+
 def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, is_boxed=False):
     """As `score_steps`, where biases are loaded while S is still computed: the first device function, (scores, batch,
     head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
