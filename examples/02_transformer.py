@@ -101,19 +101,28 @@ def rotate(qkv, by):
     qk *= by
 
 
+def product(x, y):
+    if half is None:
+        return x @ y
+    z = xp.empty((*x.shape[:-1], y.shape[-1]), half)
+    for i in np.ndindex(x.shape[:-2]):  # CuPy multiplies no stacks of bfloat16 matrices
+        z[i] = x[i] @ y[i]
+    return z
+
+
 def standard_vjp(q, k, v, causal=True, mask=None, dropout=None):
     """What numbattn computes, by the plain formula: Algorithms 0 and 3 of the paper, which keep S and P."""
-    S = q.shape[-1] ** -0.5 * wide(q @ k.swapaxes(-1, -2))
+    S = q.shape[-1] ** -0.5 * wide(product(q, k.swapaxes(-1, -2)))
     S += xp.triu(xp.full(S.shape[-2:], -xp.inf, S.dtype), 1)
     P = xp.exp(S - S.max(axis=-1, keepdims=True))
     P /= P.sum(axis=-1, keepdims=True)
 
     def backprop(do):
-        dP = wide(do @ v.swapaxes(-1, -2))
+        dP = wide(product(do, v.swapaxes(-1, -2)))
         dS = narrow(q.shape[-1] ** -0.5 * P * (dP - (P * dP).sum(axis=-1, keepdims=True)))
-        return dS @ k, dS.swapaxes(-1, -2) @ q, narrow(P).swapaxes(-1, -2) @ do
+        return product(dS, k), product(dS.swapaxes(-1, -2), q), product(narrow(P).swapaxes(-1, -2), do)
 
-    return narrow(P) @ v, backprop
+    return product(narrow(P), v), backprop
 
 
 def attention(x, w_qkv, w_out, batch, heads, mask, dropout):
@@ -372,6 +381,7 @@ def main():
                 if step % 10 == 9 or step == steps[-1]:
                     bar.set_postfix_str(f"{float(losses[max(0, step - 19) : step + 1].mean()):.2f} bits per byte")
                 bar.update(step_tokens)
+            float(losses[steps[-1]])  # waits for the GPU
             speeds.append(len(steps) * step_tokens / (time.perf_counter() - start))
     validation.append((args.steps, validate(weights, args.heads, held_out, args.seqlen)))
     baseline = bigram(train, held_out)
