@@ -172,11 +172,11 @@ def backward_kv(
         if IS_BOXED:
             wait(B)
             place = allocate(SHARED_B, B.index * CONSUMERS + warpgroup_index())
-            S, F = apply(S, look_up(place.T, batch, head, row, col), call.scores, batch, head, row, col)
+            S, F = apply(S, look_up(call.scores, place.T, batch, head, row, col), call.scores, batch, head, row, col)
             sync_warpgroup()                                    # all have read it
             release(B)
             return S, F
-        return apply(S, look_up(call.scores, batch, head, row, col), call.scores, batch, head, row, col)
+        return apply(S, look_up(call.scores, (), batch, head, row, col), call.scores, batch, head, row, col)
 
     @device
     def start_scores(K, Q, dO, tile, at, call):

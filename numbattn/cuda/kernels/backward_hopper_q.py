@@ -155,20 +155,21 @@ def backward_q(
         """What the score looks up for a tile of S, in flight."""
         if IS_BOXED:
             return ()
-        return look_up(call.scores, batch, head, segment.first_query + m0, segment.first_key + n_block * TILE_N)
+        return look_up(call.scores, (), batch, head, segment.first_query + m0, segment.first_key + n_block * TILE_N)
 
     @device
-    def at_hand(found, K, batch, head):
+    def at_hand(found, K, scores, batch, head):
         """The same, or the tile of a bias that has come with K."""
         if not IS_BOXED:
             return found
-        return look_up(allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index()), batch, head, 0, 0)
+        place = allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index())
+        return look_up(scores, place, batch, head, 0, 0)
 
     @device
     def step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call):
         """dQ of a tile of keys, in flight."""
         n0 = n_block * TILE_N
-        here = at_hand(found, K, batch, head)
+        here = at_hand(found, K, call.scores, batch, head)
         wait(V)
         dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
         S, F = apply(S, here, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)

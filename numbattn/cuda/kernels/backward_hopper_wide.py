@@ -110,7 +110,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     def looked_up(tile, at, call):
         """What the score looks up for a tile of S, in flight."""
         m0, n0 = place_of(tile, at)
-        return look_up(call.scores, tile.batch, at.head, m0, n0)
+        return look_up(call.scores, (), tile.batch, at.head, m0, n0)
 
     @device
     def step_v(dV, S, found, Q, dO, sP, tile, at, call):

@@ -122,7 +122,7 @@ def bias_gradient_hopper(
         dP = dot(S_TILE, allocate(SHARED_DO, V.index * CONSUMERS + consumer), V.tile.T)     # line 17: dP = dO V^T
         S = wgmma_wait(S, 1)
         release(K)
-        found = look_up(allocate(SHARED_B, consumer), batch, head, m0, n0)
+        found = look_up(scores, allocate(SHARED_B, consumer), batch, head, m0, n0)
         S, F = apply(S, found, scores, batch, head, m0, n0)
         P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
         dP = wgmma_wait(dP, 0)
@@ -188,6 +188,7 @@ def bias_gradient_hopper(
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 BIASES = {64: Tiles(128, 128, 2), 128: Tiles(128, 64, 2)}
+BESIDE_OTHERS = BIASES | {64: Tiles(128, 64, 2)}  # parts of a score, which take registers
 
 
 def hopper_spec_of(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
@@ -201,7 +202,7 @@ def hopper_spec_of(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
         bias_gradient_hopper,
         (*GIVEN, BIAS, Own(name), Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, "group_size",
          "scale_log2", *OWN_NUMBERS),
-        tiles=lambda work: (BIASES[size_of(work)],),
+        tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
             "out_dtype": out_dtype, "behind": behind, "boxed": dtype_of_bias(work), "nbytes": work.nbytes,
         },

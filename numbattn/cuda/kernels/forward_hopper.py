@@ -366,15 +366,15 @@ def forward(
         if IS_BOXED:
             return ()
         m0, n0 = place_of(tile, n_block)
-        return look_up(scores, tile.batch, tile.head, m0, n0)
+        return look_up(scores, (), tile.batch, tile.head, m0, n0)
 
     @device
-    def at_hand(found, K, tile):
+    def at_hand(found, K, tile, scores):
         """The same, or the tile of a bias that has come with K."""
         if not IS_BOXED:
             return found
         place = allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index())
-        boxed = look_up(place, tile.batch, tile.head, 0, 0)
+        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)
         sync_warpgroup()                                        # all have read it
         return boxed
 
@@ -436,7 +436,7 @@ def forward(
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
             after = next_n_block(tile, call.sight, here + 1)
             S = wgmma_wait(S, 1)
-            found = at_hand(looked_up_ahead, K, tile)
+            found = at_hand(looked_up_ahead, K, tile, call.scores)
             release(K)
             S = mask(scored(S, found, tile, call.scores, here), tile, call.sight, here)
             P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)     # lines 12 and 13
@@ -466,7 +466,7 @@ def forward(
         wait(Q)
         wait(K)
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
-        found = at_hand(looked_up_ahead, K, tile)
+        found = at_hand(looked_up_ahead, K, tile, call.scores)
         release(K)
         K, S = advance(K, 1), scored(S, found, tile, call.scores, n_block)
         if needs_mask(tile, call.sight, n_block):

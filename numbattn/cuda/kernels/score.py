@@ -103,7 +103,7 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
 
     @device
     def look_up_and_apply(S, scores, batch, head, m0, n0):
-        return apply(S, look_up(scores, batch, head, m0, n0), scores, batch, head, m0, n0)
+        return apply(S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
 
     return look_up_and_apply, *others
 
@@ -122,11 +122,11 @@ def dtype_of_part(work, number):
 
 
 def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, is_boxed=False):
-    """As `score_steps`, where biases are loaded while S is still computed: the first device function, (scores, batch,
-    head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
+    """As `score_steps`, where arrays are loaded while S is still computed: the first device function, (scores, tile,
+    batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
 
-    has_room: whether there are registers for that; else the second one loads them. is_boxed: whether the bias is in a
-    tile of shared memory, which takes the place of scores in the first one's arguments.
+    has_room: whether there are registers for that; else the second one loads them. is_boxed: whether the bias is in
+    `tile`, in shared memory; else that is ().
     """
     if not has_room:
         look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, behind)
@@ -210,8 +210,8 @@ def then(one, other):
     (look_up_one, apply_one), (look_up_other, apply_other) = one, other
 
     @device
-    def look_up(scores, batch, head, m0, n0):
-        return look_up_one(scores, batch, head, m0, n0), look_up_other(scores, batch, head, m0, n0)
+    def look_up(scores, tile, batch, head, m0, n0):
+        return look_up_one(scores, tile, batch, head, m0, n0), look_up_other(scores, tile, batch, head, m0, n0)
 
     @device
     def both(S, F, found, scores, batch, head, m0, n0):
@@ -233,7 +233,7 @@ def without_derivative(steps):
 
 
 # --------------------------------------------------------------------------------------------------------- the parts
-# Of each two device functions: what is looked up ahead (scores, batch, head, m0, n0), and the step itself.
+# Of each two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself.
 def softcap(part, number, unit, layout, ACC, transposed):
     (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
 
@@ -251,11 +251,16 @@ def alibi(part, number, unit, layout, ACC, transposed):
     (own, _), distance = unit, distance_of(layout, ACC, transposed)
 
     @device
-    def step(S, F, found, scores, batch, head, m0, n0):
-        slopes, shift = scores.parts[number]
-        return S - distance(m0 + shift, n0) * own(slopes[batch, head], scores), F
+    def look_up(scores, tile, batch, head, m0, n0):
+        slopes, _ = scores.parts[number]
+        return own(slopes[batch, head], scores)
 
-    return nothing_ahead, step
+    @device
+    def step(S, F, slope, scores, batch, head, m0, n0):
+        _, shift = scores.parts[number]
+        return S - distance(m0 + shift, n0) * slope, F
+
+    return look_up, step
 
 
 def distance_of(layout, ACC, transposed=False):
@@ -299,7 +304,7 @@ def bias(part, number, unit, layout, ACC, transposed):
     tile_of = keys_by_queries if transposed else queries_by_keys
 
     @device
-    def look_up(scores, batch, head, m0, n0):
+    def look_up(scores, tile, batch, head, m0, n0):
         (biases,) = scores.parts[number]
         return tile_of(biases[batch, head], m0, n0)
 
@@ -314,7 +319,7 @@ def boxed(part, number, unit, layout, ACC, transposed):
     _, step = bias(part, number, unit, layout, ACC, transposed)
 
     @device
-    def look_up(tile, batch, head, m0, n0):
+    def look_up(scores, tile, batch, head, m0, n0):
         return get(tile, layout)
 
     return look_up, step
