@@ -20,7 +20,16 @@ from .kernels.score import SINK_PART
 from .kernels.visibility import FARTHEST
 from .plan import plan
 from .spec import SIDES
-from .steps import Call, Part, array_of_function, array_of_mask, array_of_part, gradient_of_part, sums_of_part
+from .steps import (
+    Call,
+    Part,
+    array_of_function,
+    array_of_mask,
+    array_of_part,
+    gradient_of_part,
+    sums_by_query,
+    sums_of_part,
+)
 from .views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
@@ -282,6 +291,9 @@ def finish_gradient(part, number, arrays, seqlen_q):
         grad[...] = part._gradient(None, arrays["lse"], arrays["delta"][..., :seqlen_q])
     elif isinstance(part, RelativeBias):
         grad[...] = sums_of_entries(sums, seqlen_q, part._reach)
+    elif sums_by_query(number) in arrays:
+        sums = arrays[sums_by_query(number)].sum(axis=-1)[..., None, None]
+        grad[...] = sum_to(sums, (*grad.shape, 1, 1))[..., 0, 0]
     elif isinstance(part, Alibi):
         grad[...] = sums.sum(axis=(-2, -1))
     elif sums is not None:

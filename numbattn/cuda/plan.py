@@ -29,6 +29,7 @@ from .spec import (
     Line,
     Matrix,
     Own,
+    SlopeSums,
     Sums,
     Tails,
     Work,
@@ -45,6 +46,7 @@ from .steps import (
     array_of_mask,
     array_of_part,
     gradient_of_part,
+    sums_by_query,
     sums_of_part,
 )
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
@@ -80,6 +82,8 @@ class Planner:
         grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals))
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
+        slopes = [number for number, part in enumerate(call.score) if part.kind == "alibi" and part.gradient]
+        self.slopes = slopes[0] if "do" in self.layouts and len(slopes) == 1 else None
         self.segments = self.segments_of_packed()
 
     def plan(self, candidates):
@@ -104,6 +108,8 @@ class Planner:
             self.find_line(argument, self.work(spec))
         elif isinstance(argument, Sums):
             self.find_sums(argument, self.work(spec))
+        elif isinstance(argument, SlopeSums) and argument.are_made(self.work(spec)):
+            self.add_temporary(sums_by_query(self.slopes), self.problem.lse_shape, self.problem.sum_dtype)
 
     def add(self, spec):
         """The steps of a kernel."""
@@ -133,7 +139,7 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, self.score,
-            tuple(part.kind for part in self.call.intervals), segments,
+            tuple(part.kind for part in self.call.intervals), self.slopes, segments,
         )  # fmt: skip
 
     def segments_of_packed(self):
@@ -242,11 +248,11 @@ class Planner:
 
     # ----------------------------------------------------------------------------------------- gradients of a score
     def add_gradient(self, number, part):
-        """The steps of the gradient of a part's array; that of a sink needs none.
+        """The steps of the gradient of a part's array; that of a sink needs none, nor one that comes with dQ.
 
         They write to the gradient itself, or to sums which a few array operations turn into it: see passes.
         """
-        if not part.gradient or part.kind == SINK_PART:
+        if not part.gradient or part.kind == SINK_PART or sums_by_query(number) in self.temporaries:
             return
         shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
         about = {"behind": number - sum(part.kind == SINK_PART for part in self.call.score[:number])}
@@ -341,6 +347,9 @@ class Planner:
             number = argument.number(work)
             if number is not None:
                 yield self.at(array_of_part(number))
+        elif isinstance(argument, SlopeSums):
+            if argument.are_made(work):
+                yield self.at(sums_by_query(self.slopes), own=1)
         elif argument is PACKING:
             yield from self.packing(mask)
         elif argument is INTERVALS:

@@ -44,6 +44,7 @@ class Work(NamedTuple):
     deterministic: bool = True  # whether results are to be equal bit for bit from call to call
     score: tuple = ()  # kinds, see kernels.score
     intervals: tuple = ()  # kinds, see kernels.intervals
+    slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.segments
 
     @property
@@ -92,6 +93,13 @@ class BoxedBias(NamedTuple):
     """A bias whose tiles TMA loads, a tensor map, if there is one; number: (work) -> that of its part, or None."""
 
     number: Callable
+
+
+class SlopeSums(NamedTuple):
+    """Sums for the gradient of slopes, (batch, heads, seqlen_q); nothing where a kernel makes none. are_made: (work) ->
+    whether it does."""
+
+    are_made: Callable
 
 
 class Own(NamedTuple):

@@ -107,6 +107,10 @@ def gradient_of_part(number):
     return f"gradient of score {number}"
 
 
+def sums_by_query(number):
+    return f"sums of score {number} by query"
+
+
 def sums_of_part(number):
     """The name of what its gradient is summed from."""
     return f"sums of score {number}"

@@ -188,6 +188,23 @@ def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, 
     assert kernels(backward) == ["delta", *names]
 
 
+ALIBI, SLOPES = na.Alibi(np.zeros(8, np.float32)), ["delta", "backward_kv", "backward_q"]
+
+
+@pytest.mark.parametrize(("score", "options", "names"), [
+    ([ALIBI], {}, SLOPES), ([ALIBI, na.Sink(np.zeros(8))], {"mask": na.Window(30, 5)}, SLOPES),
+    ([na.Alibi(np.zeros(8), gradient=False)], {}, ["delta", "backward_kv", "round_dq"]),
+    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES, "bias_gradient"]),
+    ([ALIBI, ALIBI], {}, ["delta", "backward_kv", "round_dq", "bias_gradient", "bias_gradient"]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, ["delta", "backward_wide", "backward_q", "bias_gradient"]),
+], ids=["alone", "sink", "no gradient", "softcap", "two", "dropout"])  # fmt: skip
+def test_slopes_get_their_gradient_with_dq(score, options, names):
+    """Where nothing stands between it and dS; else from a kernel of its own."""
+    q = array(2, 8, 1000, 64)
+    _, backward = plans(HOPPER, q, q, q, score=score, **options)
+    assert kernels(backward) == names
+
+
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
 PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
 FORWARD_STEPS = ["intervals", "tile_states", "forward"]

@@ -21,6 +21,7 @@ try:
 except ImportError:
     cupy = None
 
+LEADS = [(2,), (2, 1), (1, 1), ()]  # axes of slopes, of 2 batches and 2 heads
 BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softcap", "pair bias")]
 
 
@@ -57,6 +58,16 @@ def test_compiled(rng, small, names):
     """As the PTX says."""
     with world_of("compiled"):
         on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_slopes_of_all_heads_or_some(rng, monkeypatch, lead):
+    """Their gradient comes with dQ."""
+    for name, size in zip("BHMN", (2, 2, 70, 90)):
+        monkeypatch.setattr(scores, name, size)
+    with world_of("compiled"), on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=[na.Sink(random(rng, 2, np.float16)),
+              na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
 
 
 def half_squared(s, batch, head, i, j):
@@ -167,10 +178,10 @@ def test_bias_broadcasts_as_in_numpy(rng, shape, batch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("lead", [(4, 1, 3), (1, 2, 3), (4, 2, 1), ()])
 def test_tables_broadcast_over_several_axes(rng, lead):
-    q, k, v = (random(rng, (4, 2, 3, n, 16), np.float32) for n in (70, 290, 290))
-    for entries in (1, 9, 801):
-        check(q, k, v, rng, cupy, score=[na.RelativeBias(random(rng, (*lead, entries), np.float32)),
-                                         na.Alibi(random(rng, lead, np.float32) / 50)])  # fmt: skip
+    for entries, dtype in zip((1, 9, 801), (np.float32, np.float16, np.float32)):
+        q, k, v = (random(rng, (4, 2, 3, n, 16), dtype) for n in (70, 290, 290))
+        check(q, k, v, rng, cupy, score=[na.RelativeBias(random(rng, (*lead, entries), dtype)),
+                                         na.Alibi(random(rng, lead, dtype) / 50)])  # fmt: skip
 
 
 @pytest.mark.gpu

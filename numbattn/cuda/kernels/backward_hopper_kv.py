@@ -57,6 +57,7 @@ from .gradients import (
     CONSUMER_REGISTERS,
     CONSUMERS,
     GIVEN,
+    LINE,
     PART,
     PRODUCER,
     PRODUCER_REGISTERS,
@@ -72,6 +73,7 @@ from .gradients import (
     keys_spec,
     keys_step,
     loader,
+    makes_slopes,
     pipelines_within,
     queries_steps,
     save_step,
@@ -340,7 +342,7 @@ def backward_kv(
                 mDK, mDV, mSums, tile, scale, Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             )
 
-    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * IS_BOXED), sums=True)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * IS_BOXED), (LINE,))
 
 
 def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
@@ -405,11 +407,13 @@ def keeps_both(work):
 def adds_dq(work):
     """Whether dQ is added up by all blocks: in no fixed order.
 
-    Not if head_dim is at most 32: the sums, 64 wide, would take 8 times the memory of dQ, to save 10 % of the time.
+    Not if head_dim is at most 32: the sums, 64 wide, would take 8 times the memory of dQ, to save 10 % of the time. Nor
+    with slopes, whose gradient comes with dQ: here it spills registers.
     """
     head_dim, _ = head_dims(work.problem)
     has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score))
-    return keeps_both(work) and has_room and work.problem.head_dim > 32 and not work.deterministic
+    in_two = work.deterministic or work.problem.head_dim <= 32 or makes_slopes(work)
+    return keeps_both(work) and has_room and not in_two
 
 
 def parameters_kv(work, tiles):

@@ -26,6 +26,8 @@ from ..tile import (
     operand,
     prefetch_tensor_map,
     release,
+    row_sum,
+    save,
     shape,
     stage,
     sync_threads,
@@ -46,10 +48,12 @@ from .gradients import (
     CONSUMER_REGISTERS,
     CONSUMERS,
     GIVEN,
+    LINE,
     LINES_AND_NUMBERS,
     PRODUCER,
     PRODUCER_REGISTERS,
     ROWS,
+    SLOPE_SUMS,
     ZERO,
     Call,
     Tiles,
@@ -57,6 +61,7 @@ from .gradients import (
     clear_step,
     dropout_steps,
     dtype_of_bias,
+    makes_slopes,
     save_step,
     size_of,
     source,
@@ -64,7 +69,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .schedule import place_grouped
-from .score import score_steps_ahead
+from .score import parts_of, score_steps_ahead, slopes_steps
 from .segments import count_step, queries_of, sight_step, slot_step
 from .tables import is_crowded
 from .visibility import (
@@ -74,16 +79,19 @@ from .visibility import (
     has_query_lengths,
     keys_in_sight,
     needs_test,
+    several,
     steps_to_next,
 )
 
 
 def backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, boxed="",
+    slopes=None,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
-    stages: of the pipelines of K and of V. boxed: the dtype of a bias whose tiles come with those of K.
+    stages: of the pipelines of K and of V. boxed: the dtype of a bias whose tiles come with those of K. slopes: the
+    number of the part whose slopes have a gradient, which is left to be summed over the queries.
     """
     dtype = DTYPES[dtype]
     S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
@@ -102,6 +110,7 @@ def backward_q(
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
+    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, is_boxed=IS_BOXED)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -166,9 +175,9 @@ def backward_q(
         return look_up(scores, place, batch, head, 0, 0)
 
     @device
-    def step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call):
+    def step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call):
         """dQ of a tile of keys, in flight."""
-        n0 = n_block * TILE_N
+        (segment, batch, head, m_block, m0, band), n0 = place, n_block * TILE_N
         here = at_hand(found, K, call.scores, batch, head)
         wait(V)
         dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
@@ -180,10 +189,11 @@ def backward_q(
         P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.delta_scale), F)     # line 20
         release(V)
-        return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
+        slopes = add_slopes(slopes, dS, call.scores, segment.first_query + m0, segment.first_key + n0)
+        return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call):
+    def compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call):
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(call.sight, batch, head)
@@ -199,13 +209,14 @@ def backward_q(
             sync_warpgroup()
         line = segment.first_line + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, line), load(mDelta[batch, head], ROW_VECTOR, line)
-        dQ, (n_block, n_blocks) = full(Q_TILE, ZERO), blocks_in_sight(call.sight, batch, head, m_block, m_end)
+        dQ, slopes, place = full(Q_TILE, ZERO), start_slopes(), (segment, batch, head, m_block, m0, band)
+        n_block, n_blocks = blocks_in_sight(call.sight, batch, head, m_block, m_end)
         if n_block < n_blocks:
             found = looked_up(segment, batch, head, m0, n_block, call)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
             while after < n_blocks:
-                dQ = step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call)
+                dQ, slopes = step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call)
                 found = looked_up(segment, batch, head, m0, after, call)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ = wgmma_wait(dQ, 1)
@@ -215,16 +226,18 @@ def backward_q(
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
-            dQ = step(dQ, S, found, dO, K, V, lse, D, segment, batch, head, m_block, m0, n_block, band, call)
+            dQ, slopes = step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call)
             dQ = wgmma_wait(dQ, 0)
             release(K)
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
+        if MAKES_SLOPES:
+            save(mSlopes[0][batch, head][first:end], row_sum(slopes), m0)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
-        at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDQ, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        kept_scale, at_once, delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
@@ -249,10 +262,10 @@ def backward_q(
         else:
             increase_registers(CONSUMER_REGISTERS)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
-            compute(mDQ, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
+            compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * IS_BOXED
-    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(LINE, MAKES_SLOPES),))
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -268,11 +281,16 @@ def queries_row(work):
     return crowded.get(size, QUERIES[size]) if is_crowded(work) else QUERIES[size]
 
 
+def parameters_q(work, tiles):
+    slopes = len(parts_of(work.score[: work.slopes])) if makes_slopes(work) else None
+    return with_results("dq")(work, tiles) | {"boxed": dtype_of_bias(work), "slopes": slopes}
+
+
 SPEC = Spec(
     backward_q,
-    (*GIVEN, BIAS, Matrix("dq"), *LINES_AND_NUMBERS),
+    (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *LINES_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
-    parameters=lambda work, tiles: with_results("dq")(work, tiles) | {"boxed": dtype_of_bias(work)},
+    parameters=parameters_q,
     takes=takes,
     numbers=at_once,
     arch="a",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ..spec import DROPOUT, MASK, SCORE, BoxedBias, Boxes, Line, Matrix, Spec
+from ..spec import DROPOUT, MASK, SCORE, BoxedBias, Boxes, Line, Matrix, SlopeSums, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -62,7 +62,7 @@ from .dropout import DROPS, keep_test
 from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
-from .score import boxed_bias, dtype_of_part, scores_type
+from .score import boxed_bias, dtype_of_part, is_curved, scores_type
 from .segments import count_step, sight_step, slot_step
 from .tables import compiled_in
 from .visibility import PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
@@ -348,20 +348,28 @@ def dtype_of_bias(work):
     return dtype_of_part(work, number_of_bias(work))
 
 
-BIAS = BoxedBias(number_of_bias)
+def makes_slopes(work):
+    """Whether the gradient of slopes comes with dQ."""
+    return work.slopes is not None and not (is_curved(work.score) or work.problem.dropout)
+
+
+BIAS, SLOPE_SUMS = BoxedBias(number_of_bias), SlopeSums(makes_slopes)
 LINES_AND_NUMBERS = (
     Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
     "scale_log2", "kept_scale", "at_once", "delta_scale",
 )  # fmt: skip
 
 
-def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=False):
-    """tiles: of what is given; sums: whether the kernel takes them, behind its results."""
+LINE = array_type(np.float32, 3)
+
+
+def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
+    """tiles: of what is given; sums: their types, if the kernel takes some behind its results."""
     results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
-    lines, maps = [array_type(np.float32, 3)] * (2 + sums), several(types.uint64, len(tiles) - 4)
+    lines, maps = [LINE] * 2, several(types.uint64, len(tiles) - 4)
     signature = types.void(
-        *[types.uint64] * 4, maps, *results, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number,
-        number, number, INDEX, number,
+        *[types.uint64] * 4, maps, *results, *sums, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        *[number] * 3, INDEX, number,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 

@@ -24,6 +24,7 @@ from ..tile import (
     load,
     maximum,
     minimum,
+    part_sum,
     reciprocal,
     shape,
     take,
@@ -272,6 +273,31 @@ def distance_of(layout, ACC, transposed=False):
         return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)))
 
     return distance
+
+
+def slopes_steps(number, layout, ACC):
+    """Device functions for the gradient of the slopes of this part: () -> sums, for each query; (sums, dS, scores, m0,
+    n0) -> sums. Without a number there are none."""
+    ZERO, PARTS, distance = ACC(0), layout.row_parts(), distance_of(layout, ACC)
+
+    @device
+    def start():
+        return full(PARTS, ZERO)
+
+    @device
+    def add(sums, dS, scores, m0, n0):
+        _, shift = scores.parts[number]
+        return part_sum(-(dS * distance(m0 + shift, n0)), sums)
+
+    @device
+    def start_none():
+        return ()
+
+    @device
+    def add_none(sums, dS, scores, m0, n0):
+        return sums
+
+    return (start_none, add_none) if number is None else (start, add)
 
 
 def relative(part, number, unit, layout, ACC, transposed):

@@ -41,7 +41,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
                case.delta_scale)  # fmt: skip
     if kernel == "q":
         source = backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
-        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"],)
+        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
     elif kernel == "wide":
         source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
