@@ -209,7 +209,7 @@ def forward(
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, IS_LOOKED_UP, IS_PACKED = drop_step(S_TILE, dropout), is_looked_up(mask), PACKED in mask
     HAS_KEY_LENGTHS = has_key_lengths(mask)
-    (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M)
+    (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
     look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, is_boxed=IS_BOXED)
     with_sink, inverse = sink_steps(score, ACC)

@@ -13,9 +13,11 @@ to a score counts from those of the packed arrays.
 from typing import Any, NamedTuple
 
 from ..spec import PADDED
-from ..tile import device, index, maximum, minimum, shape
+from ..tile import ballot, device, index, lowest_bit, maximum, minimum, shape, thread_index
 from .intervals import inside
 from .visibility import PACKED, Sight
+
+WARP = 32
 
 
 class Segment(NamedTuple):
@@ -60,25 +62,58 @@ def extent_of(offsets, t, length):
     return first, maximum(end - first, 0)
 
 
-def slot_step(mask, side, tile):
+def search_step(tile, by_warp):
+    """The device function (offsets, slot, length): the last segment that begins at this slot or before.
+
+    by_warp: for whole warps that ask for the same slot; they look at 32 segments at a time, so that two loads behind
+    one another find one of a thousand.
+    """
+    TILE = tile
+
+    @device
+    def begins_later(offsets, t, slot, length):
+        return start_of(offsets, t, length) // TILE + t > slot
+
+    @device
+    def search(offsets, slot, length):
+        (count,) = shape(offsets)
+        low, high = index(1), count + 1
+        while low < high:
+            middle = (low + high) // 2
+            if begins_later(offsets, middle, slot, length):
+                high = middle
+            else:
+                low = middle + 1
+        return low - 1
+
+    @device
+    def search_by_warp(offsets, slot, length):
+        (count,) = shape(offsets)
+        t, left = index(0), index(count)
+        while left > 0:                                         # it is one of t to t + left
+            step = (left + WARP - 1) // WARP
+            mine = t + (thread_index() % WARP + 1) * step
+            later = mine > count or begins_later(offsets, minimum(mine, count), slot, length)
+            t, left = t + lowest_bit(ballot(later)) * step, step - 1
+        return t
+
+    return search_by_warp if by_warp else search
+
+
+def slot_step(mask, side, tile, by_warp=True):
     """The device function (packing, batch, slot, length): the Segment of a slot, for tiles of queries or keys by side,
-    and which of the segment's tiles it is: beyond them all if the slot has none. length: of arrays not packed."""
-    KEEPS_Q, TILE = side == "q", tile
+    and which of the segment's tiles it is: beyond them all if the slot has none. length: of arrays not packed.
+
+    by_warp: see `search_step`.
+    """
+    KEEPS_Q, TILE, search = side == "q", tile, search_step(tile, by_warp)
 
     @device
     def in_segments(packing, batch, slot, length):
         (packing,) = packing
         queries, keys = packing.queries[batch, 0], packing.keys[batch, 0]
         kept, length = (queries, packing.seqlen_q) if KEEPS_Q else (keys, packing.seqlen_k)
-        (count,) = shape(kept)
-        low, high = index(1), count + 1                         # the segments that begin at this slot or before
-        while low < high:
-            middle = (low + high) // 2
-            if start_of(kept, middle, length) // TILE + middle <= slot:
-                low = middle + 1
-            else:
-                high = middle
-        t = low - 1
+        (count,), t = shape(kept), search(kept, slot, length)
         first_query, count_q = extent_of(queries, t, packing.seqlen_q)
         first_key, count_k = extent_of(keys, t, packing.seqlen_k)
         if t == 0 or t == count:                                # tokens in no segment

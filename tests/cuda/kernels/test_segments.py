@@ -11,7 +11,7 @@ from numbattn.cuda.kernels.segments import Segment, count_step, sight_step, slot
 from numbattn.cuda.kernels.visibility import FARTHEST, PACKED, Packing, Sight
 from numbattn.cuda.passes import numbers_and_arrays
 from numbattn.cuda.spec import PADDED
-from numbattn.cuda.tile import index, thread_index
+from numbattn.cuda.tile import block_index, index, thread_index
 from tests.test_intervals import segments
 from tests.tools.launch import launch, simulated_only
 
@@ -23,14 +23,15 @@ def packing_of(queries, keys, m, n, lo=-FARTHEST, hi=FARTHEST):
     return Packing(*offsets, *map(np.int32, (m, n, lo, hi)))
 
 
-def slots_of(packing, side, tile):
-    """Of each slot the Segment and the number of its tile, as dicts."""
-    segment_of, slots = slot_step((PACKED,), side, tile), count_step((PACKED,), tile)
+def slots_of(packing, side, tile, by_warp=True):
+    """Of each slot the Segment and the number of its tile, as dicts: asked for by a thread each, or by a warp each."""
+    segment_of, slots = slot_step((PACKED,), side, tile, by_warp), count_step((PACKED,), tile)
+    BY_WARP = by_warp
     length = packing.seqlen_q if side == "q" else packing.seqlen_k
     count = int(length) // tile + packing.queries.shape[-1] + 1
 
     def kernel(packing, length, out, counted):
-        slot = index(thread_index())
+        slot = index(block_index() if BY_WARP else thread_index())
         counted[0] = slots(packing, length)
         if slot < out.shape[0]:
             segment, which = segment_of(packing, index(0), slot, length)
@@ -39,13 +40,14 @@ def slots_of(packing, side, tile):
             out[slot, 4], out[slot, 5] = segment.first_line, which
 
     out, counted = np.full((count, len(FIELDS)), -1, np.int32), np.zeros(1, np.int32)
-    launch(kernel, (1, 1, 1), 32 * -(-count // 32), 0, (packing,), length, out, counted)
+    blocks, threads = (count, 32) if by_warp else (1, 32 * -(-count // 32))
+    launch(kernel, (blocks, 1, 1), threads, 0, (packing,), length, out, counted)
     assert counted[0] == count
     return [dict(zip(FIELDS, row)) for row in out.tolist()]
 
 
-def assert_every_tile_is_in_a_slot(queries, keys, m, n, side, tile):
-    slots = slots_of(packing_of(queries, keys, m, n), side, tile)
+def assert_every_tile_is_in_a_slot(queries, keys, m, n, side, tile, by_warp):
+    slots = slots_of(packing_of(queries, keys, m, n), side, tile, by_warp)
     kept, length = (queries, m) if side == "q" else (keys, n)
     first, count = ("first_query", "queries") if side == "q" else ("first_key", "keys")
     tiles = [slot for slot in slots if slot["tile"] * tile < slot[count]]
@@ -64,19 +66,32 @@ def assert_every_tile_is_in_a_slot(queries, keys, m, n, side, tile):
             assert of_queries == by_keys[of_keys] if in_segment else slot["queries"] == 0
 
 
+BY_WARP = pytest.mark.parametrize("by_warp", [False, True], ids=["by thread", "by warp"])
+
+
+@BY_WARP
 @pytest.mark.parametrize("tile", [4, 128])
 @pytest.mark.parametrize("side", ["q", "k"])
-def test_slots(side, tile):
-    assert_every_tile_is_in_a_slot([3, 7, 7, 12, 21], [0, 8, 9, 9, 30], 23, 31, side, tile)
+def test_slots(side, tile, by_warp):
+    assert_every_tile_is_in_a_slot([3, 7, 7, 12, 21], [0, 8, 9, 9, 30], 23, 31, side, tile, by_warp)
+
+
+@BY_WARP
+@pytest.mark.parametrize("count", [31, 32, 33, 70])
+def test_slots_of_many_segments(rng, count, by_warp):
+    lengths = rng.integers(0, 9, count)
+    offsets = np.cumsum([2, *lengths])
+    assert_every_tile_is_in_a_slot(offsets, offsets, offsets[-1] + 3, offsets[-1] + 3, "k", 4, by_warp)
 
 
 @simulated_only
+@BY_WARP
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(segments())
-def test_slots_of_any_segments(call):
+def test_slots_of_any_segments(by_warp, call):
     """Empty ones, too, and tokens before and behind all of them."""
     for side, tile in itertools.product("qk", (2, 4)):
-        assert_every_tile_is_in_a_slot(*call, side, tile)
+        assert_every_tile_is_in_a_slot(*call, side, tile, by_warp)
 
 
 def test_padded_lines_do_not_meet():
@@ -89,8 +104,9 @@ def test_padded_lines_do_not_meet():
     assert lines == [*range(len(slots))]
 
 
-def test_offsets_that_nobody_checked_stay_within_the_arrays():
-    for slot in slots_of(packing_of([-4, 50, 2], [9, -3, 99], 10, 20), "q", 4):
+@BY_WARP
+def test_offsets_that_nobody_checked_stay_within_the_arrays(by_warp):
+    for slot in slots_of(packing_of([-4, 50, 2], [9, -3, 99], 10, 20), "q", 4, by_warp):
         assert slot["tile"] >= 0
         assert 0 <= slot["first_query"] <= slot["first_query"] + max(slot["queries"], 0) <= 10
         assert 0 <= slot["first_key"] <= slot["first_key"] + max(slot["keys"], 0) <= 20
