@@ -188,6 +188,27 @@ def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, 
     assert kernels(backward) == ["delta", *names]
 
 
+BIAS = na.Bias(array(8, 1000, 1000), gradient=False)
+
+
+@pytest.mark.parametrize(("score", "options", "boxed"), [
+    ([BIAS], {}, "float16"), ([na.Alibi(np.zeros(8)), BIAS, na.Softcap(2.0)], {"mask": na.Window(30, 5)}, "float16"),
+    ([na.Bias(array(1000, 1000, dtype=np.dtype("bfloat16")), False)], {}, "bfloat16"),
+    ([BIAS, BIAS], {}, ""), ([BIAS, na.RelativeBias(np.zeros(9), gradient=False)], {}, ""),
+    ([BIAS], {"dropout": na.Dropout(0.1, 1)}, ""), ([BIAS], {"mask": na.Dense(np.ones((1000, 1000), bool))}, ""),
+    ([na.Bias(array(1000, 1000, dtype=np.float32), False)], {}, ""),
+    ([na.Bias(array(1000, 1001)[:, 1:], gradient=False)], {}, ""),
+], ids=["alone", "with others", "bfloat16", "two", "a table", "dropout", "a grid", "float32",
+        "rows of odd length"])  # fmt: skip
+def test_biases_that_tma_loads(score, options, boxed):
+    """Of two bytes an element and aligned, where nothing else is looked up."""
+    q = array(2, 8, 1000, 64)
+    forward, backward = plans(HOPPER, q, q, q, score=score, **options)
+    found = [dict(step.key.parameters)["boxed"] for step in (*forward.steps, *backward.steps)
+             if "boxed" in dict(step.key.parameters)]  # fmt: skip
+    assert {*found} == {boxed}
+
+
 ALIBI, SLOPES = na.Alibi(np.zeros(8, np.float32)), ["delta", "backward_kv", "backward_q"]
 
 

@@ -384,7 +384,7 @@ TABLE = [
         "cap - 2 * cap * r": "cap - cap * r",
         "F * (4 * r * (1 - r))": "F * (4 * r)",
         "convert(SIGN * (n0 - m0), ACC)": "convert(n0 - m0, ACC)",
-        "distance(m0 + shift, n0)": "distance(m0, n0)",
+        "distance(m0 + shift, n0) * slope": "distance(m0, n0) * slope",
         "diagonal_index(layout, SIGN * (n0 - m0)) * SIGN": "diagonal_index(layout, SIGN * (n0 - m0))",
         "maximum(minimum(ahead, reach), -reach)": "minimum(ahead, reach)",
         "number > curved[0]": "number >= curved[0]",
@@ -392,6 +392,49 @@ TABLE = [
         "return scale * LOG2E": "return LOG2E",
         "total * alpha + where": "total + where",
         "return alpha * reciprocal(total)": "return reciprocal(total)",
+    }),
+    Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
+        "part_sum(-(dS * distance(m0 + shift, n0)), sums)": "part_sum(-(dS * distance(m0, n0)), sums)",
+    }),
+    Faults("cuda/passes.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
+        "sum_to(sums, (*grad.shape, 1, 1))": "sums",
+    }),
+    Faults("cuda/kernels/score.py", ["cuda/test_plan.py::test_biases_that_tma_loads"], {
+        " and len(boxed) == 1": "",
+        "looking_up == boxed and": "boxed and",
+        "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
+    }),
+    Faults("cuda/kernels/gradients.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
+        "work.slopes is not None and not": "work.slopes is not None or not",
+        "is_curved(work.score) or work.problem.dropout)": "is_curved(work.score))",
+    }),
+    Faults("cuda/plan.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
+        "and len(slopes) == 1 else None": "and slopes else None",
+        " or sums_by_query(number) in self.temporaries": "",
+    }),
+    Faults("cuda/kernels/bias_gradient_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
+        "own_head, m0 + consumer * ROWS, n0)": "own_head, m0, n0)",
+        "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
+        "mDB[own_batch, own_head][:, n0:]": "mDB[own_batch, own_head]",
+    }),
+    Faults("cuda/kernels/forward_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]",
+                                              "cuda/test_scores.py::test_biases_that_tma_loads_simulated"], {
+        "place = allocate(SHARED_B, K.index * CONSUMERS + consumer)": "place = allocate(SHARED_B, K.index * CONSUMERS)",
+        "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
+            "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
+    }),
+    Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]",
+                                                  "cuda/test_scores.py::test_biases_that_tma_loads_simulated"], {
+        "tile.segment.first_key + tile.first + consumer * ROWS": "tile.segment.first_key + tile.first",
+        "sync_warpgroup()                                    # all have read it": "pass  # all have read it",
+        "work.problem.head_dim <= 32 or makes_slopes(work)": "makes_slopes(work) and work.problem.head_dim <= 32",
+    }),
+    Faults("cuda/kernels/backward_hopper_q.py", ["cuda/test_scores.py::test_biases_that_tma_loads[deterministic]"], {
+        "m_block * TILE_M + consumer * ROWS\n                    tma_load_part":
+            "m_block * TILE_M\n                    tma_load_part",
+    }),
+    Faults("cuda/tile/tma.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
+        "b.add(col, right)": "col",
     }),
     Faults("cuda/kernels/user_functions.py", SCORES, {
         "S = S * natural(ONE, scores)": "pass",
@@ -470,7 +513,10 @@ TABLE = [
         "if t > 0 else 0": "if t > 1 else 0",
         "if t < count else length": "if t < count - 1 else length",
         "low, high = index(1), count + 1": "low, high = index(1), count",
-        "+ middle <= slot:": "+ middle < slot:",
+        "// TILE + t > slot": "// TILE + t >= slot",
+        "(thread_index() % WARP + 1) * step": "thread_index() % WARP * step",
+        "ballot(later)) * step, step - 1": "ballot(later)) * step, index(0)",
+        "(left + WARP - 1) // WARP": "left // WARP + 1",
         "if t == 0 or t == count:": "if t == 0:",
         "(count_q, index(0)) if KEEPS_Q": "(index(0), count_k) if KEEPS_Q",
         "// TILE - t": "// TILE",
@@ -638,7 +684,9 @@ TABLE = [
         'asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)': "pass",
     }),
     Faults("cuda/tile/tma.py", ["cuda/tile/test_hopper.py", "cuda/tile/test_tma.py"], {
-        "index, I32(plan.nbytes))": "index, I32(plan.nbytes // 2))",
+        "head, row):\n        index, _ = unpack(b, value)\n        filled = emit_expect(b, stage.pipeline, index, "
+        "I32(plan.nbytes))": "head, row):\n        index, _ = unpack(b, value)\n        filled = emit_expect("
+                             "b, stage.pipeline, index, I32(plan.nbytes // 2))",
         'asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)': "pass",
         "b.add(start, I32(i * plan.box_bytes))": "start",
         'asm(b, "fence.proxy.async.shared::cta;", VOID, effect=True)': "None",

