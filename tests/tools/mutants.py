@@ -516,7 +516,6 @@ TABLE = [
         "// TILE + t > slot": "// TILE + t >= slot",
         "(thread_index() % WARP + 1) * step": "thread_index() % WARP * step",
         "ballot(later)) * step, step - 1": "ballot(later)) * step, index(0)",
-        "(left + WARP - 1) // WARP": "left // WARP + 1",
         "if t == 0 or t == count:": "if t == 0:",
         "(count_q, index(0)) if KEEPS_Q": "(index(0), count_k) if KEEPS_Q",
         "// TILE - t": "// TILE",
