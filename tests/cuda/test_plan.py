@@ -188,6 +188,13 @@ def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, 
     assert kernels(backward) == ["delta", *names]
 
 
+@pytest.mark.parametrize(("d", "names"), [(32, ["backward_kv", "backward_q"]), (40, ["backward_kv", "round_dq"])])
+def test_no_sums_that_are_much_larger_than_dq(d, names):
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q)
+    assert kernels(backward) == ["delta", *names]
+
+
 BIAS = na.Bias(array(8, 1000, 1000), gradient=False)
 
 

@@ -104,6 +104,17 @@ def test_biases_that_tma_loads_simulated(rng, monkeypatch):
 
 
 @simulated_only
+def test_biases_in_stages_that_are_filled_again(rng, monkeypatch):
+    for name, size in zip("BHMN", (1, 1, 70, 528)):
+        monkeypatch.setattr(scores, name, size)
+    with world_of("simulated"), on(HOPPER):
+        q, k, v = scores.qkv(rng, np.float16, heads_k=1, d=8, e=8)
+        score = na.Bias(random(rng, (70, 528), np.float16))
+        o = na.attention(q, k, v, score=score)
+    np.testing.assert_allclose(o, na.attention(q, k, v, score=score), rtol=2e-3, atol=2e-3)
+
+
+@simulated_only
 def test_a_function_sees_the_element_of_the_batch(rng):
     """Also where strides do not allow one launch for all of it."""
     q = random(rng, (2, 3, 1, 5, 8), np.float32)
