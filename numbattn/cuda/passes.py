@@ -15,6 +15,7 @@ from ..intervals import Intervals, Prefix, Segments
 from ..masks import Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
+from ..values import sum_broadcast
 from .kernels import BACKWARD, FORWARD, user_functions
 from .kernels.score import SINK_PART
 from .kernels.visibility import FARTHEST
@@ -292,8 +293,7 @@ def finish_gradient(part, number, arrays, seqlen_q):
     elif isinstance(part, RelativeBias):
         grad[...] = sums_of_entries(sums, seqlen_q, part._reach)
     elif sums_by_query(number) in arrays:
-        sums = arrays[sums_by_query(number)].sum(axis=-1)[..., None, None]
-        grad[...] = sum_to(sums, (*grad.shape, 1, 1))[..., 0, 0]
+        grad[...] = sum_broadcast(arrays[sums_by_query(number)].sum(axis=-1), grad.shape)
     elif isinstance(part, Alibi):
         grad[...] = sums.sum(axis=(-2, -1))
     elif sums is not None:

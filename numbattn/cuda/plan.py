@@ -8,7 +8,7 @@ from .build import Key
 from .kernels.bias_gradient_hopper import hopper_spec_of
 from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
-from .kernels.score import SINK_PART, is_curved, kind_of
+from .kernels.score import SINK_PART, is_curved, kind_of, place_of_part
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
@@ -255,7 +255,7 @@ class Planner:
         if not part.gradient or part.kind == SINK_PART or sums_by_query(number) in self.temporaries:
             return
         shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
-        about = {"behind": number - sum(part.kind == SINK_PART for part in self.call.score[:number])}
+        about = {"behind": place_of_part(self.score, number)}
         if part.kind == "relative":
             self.add_diagonal_sums(sums_of_part(number), shape[:-1], about)
             return

@@ -108,6 +108,7 @@ def gradient_of_part(number):
 
 
 def sums_by_query(number):
+    """The name of what the gradient of slopes is summed from, if it comes with dQ."""
     return f"sums of score {number} by query"
 
 

@@ -397,7 +397,8 @@ TABLE = [
         "part_sum(-(dS * distance(m0 + shift, n0)), sums)": "part_sum(-(dS * distance(m0, n0)), sums)",
     }),
     Faults("cuda/passes.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
-        "sum_to(sums, (*grad.shape, 1, 1))": "sums",
+        "sum_broadcast(arrays[sums_by_query(number)].sum(axis=-1), grad.shape)":
+            "arrays[sums_by_query(number)].sum(axis=-1)",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_plan.py::test_biases_that_tma_loads"], {
         " and len(boxed) == 1": "",

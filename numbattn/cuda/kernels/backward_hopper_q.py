@@ -69,7 +69,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .schedule import place_grouped
-from .score import parts_of, score_steps_ahead, slopes_steps
+from .score import place_of_part, score_steps_ahead, slopes_steps
 from .segments import count_step, queries_of, sight_step, slot_step
 from .tables import is_crowded
 from .visibility import (
@@ -282,7 +282,7 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    slopes = len(parts_of(work.score[: work.slopes])) if makes_slopes(work) else None
+    slopes = place_of_part(work.score, work.slopes) if makes_slopes(work) else None
     return with_results("dq")(work, tiles) | {"boxed": dtype_of_bias(work), "slopes": slopes}
 
 

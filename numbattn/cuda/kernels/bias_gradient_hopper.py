@@ -49,6 +49,7 @@ from .gradients import (
     BIAS,
     CONSUMERS,
     GIVEN,
+    LINE,
     PRODUCER,
     ROWS,
     ZERO,
@@ -155,7 +156,7 @@ def bias_gradient_hopper(
     def kernel(
         mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
     ):
-        batches, heads, seqlen_q = shape(mLse)
+        batches, heads, _ = shape(mLse)
         _, _, seqlen_q, seqlen_k = shape(mDB)
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
@@ -177,9 +178,8 @@ def bias_gradient_hopper(
             increase_registers(OF_CONSUMER)
             compute(mDB, mLse, mDelta, sight, scores, own, scale_log2, adds, m_tile, n0, seqlen_q)
 
-    line = array_type(np.float32, 3)
     signature = types.void(
-        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), line, line,
+        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
         sight_type(mask), scores_type(score, dtype), INDEX, types.float32, INDEX, INDEX, INDEX,
     )  # fmt: skip
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, SHARED_B

@@ -63,6 +63,11 @@ def parts_of(score):
     return [part for part in score if part != SINK_PART]
 
 
+def place_of_part(score, number):
+    """Which of Scores.parts it is: sinks are not among them."""
+    return len(parts_of(score[:number]))
+
+
 def part_types(part, number):
     """The types of what a part needs."""
     kind, *about = part.split()
@@ -110,7 +115,8 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
 
 
 def boxed_bias(work):
-    """The number of the bias that TMA loads, tile by tile, in the forward pass on Hopper; None if it loads none."""
+    """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that a
+    tensor map takes, where nothing else is looked up."""
     looking_up = [number for number, part in enumerate(work.score) if looks_up([part])]
     boxed = [number for number, part in enumerate(work.score) if part.endswith("boxes")]
     alone = looking_up == boxed and not (is_looked_up(work.mask) or work.problem.dropout)

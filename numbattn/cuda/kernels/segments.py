@@ -89,7 +89,7 @@ def search_step(tile, by_warp):
     @device
     def search_by_warp(offsets, slot, length):
         (count,) = shape(offsets)
-        t, left = index(0), index(count)
+        t, left = index(0), count
         while left > 0:                                         # it is one of t to t + left
             step = (left + WARP - 1) // WARP
             mine = t + (thread_index() % WARP + 1) * step

@@ -95,7 +95,7 @@ def tma_load(stage, matrices, batch, head, row):
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
         filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
-        emit_load(b, plan, emit_stage(b, plan, index), tensor_map, batch, head, row, None, filled)
+        emit_load(b, plan, emit_stage(b, plan, index), tensor_map, batch, head, row, I32(0), filled)
 
     index = types.int32
     return types.void(stage, types.uint64, index, index, index), generate
@@ -149,8 +149,7 @@ def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled):
         "[$0], [$1, {$2, $3, $4, $5}], [$6];"
     )
     for right, box in boxes_of(b, plan, pointer):
-        at = right if col is None else b.add(col, right)
-        asm(b, text, VOID, box, tensor_map, at, row, head, batch, filled, effect=True)
+        asm(b, text, VOID, box, tensor_map, b.add(col, right), row, head, batch, filled, effect=True)
 
 
 def emit_expect(b, pipeline, index, nbytes):
