@@ -60,6 +60,14 @@ def test_compiled(rng, small, names):
         on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
 
 
+@pytest.mark.parametrize("names", [("softcap",), ("softcap", "alibi")], ids="-".join)
+def test_a_derivative_beside_both_sums(rng, small, names):
+    with world_of("compiled"):
+        score = [PARTS[name](rng, np.float16) for name in names]
+        with on(HOPPER):
+            check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=score, causal=True, deterministic=False)
+
+
 @pytest.mark.parametrize("lead", LEADS)
 def test_slopes_of_all_heads_or_some(rng, monkeypatch, lead):
     """Their gradient comes with dQ."""

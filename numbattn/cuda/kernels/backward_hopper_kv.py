@@ -134,6 +134,8 @@ def backward_kv(
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
+    DP_LAST = is_curved(score) and tile_m > 64                  # else S, F and dP take more registers than there are
+    SCORES_FIRST = DP_LAST or bool(boxed)
     IS_BOXED, BIASES = bool(boxed), 1 if tile_m > 64 else 2     # stages of them
     SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[boxed] if boxed else dtype, BIASES * CONSUMERS * IS_BOXED)
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, CONSUMERS if adds_dq else 0)
@@ -224,18 +226,19 @@ def backward_kv(
 
     def step_with(masks, has_next):
         AFTER_DQ = int(has_next)                                # products that are started after it
-        AFTER_DK, AFTER_DP = AFTER_DQ + CONSUMERS * adds_dq, int(dv_first)
+        AFTER_DK, AFTER_DP = AFTER_DQ + CONSUMERS * adds_dq, int(dv_first and not DP_LAST)
 
         @device
         def step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
             batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
             band = band_at(call.sight, batch, at.head)
-            if IS_BOXED:                                        # before dP takes registers, too
+            if SCORES_FIRST:                                    # before dP takes registers, too
                 S, F = scored(S, B, segment, batch, at.head, m0, n0, call)
             wait(dO)
-            dP = dot(S_TILE, V, dO.tile.T)                      # line 17: dP = dO V^T, transposed, in flight
-            if not IS_BOXED:
+            if not DP_LAST:
+                dP = dot(S_TILE, V, dO.tile.T)                  # line 17: dP = dO V^T, transposed, in flight
+            if not SCORES_FIRST:
                 S, F = scored(S, B, segment, batch, at.head, m0, n0, call)
             P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
             if masks:
@@ -245,6 +248,8 @@ def backward_kv(
             if dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)       # line 16: dV += (P Z)^T dO, in flight
             PF = pull_back(P, F)                                # dS is P F times the rest
+            if DP_LAST:
+                dP = dot(S_TILE, V, dO.tile.T)                  # line 17
             dP = wgmma_wait(dP, AFTER_DP)
             dS = dS_of(PF, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.delta_scale)     # line 20
             if not dv_first:
@@ -378,15 +383,8 @@ KEYS = {  # of the largest head_dim
 }
 
 
-KEYS_CURVED = {64: Tiles(64, 128, 3), 128: KEYS[128]}  # for a Softcap
-
-
-def keys_row(work):
-    return (KEYS_CURVED if is_curved(work.score) else KEYS)[size_of(work)]
-
-
 def has_room_for_derivative(work):
-    """That of a Softcap at 64, without dQ, and at 128 with dQ."""
+    """That of a Softcap at 64, where beside Alibi dQ has none, and at 128 with dQ."""
     kinds, (head_dim, _) = {kind_of(part) for part in work.score}, head_dims(work.problem)
     at_128 = head_dim == 128 and not work.deterministic
     return kinds <= {"softcap", "alibi", "sink"} and (size_of(work) == 64 or at_128)
@@ -411,26 +409,26 @@ def adds_dq(work):
     with slopes, whose gradient comes with dQ: here it spills registers.
     """
     head_dim, _ = head_dims(work.problem)
-    has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score))
+    has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score) and "alibi" in work.score)
     in_two = work.deterministic or work.problem.head_dim <= 32 or makes_slopes(work)
     return keeps_both(work) and has_room and not in_two
 
 
 def parameters_kv(work, tiles):
     about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work)}
-    about |= {"dv_first": size_of(work) > 64}  # slower by 8 % at 64, faster by 6 % at 128
+    about |= {"dv_first": size_of(work) > 64 or is_curved(work.score)}  # slower by 8 % at 64, faster by 6 % at 128
     return with_results("dk", "dv")(work, tiles) | about
 
 
 DQ_SUMS = Sums("sums of dq")
 NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(backward_kv, keys_row, parameters_kv, adds_dq, (*GIVEN, BIAS), (DQ_SUMS,))
-SPEC = keys_spec(backward_kv, keys_row, parameters_kv, keeps_both, (*GIVEN, BIAS), (NO_SUMS,))
+SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, (*GIVEN, BIAS), (DQ_SUMS,))
+SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, (*GIVEN, BIAS), (NO_SUMS,))
 SPEC_ROUND = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
-    tiles=lambda work: (keys_row(work),),
+    tiles=lambda work: (KEYS[size_of(work)],),
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
         "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,

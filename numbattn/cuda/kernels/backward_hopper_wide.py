@@ -56,7 +56,6 @@ from .gradients import (
     pipelines_within,
     queries_steps,
     save_step,
-    size_of,
     source,
     with_results,
 )
@@ -246,4 +245,4 @@ def takes_it(work):
     return takes(work) and not (work.problem.dropout and may_be_negative)
 
 
-SPEC = keys_spec(backward_wide, lambda work: WIDE[size_of(work)], with_results("dk", "dv"), takes_it)
+SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"), takes_it)
