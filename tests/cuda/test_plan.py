@@ -156,7 +156,7 @@ def test_blocks_of_a_mask_are_looked_up_first():
     mask = na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100))
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
     assert kernels(forward) == ["tile_states", "forward"]
-    assert kernels(backward) == ["delta", "tile_states", "backward_wide", "tile_states", "backward_q"]
+    assert kernels(backward) == ["delta", "tile_states", "backward_kv", "round_dq"]
     for planned in forward, backward:
         for states, step in zip(planned.steps, planned.steps[1:]):
             assert states.key.name != "tile_states" or states.tiles == step.tiles
@@ -180,7 +180,7 @@ def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e
 
 @pytest.mark.parametrize(("d", "deterministic", "names"), [
     (64, False, ["backward_kv", "round_dq"]), (64, True, ["backward_kv", "backward_q"]),
-    (128, False, ["backward_wide", "backward_q"]),
+    (128, False, ["backward_kv", "round_dq"]), (192, False, ["backward_wide", "backward_q"]),
 ])  # fmt: skip
 def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, names):
     q = array(2, 8, 1000, d)
@@ -224,7 +224,7 @@ ALIBI, SLOPES = na.Alibi(np.zeros(8, np.float32)), ["delta", "backward_kv", "bac
     ([na.Alibi(np.zeros(8), gradient=False)], {}, ["delta", "backward_kv", "round_dq"]),
     ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES, "bias_gradient"]),
     ([ALIBI, ALIBI], {}, ["delta", "backward_kv", "round_dq", "bias_gradient", "bias_gradient"]),
-    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, ["delta", "backward_wide", "backward_q", "bias_gradient"]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, ["delta", "backward_kv", "round_dq", "bias_gradient"]),
 ], ids=["alone", "sink", "no gradient", "softcap", "two", "dropout"])  # fmt: skip
 def test_slopes_get_their_gradient_with_dq(score, options, names):
     """Where nothing stands between it and dS; else from a kernel of its own."""
@@ -236,7 +236,7 @@ def test_slopes_get_their_gradient_with_dq(score, options, names):
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
 PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
 FORWARD_STEPS = ["intervals", "tile_states", "forward"]
-STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wide", "tile_states", "backward_q"]
+STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_kv", "round_dq"]
 
 
 @pytest.mark.parametrize(("options", "names"), [

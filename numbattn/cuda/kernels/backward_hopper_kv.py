@@ -118,14 +118,15 @@ def wait_for_store():
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, score,
-    dropout, nbytes, boxed="",
+    dropout, nbytes, boxed="", dp_last=False,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
     The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to 15 %.
 
     stages: of the pipelines of Q and of dO. dv_first: whether dV is in flight while dS is computed, which takes more
-    registers. boxed: the dtype of a bias that TMA loads.
+    registers. boxed: the dtype of a bias that TMA loads. dp_last: whether dP is started behind dV, and so overlaps with
+    no exponential of its own: then there are registers for what a mask, a score or dropout needs.
     """
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE, Q_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), wgmma(PART)
@@ -134,8 +135,7 @@ def backward_kv(
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
-    DP_LAST = is_curved(score) and tile_m > 64                  # else S, F and dP take more registers than there are
-    SCORES_FIRST = DP_LAST or bool(boxed)
+    DP_LAST, SCORES_FIRST = dp_last, dp_last or bool(boxed)
     IS_BOXED, BIASES = bool(boxed), 1 if tile_m > 64 else 2     # stages of them
     SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[boxed] if boxed else dtype, BIASES * CONSUMERS * IS_BOXED)
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, CONSUMERS if adds_dq else 0)
@@ -383,22 +383,20 @@ KEYS = {  # of the largest head_dim
 }
 
 
-def has_room_for_derivative(work):
-    """That of a Softcap at 64, where beside Alibi dQ has none, and at 128 with dQ."""
+def dp_is_last(work):
+    """Whether a consumer has no registers for dP beside what a mask or a score looks up, but for a bias that TMA loads,
+    beside a score's derivative, or with dropout at 128."""
     kinds, (head_dim, _) = {kind_of(part) for part in work.score}, head_dims(work.problem)
-    at_128 = head_dim == 128 and not work.deterministic
-    return kinds <= {"softcap", "alibi", "sink"} and (size_of(work) == 64 or at_128)
+    has_derivative = is_curved(work.score)
+    fits = head_dim == 128 and not work.deterministic and kinds <= {"softcap", "alibi", "sink"}
+    looked_up = is_looked_up(work.mask) or (looks_up(work.score) and not dtype_of_bias(work))
+    dropped = work.problem.dropout and (size_of(work) > 64 or work.score)
+    return bool(looked_up or dropped or (has_derivative and not fits))
 
 
 def keeps_both(work):
-    """Whether a consumer has registers for both accumulators, dK and dV.
-
-    It has none for what a mask or a score looks up, but for a bias that TMA loads, nor for a score's derivative, which
-    waits for dP, but for `has_room_for_derivative`; with dropout it spills some at 128.
-    """
-    crowded = is_looked_up(work.mask) or (looks_up(work.score) and not dtype_of_bias(work))
-    crowded = crowded or (is_curved(work.score) and not has_room_for_derivative(work))
-    crowded = crowded or (work.problem.dropout and (size_of(work) > 64 or work.score))
+    """Whether a consumer has registers for both accumulators, dK and dV: not with a derivative and dropout at 128."""
+    crowded = size_of(work) > 64 and is_curved(work.score) and work.problem.dropout
     return takes(work) and size_of(work) in KEYS and not crowded
 
 
@@ -416,7 +414,8 @@ def adds_dq(work):
 
 def parameters_kv(work, tiles):
     about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work)}
-    about |= {"dv_first": size_of(work) > 64 or is_curved(work.score)}  # slower by 8 % at 64, faster by 6 % at 128
+    about |= {"dp_last": dp_is_last(work)}
+    about |= {"dv_first": size_of(work) > 64 or dp_is_last(work)}  # slower by 8 % at 64, faster by 6 % at 128
     return with_results("dk", "dv")(work, tiles) | about
 
 
