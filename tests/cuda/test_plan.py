@@ -242,7 +242,7 @@ STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_kv
 @pytest.mark.parametrize(("options", "names"), [
     ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, (PACKED_STEPS[0], None)),
     ({"deterministic": True}, (["forward"], ["delta", "backward_kv", "backward_q"])),
-    ({"score": na.Softcap(2.0)}, (["forward"], ["delta", "backward_kv", "backward_q"])),
+    ({"score": na.Softcap(2.0)}, PACKED_STEPS),
     ({"dropout": na.Dropout(0.1, 1)}, STEPS_OF_ALL), ({"score": na.Bias(np.zeros((1000, 1000)), False)}, STEPS_OF_ALL),
     ({"mask": na.Segments(BY_HEAD)}, STEPS_OF_ALL), ({"mask": na.Segments(OFFSETS) & na.Prefix(3)}, STEPS_OF_ALL),
     ({"mask": na.Segments(OFFSETS) & na.Lengths(np.zeros((2, 1), int))}, STEPS_OF_ALL),

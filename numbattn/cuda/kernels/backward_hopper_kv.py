@@ -85,6 +85,7 @@ from .layouts import DTYPES, array_type
 from .schedule import place
 from .score import is_curved, kind_of, looks_up, score_steps_ahead
 from .segments import keys_of, queries_of, slot_step
+from .user_functions import FUNCTION
 from .visibility import (
     band_of,
     element_test,
@@ -395,8 +396,10 @@ def dp_is_last(work):
 
 
 def keeps_both(work):
-    """Whether a consumer has registers for both accumulators, dK and dV: not with a derivative and dropout at 128."""
-    crowded = size_of(work) > 64 and is_curved(work.score) and work.problem.dropout
+    """Whether a consumer has registers for both accumulators, dK and dV: not with a derivative and dropout at 128. With
+    dropout the sign of P is taken, and a function's derivative may be negative."""
+    kinds = {kind_of(part) for part in work.score}
+    crowded = is_curved(work.score) and work.problem.dropout and (size_of(work) > 64 or FUNCTION in kinds)
     return takes(work) and size_of(work) in KEYS and not crowded
 
 
