@@ -308,14 +308,22 @@ def slopes_steps(number, layout, ACC):
 
 def relative(part, number, unit, layout, ACC, transposed):
     (own, _), SIGN = unit, -1 if transposed else 1
+    LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
+    BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
+
+    @device
+    def entry(ahead, reach):
+        return maximum(minimum(ahead, reach), -reach) + reach
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
         (table,) = scores.parts[number]
         _, _, count = shape(table)
-        reach = count // 2
-        ahead = diagonal_index(layout, SIGN * (n0 - m0)) * SIGN     # j - i
-        entries = take(table[batch, head], maximum(minimum(ahead, reach), -reach) + reach)
+        reach, ahead = count // 2, n0 - m0                              # j - i of the first element
+        least, most = entry(ahead - BEFORE, reach), entry(ahead + AHEAD, reach)
+        if least == most:                                               # far from the diagonal all share an entry
+            return S + own(table[batch, head, least], scores), F
+        entries = take(table[batch, head], entry(diagonal_index(layout, SIGN * ahead) * SIGN, reach))
         return S + own(entries, scores), F
 
     return nothing_ahead, step
