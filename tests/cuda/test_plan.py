@@ -13,6 +13,7 @@ from numbattn.cuda.kernels import (
     BACKWARD,
     FORWARD,
     backward,
+    backward_hopper_kv,
     backward_hopper_wide,
     forward,
     forward_hopper,
@@ -79,11 +80,11 @@ def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, crow
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
     found = work(d=size, e=8)
-    assert forward_hopper.SPEC.parameters(found, *forward_hopper.SPEC.tiles(found))["head_dim"] == rounded
+    assert forward_hopper.SPEC.parameters(found, forward_hopper.SPEC.fitting(found))["head_dim"] == rounded
 
 
 def row(head_dim, keys=1000, seqlen_k=1000, **others):
-    (found,) = forward_hopper.SPEC.tiles(work(d=head_dim, keys=keys, seqlen_k=seqlen_k, **others))
+    found, _ = forward_hopper.SPEC.tiles(work(d=head_dim, keys=keys, seqlen_k=seqlen_k, **others))
     return found
 
 
@@ -196,6 +197,21 @@ def test_no_sums_that_are_much_larger_than_dq(d, names):
 
 
 BIAS = na.Bias(array(8, 1000, 1000), gradient=False)
+CAP, LINE = na.Softcap(2.0), np.zeros((1, 1, 1000), np.int32)
+
+
+@pytest.mark.parametrize(("d", "options", "kernel"), [
+    (64, {"score": CAP}, "backward_kv"), (64, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
+    (128, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_wide"),
+    (128, {"score": CAP, "mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_wide"),
+    (128, {"score": [CAP, BIAS]}, "backward_wide"), (128, {"score": BIAS, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
+    (64, {"mask": na.Intervals(LINE, LINE)}, "backward_wide"), (128, {"mask": na.Intervals(LINE, LINE)}, "backward_kv"),
+    (64, {"mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_kv"),
+])  # fmt: skip
+def test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up(d, options, kernel):
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q, **options)
+    assert kernel in kernels(backward)
 
 
 @pytest.mark.parametrize(("score", "options", "boxed"), [
@@ -236,7 +252,7 @@ def test_slopes_get_their_gradient_with_dq(score, options, names):
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
 PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
 FORWARD_STEPS = ["intervals", "tile_states", "forward"]
-STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_kv", "round_dq"]
+STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wide", "tile_states", "backward_q"]
 
 
 @pytest.mark.parametrize(("options", "names"), [
@@ -411,6 +427,14 @@ def boxed_choices():
                 yield pytest.param(spec, found, 0, id=f"{spec.name} boxed {dtype} {d} {' '.join(score)}")
 
 
+def ramp_choices():
+    """The forward kernel on Hopper where tensor cores add slopes to S, which takes shared memory, too."""
+    for i, (d, (keys, seqlen_k)) in enumerate(product((64, 128, 192, 256), ((100, 100), (MANY, MANY), (100, 1000)))):
+        dtype, score = ("float16", "bfloat16")[i % 2], (("alibi",), ("sink", "alibi"))[i // 2 % 2]
+        found = work(dtype, d, d, mask=KINDS[i % 2], score=score, keys=keys, seqlen_k=seqlen_k)
+        yield pytest.param(forward_hopper.SPEC, found, 0, id=f"ramp {dtype} {d} {keys} of {seqlen_k}")
+
+
 def score_choices():
     """The kernels on Hopper with scores, those of their gradients among them."""
     scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
@@ -443,10 +467,13 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
         return 160
     if spec.factory is backward_hopper_wide.backward_wide and head_dim > 192 and others["score"]:
         return 16
+    if spec.factory is backward_hopper_kv.backward_kv and head_dim > 64 and others["dp_last"]:
+        return 8
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 
-CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *boxed_choices(), *score_choices()]
+CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *boxed_choices(), *ramp_choices(),
+           *score_choices()]
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)

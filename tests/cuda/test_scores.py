@@ -78,6 +78,37 @@ def test_slopes_of_all_heads_or_some(rng, monkeypatch, lead):
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
 
 
+@pytest.mark.parametrize(("dtype", "m", "n", "d", "options"), [
+    ("float16", 256, 256, 8, {}), ("bfloat16", 128, 400, 128, {"mask": na.Window(300, 0)}),
+    ("float16", 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 128, 192, 200, {"causal": True}),
+    ("float16", 260, 260, 8, {"mask": na.Segments(np.array([10, 200, 260])) & na.Causal()}),
+], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
+def test_slopes_far_from_the_diagonal(rng, monkeypatch, dtype, m, n, d, options):
+    """There the tensor cores add them to S; slopes that need all the bits of a float32."""
+    for name, size in zip("BHMN", (1, 2, m, n)):
+        monkeypatch.setattr(scores, name, size)
+    score = [na.Alibi(np.array([1 / 3, -1 / 700], np.float32), gradient=False), na.Sink(0.5, gradient=False)]
+    with world_of("compiled"), on(HOPPER):
+        check(*scores.qkv(rng, np.dtype(dtype), heads_k=1, d=d, e=d), rng, score=score, **options)
+
+
+@simulated_only
+def test_slopes_far_from_the_diagonal_simulated(rng, monkeypatch):
+    for name, size in zip("BHMN", (1, 1, 128, 192)):
+        monkeypatch.setattr(scores, name, size)
+    with world_of("simulated"), on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=na.Alibi(np.float32(0.1), gradient=False))
+
+
+@pytest.mark.parametrize(("device", "dtype"), [(HOPPER, np.float16), (TURING, np.float32)], ids=["Hopper", "any GPU"])
+def test_entries_far_from_the_diagonal(rng, monkeypatch, device, dtype):
+    """Tiles of which all elements are added the first entry of the table, or the last one."""
+    for name, size in zip("BHMN", (1, 1, 140, 140)):
+        monkeypatch.setattr(scores, name, size)
+    with world_of("compiled"), on(device):
+        check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=na.RelativeBias(random(rng, 9, dtype)))
+
+
 def half_squared(s, batch, head, i, j):
     return s * s / 2
 

@@ -85,8 +85,8 @@ from .layouts import DTYPES, array_type
 from .schedule import place
 from .score import is_curved, kind_of, looks_up, score_steps_ahead
 from .segments import keys_of, queries_of, slot_step
-from .user_functions import FUNCTION
 from .visibility import (
+    BY_INTERVALS,
     band_of,
     element_test,
     has_key_lengths,
@@ -386,21 +386,23 @@ KEYS = {  # of the largest head_dim
 
 def dp_is_last(work):
     """Whether a consumer has no registers for dP beside what a mask or a score looks up, but for a bias that TMA loads,
-    beside a score's derivative, or with dropout at 128."""
+    beside a score's derivative, or beside dropout at 128."""
     kinds, (head_dim, _) = {kind_of(part) for part in work.score}, head_dims(work.problem)
-    has_derivative = is_curved(work.score)
     fits = head_dim == 128 and not work.deterministic and kinds <= {"softcap", "alibi", "sink"}
     looked_up = is_looked_up(work.mask) or (looks_up(work.score) and not dtype_of_bias(work))
     dropped = work.problem.dropout and (size_of(work) > 64 or work.score)
-    return bool(looked_up or dropped or (has_derivative and not fits))
+    return bool(looked_up or dropped or (is_curved(work.score) and not fits))
 
 
 def keeps_both(work):
-    """Whether a consumer has registers for both accumulators, dK and dV: not with a derivative and dropout at 128. With
-    dropout the sign of P is taken, and a function's derivative may be negative."""
-    kinds = {kind_of(part) for part in work.score}
-    crowded = is_curved(work.score) and work.problem.dropout and (size_of(work) > 64 or FUNCTION in kinds)
-    return takes(work) and size_of(work) in KEYS and not crowded
+    """Whether a consumer has registers for both accumulators, dK and dV.
+
+    Not for a score's derivative beside what is looked up for each element, or, at 128, beside dropout; nor for the
+    intervals of a mask at 64.
+    """
+    size, looked_up = size_of(work), is_looked_up(work.mask) or looks_up(work.score)
+    crowded = is_curved(work.score) and (looked_up or (work.problem.dropout and size > 64))
+    return takes(work) and size in KEYS and not crowded and not (BY_INTERVALS in work.mask and size == 64)
 
 
 def adds_dq(work):

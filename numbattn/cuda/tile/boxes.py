@@ -71,7 +71,7 @@ class Boxes(Place):
 
     @property
     def stride(self):
-        return max(self.cols, self.room) // self.width * self.box_bytes
+        return -(-max(self.cols, self.room) // self.width) * self.box_bytes
 
     @property
     def width(self):
@@ -90,7 +90,7 @@ class Boxes(Place):
     @property
     def nbytes(self):
         """Of one stage."""
-        return self.cols // self.width * self.box_bytes
+        return -(-self.cols // self.width) * self.box_bytes
 
     def place(self, row, col):
         """Elements in memory from the first one to that at (row, col). Operators only, see Axis.base."""
