@@ -204,7 +204,8 @@ CAP, LINE = na.Softcap(2.0), np.zeros((1, 1, 1000), np.int32)
     (64, {"score": CAP}, "backward_kv"), (64, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
     (128, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_wide"),
     (128, {"score": CAP, "mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_wide"),
-    (128, {"score": [CAP, BIAS]}, "backward_wide"), (128, {"score": BIAS, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
+    (128, {"score": [CAP, BIAS]}, "backward_wide"),
+    (128, {"score": BIAS, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
     (64, {"mask": na.Intervals(LINE, LINE)}, "backward_wide"), (128, {"mask": na.Intervals(LINE, LINE)}, "backward_kv"),
     (64, {"mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_kv"),
 ])  # fmt: skip
