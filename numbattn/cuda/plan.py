@@ -6,6 +6,7 @@ import numpy as np
 
 from .build import Key
 from .kernels.bias_gradient_hopper import hopper_spec_of
+from .kernels.gradients import comes_with_dq
 from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
 from .kernels.score import SINK_PART, is_curved, kind_of, place_of_part
@@ -145,14 +146,16 @@ class Planner:
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
 
-        All heads have the same ones; dropout, grids, biases and what computes gradients of a score are laid out by
-        tiles of the whole matrix.
+        All heads have the same ones; dropout, grids, biases and the kernels that compute gradients of a score alone
+        are laid out by tiles of the whole matrix.
         """
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        wants_gradient = "do" in self.layouts and any(part.gradient for part in self.call.score)
-        if self.problem.dropout or wants_gradient or any(kind_of(kind) == "bias" for kind in self.score):
+        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and part.kind != SINK_PART]
+        with_dq = wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)
+        alone = "do" in self.layouts and wanted and not with_dq
+        if self.problem.dropout or alone or any(kind_of(kind) == "bias" for kind in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
         return 0 if by_head else offsets[0][-1] + 1

@@ -49,6 +49,18 @@ def test_compiled(rng, small, kind, dropout):
               dropout=dropout)  # fmt: skip
 
 
+PACKED_PARTS = {"sink": [na.Sink], "slopes": [na.Alibi], "both": [na.Alibi, na.Sink]}
+
+
+@pytest.mark.parametrize("kinds", PACKED_PARTS)
+def test_gradients_of_scores_that_need_no_kernel_of_their_own(rng, small, kinds):
+    """Sequences are computed as matrices of their own; some are empty, some tokens are in none."""
+    score = [kind(random(rng, 2, np.float16) / 9) for kind in PACKED_PARTS[kinds]]
+    mask = na.Segments(np.array([3, 3, 40, 68]), np.array([0, 20, 90, 130])) & na.Causal()
+    with world_of("compiled"), on(HOPPER):
+        check(*masks.qkv(rng, np.float16, heads_k=1), rng, mask=mask, score=score, bits=ONE_KEY)
+
+
 def results_of(arrays, xp, **options):
     """o, lse and the gradients as NumPy arrays."""
     q, k, v, do = (xp.asarray(arrays[name]) for name in ("q", "k", "v", "do"))

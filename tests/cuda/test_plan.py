@@ -252,13 +252,16 @@ def test_slopes_get_their_gradient_with_dq(score, options, names):
 
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
 PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
+PACKED_IN_TWO = ["forward"], ["delta", "backward_kv", "backward_q"]
 FORWARD_STEPS = ["intervals", "tile_states", "forward"]
 STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wide", "tile_states", "backward_q"]
 
 
 @pytest.mark.parametrize(("options", "names"), [
-    ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, (PACKED_STEPS[0], None)),
-    ({"deterministic": True}, (["forward"], ["delta", "backward_kv", "backward_q"])),
+    ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, PACKED_STEPS),
+    ({"deterministic": True}, PACKED_IN_TWO), ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8))]}, PACKED_IN_TWO),
+    ({"score": [na.Alibi(np.zeros(8)), na.Softcap(2.0)]}, (PACKED_STEPS[0], None)),
+    ({"score": na.RelativeBias(np.zeros(9))}, (PACKED_STEPS[0], None)),
     ({"score": na.Softcap(2.0)}, PACKED_STEPS),
     ({"dropout": na.Dropout(0.1, 1)}, STEPS_OF_ALL), ({"score": na.Bias(np.zeros((1000, 1000)), False)}, STEPS_OF_ALL),
     ({"mask": na.Segments(BY_HEAD)}, STEPS_OF_ALL), ({"mask": na.Segments(OFFSETS) & na.Prefix(3)}, STEPS_OF_ALL),

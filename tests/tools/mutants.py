@@ -444,8 +444,8 @@ TABLE = [
         "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
     }),
     Faults("cuda/kernels/gradients.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
-        "work.slopes is not None and not": "work.slopes is not None or not",
-        "is_curved(work.score) or work.problem.dropout)": "is_curved(work.score))",
+        "return slopes is not None and not": "return slopes is not None or not",
+        "(is_curved(score) or dropout)": "is_curved(score)",
     }),
     Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/test_plan.py::test_no_sums_that_are_much_larger_than_dq",
                                                   "cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
@@ -550,6 +550,20 @@ TABLE = [
         " & (row_index(ROWS, m0) < end - first)": "",
         "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",
         "batches * heads, heads)": "batches * heads, batches)",
+    }),
+    Faults("cuda/passes.py", ["cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own"], {
+        'arrays["lse_log2"] / LOG2_E if': 'arrays["lse_log2"] if',
+    }),
+    Faults("cuda/kernels/delta.py", [
+        "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own"
+    ], {
+        "full(ROWS, ACC(0))": "full(ROWS, INFINITE)",
+    }),
+    Faults("cuda/plan.py", ["cuda/test_plan.py::test_packed_arrays_are_computed_by_segment"], {
+        "wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)":
+            "wanted == [self.slopes]",
+        " and part.kind != SINK_PART]": "]",
+        "wanted and not with_dq": "not with_dq",
     }),
     Faults("cuda/kernels/segments.py", ["cuda/kernels/test_segments.py"], {
         "inside(offsets[t - 1], length)": "offsets[t - 1]",

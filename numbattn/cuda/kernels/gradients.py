@@ -348,9 +348,13 @@ def dtype_of_bias(work):
     return dtype_of_part(work, number_of_bias(work))
 
 
+def comes_with_dq(slopes, score, dropout):
+    """Whether the gradient of slopes does; slopes: the number of their part, or None."""
+    return slopes is not None and not (is_curved(score) or dropout)
+
+
 def makes_slopes(work):
-    """Whether the gradient of slopes comes with dQ."""
-    return work.slopes is not None and not (is_curved(work.score) or work.problem.dropout)
+    return comes_with_dq(work.slopes, work.score, work.problem.dropout)
 
 
 BIAS, SLOPE_SUMS = BoxedBias(number_of_bias), SlopeSums(makes_slopes)
