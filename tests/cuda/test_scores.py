@@ -87,7 +87,7 @@ def test_slopes_far_from_the_diagonal(rng, monkeypatch, dtype, m, n, d, options)
     """There the tensor cores add them to S; slopes that need all the bits of a float32."""
     for name, size in zip("BHMN", (1, 2, m, n)):
         monkeypatch.setattr(scores, name, size)
-    score = [na.Alibi(np.array([1 / 3, -1 / 700], np.float32), gradient=False), na.Sink(0.5, gradient=False)]
+    score = [na.Alibi(np.array([1 / 30, -1 / 70], np.float32), gradient=False), na.Sink(0.5, gradient=False)]
     with world_of("compiled"), on(HOPPER):
         check(*scores.qkv(rng, np.dtype(dtype), heads_k=1, d=d, e=d), rng, score=score, **options)
 
