@@ -557,7 +557,7 @@ TABLE = [
     Faults("cuda/kernels/delta.py", [
         "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own"
     ], {
-        "full(ROWS, ACC(0))": "full(ROWS, INFINITE)",
+        "full(ROWS, INFINITE)": "full(ROWS, ACC(0))",
     }),
     Faults("cuda/plan.py", ["cuda/test_plan.py::test_packed_arrays_are_computed_by_segment"], {
         "wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)":

@@ -91,8 +91,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, first + segment.queries, m0)
             save(mDelta[batch, head], D, line)
             save(mLseLog2[batch, head], where(sees, lse * LOG2E, INFINITE), line)
-        else:                                                   # no tile; the gradient of a sink sums over whole lines
-            save(mDelta[batch, head], full(ROWS, ACC(0)), line)
+        else:                                                   # no tile: nothing for the sums of a sink's gradient
             save(mLseLog2[batch, head], full(ROWS, INFINITE), line)
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
