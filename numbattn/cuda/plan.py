@@ -219,8 +219,10 @@ class Planner:
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)
         name, states = f"states of {spec.name}", STATES[spec.keeps]
-        self.add_temporary(name, shape, UINT32)
         self.states = name
+        if name in self.temporaries:  # of a part before
+            return
+        self.add_temporary(name, shape, UINT32)
         self.add_launches(states, work, tiles, states.parameters(work, tiles))
 
     def batch(self, heads):
@@ -302,6 +304,8 @@ class Planner:
     def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
         """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
         work, seen = self.work(spec), set()
+        if has_states(work.mask):
+            self.find_states(spec, tiles, work)
         key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
         (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
         later = {name: name for name in OWN_NUMBERS}

@@ -196,6 +196,19 @@ def test_no_sums_that_are_much_larger_than_dq(d, names):
     assert kernels(backward) == ["delta", *names]
 
 
+@pytest.mark.parametrize(("score", "names"), [
+    ([na.RelativeBias(np.zeros(9))], ["diagonal_sums"]), ([na.Bias(np.zeros((8, 1, 1)))], ["bias_gradient"]),
+    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient"] * 2),
+], ids=["table", "bias", "two"])  # fmt: skip
+@pytest.mark.parametrize("mask", [na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100)), na.Segments(
+    np.array([0, 300, 1000]))], ids=["blocks", "segments"])  # fmt: skip
+def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
+    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=score)
+    found = kernels(backward)
+    assert found[-len(names) - 1 :] == ["tile_states", *names]
+    assert {step.tiles for step in backward.steps[-len(names) - 1 :]} == {backward.steps[-1].tiles}
+
+
 BIAS = na.Bias(array(8, 1000, 1000), gradient=False)
 CAP, LINE = na.Softcap(2.0), np.zeros((1, 1, 1000), np.int32)
 
@@ -439,6 +452,14 @@ def ramp_choices():
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"ramp {dtype} {d} {keys} of {seqlen_k}")
 
 
+def table_choices():
+    """The forward kernel on Hopper with a RelativeBias, alone or not."""
+    for i, (d, mask) in enumerate(product((64, 128, 192, 256), ((), (PACKED,), KINDS[1]))):
+        dtype, score = ("float16", "bfloat16")[i % 2], (("relative",), ("sink", "relative"))[i // 2 % 2]
+        found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
+        yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
+
+
 def score_choices():
     """The kernels on Hopper with scores, those of their gradients among them."""
     scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
@@ -477,7 +498,7 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
 
 
 CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *boxed_choices(), *ramp_choices(),
-           *score_choices()]
+           *table_choices(), *score_choices()]
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)

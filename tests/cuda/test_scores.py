@@ -109,6 +109,18 @@ def test_entries_far_from_the_diagonal(rng, monkeypatch, device, dtype):
         check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=na.RelativeBias(random(rng, 9, dtype)))
 
 
+@pytest.mark.parametrize("kind", ["segments", "blocks"])
+def test_gradients_where_tiles_are_empty(rng, monkeypatch, kind):
+    for name, size in zip("BHMN", (1, 1, 140, 140)):
+        monkeypatch.setattr(scores, name, size)
+    blocks = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (64, 64))
+    mask = na.Segments(np.array([0, 50, 60, 140])) if kind == "segments" else blocks
+    with world_of("compiled"), on(TURING):
+        check(*scores.qkv(rng, np.float32, heads_k=1, d=8, e=8), rng, mask=mask, score=[
+            na.RelativeBias(random(rng, 9, np.float32)), na.Bias(random(rng, (140, 1), np.float32)),
+            na.Bias(random(rng, (140, 140), np.float32))])  # fmt: skip
+
+
 def half_squared(s, batch, head, i, j):
     return s * s / 2
 

@@ -70,7 +70,7 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .ramp import DEPTH, is_ramp, ramp_steps
 from .schedule import finish, next_number, place_grouped
-from .score import boxed_bias, dtype_of_part, looks_up, score_steps_ahead, scores_type, sink_steps
+from .score import boxed_bias, dtype_of_part, looks_up, parts_of, score_steps_ahead, scores_type, sink_steps
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
@@ -641,6 +641,8 @@ CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie w
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
+OF_TABLE = USUAL | {128: LONG[128]}  # for a RelativeBias and nothing else: far from the diagonal one number a tile
+
 BOXED = {  # for a bias whose tiles come with those of K
     64: Warpgroups(128, 2, 3, 4),
     128: Warpgroups(64, 2, 3, 4),
@@ -655,7 +657,8 @@ def warpgroups(work):
     if boxed_bias(work) is not None:
         return BOXED[size]
     if looks_up(work.score):
-        return LOOKED_UP[size]
+        has_room = parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask)
+        return (OF_TABLE if has_room else LOOKED_UP)[size]
     if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
         return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
     usual = USUAL[size]

@@ -42,7 +42,7 @@ from .layouts import DTYPES, array_type, sum_type, sums, vector
 from .score import distance_of, score_steps, scores_type
 from .softmax import LOG2_E
 from .tables import Tiles, parameters, rows_of
-from .visibility import band_of, element_test, in_band, is_looked_up, keys_in_sight, sight_type
+from .visibility import band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
 
 def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):
@@ -56,13 +56,9 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         for shape in ((tile_m, head_dim), (tile_m, head_dim_v), (tile_n, head_dim), (tile_n, head_dim_v))
     )
     LOG2E = ACC(LOG2_E)
-    sees, drop, IS_LOOKED_UP = element_test(mask, S_TILE), drop_step(S_TILE, dropout), is_looked_up(mask)
+    sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     TILE_M, TILE_N = tile_m, tile_n
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
-
-    @device
-    def tested(band, m0, n0):
-        return IS_LOOKED_UP or not in_band(band, m0, m0 + TILE_M, n0, n0 + TILE_N)
 
     @device
     def ds_of(inputs, lines, sight, band, scores, drops, heads, group_size, kept_scale, batch, head, m0, n0):
@@ -83,7 +79,8 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         dP = dot(S_TILE, sdO, sV.T)                             # line 17
         Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
         dS = pull_back(P * (dP * Z - D), F)                     # line 20
-        if tested(band, m0, n0):
+        m_block, n_block, m_end, n_end = m0 // TILE_M, n0 // TILE_N, m0 + TILE_M, n0 + TILE_N
+        if tested(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):
             dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
         return dS
 
@@ -109,7 +106,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     ACC = sum_type(DTYPES[dtype])
     (TILE_M, TILE_N), ROWS = S_TILE.shape, S_TILE.row_vector()
     ZERO, SUMS_ROWS, SUMS_COLS, OF_DISTANCE, NUMBER = ACC(0), sums_rows, sums_cols, weight == "distance", behind
-    band_at, distance = band_of(mask), distance_of(S_TILE, ACC)
+    band_at, shown, distance = band_of(mask), is_shown(mask), distance_of(S_TILE, ACC)
 
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
@@ -131,6 +128,8 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
                     first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
                     first, end = maximum(first // TILE_N, n_first), minimum((end + TILE_N - 1) // TILE_N, n_end)
                     for n_block in range(first, end):
+                        if not shown(sight, batch, head, m_block, n_block):
+                            continue
                         n0 = n_block * TILE_N
                         dS = ds_of(
                             (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
@@ -164,7 +163,8 @@ def diagonal_sums(*, behind, **about):
     ACC = sum_type(DTYPES[dtype])
     TILE_M, TILE_N = S_TILE.shape
     DIAGONALS = simt(TILE_N, TILE_M, about["threads"], about["threads"] // TILE_N, 1)
-    ALONG, ZERO, PER_TILE, band_at = DIAGONALS.row_vector(), ACC(0), TILE_M // TILE_N, band_of(mask)
+    ALONG, ZERO, PER_TILE = DIAGONALS.row_vector(), ACC(0), TILE_M // TILE_N
+    band_at, shown = band_of(mask), is_shown(mask)
 
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads,
@@ -185,9 +185,10 @@ def diagonal_sums(*, behind, **about):
                 for head in range(own_head, head_end):
                     band = band_at(sight, batch, head)
                     for m_block in range(m_first, m_end):
-                        m0, n0 = m_block * TILE_M, (diagonal + PER_TILE * m_block - before) * TILE_N
+                        n_block = diagonal + PER_TILE * m_block - before
+                        m0, n0 = m_block * TILE_M, n_block * TILE_N
                         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
-                        if first < n0 + TILE_N and n0 < end:
+                        if first < n0 + TILE_N and n0 < end and shown(sight, batch, head, m_block, n_block):
                             total = total + ds_of(
                                 (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
                                 kept_scale, batch, head, m0, n0,

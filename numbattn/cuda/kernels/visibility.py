@@ -322,6 +322,20 @@ def states_from(sight, batch, head, kept, tile, which):
     return np.uint32(word >> convert(tile % WORD, np.uint32))
 
 
+def is_shown(mask):
+    """The device function (sight, batch, head, kept, tile): whether states do not say that a tile is empty."""
+
+    @device
+    def by_states(sight, batch, head, kept, tile):
+        return (states_from(sight, batch, head, kept, tile, 0) & np.uint32(1)) != 0
+
+    @device
+    def without_states(sight, batch, head, kept, tile):
+        return True
+
+    return by_states if has_states(mask) else without_states
+
+
 def steps_to_next(mask):
     return next_tile if has_states(mask) else every_tile
 
