@@ -49,7 +49,7 @@ def test_compiled(rng, small, kind, dropout):
               dropout=dropout)  # fmt: skip
 
 
-PACKED_PARTS = {"sink": [na.Sink], "slopes": [na.Alibi], "both": [na.Alibi, na.Sink]}
+PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [na.Alibi, na.Sink]}
 
 
 @pytest.mark.parametrize("kinds", PACKED_PARTS)

@@ -457,7 +457,8 @@ def table_choices():
     for i, (d, mask) in enumerate(product((64, 128, 192, 256), ((), (PACKED,), KINDS[1]))):
         dtype, score = ("float16", "bfloat16")[i % 2], (("relative",), ("sink", "relative"))[i // 2 % 2]
         found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
-        yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
+        if (i + i // 3) % 2 == 0:
+            yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
 
 
 def score_choices():

@@ -78,16 +78,17 @@ def test_slopes_of_all_heads_or_some(rng, monkeypatch, lead):
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "m", "n", "d", "options"), [
-    ("float16", 256, 256, 8, {}), ("bfloat16", 128, 400, 128, {"mask": na.Window(300, 0)}),
-    ("float16", 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 128, 192, 200, {"causal": True}),
-    ("float16", 340, 340, 8, {"mask": na.Segments(np.array([10, 330, 340])) & na.Causal()}),
+@pytest.mark.parametrize(("dtype", "heads", "m", "n", "d", "options"), [
+    ("float16", 2, 256, 256, 8, {}), ("bfloat16", 1, 128, 400, 128, {"mask": na.Window(300, 0)}),
+    ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 1, 128, 192, 200, {"causal": True}),
+    ("float16", 1, 340, 340, 8, {"mask": na.Segments(np.array([10, 330, 340])) & na.Causal()}),
 ], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
-def test_slopes_far_from_the_diagonal(rng, monkeypatch, dtype, m, n, d, options):
+def test_slopes_far_from_the_diagonal(rng, monkeypatch, dtype, heads, m, n, d, options):
     """There the tensor cores add them to S; slopes that need all the bits of a float32."""
-    for name, size in zip("BHMN", (1, 2, m, n)):
+    for name, size in zip("BHMN", (1, heads, m, n)):
         monkeypatch.setattr(scores, name, size)
-    score = [na.Alibi(np.array([1 / 30, -1 / 70], np.float32), gradient=False), na.Sink(0.5, gradient=False)]
+    slopes = np.array([1 / 30, -1 / 70], np.float32)[:heads]
+    score = [na.Alibi(slopes, gradient=False), na.Sink(0.5, gradient=False)]
     with world_of("compiled"), on(HOPPER):
         check(*scores.qkv(rng, np.dtype(dtype), heads_k=1, d=d, e=d), rng, score=score, **options)
 
