@@ -138,6 +138,17 @@ def test_scores(rng, kind, score):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("d", [24, 64, 128, 256])
+@pytest.mark.parametrize("kinds", PACKED_PARTS)
+def test_gradients_by_segment(rng, kinds, d, deterministic):
+    q, k, v = (random(rng, (1, heads, 1000, d), np.float16) for heads in (4, 2, 2))
+    score = [kind(random(rng, 4, np.float16) / 9) for kind in PACKED_PARTS[kinds]]
+    mask = na.Segments(np.array([3, 70, 171, 171, 300, 990])) & na.Causal()
+    check(q, k, v, rng, cupy, mask=mask, score=score, deterministic=deterministic, bits=ONE_KEY)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", SEGMENTS)
 def test_offsets_of_any_integers_on_the_gpu_or_not(rng, kind):
     """And no more than there are tokens, whatever they say."""

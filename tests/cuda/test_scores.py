@@ -14,6 +14,7 @@ from tests.tools.launch import simulated_only, world_of
 
 from .. import test_scores as scores
 from ..accuracy import assert_equal, check, random
+from ..test_intervals import ONE_KEY
 from ..test_scores import MASKS, PAIRS, PARTS
 
 try:
@@ -226,6 +227,19 @@ def test_biases_that_tma_loads_on_a_gpu(rng, monkeypatch, number, names, d, dete
     dtype, mask = (np.float16, ml_dtypes.bfloat16)[number % 2], (None, na.Causal(), MASKS["window"](rng))[number % 3]
     score = [PARTS[name](rng, dtype) for name in names]
     check(*scores.qkv(rng, dtype, heads_k=2, d=d, e=d), rng, cupy, score=score, mask=mask, deterministic=deterministic)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize(("m", "n", "mask"), [
+    (1000, 1000, None), (300, 2500, na.Causal()), (1000, 1000, na.Window(600, 100)), (600, 2100, na.Causal(1000)),
+    (1000, 1000, na.Segments(np.array([0, 7, 600, 600, 990])) & na.Causal()),
+], ids=["full", "causal", "window", "offset", "segments"])  # fmt: skip
+def test_far_from_the_diagonal(rng, m, n, mask, d):
+    dtype = (np.float16, ml_dtypes.bfloat16)[d // 64 % 2]
+    q, k, v = (random(rng, (2, 2, size, d), dtype) for size in (m, n, n))
+    for part in (na.Alibi(random(rng, 2, dtype) / 50), na.RelativeBias(random(rng, (2, 41), dtype))):
+        check(q, k, v, rng, cupy, score=[part, na.Sink(random(rng, 2, dtype))], mask=mask, bits=ONE_KEY)
 
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 1, 70, 1), (1, 3, 1, 90), (90,), (2, 3, 70, 90), (70, 1)]
