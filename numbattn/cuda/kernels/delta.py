@@ -30,7 +30,7 @@ from .schedule import place
 from .segments import slot_step
 from .softmax import LOG2_E
 from .tables import rounded
-from .visibility import packing_of, packing_type
+from .visibility import PACKED, packing_of, packing_type
 
 
 class Rows(NamedTuple):
@@ -54,7 +54,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
-    TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
+    TILES_A_SLOT, segment_of, IS_PACKED = PADDED // TILE_M, slot_step(mask, "q", PADDED), PACKED in mask
 
     @device
     def tile_of_block(mLse):
@@ -91,7 +91,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, first + segment.queries, m0)
             save(mDelta[batch, head], D, line)
             save(mLseLog2[batch, head], where(sees, lse * LOG2E, INFINITE), line)
-        else:                                                   # no tile: nothing for the sums of a sink's gradient
+        elif IS_PACKED:                                         # no tile: nothing for the sums of a sink's gradient
             save(mLseLog2[batch, head], full(ROWS, INFINITE), line)
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
