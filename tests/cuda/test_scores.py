@@ -28,9 +28,19 @@ BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softcap", "
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
 @pytest.fixture
-def small(monkeypatch):
-    for name, size in zip("BHMN", (1, 2, 40, 70)):
-        monkeypatch.setattr(scores, name, size)
+def sizes(monkeypatch):
+    """Sets how many batches, heads, queries and keys there are in PARTS, and in the arrays beside them."""
+
+    def set_sizes(*sizes):
+        for name, size in zip("BHMN", sizes):
+            monkeypatch.setattr(scores, name, size)
+
+    return set_sizes
+
+
+@pytest.fixture
+def small(sizes):
+    sizes(1, 2, 40, 70)
 
 
 def on_device(rng, device, dtype, names, **options):
@@ -70,10 +80,9 @@ def test_a_derivative_beside_both_sums(rng, small, names):
 
 
 @pytest.mark.parametrize("lead", LEADS)
-def test_slopes_of_all_heads_or_some(rng, monkeypatch, lead):
+def test_slopes_of_all_heads_or_some(rng, sizes, lead):
     """Their gradient comes with dQ."""
-    for name, size in zip("BHMN", (2, 2, 70, 90)):
-        monkeypatch.setattr(scores, name, size)
+    sizes(2, 2, 70, 90)
     with world_of("compiled"), on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=[na.Sink(random(rng, 2, np.float16)),
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
@@ -84,10 +93,9 @@ def test_slopes_of_all_heads_or_some(rng, monkeypatch, lead):
     ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 1, 128, 192, 200, {"causal": True}),
     ("float16", 1, 340, 340, 8, {"mask": na.Segments(np.array([10, 330, 340])) & na.Causal()}),
 ], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
-def test_slopes_far_from_the_diagonal(rng, monkeypatch, dtype, heads, m, n, d, options):
+def test_slopes_far_from_the_diagonal(rng, sizes, dtype, heads, m, n, d, options):
     """There the tensor cores add them to S; slopes that need all the bits of a float32."""
-    for name, size in zip("BHMN", (1, heads, m, n)):
-        monkeypatch.setattr(scores, name, size)
+    sizes(1, heads, m, n)
     slopes = np.array([1 / 30, -1 / 70], np.float32)[:heads]
     score = [na.Alibi(slopes, gradient=False), na.Sink(0.5, gradient=False)]
     with world_of("compiled"), on(HOPPER):
@@ -95,27 +103,24 @@ def test_slopes_far_from_the_diagonal(rng, monkeypatch, dtype, heads, m, n, d, o
 
 
 @simulated_only
-def test_slopes_far_from_the_diagonal_simulated(rng, monkeypatch):
-    for name, size in zip("BHMN", (1, 1, 128, 192)):
-        monkeypatch.setattr(scores, name, size)
+def test_slopes_far_from_the_diagonal_simulated(rng, sizes):
+    sizes(1, 1, 128, 192)
     with world_of("simulated"), on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=na.Alibi(np.float32(0.1), gradient=False))
 
 
 @pytest.mark.parametrize(("device", "dtype"), [(HOPPER, np.float16), (TURING, np.float32)], ids=["Hopper", "any GPU"])
-def test_entries_far_from_the_diagonal(rng, monkeypatch, device, dtype):
+def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
     """Tiles of which all elements are added the first entry of the table, or the last one."""
-    for name, size in zip("BHMN", (1, 1, 140, 140)):
-        monkeypatch.setattr(scores, name, size)
+    sizes(1, 1, 140, 140)
     with world_of("compiled"), on(device):
         score = na.RelativeBias(random(rng, 9, dtype), gradient=device is TURING)
         check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=score)
 
 
 @pytest.mark.parametrize("kind", ["segments", "blocks"])
-def test_gradients_where_tiles_are_empty(rng, monkeypatch, kind):
-    for name, size in zip("BHMN", (1, 1, 140, 140)):
-        monkeypatch.setattr(scores, name, size)
+def test_gradients_where_tiles_are_empty(rng, sizes, kind):
+    sizes(1, 1, 140, 140)
     blocks = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (64, 64))
     mask = na.Segments(np.array([0, 50, 60, 140])) if kind == "segments" else blocks
     with world_of("compiled"), on(TURING):
@@ -137,10 +142,9 @@ def test_a_derivative_may_be_negative(rng, small, dropout):
 @pytest.mark.parametrize(("names", "d", "deterministic"), [
     (BOXED[0], 64, False), (BOXED[1], 128, True), (BOXED[3], 80, False), (BOXED[0], 256, False),
 ], ids=["sums", "deterministic", "wide", "bias not by TMA in the backward pass"])  # fmt: skip
-def test_biases_that_tma_loads(rng, monkeypatch, names, d, deterministic):
+def test_biases_that_tma_loads(rng, sizes, names, d, deterministic):
     """Rows of 16 bytes; elements of a batch that share a bias, and a head that two others share."""
-    for name, size in zip("BHMN", (2, 2, 70, 136)):
-        monkeypatch.setattr(scores, name, size)
+    sizes(2, 2, 70, 136)
     score = [PARTS[name](rng, np.float16) for name in names]
     with world_of("compiled"), on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1, d=d, e=d), rng, score=score, causal=True,
@@ -148,19 +152,17 @@ def test_biases_that_tma_loads(rng, monkeypatch, names, d, deterministic):
 
 
 @simulated_only
-def test_biases_that_tma_loads_simulated(rng, monkeypatch):
+def test_biases_that_tma_loads_simulated(rng, sizes):
     """No tile is read before it is there, nor loaded before the last one has been read."""
-    for name, size in zip("BHMN", (2, 1, 150, 136)):
-        monkeypatch.setattr(scores, name, size)
+    sizes(2, 1, 150, 136)
     with world_of("simulated"), on(HOPPER):
         score = na.Bias(random(rng, (150, 136), np.float16))
         check(*scores.qkv(rng, np.float16, heads_k=1, d=16, e=16), rng, score=score)
 
 
 @simulated_only
-def test_biases_in_stages_that_are_filled_again(rng, monkeypatch):
-    for name, size in zip("BHMN", (1, 1, 70, 528)):
-        monkeypatch.setattr(scores, name, size)
+def test_biases_in_stages_that_are_filled_again(rng, sizes):
+    sizes(1, 1, 70, 528)
     with world_of("simulated"), on(HOPPER):
         q, k, v = scores.qkv(rng, np.float16, heads_k=1, d=8, e=8)
         score = na.Bias(random(rng, (70, 528), np.float16))

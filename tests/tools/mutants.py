@@ -352,7 +352,7 @@ TABLE = [
         "minimum(steps, count)": "steps",
         "2 * (tile // WORD) + which": "2 * (tile // WORD) + 1 - which",
         "not (whole and in_band(band, m0, m_end, n0, n_end))": "not whole",
-        "tile, 1) & np.uint32(1)) != 0": "tile, 1)) != 0",
+        "tile, which) & np.uint32(1)) != 0": "tile, which)) != 0",
     }),
     Faults("cuda/kernels/tile_states.py", ["cuda/kernels/test_tile_states.py"], {
         "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
@@ -400,8 +400,7 @@ TABLE = [
         "table[batch, head, least]": "table[batch, head, 0]",
     }),
     Faults("cuda/kernels/visibility.py", ["cuda/test_scores.py::test_gradients_where_tiles_are_empty"], {
-        "return (states_from(sight, batch, head, kept, tile, 0)":
-            "return (states_from(sight, batch, head, kept, tile, 1)",
+        "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
     }),
     Faults("cuda/plan.py", ["cuda/test_plan.py::test_kernels_of_gradients_look_up_which_tiles_are_empty"], {
         "if name in self.temporaries:": "if False:",

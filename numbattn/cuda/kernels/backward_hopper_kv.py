@@ -409,7 +409,7 @@ def adds_dq(work):
     """Whether dQ is added up by all blocks: in no fixed order.
 
     Not if head_dim is at most 32: the sums, 64 wide, would take 8 times the memory of dQ, to save 10 % of the time. Nor
-    with slopes, whose gradient comes with dQ: here it spills registers.
+    with slopes, whose gradient comes with dQ: here it spills registers, as slopes do beside a derivative at 64.
     """
     head_dim, _ = head_dims(work.problem)
     has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score) and "alibi" in work.score)
@@ -418,9 +418,9 @@ def adds_dq(work):
 
 
 def parameters_kv(work, tiles):
-    about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work)}
-    about |= {"dp_last": dp_is_last(work)}
-    about |= {"dv_first": size_of(work) > 64 or dp_is_last(work)}  # slower by 8 % at 64, faster by 6 % at 128
+    dp_last = dp_is_last(work)
+    about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
+    about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
     return with_results("dk", "dv")(work, tiles) | about
 
 

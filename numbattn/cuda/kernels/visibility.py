@@ -322,12 +322,17 @@ def states_from(sight, batch, head, kept, tile, which):
     return np.uint32(word >> convert(tile % WORD, np.uint32))
 
 
+@device
+def has_state(sight, batch, head, kept, tile, which):
+    return (states_from(sight, batch, head, kept, tile, which) & np.uint32(1)) != 0
+
+
 def is_shown(mask):
     """The device function (sight, batch, head, kept, tile): whether states do not say that a tile is empty."""
 
     @device
     def by_states(sight, batch, head, kept, tile):
-        return (states_from(sight, batch, head, kept, tile, 0) & np.uint32(1)) != 0
+        return has_state(sight, batch, head, kept, tile, 0)
 
     @device
     def without_states(sight, batch, head, kept, tile):
@@ -353,7 +358,7 @@ def needs_test(mask):
 
         @device
         def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
-            whole = (states_from(sight, batch, head, kept, tile, 1) & np.uint32(1)) != 0
+            whole = has_state(sight, batch, head, kept, tile, 1)
             return not (whole and in_band(band, m0, m_end, n0, n_end))
 
         return partial
