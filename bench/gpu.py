@@ -27,6 +27,7 @@ import numpy as np
 from common import machine, sampled, save, show, show_machine, standard_vjp
 from peers import (
     DTYPE,
+    FA4,
     HALF,
     PACKAGES,
     PEERS,
@@ -485,6 +486,7 @@ def show_sparse(records):
 # -------------------------------------------------------------------------------------------------------------- scores
 PAIRS = Case("float16", 32, False, 512, 128, 8, 8)  # as in models of structures: a bias for pairs, rows as a batch
 LARGEST_BIAS = 1 << 31  # elements
+SOFTCAP = "Softcap(50)"
 
 
 def alibi(s, batch, head, i, j, slopes):
@@ -497,7 +499,7 @@ def scores_of(case):
     gen, shape = cupy.random.default_rng(0), (case.heads, case.seqlen, case.seqlen)
     slopes = cupy.asarray(2.0 ** (-8 * (np.arange(case.heads) + 1) / case.heads), np.float32)
     found = {
-        "plain": None, "Softcap(50)": na.Softcap(50.0), "Alibi": na.Alibi(slopes, gradient=False),
+        "plain": None, SOFTCAP: na.Softcap(50.0), "Alibi": na.Alibi(slopes, gradient=False),
         "Score as Alibi": na.Score(alibi, arrays=[slopes]), "Alibi, gradient": na.Alibi(slopes),
         "Sink": na.Sink(slopes),
         "RelativeBias": na.RelativeBias(gen.standard_normal((case.heads, 129), np.float32)),
@@ -507,14 +509,21 @@ def scores_of(case):
     return found
 
 
-def score_speeds(cases, passes, rounds):
-    """One record for each case and pass: numbattn's time by score. Gradients include those of the score's arrays."""
+def score_speeds(cases, passes, rounds, peers, chosen):
+    """One record for each case and pass: numbattn's time by score, and FlashAttention-4's with the one it knows, too.
+
+    Gradients include those of the score's arrays.
+    """
     records = []
     for case, of in progress(product(cases, passes)):
         release()
-        arrays = case.inputs()
-        makers = {name: partial(prepare, "numbattn", of, arrays, causal=case.causal, score=score)
-                  for name, score in scores_of(case).items()}
+        arrays, scores = case.inputs(), scores_of(case)
+        runs = [*product(["numbattn"], scores), *product(available(case.dtype, {FA4} & {*peers}), [SOFTCAP])]
+        makers = {
+            name if peer == "numbattn" else f"{name}, {peer}":
+                partial(prepare, peer, of, arrays, causal=case.causal, score=scores[name])
+            for peer, name in runs if chosen is None or name in chosen
+        }  # fmt: skip
         samples, _, failed = measure(makers, rounds, same=False)
         seconds = medians(samples)
         tflops = {name: case.tflop(of) / s for name, s in seconds.items()}
@@ -675,6 +684,7 @@ def parse():
     cases.add_argument("--deterministic", action="store_true", help="numbattn's gradients bit for bit (--speed)")
     cases.add_argument("--block-size", type=int, default=128, metavar="N", help="of --sparse (default: 128)")
     cases.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    cases.add_argument("--scores", nargs="+", metavar="NAME", help="of --score, as its table names them (default: all)")
     cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
     parser.add_argument("--rounds", type=int, default=5, help="medians are of so many samples (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
@@ -699,7 +709,8 @@ def main():
         "memory": (args.memory, partial(memory, peers=args.peers, dropout=args.dropout), show_memory),
         "sparse": (args.sparse, partial(sparse, passes=args.passes, rounds=args.rounds, block_size=args.block_size,
                                         dropout=args.dropout), show_sparse),
-        "score": (args.score, partial(score_speeds, passes=args.passes, rounds=args.rounds), show_scores),
+        "score": (args.score, partial(score_speeds, passes=args.passes, rounds=args.rounds, peers=args.peers,
+                                      chosen=args.scores), show_scores),
         "accuracy": (args.accuracy, partial(accuracy, passes=args.passes, peers=args.peers), show_accuracy),
         "latency": (args.latency, partial(latency, peers=args.peers, rounds=args.rounds), show_latency),
         "first call": (args.first_call, first_call, show_first_call),

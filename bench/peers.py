@@ -125,7 +125,7 @@ def release():
 def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=None, dropout=0.0, deterministic=False):
     """The forward of a peer on the arrays q, k, v, do. `window` keys to the left are seen, and the query's own.
 
-    A mask, a score, and what is deterministic, are for numbattn alone.
+    A mask, a score other than Softcap, and what is deterministic, are for numbattn alone.
     """
     if window is not None and name not in ("numbattn", FA4):
         raise ValueError(f"{name} has no windows")
@@ -140,9 +140,10 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
     if name == FA4:
         if dropout:
             raise ValueError("FlashAttention-4 has no dropout")
+        softcap = {} if score is None else {"softcap": score.cap}
         *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
         sight = {"causal": causal} if window is None else {"window_size": (window, 0)}
-        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **sight)
+        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **sight, **softcap)
     *leaves, do = map(tensor_of, arrays)
     grouped = leaves[0].shape[1] != leaves[1].shape[1]
     options = {"is_causal": causal, "dropout_p": dropout, "enable_gqa": grouped}
