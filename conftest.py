@@ -2,12 +2,19 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 # what needs the packages of the extras cu12 and cu13 is collected where they are
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
 
 SHARED_BYTES = 1 << 14  # of the kernels of examples
+
+
+def pytest_configure(config):
+    """With a worker for each core, more threads for NumPy's products would stand in each other's way."""
+    if hasattr(config, "workerinput"):
+        threadpool_limits(1, "blas")
 
 
 @pytest.fixture(autouse=True)
