@@ -28,7 +28,7 @@ from .steps import (
     array_of_mask,
     array_of_part,
     gradient_of_part,
-    sums_by_query,
+    sums_by_row,
     sums_of_part,
 )
 from .views import VECTOR_BYTES, contiguous, layout_of
@@ -293,8 +293,8 @@ def finish_gradient(part, number, arrays, seqlen_q):
         grad[...] = part._gradient(None, lse, arrays["delta"])
     elif isinstance(part, RelativeBias):
         grad[...] = sums_of_entries(sums, seqlen_q, part._reach)
-    elif sums_by_query(number) in arrays:
-        grad[...] = sum_broadcast(arrays[sums_by_query(number)].sum(axis=-1), grad.shape)
+    elif sums_by_row(number) in arrays:
+        grad[...] = sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)
     elif isinstance(part, Alibi):
         grad[...] = sums.sum(axis=(-2, -1))
     elif sums is not None:

@@ -47,7 +47,7 @@ from .steps import (
     array_of_mask,
     array_of_part,
     gradient_of_part,
-    sums_by_query,
+    sums_by_row,
     sums_of_part,
 )
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
@@ -110,7 +110,9 @@ class Planner:
         elif isinstance(argument, Sums):
             self.find_sums(argument, self.work(spec))
         elif isinstance(argument, SlopeSums) and argument.are_made(self.work(spec)):
-            self.add_temporary(sums_by_query(self.slopes), self.problem.lse_shape, self.problem.sum_dtype)
+            rows = self.problem.seqlen_q if argument.rows == "q" else self.problem.seqlen_k
+            shape = *self.problem.lse_shape[:-1], rows
+            self.add_temporary(sums_by_row(self.slopes), shape, self.problem.sum_dtype)
 
     def add(self, spec):
         """The steps of a kernel."""
@@ -257,7 +259,7 @@ class Planner:
 
         They write to the gradient itself, or to sums which a few array operations turn into it: see passes.
         """
-        if not part.gradient or part.kind == SINK_PART or sums_by_query(number) in self.temporaries:
+        if not part.gradient or part.kind == SINK_PART or sums_by_row(number) in self.temporaries:
             return
         shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
         about = {"behind": place_of_part(self.score, number)}
@@ -356,7 +358,7 @@ class Planner:
                 yield self.at(array_of_part(number))
         elif isinstance(argument, SlopeSums):
             if argument.are_made(work):
-                yield self.at(sums_by_query(self.slopes), own=1)
+                yield self.at(sums_by_row(self.slopes), own=1)
         elif argument is PACKING:
             yield from self.packing(mask)
         elif argument is INTERVALS:

@@ -96,10 +96,11 @@ class BoxedBias(NamedTuple):
 
 
 class SlopeSums(NamedTuple):
-    """Sums for the gradient of slopes, (batch, heads, seqlen_q); nothing where a kernel makes none. are_made: (work) ->
-    whether it does."""
+    """Sums for the gradient of slopes, (batch, heads, rows), rows of "q" or of "k"; nothing where a kernel makes none.
+    are_made: (work) -> whether it does."""
 
     are_made: Callable
+    rows: str = "q"
 
 
 class Own(NamedTuple):

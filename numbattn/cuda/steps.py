@@ -107,9 +107,9 @@ def gradient_of_part(number):
     return f"gradient of score {number}"
 
 
-def sums_by_query(number):
-    """The name of what the gradient of slopes is summed from, if it comes with dQ."""
-    return f"sums of score {number} by query"
+def sums_by_row(number):
+    """The name of what the gradient of slopes is summed from, of queries or of keys, if it comes with dQ."""
+    return f"sums of score {number} by row"
 
 
 def sums_of_part(number):

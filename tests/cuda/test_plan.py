@@ -39,13 +39,13 @@ SHARE = 13  # one in so many is drawn, and every other one of these is compiled
 
 
 def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
-         deterministic=False, score=(), **sizes):  # fmt: skip
+         deterministic=False, score=(), slopes=None, **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
     about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
     return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,
-                score)
+                score, slopes=slopes)
 
 
 def array(*shape, dtype=np.float16):
@@ -246,20 +246,22 @@ def test_biases_that_tma_loads(score, options, boxed):
     assert {*found} == {boxed}
 
 
-ALIBI, SLOPES = na.Alibi(np.zeros(8, np.float32)), ["delta", "backward_kv", "backward_q"]
+ALIBI, SLOPES = na.Alibi(np.zeros(8, np.float32)), ["delta", "backward_kv", "round_dq"]
+SLOPES_IN_TWO = ["delta", "backward_kv", "backward_q"]
 
 
 @pytest.mark.parametrize(("score", "options", "names"), [
     ([ALIBI], {}, SLOPES), ([ALIBI, na.Sink(np.zeros(8))], {"mask": na.Window(30, 5)}, SLOPES),
-    ([na.Alibi(np.zeros(8), gradient=False)], {}, ["delta", "backward_kv", "round_dq"]),
-    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES, "bias_gradient"]),
-    ([ALIBI, ALIBI], {}, ["delta", "backward_kv", "round_dq", "bias_gradient", "bias_gradient"]),
-    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, ["delta", "backward_kv", "round_dq", "bias_gradient"]),
-], ids=["alone", "sink", "no gradient", "softcap", "two", "dropout"])  # fmt: skip
+    ([ALIBI], {"deterministic": True}, SLOPES_IN_TWO), ([ALIBI], {"heads_k": 4}, SLOPES_IN_TWO),
+    ([ALIBI, na.RelativeBias(np.zeros(9), gradient=False)], {}, SLOPES_IN_TWO),
+    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, "bias_gradient"]),
+    ([ALIBI, ALIBI], {}, [*SLOPES, "bias_gradient", "bias_gradient"]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, "bias_gradient"]),
+], ids=["alone", "sink", "deterministic", "groups", "looked up", "softcap", "two", "dropout"])  # fmt: skip
 def test_slopes_get_their_gradient_with_dq(score, options, names):
     """Where nothing stands between it and dS; else from a kernel of its own."""
-    q = array(2, 8, 1000, 64)
-    _, backward = plans(HOPPER, q, q, q, score=score, **options)
+    q, k = array(2, 8, 1000, 64), array(2, options.pop("heads_k", 8), 1000, 64)
+    _, backward = plans(HOPPER, q, k, k, score=score, **options)
     assert kernels(backward) == names
 
 
@@ -272,7 +274,7 @@ STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wi
 
 @pytest.mark.parametrize(("options", "names"), [
     ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, PACKED_STEPS),
-    ({"deterministic": True}, PACKED_IN_TWO), ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8))]}, PACKED_IN_TWO),
+    ({"deterministic": True}, PACKED_IN_TWO), ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8))]}, PACKED_STEPS),
     ({"score": [na.Alibi(np.zeros(8)), na.Softcap(2.0)]}, (PACKED_STEPS[0], None)),
     ({"score": na.RelativeBias(np.zeros(9))}, (PACKED_STEPS[0], None)),
     ({"score": na.Softcap(2.0)}, PACKED_STEPS),
@@ -453,6 +455,14 @@ def ramp_choices():
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"ramp {dtype} {d} {keys} of {seqlen_k}")
 
 
+def slopes_choices():
+    """The kernel on Hopper in which the gradient of slopes comes with dQ."""
+    for i, (d, mask) in enumerate([(64, ()), (64, KINDS[1]), (128, (PACKED,)), (128, KINDS[1])]):
+        score = (("alibi",), ("sink", "alibi"))[i % 2]
+        found = work(("float16", "bfloat16")[i % 2], d, d, mask=mask, score=score, slopes=i % 2)
+        yield pytest.param(backward_hopper_kv.SPEC_SUMS, found, 0, id=f"slopes {d} {'+'.join(mask)}")
+
+
 def table_choices():
     """The forward kernel on Hopper with a RelativeBias, beside a mask's arrays or not."""
     kinds = (64, ()), (64, KINDS[1]), (128, ()), (128, (PACKED,)), (192, ()), (256, (PACKED,))
@@ -496,11 +506,13 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
         return 16
     if spec.factory is backward_hopper_kv.backward_kv and head_dim > 64 and others["dp_last"]:
         return 8
+    if spec.factory is backward_hopper_kv.backward_kv and head_dim <= 64 and others["slopes"] is not None:
+        return 32
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 
 CHOICES = [*choices(), *hopper_choices(), *backward_choices(), *packed_choices(), *boxed_choices(), *ramp_choices(),
-           *table_choices(), *score_choices()]
+           *slopes_choices(), *table_choices(), *score_choices()]
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)

@@ -79,12 +79,12 @@ def test_a_derivative_beside_both_sums(rng, small, names):
             check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=score, causal=True, deterministic=False)
 
 
-@pytest.mark.parametrize("lead", LEADS)
-def test_slopes_of_all_heads_or_some(rng, sizes, lead):
-    """Their gradient comes with dQ."""
+@pytest.mark.parametrize(("lead", "heads_k", "d"), [*((lead, 1, 24) for lead in LEADS), ((2,), 2, 40), ((), 2, 80)])
+def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
+    """Their gradient comes with dQ, of a kernel that keeps queries, or keys."""
     sizes(2, 2, 70, 90)
     with world_of("compiled"), on(HOPPER):
-        check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=[na.Sink(random(rng, 2, np.float16)),
+        check(*scores.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d), rng, score=[na.Sink(random(rng, 2, np.float16)),
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
 
 

@@ -437,11 +437,12 @@ TABLE = [
         "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
-        "part_sum(-(dS * distance(m0 + shift, n0)), sums)": "part_sum(-(dS * distance(m0, n0)), sums)",
+        "add_tile(sums, dS, m0 + shift, n0)": "add_tile(sums, dS, m0, n0)",
+        "m0 + DOWN, n0 + RIGHT": "m0, n0",
     }),
     Faults("cuda/passes.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
-        "sum_broadcast(arrays[sums_by_query(number)].sum(axis=-1), grad.shape)":
-            "arrays[sums_by_query(number)].sum(axis=-1)",
+        "sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)":
+            "arrays[sums_by_row(number)].sum(axis=-1)",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_plan.py::test_biases_that_tma_loads"], {
         " and len(boxed) == 1": "",
@@ -455,11 +456,13 @@ TABLE = [
     Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/test_plan.py::test_no_sums_that_are_much_larger_than_dq",
                                                   "cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
         " or work.problem.head_dim <= 32": "",
-        " or makes_slopes(work)\n": "\n",
+        " or slopes_apart\n": "\n",
+        "work.problem.group_size > 1 or looked_up": "looked_up",
+        "(work.problem.group_size > 1 or looked_up)": "work.problem.group_size > 1",
     }),
     Faults("cuda/plan.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
         "and len(slopes) == 1 else None": "and slopes else None",
-        " or sums_by_query(number) in self.temporaries": "",
+        " or sums_by_row(number) in self.temporaries": "",
     }),
     Faults("cuda/kernels/bias_gradient_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
         "own_head, m0 + consumer * ROWS, n0)": "own_head, m0, n0)",

@@ -3,11 +3,13 @@
 For dQ = dS K, dS goes through shared memory, a step late: no consumer waits for what another one computes just then.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import PACKING, PADDED, Line, Matrix, Spec, Sums
+from ..spec import PACKING, PADDED, Line, Matrix, SlopeSums, Spec, Sums
 from ..tile import (
     WARPGROUP,
     Pipeline,
@@ -36,6 +38,8 @@ from ..tile import (
     put,
     put_registers,
     release,
+    row_sum,
+    save,
     shape,
     stage,
     sync_threads,
@@ -83,7 +87,7 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
-from .score import is_curved, kind_of, looks_up, score_steps_ahead
+from .score import is_curved, kind_of, looks_up, place_of_part, score_steps_ahead, slopes_steps
 from .segments import keys_of, queries_of, slot_step
 from .visibility import (
     BY_INTERVALS,
@@ -94,7 +98,17 @@ from .visibility import (
     is_looked_up,
     packing_of,
     packing_type,
+    several,
 )
+
+
+class Accumulators(NamedTuple):
+    """What a consumer carries from tile to tile."""
+
+    dK: Any
+    dV: Any
+    slopes: Any  # sums for their gradient, if it is made here
+    S: Any  # of the tile to come, transposed
 
 
 @device
@@ -119,7 +133,7 @@ def wait_for_store():
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, score,
-    dropout, nbytes, boxed="", dp_last=False,
+    dropout, nbytes, boxed="", dp_last=False, slopes=None,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
@@ -127,7 +141,8 @@ def backward_kv(
 
     stages: of the pipelines of Q and of dO. dv_first: whether dV is in flight while dS is computed, which takes more
     registers. boxed: the dtype of a bias that TMA loads. dp_last: whether dP is started behind dV, and so overlaps with
-    no exponential of its own: then there are registers for what a mask, a score or dropout needs.
+    no exponential of its own: then there are registers for what a mask, a score or dropout needs. slopes: the number of
+    the part whose slopes have a gradient, which is left to be summed over the keys.
     """
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE, Q_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), wgmma(PART)
@@ -151,6 +166,7 @@ def backward_kv(
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, S_TILE, np.float32, True), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, is_boxed=IS_BOXED)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block = keys_step(mask, ROWS * CONSUMERS)
@@ -230,8 +246,9 @@ def backward_kv(
         AFTER_DK, AFTER_DP = AFTER_DQ + CONSUMERS * adds_dq, int(dv_first and not DP_LAST)
 
         @device
-        def step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call):
+        def step(acc, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
+            dK, dV, slopes, S = acc
             batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
             band = band_at(call.sight, batch, at.head)
             if SCORES_FIRST:                                    # before dP takes registers, too
@@ -253,6 +270,7 @@ def backward_kv(
                 dP = dot(S_TILE, V, dO.tile.T)                  # line 17
             dP = wgmma_wait(dP, AFTER_DP)
             dS = dS_of(PF, dP, get(allocate(SHARED_DELTA, Q.index), COLS), call.delta_scale)     # line 20
+            slopes = add_slopes(slopes, dS, call.scores, segment.first_query + m0, segment.first_key + n0)
             if not dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)
             if adds_dq:
@@ -270,19 +288,19 @@ def backward_kv(
             release(Q)
             if adds_dq:
                 add_dq(wgmma_wait(dQ, AFTER_DQ), E, last, mSums, tile)
-            return dK, dV, wgmma_wait(S, 0)
+            return Accumulators(dK, dV, slopes, wgmma_wait(S, 0))
 
         return step
 
     step, masked_step, last_step = step_with(False, True), step_with(True, True), step_with(True, False)
 
     @device
-    def compute(mDK, mDV, mSums, tile, scale, call):
+    def compute(mDK, mDV, mSums, mSlopes, tile, scale, call):
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         K, V, n0 = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer), tile.first + consumer * ROWS
         Q, dO, E, B = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0), stage(B_PIPELINE, 0)
-        dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
+        dK, dV, slopes = full(K_TILE, ZERO), full(V_TILE, ZERO), start_slopes()
         wait_for(stage(K_PIPELINE, 0), CONSUMERS)
         wait_for(stage(V_PIPELINE, 0), CONSUMERS)
         if CLEARS_KEYS:
@@ -295,18 +313,18 @@ def backward_kv(
         if at.m_block < at.m_blocks:
             if adds_dq:
                 share(full(S_TILE, ZERO), E)                    # before the first tile there is no dS
-            S = wgmma_wait(start_scores(K, Q, dO, tile, at, call), 0)
+            acc = Accumulators(dK, dV, slopes, wgmma_wait(start_scores(K, Q, dO, tile, at, call), 0))
             after = next_queries(call.sight, tile, at)
             while after.m_block < after.m_blocks:
                 while after.m_block < after.m_blocks and not needs_mask(call.sight, tile, at, n0):
-                    dK, dV, S = step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
+                    acc = step(acc, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
                     Q, dO, E, B = advance(Q, 1), advance(dO, 1), advance(E, 1), advance(B, 1)
                     last, at, after = at, after, next_queries(call.sight, tile, after)
                 if after.m_block < after.m_blocks:
-                    dK, dV, S = masked_step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
+                    acc = masked_step(acc, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
                     Q, dO, E, B = advance(Q, 1), advance(dO, 1), advance(E, 1), advance(B, 1)
                     last, at, after = at, after, next_queries(call.sight, tile, after)
-            dK, dV, S = last_step(dK, dV, S, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
+            dK, dV, slopes, S = last_step(acc, K, V, Q, dO, E, B, tile, last, at, after, n0, mSums, call)
             if adds_dq:
                 dQ = wgmma_wait(dq_part(advance(E, 1)), 0)
                 wait_for_store()
@@ -315,12 +333,14 @@ def backward_kv(
                 wait_for_store()
         sync_warpgroups(CONSUMERS)                              # all have read K
         first, end = keys_of(tile.segment)
+        if MAKES_SLOPES:
+            save(mSlopes[0][tile.batch, tile.head][first:end], row_sum(slopes), n0)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K, n0)     # line 24
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V, n0)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
-        kept_scale, at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale,
+        scale_log2, kept_scale, at_once, delta_scale,
     ):
         _, heads, _ = shape(mLse)
         init_pipeline(K_PIPELINE)
@@ -344,11 +364,11 @@ def backward_kv(
                 load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, stage(B_PIPELINE, 0))
         else:
             increase_registers(CONSUMER_REGISTERS)
-            compute(
-                mDK, mDV, mSums, tile, scale, Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
-            )
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            compute(mDK, mDV, mSums, mSlopes, tile, scale, call)
 
-    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * IS_BOXED), (LINE,))
+    sums = LINE, several(LINE, MAKES_SLOPES)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * IS_BOXED), sums)
 
 
 def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
@@ -409,26 +429,37 @@ def adds_dq(work):
     """Whether dQ is added up by all blocks: in no fixed order.
 
     Not if head_dim is at most 32: the sums, 64 wide, would take 8 times the memory of dQ, to save 10 % of the time. Nor
-    with slopes, whose gradient comes with dQ: here it spills registers, as slopes do beside a derivative at 64.
+    for the gradient of slopes of which a block sees those of several heads, or beside what is looked up for each
+    element. Slopes beside a derivative spill registers at 64.
     """
     head_dim, _ = head_dims(work.problem)
     has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score) and "alibi" in work.score)
-    in_two = work.deterministic or work.problem.head_dim <= 32 or makes_slopes(work)
+    looked_up = is_looked_up(work.mask) or looks_up(work.score)
+    slopes_apart = makes_slopes(work) and (work.problem.group_size > 1 or looked_up)
+    in_two = work.deterministic or work.problem.head_dim <= 32 or slopes_apart
     return keeps_both(work) and has_room and not in_two
+
+
+def adds_slopes(work):
+    """Whether the gradient of slopes comes from here."""
+    return adds_dq(work) and makes_slopes(work)
 
 
 def parameters_kv(work, tiles):
     dp_last = dp_is_last(work)
     about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
     about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
+    about |= {"slopes": place_of_part(work.score, work.slopes) if adds_slopes(work) else None}
     return with_results("dk", "dv")(work, tiles) | about
 
 
 DQ_SUMS = Sums("sums of dq")
 NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, (*GIVEN, BIAS), (DQ_SUMS,))
-SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, (*GIVEN, BIAS), (NO_SUMS,))
+SLOPE_SUMS = SlopeSums(adds_slopes, "k")
+
+SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, (*GIVEN, BIAS), (DQ_SUMS, SLOPE_SUMS))
+SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, (*GIVEN, BIAS), (NO_SUMS, SLOPE_SUMS))
 SPEC_ROUND = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),

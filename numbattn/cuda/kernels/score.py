@@ -5,6 +5,7 @@ Softcap on S is natural, and what kernels call scale_log2 is log2(e); else the m
 is, in the exponent, and takes no time.
 """
 
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from ..tile import (
     INDEX,
     Alignment,
     aligned,
+    always,
+    column_halves,
     convert,
     device,
     diagonal_index,
@@ -24,6 +27,7 @@ from ..tile import (
     load,
     maximum,
     minimum,
+    opaque,
     part_sum,
     reciprocal,
     shape,
@@ -37,6 +41,7 @@ from .visibility import is_looked_up
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
 SINK_PART = "sink"
+COLS_AT_ONCE = 32
 
 
 class Scores(NamedTuple):
@@ -281,10 +286,10 @@ def distance_of(layout, ACC, transposed=False):
     return distance
 
 
-def slopes_steps(number, layout, ACC):
-    """Device functions for the gradient of the slopes of this part: () -> sums, for each query; (sums, dS, scores, m0,
+def slopes_steps(number, layout, ACC, transposed=False):
+    """Device functions for the gradient of the slopes of this part: () -> sums, for each row; (sums, dS, scores, m0,
     n0) -> sums. Without a number there are none."""
-    ZERO, PARTS, distance = ACC(0), layout.row_parts(), distance_of(layout, ACC)
+    ZERO, PARTS, add_tile = ACC(0), layout.row_parts(), slopes_step(layout, ACC, transposed)
 
     @device
     def start():
@@ -293,7 +298,7 @@ def slopes_steps(number, layout, ACC):
     @device
     def add(sums, dS, scores, m0, n0):
         _, shift = scores.parts[number]
-        return part_sum(-(dS * distance(m0 + shift, n0)), sums)
+        return add_tile(sums, dS, m0 + shift, n0)
 
     @device
     def start_none():
@@ -304,6 +309,32 @@ def slopes_steps(number, layout, ACC):
         return sums
 
     return (start_none, add_none) if number is None else (start, add)
+
+
+def slopes_step(layout, ACC, transposed):
+    """The device function (sums, dS, m0, n0) -> sums, by parts of so many columns that ptxas keeps no more distances
+    at a time: each is a basic block."""
+    if layout.shape[1] <= COLS_AT_ONCE:
+        distance = distance_of(layout, ACC, transposed)
+
+        @device
+        def add_part(sums, dS, m0, n0):
+            if always():
+                sums = part_sum(-(dS * distance(opaque(m0), n0)), sums)     # not those that S had
+            return sums
+
+        return add_part
+
+    HALF = replace(layout, cols=layout.cols.half())
+    DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
+    add_half = slopes_step(HALF, ACC, transposed)
+
+    @device
+    def add_halves(sums, dS, m0, n0):
+        left, right = column_halves(dS)
+        return add_half(add_half(sums, left, m0, n0), right, m0 + DOWN, n0 + RIGHT)
+
+    return add_halves
 
 
 def relative(part, number, unit, layout, ACC, transposed):
