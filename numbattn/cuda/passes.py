@@ -288,10 +288,7 @@ def score_and_arrays(parts, problem):
 def finish_gradient(part, number, arrays, seqlen_q):
     """The gradient of a part's array, from what kernels have left of it."""
     grad, sums = arrays[gradient_of_part(number)], arrays.get(sums_of_part(number))
-    if isinstance(part, Sink):  # of padded lines, too: beyond the queries lse is infinite
-        lse = arrays["lse_log2"] / LOG2_E if "lse_log2" in arrays else arrays["lse"]
-        grad[...] = part._gradient(None, lse, arrays["delta"])
-    elif isinstance(part, RelativeBias):
+    if isinstance(part, RelativeBias):
         grad[...] = sums_of_entries(sums, seqlen_q, part._reach)
     elif sums_by_row(number) in arrays:
         grad[...] = sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)

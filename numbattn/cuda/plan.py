@@ -24,6 +24,7 @@ from .spec import (
     PACKING,
     SCORE,
     SIDES,
+    SINK_SUMS,
     BoxedBias,
     Boxes,
     Device,
@@ -85,6 +86,8 @@ class Planner:
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
         slopes = [number for number, part in enumerate(call.score) if part.kind == "alibi" and part.gradient]
         self.slopes = slopes[0] if "do" in self.layouts and len(slopes) == 1 else None
+        sinks = [number for number, part in enumerate(call.score) if part.kind == SINK_PART and part.gradient]
+        self.sink = sinks[0] if "do" in self.layouts and sinks else None
         self.segments = self.segments_of_packed()
 
     def plan(self, candidates):
@@ -113,6 +116,8 @@ class Planner:
             rows = self.problem.seqlen_q if argument.rows == "q" else self.problem.seqlen_k
             shape = *self.problem.lse_shape[:-1], rows
             self.add_temporary(sums_by_row(self.slopes), shape, self.problem.sum_dtype)
+        elif argument is SINK_SUMS and self.sink is not None:
+            self.add_temporary(sums_by_row(self.sink), self.problem.lse_shape, self.problem.sum_dtype)
 
     def add(self, spec):
         """The steps of a kernel."""
@@ -142,7 +147,7 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, self.score,
-            tuple(part.kind for part in self.call.intervals), self.slopes, segments,
+            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, segments,
         )  # fmt: skip
 
     def segments_of_packed(self):
@@ -255,11 +260,11 @@ class Planner:
 
     # ----------------------------------------------------------------------------------------- gradients of a score
     def add_gradient(self, number, part):
-        """The steps of the gradient of a part's array; that of a sink needs none, nor one that comes with dQ.
+        """The steps of the gradient of a part's array; one that comes with delta or dQ needs none.
 
         They write to the gradient itself, or to sums which a few array operations turn into it: see passes.
         """
-        if not part.gradient or part.kind == SINK_PART or sums_by_row(number) in self.temporaries:
+        if not part.gradient or sums_by_row(number) in self.temporaries:
             return
         shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
         about = {"behind": place_of_part(self.score, number)}
@@ -359,6 +364,9 @@ class Planner:
         elif isinstance(argument, SlopeSums):
             if argument.are_made(work):
                 yield self.at(sums_by_row(self.slopes), own=1)
+        elif argument is SINK_SUMS:
+            if self.sink is not None:
+                yield from (self.at(array_of_part(self.sink), own=0), self.at(sums_by_row(self.sink), own=1))
         elif argument is PACKING:
             yield from self.packing(mask)
         elif argument is INTERVALS:

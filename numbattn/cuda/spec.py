@@ -45,6 +45,7 @@ class Work(NamedTuple):
     score: tuple = ()  # kinds, see kernels.score
     intervals: tuple = ()  # kinds, see kernels.intervals
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
+    sink: int | None = None  # of the Sink whose gradient is wanted
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.segments
 
     @property
@@ -114,11 +115,12 @@ class Role(Enum):
     PACKING = "a kernels.visibility.Packing where arrays are packed, else nothing"
     INTERVALS = "a kernels.intervals.Parts"
     SCORE = "a kernels.score.Scores, nothing without a score"
+    SINK_SUMS = "a sink's logits, and sums for their gradient (batch, heads, seqlen_q), if it is wanted, else nothing"
     DROPOUT = "a kernels.dropout.Drops"
     COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
 
 
-MASK, PACKING, INTERVALS, SCORE, DROPOUT, COUNTERS = Role
+MASK, PACKING, INTERVALS, SCORE, SINK_SUMS, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):

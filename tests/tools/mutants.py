@@ -559,13 +559,13 @@ TABLE = [
         "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",
         "batches * heads, heads)": "batches * heads, batches)",
     }),
-    Faults("cuda/passes.py", ["cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own"], {
-        'arrays["lse_log2"] / LOG2_E if': 'arrays["lse_log2"] if',
-    }),
     Faults("cuda/kernels/delta.py", [
         "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own"
     ], {
-        "full(ROWS, INFINITE)": "full(ROWS, ACC(0))",
+        "(logits[batch, head] - lse)": "(logits[head, batch] - lse)",
+        "-(P * D)": "P * D",
+        "where(sees, -(P * D), 0)": "-(P * D)",
+        "            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)\n": "",
     }),
     Faults("cuda/plan.py", ["cuda/test_plan.py::test_packed_arrays_are_computed_by_segment"], {
         "wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)":

@@ -1,4 +1,5 @@
-"""delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse."""
+"""delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse. And what follows from it for the
+gradient of a sink."""
 
 from typing import NamedTuple
 
@@ -6,14 +7,14 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import PACKING, PADDED, Line, Matrix, Spec
+from ..spec import PACKING, PADDED, SINK_SUMS, Line, Matrix, Spec
 from ..tile import (
     Alignment,
     aligned,
     block_index,
     convert,
     device,
-    full,
+    exp2,
     launch_dependents,
     load,
     row_index,
@@ -30,7 +31,7 @@ from .schedule import place
 from .segments import slot_step
 from .softmax import LOG2_E
 from .tables import rounded
-from .visibility import PACKED, packing_of, packing_type
+from .visibility import packing_of, packing_type
 
 
 class Rows(NamedTuple):
@@ -44,8 +45,9 @@ TILES = Rows(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
-    """The kernel; dlse says whether lse has a gradient.
+def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False):
+    """The kernel; dlse says whether lse has a gradient. sink: whether a sink's logits have one, which is left to be
+    summed over the queries: a sink has no dP, so that its dS is -P delta.
 
     padded: for kernels that copy these lines tile by tile, and so within segments; lse in base 2 is then written, too.
     A query that sees nothing, as those beyond the last one do, has lse +inf there: exp(S - lse) is 0.
@@ -54,7 +56,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
-    TILES_A_SLOT, segment_of, IS_PACKED = PADDED // TILE_M, slot_step(mask, "q", PADDED), PACKED in mask
+    TILES_A_SLOT, segment_of, HAS_SINK = PADDED // TILE_M, slot_step(mask, "q", PADDED), sink
 
     @device
     def tile_of_block(mLse):
@@ -73,13 +75,21 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
         sees = (lse != -INFINITE) & (row_index(ROWS, m0) < end - first)
         return lse, where(sees, D, 0), sees
 
-    def kernel(mDO, mO, mLse, mDlse, mDelta):
+    @device
+    def save_sink(sinks, batch, head, lse, D, sees, first, end, m0):
+        if HAS_SINK:
+            logits, sums = sinks
+            P = exp2((logits[batch, head] - lse) * LOG2E)
+            save(sums[batch, head][first:end], where(sees, -(P * D), 0), m0)
+
+    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta):
         _, _, seqlen_q = shape(mLse)
         tile, batch, head = tile_of_block(mLse)
         lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, 0, seqlen_q, tile * TILE_M)
         save(mDelta[batch, head], D, tile * TILE_M)
+        save_sink(sinks, batch, head, lse, D, sees, 0, seqlen_q, tile * TILE_M)
 
-    def padded_kernel(mDO, mO, mLse, mDlse, mDelta, mLseLog2, packing):
+    def padded_kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
         launch_dependents()
         wait_on_dependencies()
         _, _, seqlen_q = shape(mLse)
@@ -88,27 +98,28 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=()):
         m0 = slot * PADDED + tile % TILES_A_SLOT * TILE_M
         first, line = segment.first_query, segment.first_line + m0
         if slot * PADDED < segment.queries:
-            lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, first + segment.queries, m0)
+            end = first + segment.queries
+            lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
             save(mDelta[batch, head], D, line)
             save(mLseLog2[batch, head], where(sees, lse * LOG2E, INFINITE), line)
-        elif IS_PACKED:                                         # no tile: nothing for the sums of a sink's gradient
-            save(mLseLog2[batch, head], full(ROWS, INFINITE), line)
+            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
+    sinks = types.Tuple((array_type(ACC, 2), line) if sink else ())
     if padded:
-        signature = types.void(matrix, matrix, *[line] * 4, packing_type(mask))
+        signature = types.void(matrix, matrix, line, line, sinks, line, line, packing_type(mask))
         return Source(padded_kernel, signature, THREADS, overlaps=True)
-    return Source(kernel, types.void(matrix, matrix, *[line] * 3), THREADS)
+    return Source(kernel, types.void(matrix, matrix, line, line, sinks, line), THREADS)
 
 
 def parameters(work, tiles):
     return {
         "dtype": work.problem.dtype.name, "dlse": "dlse" in work.dtypes, "nbytes": work.nbytes,
-        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
+        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "sink": work.sink is not None,
     }  # fmt: skip
 
 
-GIVEN = Matrix("do"), Matrix("o"), Line("lse"), Line("dlse")
+GIVEN = Matrix("do"), Matrix("o"), Line("lse"), Line("dlse"), SINK_SUMS
 SPEC = Spec(delta, (*GIVEN, Line("delta")), tiles=lambda work: (TILES,), parameters=parameters)
 SPEC_PADDED = Spec(
     delta,

@@ -14,7 +14,7 @@ def test_delta(rng, has_dlse):
     lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40] = -np.inf, np.nan, np.nan
     source = delta(dtype="float32", head_dim_v=32, dlse=has_dlse, nbytes=0)
     got = poisoned(lse.shape)
-    launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, got)
+    launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, (), got)
     want = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0)
     np.testing.assert_allclose(got, np.where(lse == -np.inf, 0, want), rtol=1e-5, atol=1e-5)
 
@@ -26,7 +26,7 @@ def test_padded(rng):
     lse[0, 1, 40] = -np.inf
     source = delta(dtype="float16", head_dim_v=32, dlse=False, nbytes=0, padded=True)
     got, base_2 = poisoned((2, 1, 2, 128))
-    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, got, base_2, ())
+    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, (), got, base_2, ())
     sees = np.zeros(got.shape, bool)
     sees[..., :45] = lse > -np.inf
     want = np.zeros(got.shape)
