@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from .build import Key
-from .kernels.bias_gradient_hopper import hopper_spec_of
 from .kernels.gradients import comes_with_dq
 from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
 from .kernels.score import SINK_PART, is_curved, kind_of, place_of_part
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
+from .kernels.score_gradient_hopper import bias_spec_of, diagonals_spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
@@ -289,12 +289,13 @@ class Planner:
 
     def gradient_spec(self, own, **about):
         """That of the kernel for the gradient of a bias, or of slopes."""
-        spec = hopper_spec_of(own, **about)
+        spec = bias_spec_of(own, **about)
         return spec if spec.takes(self.work(spec)) else spec_of(bias_gradient, own, **about)
 
     def add_diagonal_sums(self, name, lead, about):
         """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
-        spec, dtype = spec_of(diagonal_sums, name, **about), self.problem.sum_dtype
+        spec, dtype = diagonals_spec_of(name, **about), self.problem.sum_dtype
+        spec = spec if spec.takes(self.work(spec)) else spec_of(diagonal_sums, name, **about)
         tiles = self.fitting(spec)
         m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
         most = DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors

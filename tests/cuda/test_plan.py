@@ -19,9 +19,9 @@ from numbattn.cuda.kernels import (
     forward_hopper,
     tables,
 )
-from numbattn.cuda.kernels.bias_gradient_hopper import hopper_spec_of
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, spec_of
+from numbattn.cuda.kernels.score_gradient_hopper import bias_spec_of, diagonal_sums_hopper, diagonals_spec_of
 from numbattn.cuda.kernels.visibility import PACKED
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, plan
@@ -196,6 +196,9 @@ def test_no_sums_that_are_much_larger_than_dq(d, names):
     assert kernels(backward) == ["delta", *names]
 
 
+ALIBI = na.Alibi(np.zeros(8, np.float32))
+
+
 @pytest.mark.parametrize(("score", "names"), [
     ([na.RelativeBias(np.zeros(9))], ["diagonal_sums"]), ([na.Bias(np.zeros((8, 1, 1)))], ["bias_gradient"]),
     ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient"] * 2),
@@ -207,6 +210,22 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
     found = kernels(backward)
     assert found[-len(names) - 1 :] == ["tile_states", *names]
     assert {step.tiles for step in backward.steps[-len(names) - 1 :]} == {backward.steps[-1].tiles}
+
+
+@pytest.mark.parametrize(("score", "options", "name"), [
+    ([na.RelativeBias(np.zeros(9))], {}, "diagonal_sums_hopper"),
+    ([na.Softcap(2.0), na.RelativeBias(np.zeros(9)), ALIBI, na.Sink(0.0)], {"causal": True}, "diagonal_sums_hopper"),
+    ([na.RelativeBias(np.zeros(9))], {"dropout": na.Dropout(0.1, 1)}, "diagonal_sums"),
+    ([na.RelativeBias(np.zeros(9)), na.Bias(np.zeros((1000, 1000)), gradient=False)], {}, "diagonal_sums"),
+    ([na.Bias(array(8, 1000, 1000))], {}, "bias_gradient_hopper"),
+    ([na.Bias(array(8, 1000, 1000))], {"dropout": na.Dropout(0.1, 1)}, "bias_gradient"),
+], ids=["table", "others", "dropout", "beside a bias", "bias", "bias, dropout"])  # fmt: skip
+@pytest.mark.parametrize("d", [64, 256])
+def test_gradients_by_warpgroups(score, options, name, d):
+    """Where nothing else is looked up."""
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q, score=score, **options)
+    assert name in kernels(backward)
 
 
 BIAS = na.Bias(array(8, 1000, 1000), gradient=False)
@@ -246,7 +265,7 @@ def test_biases_that_tma_loads(score, options, boxed):
     assert {*found} == {boxed}
 
 
-ALIBI, SLOPES = na.Alibi(np.zeros(8, np.float32)), ["delta", "backward_kv", "round_dq"]
+SLOPES = ["delta", "backward_kv", "round_dq"]
 SLOPES_IN_TWO = ["delta", "backward_kv", "backward_q"]
 
 
@@ -439,7 +458,7 @@ def boxed_choices():
         score = tuple(part.format(dtype) for part in score)
         found = work(dtype, d, d, mask=KINDS[i // 2 % 2], score=score, deterministic=i % 4 == 2, keys=MANY)
         about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
-        gradient = hopper_spec_of("dbias", **about)
+        gradient = bias_spec_of("dbias", **about)
         for candidates in (*FORWARD, *BACKWARD[1:], *[[gradient]] * gradient.takes(found)):
             spec = next(spec for spec in candidates if spec.takes(found))
             if SCORE in spec.arguments:
@@ -470,6 +489,10 @@ def table_choices():
         dtype, score = ("float16", "bfloat16")[i % 2], (("relative",), ("sink", "relative"))[i // 2 % 2]
         found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
+        if PACKED not in mask or d > 128:
+            gradient = diagonals_spec_of("sums", behind=0)
+            found = found._replace(mask=KINDS[1] if mask else ())
+            yield pytest.param(gradient, found, 0, id=f"sums {dtype} {d} {'+'.join(found.mask)}")
 
 
 def score_choices():
@@ -500,6 +523,8 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     """
     if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32:
         return 64 if head_dim <= 64 else 384
+    if spec.factory is diagonal_sums_hopper and others["mask"]:
+        return 48
     if spec.factory is diagonal_sums and head_dim > 128:
         return 160
     if spec.factory is backward_hopper_wide.backward_wide and head_dim > 192 and others["score"]:

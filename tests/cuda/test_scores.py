@@ -115,8 +115,16 @@ def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
     """Tiles of which all elements are added the first entry of the table, or the last one."""
     sizes(1, 1, 140, 140)
     with world_of("compiled"), on(device):
-        score = na.RelativeBias(random(rng, 9, dtype), gradient=device is TURING)
+        score = na.RelativeBias(random(rng, 9, dtype))
         check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=score)
+
+
+def test_a_table_of_all_heads(rng, sizes):
+    """A block has several diagonals of tiles."""
+    sizes(2, 2, 140, 150)
+    with world_of("compiled"), on(HOPPER._replace(multiprocessors=1)):
+        score = [na.Sink(random(rng, 2, np.float16)), na.RelativeBias(random(rng, (2, 1, 61), np.float16))]
+        check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=score, mask=na.Window(60, 100))
 
 
 @pytest.mark.parametrize("kind", ["segments", "blocks"])

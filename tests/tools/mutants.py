@@ -464,10 +464,25 @@ TABLE = [
         "and len(slopes) == 1 else None": "and slopes else None",
         " or sums_by_row(number) in self.temporaries": "",
     }),
-    Faults("cuda/kernels/bias_gradient_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
         "own_head, m0 + consumer * ROWS, n0)": "own_head, m0, n0)",
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
         "mDB[own_batch, own_head][:, n0:]": "mDB[own_batch, own_head]",
+    }),
+    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_scores.py::test_a_table_of_all_heads"], {
+        "maximum(before - number + PER_TILE - 1, 0)": "maximum(before - number, 0)",
+        "+ n_tiles + PER_TILE - 1)": "+ n_tiles)",
+        "(number + PER_TILE * m_first - before)": "(number - before)",
+        "sync_warpgroups(CONSUMERS)                              # all have read": "pass  # all have read",
+        "save(skewed, total, warpgroup_index() * ROWS)\n        sync_warpgroups(CONSUMERS)":
+            "save(skewed, total, warpgroup_index() * ROWS)",
+        "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
+        "    return K, V\n\n    @device\n    def compute(mLse": "    pass\n\n    @device\n    def compute(mLse",
+    }),
+    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_plan.py::test_gradients_by_warpgroups"], {
+        " - {\"relative\", \"softcap\", \"alibi\", \"sink\"}": " - {\"relative\"}",
+        "looked_up or is_looked_up(work.mask) or work.problem.dropout": "looked_up or is_looked_up(work.mask)",
+        "not (looked_up or is_looked_up": "not (is_looked_up",
     }),
     Faults("cuda/kernels/forward_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]",
                                               "cuda/test_scores.py::test_biases_in_stages_that_are_filled_again"], {

@@ -1,0 +1,353 @@
+"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over all that one piece serves.
+
+As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `score.boxed_bias`, of which the tile
+that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
+64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
+the next one meanwhile.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ..spec import MASK, SCORE, BoxedBias, Line, Own, Spec
+from ..tile import (
+    INDEX,
+    WARPGROUP,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    convert,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    full,
+    grid_size,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    load,
+    maximum,
+    minimum,
+    prefetch_tensor_map,
+    release,
+    row_sum,
+    save,
+    shape,
+    simt,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    sync_warpgroups,
+    thread_index,
+    tma_load,
+    tma_load_part,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from .forward_hopper import head_dims, takes, warp_specialised
+from .gradients import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
+from .layouts import DTYPES, array_type
+from .score import boxed_bias, dtype_of_part, kind_of, score_steps_ahead, scores_type
+from .score_gradient import OWN_NUMBERS, matrices_of
+from .tables import compiled_in
+from .visibility import band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
+
+REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
+
+
+def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, is_boxed, **others):
+    """What computes tiles of dS, that behind part number `behind` of the score: pipelines of Q and K, and of dO and V;
+    the tiles that TMA loads; and device functions. stages: of the pipelines."""
+    dtype, S_TILE = DTYPES[dtype], wgmma(tile_n)
+    ROW_VECTOR, TILE_M, TILE_N = S_TILE.row_vector(), tile_m, tile_n
+    SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, stages * CONSUMERS) for cols in (head_dim, head_dim_v))
+    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, is_boxed=is_boxed)
+
+    @device
+    def in_sight(sight, batch, head, m0, n0, seqlen_q):
+        """Whether a query of the tile sees a key of it."""
+        first, end = keys_in_sight(band_at(sight, batch, head), m0, minimum(m0 + TILE_M, seqlen_q))
+        return first < n0 + TILE_N and n0 < end
+
+    @device
+    def load_tiles(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0):
+        """The producer's: the tiles of dS from query m0 and key n0 on."""
+        acquire(K)
+        tma_load(K, mK, batch, head // group_size, n0)
+        for consumer in range(CONSUMERS):
+            place = allocate(SHARED_Q, K.index * CONSUMERS + consumer)
+            tma_load_part(K, place, mQ, batch, head, m0 + consumer * ROWS, 0)
+        acquire(V)
+        tma_load(V, mV, batch, head // group_size, n0)
+        for consumer in range(CONSUMERS):
+            place = allocate(SHARED_DO, V.index * CONSUMERS + consumer)
+            tma_load_part(V, place, mDO, batch, head, m0 + consumer * ROWS, 0)
+
+    @device
+    def ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0):
+        """A consumer's: dS behind the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
+        consumer, band = warpgroup_index(), band_at(sight, batch, head)
+        m0 = m_tile * TILE_M + consumer * ROWS
+        lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
+        wait(K)
+        S = dot(S_TILE, allocate(SHARED_Q, K.index * CONSUMERS + consumer), K.tile.T)   # Alg. 4 line 11: S = Q K^T
+        wait(V)
+        dP = dot(S_TILE, allocate(SHARED_DO, V.index * CONSUMERS + consumer), V.tile.T)     # line 17: dP = dO V^T
+        S = wgmma_wait(S, 1)
+        release(K)
+        S, F = apply(S, look_up(scores, bias, batch, head, m0, n0), scores, batch, head, m0, n0)
+        P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
+        dP = wgmma_wait(dP, 0)
+        release(V)
+        dS = pull_back(P * (dP - D), F)                         # line 20
+        n_tile = n0 // TILE_N
+        if tested(sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
+            dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+        return dS
+
+    maps = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
+    return S_TILE, (K_PIPELINE, V_PIPELINE), maps, (in_sight, load_tiles, ds_of)
+
+
+def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
+    """The gradient of part number `behind`, whose dtype is `boxed`."""
+    dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[boxed], about["tile_m"], about["tile_n"]
+    shared = SharedMemory()
+    S_TILE, (K_PIPELINE, V_PIPELINE), maps, steps = ds_steps(shared, **about, is_boxed=True)
+    in_sight, load_tiles, ds_of = steps
+    SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
+    B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(1), 1, fills=CONSUMERS)
+    (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N = REGISTERS[tile_n], tile_m, tile_n
+    save_rows = save_step(bias, out_dtype, tile_n, nbytes)
+
+    @device
+    def produce(mQ, mK, mV, mDO, biases, sight, own, group_size, m0, n0, seqlen_q):
+        """The producer, one thread."""
+        K, V, B = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(B_PIPELINE, 0)
+        own_batch, own_head, batch_end, head_end = own
+        for consumer in range(CONSUMERS):
+            tma_load_part(B, allocate(SHARED_B, consumer), biases[0], own_batch, own_head, m0 + consumer * ROWS, n0)
+        for batch in range(own_batch, batch_end):
+            for head in range(own_head, head_end):
+                if in_sight(sight, batch, head, m0, n0, seqlen_q):
+                    load_tiles(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
+                    K, V = advance(K, 1), advance(V, 1)
+
+    @device
+    def compute(mDB, mLse, mDelta, sight, scores, own, scale_log2, adds, m_tile, n0, seqlen_q):
+        """The consumers, whole warpgroups."""
+        K, V, B = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(B_PIPELINE, 0)
+        own_batch, own_head, batch_end, head_end = own
+        dB, bias = full(S_TILE, ZERO), allocate(SHARED_B, warpgroup_index())
+        wait(B)
+        for batch in range(own_batch, batch_end):
+            for head in range(own_head, head_end):
+                if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                    dB = dB + ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
+                    K, V = advance(K, 1), advance(V, 1)
+        target, m0 = mDB[own_batch, own_head][:, n0:], m_tile * TILE_M + warpgroup_index() * ROWS
+        if adds:
+            dB = dB + convert(load(target, S_TILE, m0), np.float32)
+        sync_warpgroup()                                        # all have read the bias
+        save_rows(target, dB, bias, m0)
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
+    ):
+        batches, heads, _ = shape(mLse)
+        _, _, seqlen_q, seqlen_k = shape(mDB)
+        m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
+        tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
+        m_tile, n0 = tile // n_count, tile % n_count * TILE_N
+        own = matrices_of(matrix, own_batches, own_heads, batches, heads)
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        init_pipeline(B_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(OF_PRODUCER)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mQ)
+                prefetch_tensor_map(mDO)
+                produce(mQ, mK, mV, mDO, biases, sight, own, group_size, m_tile * TILE_M, n0, seqlen_q)
+        else:
+            increase_registers(OF_CONSUMER)
+            compute(mDB, mLse, mDelta, sight, scores, own, scale_log2, adds, m_tile, n0, seqlen_q)
+
+    signature = types.void(
+        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
+        sight_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
+    )  # fmt: skip
+    return warp_specialised(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
+
+
+class Diagonal(NamedTuple):
+    """A diagonal of tiles in the score matrices that an array serves: tiles (m_tile, key n_first + TILE_M * (m_tile -
+    m_first)), m_first <= m_tile < m_end."""
+
+    number: Any
+    own_batch: Any
+    own_head: Any
+    batch_end: Any
+    head_end: Any
+    m_first: Any
+    m_end: Any
+    n_first: Any
+
+
+def diagonal_sums_hopper(*, tile_m, tile_n, **about):
+    """As `score_gradient.diagonal_sums`."""
+    shared = SharedMemory()
+    S_TILE, (K_PIPELINE, V_PIPELINE), maps, (in_sight, load_tiles, ds_of) = ds_steps(
+        shared, tile_m=tile_m, tile_n=tile_n, **about, is_boxed=False
+    )
+    (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N, PER_TILE = REGISTERS[tile_n], tile_m, tile_n, tile_m // tile_n
+    DIAGONALS = simt(tile_n, tile_m, WARPGROUP * CONSUMERS, WARPGROUP * CONSUMERS // tile_n, 1)
+    ALONG = DIAGONALS.row_vector()
+
+    @device
+    def counts(seqlen_q, seqlen_k):
+        """The number of tiles along either axis, and of diagonals that start below the first tile."""
+        m_tiles, n_tiles = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
+        return m_tiles, n_tiles, PER_TILE * (m_tiles - 1)
+
+    @device
+    def diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads):
+        m_tiles, n_tiles, before = counts(seqlen_q, seqlen_k)
+        diagonals = before + n_tiles
+        number, matrix = item % diagonals, item // diagonals
+        own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
+        m_first = maximum(before - number + PER_TILE - 1, 0) // PER_TILE
+        m_end = minimum((before - number + n_tiles + PER_TILE - 1) // PER_TILE, m_tiles)
+        n_first = (number + PER_TILE * m_first - before) * TILE_N
+        return Diagonal(number, own_batch, own_head, batch_end, head_end, m_first, m_end, n_first)
+
+    @device
+    def produce(mQ, mK, mV, mDO, sight, at, group_size, K, V, seqlen_q):
+        """The producer, one thread."""
+        for batch in range(at.own_batch, at.batch_end):
+            for head in range(at.own_head, at.head_end):
+                for m_tile in range(at.m_first, at.m_end):
+                    m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
+                    if in_sight(sight, batch, head, m0, n0, seqlen_q):
+                        load_tiles(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
+                        K, V = advance(K, 1), advance(V, 1)
+        return K, V
+
+    @device
+    def compute(mLse, mDelta, sight, scores, at, scale_log2, K, V, seqlen_q):
+        """The consumers, whole warpgroups: the sum of all tiles."""
+        total = full(S_TILE, ZERO)
+        for batch in range(at.own_batch, at.batch_end):
+            for head in range(at.own_head, at.head_end):
+                for m_tile in range(at.m_first, at.m_end):
+                    n0 = at.n_first + (m_tile - at.m_first) * TILE_M
+                    if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                        dS = ds_of(K, V, (), mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
+                        total = total + dS
+                        K, V = advance(K, 1), advance(V, 1)
+        return total, K, V
+
+    @device
+    def sum_diagonals(total, target, skewed, plain, adds):
+        sync_warpgroups(CONSUMERS)                              # all have read the diagonals before
+        save(skewed, total, warpgroup_index() * ROWS)
+        sync_warpgroups(CONSUMERS)
+        for at in range(0, TILE_M + TILE_N, TILE_N):
+            sums = row_sum(load(plain.T, DIAGONALS, at))
+            if adds:
+                sums = sums + load(target, ALONG, at)
+            save(target, sums, at)
+
+    def kernel(
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,
+        own_heads, adds, mSkewed, mPlain,
+    ):  # fmt: skip
+        batches, heads, _ = shape(mLse)
+        _, n_tiles, before = counts(seqlen_q, seqlen_k)
+        items, place = own_batches * own_heads * (before + n_tiles), block_index()
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(OF_PRODUCER)
+            if thread_index() == PRODUCER:
+                for item in range(block_index(), items, grid_size()):
+                    at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
+                    K, V = produce(mQ, mK, mV, mDO, sight, at, group_size, K, V, seqlen_q)
+        else:
+            increase_registers(OF_CONSUMER)
+            for item in range(block_index(), items, grid_size()):
+                at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
+                total, K, V = compute(mLse, mDelta, sight, scores, at, scale_log2, K, V, seqlen_q)
+                target = mSums[at.own_batch, at.own_head, at.number]
+                sum_diagonals(total, target, mSkewed[place], mPlain[place], adds)
+
+    signature = types.void(
+        *[types.uint64] * 4, array_type(np.float32, 4), LINE, LINE, sight_type(about["mask"]),
+        scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, LINE, LINE,
+    )  # fmt: skip
+    return warp_specialised(kernel, signature, CONSUMERS, shared, maps)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+BIASES = {64: Tiles(128, 128, 2), 128: Tiles(128, 64, 2), 192: Tiles(128, 64, 1), 256: Tiles(128, 64, 1)}
+BESIDE_OTHERS = BIASES | {64: Tiles(128, 64, 2)}  # parts of a score, which take registers
+LINES = Line("lse_log2", padded=True), Line("delta", padded=True)
+
+
+def bias_spec_of(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
+    """The Spec of the kernel that writes to an array of this name."""
+
+    def dtype_of_bias(work):
+        return dtype_of_part(work, boxed_bias(work))
+
+    def takes_it(work):
+        whole = not (weight or sums_rows or sums_cols)
+        return whole and takes(work) and bool(dtype_of_bias(work))
+
+    return Spec(
+        bias_gradient_hopper,
+        (*GIVEN, BoxedBias(boxed_bias), Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS),
+        tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
+        parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
+            "out_dtype": out_dtype, "behind": behind, "boxed": dtype_of_bias(work), "nbytes": work.nbytes,
+        },
+        takes=takes_it,
+        arch="a",
+    )  # fmt: skip
+
+
+def diagonals_spec_of(name, *, behind):
+    """The same for the sums of a table."""
+
+    def takes_it(work):
+        looked_up = {kind_of(part) for part in work.score} - {"relative", "softcap", "alibi", "sink"}
+        return takes(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+
+    return Spec(
+        diagonal_sums_hopper,
+        (*GIVEN, Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
+        tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
+        parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
+        takes=takes_it,
+        arch="a",
+    )
