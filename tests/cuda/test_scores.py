@@ -119,11 +119,11 @@ def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
         check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=score)
 
 
-def test_a_table_of_all_heads(rng, sizes):
+def test_a_table_of_all_batches(rng, sizes):
     """A block has several diagonals of tiles."""
     sizes(2, 2, 140, 150)
     with world_of("compiled"), on(HOPPER._replace(multiprocessors=1)):
-        score = [na.Sink(random(rng, 2, np.float16)), na.RelativeBias(random(rng, (2, 1, 61), np.float16))]
+        score = [na.Sink(random(rng, 2, np.float16)), na.RelativeBias(random(rng, (2, 61), np.float16))]
         check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=score, mask=na.Window(60, 100))
 
 

@@ -469,13 +469,9 @@ TABLE = [
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
         "mDB[own_batch, own_head][:, n0:]": "mDB[own_batch, own_head]",
     }),
-    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_scores.py::test_a_table_of_all_heads"], {
-        "maximum(before - number + PER_TILE - 1, 0)": "maximum(before - number, 0)",
+    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_scores.py::test_a_table_of_all_batches"], {
         "+ n_tiles + PER_TILE - 1)": "+ n_tiles)",
         "(number + PER_TILE * m_first - before)": "(number - before)",
-        "sync_warpgroups(CONSUMERS)                              # all have read": "pass  # all have read",
-        "save(skewed, total, warpgroup_index() * ROWS)\n        sync_warpgroups(CONSUMERS)":
-            "save(skewed, total, warpgroup_index() * ROWS)",
         "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
         "    return K, V\n\n    @device\n    def compute(mLse": "    pass\n\n    @device\n    def compute(mLse",
     }),
