@@ -91,7 +91,7 @@ class Planner:
         self.segments = self.segments_of_packed()
 
     def plan(self, candidates):
-        chosen = [next(spec for spec in specs if spec.takes(self.work(spec))) for specs in candidates]
+        chosen = [self.first_of(*specs) for specs in candidates]
         arguments = [(argument, spec) for spec in chosen for argument in spec.arguments]
         # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], Boxes)):
@@ -104,6 +104,10 @@ class Planner:
         stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
         counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
+
+    def first_of(self, *specs):
+        """The first that takes the work."""
+        return next(spec for spec in specs if spec.takes(self.work(spec)))
 
     def find_array(self, argument, spec):
         if isinstance(argument, Matrix | Boxes):
@@ -289,14 +293,12 @@ class Planner:
 
     def gradient_spec(self, own, **about):
         """That of the kernel for the gradient of a bias, or of slopes."""
-        spec = bias_spec_of(own, **about)
-        return spec if spec.takes(self.work(spec)) else spec_of(bias_gradient, own, **about)
+        return self.first_of(bias_spec_of(own, **about), spec_of(bias_gradient, own, **about))
 
     def add_diagonal_sums(self, name, lead, about):
         """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
-        spec, dtype = diagonals_spec_of(name, **about), self.problem.sum_dtype
-        spec = spec if spec.takes(self.work(spec)) else spec_of(diagonal_sums, name, **about)
-        tiles = self.fitting(spec)
+        spec = self.first_of(diagonals_spec_of(name, **about), spec_of(diagonal_sums, name, **about))
+        tiles, dtype = self.fitting(spec), self.problem.sum_dtype
         m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
         most = DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
         width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks

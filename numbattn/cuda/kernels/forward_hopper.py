@@ -72,7 +72,7 @@ from .ramp import DEPTH, is_ramp, ramp_steps
 from .schedule import finish, next_number, place_grouped
 from .score import boxed_bias, dtype_of_part, looks_up, parts_of, score_steps_ahead, scores_type, sink_steps
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
-from .softmax import LN_2, logsumexp, no_max, softmax_step, softmax_step_on_level
+from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
 from .visibility import (
     FARTHEST,
@@ -445,7 +445,7 @@ def forward(
             release(K)
             if ON_RAMP:
                 level = level_of(call.ramp, side, here)
-                P_f32, m, l, alpha = softmax_step_on_level(S, level, m, l, call.scale_log2)
+                P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level)
             else:
                 S = scored(S, found, tile, call.scores, here)
                 if masks:

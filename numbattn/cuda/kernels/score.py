@@ -41,7 +41,7 @@ from .visibility import is_looked_up
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
 SINK_PART = "sink"
-COLS_AT_ONCE = 32
+COLS_AT_ONCE = 32  # of dS, for the gradient of slopes
 
 
 class Scores(NamedTuple):
@@ -312,15 +312,17 @@ def slopes_steps(number, layout, ACC, transposed=False):
 
 
 def slopes_step(layout, ACC, transposed):
-    """The device function (sums, dS, m0, n0) -> sums, by parts of so many columns that ptxas keeps no more distances
-    at a time: each is a basic block."""
+    """The device function (sums, dS, m0, n0) -> sums.
+
+    By parts of the tile, each a basic block: else ptxas keeps the distances of a whole one in registers, and spills.
+    """
     if layout.shape[1] <= COLS_AT_ONCE:
         distance = distance_of(layout, ACC, transposed)
 
         @device
         def add_part(sums, dS, m0, n0):
             if always():
-                sums = part_sum(-(dS * distance(opaque(m0), n0)), sums)     # not those that S had
+                sums = part_sum(-(dS * distance(opaque(m0), n0)), sums)     # computed anew, not kept since S
             return sums
 
         return add_part

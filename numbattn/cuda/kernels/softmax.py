@@ -17,33 +17,20 @@ def no_max(dtype):
 
 
 @device
-def softmax_step(S, m, l, scale_log2):
+def softmax_step(S, m, l, scale_log2, level=None):
     """P, the new m and l, and alpha, the factor that rescales the sums so far.
 
     Any m near the maximum will do: it is updated only where it lags by more than SLACK, so that for most tiles alpha is
     1. P is then at most 2**SLACK, and the largest element of a row, otherwise exactly 1, is rounded like the others.
+
+    level: what is added to S, a row vector, at no cost for each element. m may be tiny beside it: where it is not
+    raised it is not touched, or it would lose bits.
     """
-    m_new = raised(m, row_max(S, m), scale_log2)
-    return relative(S, m_new, m, m_new, l, scale_log2)
-
-
-@device
-def softmax_step_on_level(S, level, m, l, scale_log2):
-    """The same of S + level, a row vector. m stays what it is where it is not raised: it may be tiny beside the level,
-    and would lose bits if it were counted from there."""
-    m_new = raised(m, maximum(row_max(S) + level, m), scale_log2)
-    return relative(S, m_new - level, m, m_new, l, scale_log2)
-
-
-@device
-def raised(m, m_new, scale_log2):                           # Alg. 2 line 13: m_new = max(m, rowmax(S))
-    return where((m_new - m) * scale_log2 > SLACK, m_new, m)
-
-
-@device
-def relative(S, to, m, m_new, l, scale_log2):
+    m_new = row_max(S, m) if level is None else maximum(row_max(S) + level, m)
+    m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)   # Alg. 2 line 13: m_new = max(m, rowmax(S))
     alpha = exp2((m - m_new) * scale_log2)                  # line 13: alpha = exp(m - m_new)
-    P = exp2(S * scale_log2 - to * scale_log2)              # line 12: P = exp(S - m_new)
+    zero = m_new if level is None else m_new - level        # the S whose P is 1
+    P = exp2(S * scale_log2 - zero * scale_log2)            # line 12: P = exp(S - m_new)
     return P, m_new, part_sum(P, l * alpha), alpha          # line 13: l = alpha l + rowsum(P)
 
 
