@@ -48,7 +48,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     else:
         adds_dq = kernel == "sums"
         source = backward_kv(**common, stages=2, dv_first=dv_first, adds_dq=adds_dq, out_dtypes=("float16",) * 2)
-        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums)
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
