@@ -24,6 +24,7 @@ from .checks import DTYPES, Array, flag, integer, library, number, words_for
 from .values import Value, broadcasts, moved, shown, sum_broadcast
 
 PROCESS = uuid4().hex  # of all that is only known here
+FLOATING = ", ".join(map(str, DTYPES))
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
 
 
@@ -47,7 +48,7 @@ class Part(Value):
     @property
     def _kind(self) -> tuple[Any, ...]:
         """What kernels are compiled for."""
-        return type(self), *[str(x.dtype) for x in self._arrays().values()]
+        return type(self), *[x.dtype for x in self._arrays().values()]
 
     @property
     def _wants_gradient(self) -> bool:
@@ -64,7 +65,7 @@ class ArrayPart(Part):
         array = getattr(self, name)
         if isinstance(array, float | np.floating):
             array = np.asarray(array)
-        array = _checked(f"{part} {name}", array, DTYPES, ", ".join(map(str, DTYPES)))
+        array = _checked(f"{part} {name}", array, DTYPES, FLOATING)
         self._set(**{name: array, "gradient": flag(f"{part} gradient", self.gradient)})
 
     @property
@@ -358,7 +359,7 @@ class Score(Part):
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        return type(self), self._identity.key, *[(str(x.dtype), x.ndim) for x in self.arrays]
+        return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self.arrays]
 
     def _applied(self, S: Any) -> Any:
         return self._of_each(self.function, S)

@@ -23,9 +23,9 @@ class Value:
 
     def _like(self: V, array: Any) -> V:
         """The value with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
-        copies = {name: moved(x, array) for name, x in self._arrays().items()}
-        copy: V = replace(cast(Any, self), **copies) if copies else self
-        return self if copy == self else copy
+        own = self._arrays()
+        copies = {name: copy for name, x in own.items() if (copy := moved(x, array)) is not x}
+        return replace(cast(Any, self), **copies) if copies else self
 
     def _key(self) -> tuple[Any, ...]:
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
