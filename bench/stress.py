@@ -4,11 +4,11 @@
     python bench/stress.py --seconds 3600 --processes 8     # processes that share a GPU interrupt each other
     python bench/stress.py --replay 3 17                    # problem 17 of process 3 again
 
-A problem is drawn from (seed, process, number): dtype, head_dims, heads, lengths, masks, dropout, layout. Its o, lse,
-dq, dk and dv are compared with numbattn.reference in float64, on the GPU; then it is called again and again, on several
-streams at once, and each result is compared with the first, bit for bit where that is promised. All memory that CuPy
-hands out is full of NaN, and so is what lies beyond Lengths: what a kernel leaves unwritten, or reads and must not,
-shows. Needs tqdm.
+A problem is drawn from (seed, process, number): dtype, head_dims, heads, lengths, masks, score, dropout, layout. Its o,
+lse, dq, dk, dv and the gradient of the score's array are compared with numbattn.reference in float64, on the GPU; then
+it is called again and again, on several streams at once, and each result is compared with the first, bit for bit where
+that is promised. All memory that CuPy hands out is full of NaN, and so is what lies beyond Lengths: what a kernel
+leaves unwritten, or reads and must not, shows. Needs tqdm.
 """
 
 import argparse
@@ -26,11 +26,12 @@ from tqdm import tqdm
 import numbattn as na
 from numbattn import reference
 
-SCORES, KEPT = 1 << 24, 1 << 20  # at most, of a problem; with dropout, whose mask the host makes
+ELEMENTS, KEPT = 1 << 24, 1 << 20  # of S, at most; with dropout, whose mask the host makes
 PROBLEMS_A_KIND = 10  # to compile a kind takes longer than to run a problem
 REPEATS = 16  # calls of a problem after the first
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4, "float64": 1e-10}  # of the largest element, or 1
-NAMES = "o", "lse", "dq", "dk", "dv"
+NAMES = "o", "lse", "dq", "dk", "dv", "dscore"
+BY_ATOMICS = "dq", "dscore"  # in any order, unless deterministic
 SHOWN = 5  # wrong elements of an array
 ENOUGH = 5  # wrong problems, after which a process stops
 
@@ -44,6 +45,7 @@ class Kind:
     head_dim: int
     head_dim_v: int
     masks: tuple
+    score: str
     dropout: bool
     layout: str
     dlse: bool
@@ -56,12 +58,20 @@ def draw_kind(rng):
         dtype=str(rng.choice(["float16", "bfloat16", "float16", "bfloat16", "float32", "float64"])),
         head_dim=head_dim,
         head_dim_v=head_dim if rng.random() < 0.7 else int(rng.choice([8, 64, 128, 256])),
-        masks=tuple(map(str, rng.choice(list(MASKS), rng.choice([0, 1, 1, 2]), replace=False))),
+        masks=draw_masks(rng),
+        score=str(rng.choice(["none", "none", "none", *SCORES])),
         dropout=rng.random() < 0.25,
         layout=str(rng.choice(list(LAYOUTS))),
         dlse=rng.random() < 0.5,
         deterministic=bool(rng.random() < 0.5),
     )
+
+
+def draw_masks(rng):
+    """None, one or two, of which one may have segments."""
+    first, second = map(str, rng.choice(list(MASKS), 2, replace=False))
+    count = 1 if "segments" in first and "segments" in second else rng.choice([0, 1, 1, 2])
+    return (first, second)[:count]
 
 
 LENGTHS = {  # queries and keys: from, to
@@ -83,7 +93,35 @@ MASKS = {
     "dense": lambda rng, b, h, m, n: na.Dense(rng.random((b, 1, m, n)) < rng.random()),
     "bits": lambda rng, b, h, m, n: na.Bits.pack(rng.random((1, 1, m, n)) < rng.random()),
     "blocks": lambda rng, b, h, m, n: block_sparse(rng, h, m, n),
+    "segments": lambda rng, b, h, m, n: segments(rng, m, n),
+    "causal segments": lambda rng, b, h, m, n: segments(rng, m, n) & na.Causal(),
+    "segments of batches": lambda rng, b, h, m, n: segments(rng, m, n, (b, 1)),
+    "prefix": lambda rng, b, h, m, n: na.Prefix(rng.integers(n + 1, size=(b, h))),
+    "intervals": lambda rng, b, h, m, n: na.Intervals(*rng.integers(-9, n + 9, (2, b, 1, m))),
 }
+SCORES = {
+    "softcap": lambda rng, dtype, b, h, m, n: na.Softcap(float(rng.uniform(2, 50))),
+    "alibi": lambda rng, dtype, b, h, m, n: na.Alibi(slopes(rng, dtype, h, m, n)),
+    "constant alibi": lambda rng, dtype, b, h, m, n: na.Alibi(slopes(rng, dtype, h, m, n), gradient=False),
+    "bias": lambda rng, dtype, b, h, m, n: na.Bias(normal(rng, dtype, 1, h, m, n)),
+    "bias of keys": lambda rng, dtype, b, h, m, n: na.Bias(normal(rng, dtype, b, 1, 1, n)),
+    "relative bias": lambda rng, dtype, b, h, m, n: na.RelativeBias(normal(rng, dtype, h, 33)),
+    "sink": lambda rng, dtype, b, h, m, n: na.Sink(normal(rng, dtype, h)),
+}
+
+
+def segments(rng, m, n, batch=()):
+    count = log_uniform(rng, 1, 100)
+    return na.Segments(*(np.sort(rng.integers(size + 1, size=(*batch, count + 1))) for size in (m, n)))
+
+
+def normal(rng, dtype, *shape):
+    return cupy.random.default_rng(int(rng.integers(1 << 31))).standard_normal(shape, np.float32).astype(DTYPE[dtype])
+
+
+def slopes(rng, dtype, heads, m, n):
+    """Scores stay below a hundred: larger ones have few digits in float32, by any formula."""
+    return cupy.asarray(rng.uniform(0, 100 / max(m, n), heads)).astype(DTYPE[dtype])
 
 
 def block_sparse(rng, heads, m, n):
@@ -105,7 +143,7 @@ class Problem:
         self.lengths = str(rng.choice(list(LENGTHS)))
         m, n = (log_uniform(rng, *interval) for interval in LENGTHS[self.lengths])
         heads_k, group_size = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2, 3, 4, 8]))
-        most = KEPT if kind.dropout else SCORES
+        most = KEPT if kind.dropout else ELEMENTS
         heads = heads_k * group_size if heads_k * group_size * m * n <= most else 1
         heads_k = min(heads, heads_k)
         if m * n > most:
@@ -129,6 +167,8 @@ class Problem:
                 self.poison(mask)
             mask = masks[0] if len(masks) == 1 else masks[0] & masks[1]
             self.options["mask"] = mask._like(self.q)
+        if kind.score != "none":
+            self.options["score"] = SCORES[kind.score](rng, kind.dtype, batch, heads, m, n)
         if kind.dropout:
             self.options["dropout"] = na.Dropout(float(rng.uniform(0.01, 0.9)), seed=int(rng.integers(1 << 31)))
 
@@ -144,15 +184,16 @@ class Problem:
                 self.k[batch, :, keys:] = self.v[batch, :, keys:] = np.nan
 
     def run(self):
-        """o, lse, dq, dk, dv"""
+        """o, lse, dq, dk, dv and, if there is one, the gradient of the score's array."""
         o, saved = na.attention_forward(self.q, self.k, self.v, **self.options)
         deterministic = self.kind.deterministic
-        return o, saved.lse, *na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=deterministic)
+        grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=deterministic)
+        return o, saved.lse, *grads, *present(grads.score)
 
     def expected(self):
         arrays = self.q, self.k, self.v
-        return (*reference.attention_forward(*arrays, **self.options),
-                *reference.attention_backward(self.do, *arrays, **self.options, dlse=self.dlse))  # fmt: skip
+        grads = reference.attention_backward(self.do, *arrays, **self.options, dlse=self.dlse)
+        return *reference.attention_forward(*arrays, **self.options), *grads, *present(grads.score)
 
     def wrong_elements(self, results):
         """(name, how many, the first ones) of each result that is wrong."""
@@ -160,8 +201,8 @@ class Problem:
         blind = ~cupy.isfinite(expected[NAMES.index("lse")])
         for name, got, want in zip(NAMES, results, expected):
             finite = cupy.isfinite(want)
-            allowed = TOLERANCE[self.kind.dtype] * cupy.maximum(1, cupy.where(finite, abs(want), 0).max())
-            wrong = cupy.where(finite, ~(abs(got.astype(np.float64) - want) <= allowed), got != want)
+            close = abs(got.astype(np.float64) - want) <= self.allowed(name, want)
+            wrong = cupy.where(finite, ~close, got != want)
             if name in ("o", "dq"):
                 wrong |= blind[..., None] & (got != 0)
             if wrong.any():
@@ -169,12 +210,23 @@ class Problem:
                 shown = [(tuple(map(int, at)), float(got[tuple(at)]), float(want[tuple(at)])) for at in places]
                 yield name, int(wrong.sum()), shown
 
+    def allowed(self, name, want):
+        """The error of an element: by the largest one, and by the size of sums whose numbers may cancel."""
+        batch, heads, heads_k, m, n = self.shape
+        size = 1
+        if name == "dk":
+            size = max(1, m * heads / heads_k / n) ** 0.5
+        if name == "dscore":
+            farthest = m + n if "alibi" in self.kind.score else 1
+            size = farthest * max(1, batch * heads * m * n / want.size) ** 0.5
+        return TOLERANCE[self.kind.dtype] * cupy.maximum(size, cupy.where(cupy.isfinite(want), abs(want), 0).max())
+
     def differ(self, name, got, want):
         """Which elements are not what the first call gave: bit for bit, if that is promised."""
-        if name != "dq" or self.kind.deterministic:
+        if name not in BY_ATOMICS or self.kind.deterministic:
             return bits(got) != bits(want)
         got, want = got.astype(np.float64), want.astype(np.float64)
-        return ~(abs(got - want) <= TOLERANCE[self.kind.dtype] * cupy.maximum(1, abs(want).max()))
+        return ~(abs(got - want) <= self.allowed(name, want))
 
     def differing_elements(self, first, streams):
         """The same, of calls on several streams, against the first results."""
@@ -190,6 +242,10 @@ class Problem:
         for name, count in zip(NAMES, sum(counts).tolist()):
             if count:
                 yield f"{name}, called again,", count, []
+
+
+def present(gradients):
+    return [x for x in gradients if x is not None]
 
 
 def bits(x):
