@@ -69,6 +69,12 @@ def packed(name, dtype, calls):
     return partial(na.attention, mask=na.Segments(cupy.asarray([0, 20, 64], np.int32))), repeat((q, k, v))
 
 
+def sloped(name, dtype, calls):
+    """attention with a score that holds an array."""
+    q, k, v, _ = inputs(SHAPE, dtype)
+    return partial(na.attention, score=na.Alibi(cupy.asarray([0.5, 0.25], np.float32))), repeat((q, k, v))
+
+
 def fresh(name, dtype, calls):
     """attention on arrays that no call has seen."""
     arrays = inputs(SHAPE, dtype)
@@ -106,6 +112,7 @@ KINDS = {
     "mask=Window(20, 0)": option(mask=na.Window(20, 0)),
     "mask=Lengths(50)": option(mask=na.Lengths(50)),
     "mask=Segments(offsets)": packed,
+    "score=Alibi(slopes)": sloped,
     "dropout": option(dropout=na.Dropout(0.1, seed=1)),
     "forward + backward": both_passes,
     "graph replay": replayed,
