@@ -430,9 +430,9 @@ TABLE = [
     Faults("cuda/kernels/backward_hopper_kv.py", [
         "cuda/test_plan.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
     ], {
-        "(looked_up or (work.problem.dropout and size > 64))": "looked_up",
+        "(looks_up_elements(work) or (work.problem.dropout and size > 64))": "looks_up_elements(work)",
         "(work.problem.dropout and size > 64))": "work.problem.dropout)",
-        "is_looked_up(work.mask) or looks_up(work.score)\n    crowded": "is_looked_up(work.mask)\n    crowded",
+        "return is_looked_up(work.mask) or looks_up(work.score)": "return is_looked_up(work.mask)",
         " and not (BY_INTERVALS in work.mask and size == 64)": "",
         "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
     }),
@@ -457,8 +457,8 @@ TABLE = [
                                                   "cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
         " or work.problem.head_dim <= 32": "",
         " or slopes_apart\n": "\n",
-        "work.problem.group_size > 1 or looked_up": "looked_up",
-        "(work.problem.group_size > 1 or looked_up)": "work.problem.group_size > 1",
+        "work.problem.group_size > 1 or looks_up_elements(work)": "looks_up_elements(work)",
+        "(work.problem.group_size > 1 or looks_up_elements(work))": "work.problem.group_size > 1",
     }),
     Faults("cuda/plan.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
         "and len(slopes) == 1 else None": "and slopes else None",

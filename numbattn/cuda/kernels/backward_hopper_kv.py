@@ -404,6 +404,11 @@ KEYS = {  # of the largest head_dim
 }
 
 
+def looks_up_elements(work):
+    """Whether a mask or a score looks up something for each element."""
+    return is_looked_up(work.mask) or looks_up(work.score)
+
+
 def dp_is_last(work):
     """Whether a consumer has no registers for dP beside what a mask or a score looks up, but for a bias that TMA loads,
     beside a score's derivative, or beside dropout at 128."""
@@ -420,8 +425,8 @@ def keeps_both(work):
     Not for a score's derivative beside what is looked up for each element, or, at 128, beside dropout; nor for the
     intervals of a mask at 64.
     """
-    size, looked_up = size_of(work), is_looked_up(work.mask) or looks_up(work.score)
-    crowded = is_curved(work.score) and (looked_up or (work.problem.dropout and size > 64))
+    size = size_of(work)
+    crowded = is_curved(work.score) and (looks_up_elements(work) or (work.problem.dropout and size > 64))
     return takes(work) and size in KEYS and not crowded and not (BY_INTERVALS in work.mask and size == 64)
 
 
@@ -434,8 +439,7 @@ def adds_dq(work):
     """
     head_dim, _ = head_dims(work.problem)
     has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score) and "alibi" in work.score)
-    looked_up = is_looked_up(work.mask) or looks_up(work.score)
-    slopes_apart = makes_slopes(work) and (work.problem.group_size > 1 or looked_up)
+    slopes_apart = makes_slopes(work) and (work.problem.group_size > 1 or looks_up_elements(work))
     in_two = work.deterministic or work.problem.head_dim <= 32 or slopes_apart
     return keeps_both(work) and has_room and not in_two
 
