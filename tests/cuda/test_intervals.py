@@ -199,6 +199,25 @@ def test_packed_is_separate(rng, d):
 
 
 @pytest.mark.gpu
+def test_more_than_2_31_elements(rng):
+    if cupy.cuda.runtime.memGetInfo()[0] < 60 << 30:
+        pytest.skip("takes 60 GB of memory")
+    count, length, d = 17_000, 1000, 128
+    first, last = (cupy.asarray(random(rng, (length, d), np.float16)) for _ in range(2))
+    x = cupy.empty((count * length, d), np.float16)
+    x.reshape(count, length, d)[...] = first
+    x[-length:] = last
+    assert x.size > 2**31
+    offsets = cupy.arange(0, len(x) + 1, length, dtype=np.int32)
+    o, backprop = na.attention_vjp(x, x, x, causal=True, mask=na.Segments(offsets))
+    results = [na.unpack(packed, offsets) for packed in (o, *backprop(x))]
+    for segment, alone in ((0, first), (count - 2, first), (count - 1, last)):
+        o, backprop = na.attention_vjp(alone, alone, alone, causal=True)
+        for packed, separate in zip(results, (o, *backprop(alone)), strict=True):
+            np.testing.assert_allclose(packed[segment].get(), separate.get(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
 def test_in_a_graph(rng):
     """The offsets of the replay are those that lie there then."""
     q, k, v, do = (cupy.asarray(random(rng, (4, 300, 64), np.float16)) for _ in range(4))
