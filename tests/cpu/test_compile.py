@@ -53,11 +53,9 @@ def test_a_file_that_cannot_be_written_is_read(filled):
 
 
 @pytest.mark.parametrize("damage", [
-    lambda data: b"",
     lambda data: data[: len(data) // 2],
     lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
-    lambda data: b"\n".join([b"garbage"] * 100),
-], ids=["empty", "half", "bit", "other"])  # fmt: skip
+], ids=["half", "bit"])  # fmt: skip
 def test_a_damaged_file_is_compiled_again(filled, damage):
     (file,) = (filled / "cpu").iterdir()
     file.write_bytes(damage(file.read_bytes()))
@@ -75,11 +73,10 @@ def test_where_nothing_can_be_written_a_warning_says_so_once(tmp_path):
     assert "NUMBATTN_CACHE_DIR" in said
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_no_two_functions_of_a_kernel_share_a_symbol(dtype):
+def test_no_two_functions_of_a_kernel_share_a_symbol():
     """But for Numba's count of functions: a process that compiled in another order counts otherwise, and code that it
     kept on disk is linked by symbol with what this process has."""
-    q, k, v, do = np.zeros((4, 5, 8), dtype)
+    q, k, v, do = np.zeros((4, 5, 8), np.float32)
     o, saved = na.attention_forward(q, k, v, dropout=na.Dropout(0.1, 1), score=na.Alibi(1.0))
     na.attention_backward(do, saved)
     for kernel in forward_kernel, backward_kernel, score_kernel:

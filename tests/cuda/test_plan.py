@@ -539,7 +539,7 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
 
 
 MANY_CHOICES = *choices(), *hopper_choices(), *backward_choices(), *boxed_choices(), *score_choices()
-CHOICES = [*MANY_CHOICES[::3], *packed_choices(), *ramp_choices(), *slopes_choices(), *table_choices()]
+CHOICES = [*MANY_CHOICES[::4], *packed_choices(), *ramp_choices(), *slopes_choices(), *table_choices()]
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)
