@@ -6,6 +6,8 @@ tiles, and sums along the diagonals. Both recompute S, P and dS, as in `backward
 atomics, the same bits in every run.
 """
 
+from typing import Any, NamedTuple
+
 from numba.cuda import types
 
 from ..build import Source
@@ -96,6 +98,60 @@ def matrices_of(matrix, own_batches, own_heads, batches, heads):
     return own_batch, own_head, batch_end, head_end
 
 
+class Diagonal(NamedTuple):
+    """A diagonal of tiles in the score matrices that an array serves: the queries of tile m_block, m_first <= m_block <
+    m_end, and the keys from n_first + tile_m * (m_block - m_first) on."""
+
+    number: Any
+    own_batch: Any
+    own_head: Any
+    batch_end: Any
+    head_end: Any
+    m_first: Any
+    m_end: Any
+    n_first: Any
+
+
+def diagonal_steps(tile_m, tile_n, threads):
+    """Device functions: how many diagonals of tiles a score matrix has; number `item` of those of all matrices; and
+    sums along the diagonals of a tile, from the lower left on, that is in `plain` with shifted rows: its columns."""
+    TILE_M, TILE_N, PER_TILE = tile_m, tile_n, tile_m // tile_n
+    DIAGONALS = simt(tile_n, tile_m, threads, threads // tile_n, 1)
+    ALONG = DIAGONALS.row_vector()
+
+    @device
+    def sizes(seqlen_q, seqlen_k):
+        """The number of tiles along either axis, and of diagonals that start below the first tile."""
+        m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
+        return m_blocks, n_blocks, PER_TILE * (m_blocks - 1)
+
+    @device
+    def count(seqlen_q, seqlen_k):
+        _, n_blocks, before = sizes(seqlen_q, seqlen_k)
+        return before + n_blocks
+
+    @device
+    def diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads):
+        m_blocks, n_blocks, before = sizes(seqlen_q, seqlen_k)
+        diagonals = before + n_blocks
+        number, matrix = item % diagonals, item // diagonals
+        own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
+        m_first = maximum(before - number + PER_TILE - 1, 0) // PER_TILE
+        m_end = minimum((before - number + n_blocks + PER_TILE - 1) // PER_TILE, m_blocks)
+        n_first = (number + PER_TILE * m_first - before) * TILE_N
+        return Diagonal(number, own_batch, own_head, batch_end, head_end, m_first, m_end, n_first)
+
+    @device
+    def sum_along(target, plain, adds):
+        for at in range(0, TILE_M + TILE_N, TILE_N):
+            sums = row_sum(load(plain.T, DIAGONALS, at))
+            if adds:
+                sums = sums + load(target, ALONG, at)
+            save(target, sums, at)
+
+    return count, diagonal_of, sum_along
+
+
 def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     """The gradient of part number `behind`, or with the weight "distance", of slopes.
 
@@ -161,9 +217,8 @@ def diagonal_sums(*, behind, **about):
     dtype, mask, score = about["dtype"], about["mask"], about["score"]
     S_TILE, shared, ds_of = ds_step(**about, behind=behind)
     ACC = sum_type(DTYPES[dtype])
-    TILE_M, TILE_N = S_TILE.shape
-    DIAGONALS = simt(TILE_N, TILE_M, about["threads"], about["threads"] // TILE_N, 1)
-    ALONG, ZERO, PER_TILE = DIAGONALS.row_vector(), ACC(0), TILE_M // TILE_N
+    (TILE_M, TILE_N), ZERO = S_TILE.shape, ACC(0)
+    count, diagonal_of, sum_along = diagonal_steps(TILE_M, TILE_N, about["threads"])
     band_at, shown = band_of(mask), is_shown(mask)
 
     def kernel(
@@ -172,23 +227,17 @@ def diagonal_sums(*, behind, **about):
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         _, _, seqlen_k, _ = shape(mK)
-        m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
-        before = PER_TILE * (m_blocks - 1)                      # diagonals that start below the first tile
-        diagonals, place = before + n_blocks, block_index()
-        for item in range(block_index(), own_batches * own_heads * diagonals, grid_size()):
-            diagonal, matrix = item % diagonals, item // diagonals
-            own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
-            m_first = maximum(before - diagonal + PER_TILE - 1, 0) // PER_TILE
-            m_end = minimum((before - diagonal + n_blocks + PER_TILE - 1) // PER_TILE, m_blocks)
+        items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
+        for item in range(block_index(), items, grid_size()):
+            at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
             total = full(S_TILE, ZERO)
-            for batch in range(own_batch, batch_end):
-                for head in range(own_head, head_end):
+            for batch in range(at.own_batch, at.batch_end):
+                for head in range(at.own_head, at.head_end):
                     band = band_at(sight, batch, head)
-                    for m_block in range(m_first, m_end):
-                        n_block = diagonal + PER_TILE * m_block - before
-                        m0, n0 = m_block * TILE_M, n_block * TILE_N
+                    for m_block in range(at.m_first, at.m_end):
+                        m0, n0 = m_block * TILE_M, at.n_first + (m_block - at.m_first) * TILE_M
                         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
-                        if first < n0 + TILE_N and n0 < end and shown(sight, batch, head, m_block, n_block):
+                        if first < n0 + TILE_N and n0 < end and shown(sight, batch, head, m_block, n0 // TILE_N):
                             total = total + ds_of(
                                 (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
                                 kept_scale, batch, head, m0, n0,
@@ -196,11 +245,7 @@ def diagonal_sums(*, behind, **about):
             sync_threads()                                      # all have read the diagonals before
             save(mSkewed[place], total, 0)
             sync_threads()
-            for at in range(0, TILE_M + TILE_N, TILE_N):
-                sums, target = row_sum(load(mPlain[place].T, DIAGONALS, at)), mSums[own_batch, own_head, diagonal]
-                if adds:
-                    sums = sums + load(target, ALONG, at)
-                save(target, sums, at)
+            sum_along(mSums[at.own_batch, at.own_head, at.number], mPlain[place], adds)
 
     return _source(kernel, dtype, ACC, mask, score, about["threads"], shared, [array_type(ACC, 3)] * 2)
 

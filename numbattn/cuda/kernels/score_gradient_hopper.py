@@ -6,8 +6,6 @@ that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P a
 the next one meanwhile.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numba.cuda import types
 
@@ -32,14 +30,11 @@ from ..tile import (
     init_pipeline,
     launch_dependents,
     load,
-    maximum,
     minimum,
     prefetch_tensor_map,
     release,
-    row_sum,
     save,
     shape,
-    simt,
     stage,
     sync_threads,
     sync_warpgroup,
@@ -58,7 +53,7 @@ from .forward_hopper import head_dims, takes, warp_specialised
 from .gradients import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
 from .layouts import DTYPES, array_type
 from .score import boxed_bias, dtype_of_part, kind_of, score_steps_ahead, scores_type
-from .score_gradient import OWN_NUMBERS, matrices_of
+from .score_gradient import OWN_NUMBERS, Diagonal, diagonal_steps, matrices_of
 from .tables import compiled_in
 from .visibility import band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 
@@ -83,8 +78,8 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         return first < n0 + TILE_N and n0 < end
 
     @device
-    def load_tiles(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0):
-        """The producer's: the tiles of dS from query m0 and key n0 on."""
+    def load_tile(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0):
+        """What a tile of dS is made of, that from query m0 and key n0 on."""
         acquire(K)
         tma_load(K, mK, batch, head // group_size, n0)
         for consumer in range(CONSUMERS):
@@ -95,6 +90,18 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         for consumer in range(CONSUMERS):
             place = allocate(SHARED_DO, V.index * CONSUMERS + consumer)
             tma_load_part(V, place, mDO, batch, head, m0 + consumer * ROWS, 0)
+
+    @device
+    def load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q):
+        """The producer's, one thread: all tiles of a Diagonal."""
+        for batch in range(at.own_batch, at.batch_end):
+            for head in range(at.own_head, at.head_end):
+                for m_tile in range(at.m_first, at.m_end):
+                    m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
+                    if in_sight(sight, batch, head, m0, n0, seqlen_q):
+                        load_tile(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
+                        K, V = advance(K, 1), advance(V, 1)
+        return K, V
 
     @device
     def ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0):
@@ -118,47 +125,48 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
             dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
         return dS
 
+    @device
+    def add_tiles(K, V, bias, mLse, mDelta, sight, scores, at, scale_log2, seqlen_q):
+        """The consumers', whole warpgroups: the sum of dS of all tiles of a Diagonal."""
+        total = full(S_TILE, ZERO)
+        for batch in range(at.own_batch, at.batch_end):
+            for head in range(at.own_head, at.head_end):
+                for m_tile in range(at.m_first, at.m_end):
+                    n0 = at.n_first + (m_tile - at.m_first) * TILE_M
+                    if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                        dS = ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
+                        total = total + dS
+                        K, V = advance(K, 1), advance(V, 1)
+        return total, K, V
+
     maps = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
-    return S_TILE, (K_PIPELINE, V_PIPELINE), maps, (in_sight, load_tiles, ds_of)
+    return S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles
 
 
 def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
     """The gradient of part number `behind`, whose dtype is `boxed`."""
     dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[boxed], about["tile_m"], about["tile_n"]
     shared = SharedMemory()
-    S_TILE, (K_PIPELINE, V_PIPELINE), maps, steps = ds_steps(shared, **about, is_boxed=True)
-    in_sight, load_tiles, ds_of = steps
+    S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, is_boxed=True)
     SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
     B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(1), 1, fills=CONSUMERS)
     (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N = REGISTERS[tile_n], tile_m, tile_n
     save_rows = save_step(bias, out_dtype, tile_n, nbytes)
 
     @device
-    def produce(mQ, mK, mV, mDO, biases, sight, own, group_size, m0, n0, seqlen_q):
-        """The producer, one thread."""
-        K, V, B = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(B_PIPELINE, 0)
-        own_batch, own_head, batch_end, head_end = own
+    def load_bias(biases, at):
+        B, m0 = stage(B_PIPELINE, 0), at.m_first * TILE_M
         for consumer in range(CONSUMERS):
-            tma_load_part(B, allocate(SHARED_B, consumer), biases[0], own_batch, own_head, m0 + consumer * ROWS, n0)
-        for batch in range(own_batch, batch_end):
-            for head in range(own_head, head_end):
-                if in_sight(sight, batch, head, m0, n0, seqlen_q):
-                    load_tiles(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
-                    K, V = advance(K, 1), advance(V, 1)
+            place, row = allocate(SHARED_B, consumer), m0 + consumer * ROWS
+            tma_load_part(B, place, biases[0], at.own_batch, at.own_head, row, at.n_first)
 
     @device
-    def compute(mDB, mLse, mDelta, sight, scores, own, scale_log2, adds, m_tile, n0, seqlen_q):
+    def compute(mDB, mLse, mDelta, sight, scores, at, scale_log2, adds, seqlen_q):
         """The consumers, whole warpgroups."""
-        K, V, B = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(B_PIPELINE, 0)
-        own_batch, own_head, batch_end, head_end = own
-        dB, bias = full(S_TILE, ZERO), allocate(SHARED_B, warpgroup_index())
-        wait(B)
-        for batch in range(own_batch, batch_end):
-            for head in range(own_head, head_end):
-                if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
-                    dB = dB + ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
-                    K, V = advance(K, 1), advance(V, 1)
-        target, m0 = mDB[own_batch, own_head][:, n0:], m_tile * TILE_M + warpgroup_index() * ROWS
+        K, V, bias = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), allocate(SHARED_B, warpgroup_index())
+        wait(stage(B_PIPELINE, 0))
+        dB, K, V = add_tiles(K, V, bias, mLse, mDelta, sight, scores, at, scale_log2, seqlen_q)
+        target, m0 = mDB[at.own_batch, at.own_head][:, at.n_first :], at.m_first * TILE_M + warpgroup_index() * ROWS
         if adds:
             dB = dB + convert(load(target, S_TILE, m0), np.float32)
         sync_warpgroup()                                        # all have read the bias
@@ -172,7 +180,7 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
         m_tile, n0 = tile // n_count, tile % n_count * TILE_N
-        own = matrices_of(matrix, own_batches, own_heads, batches, heads)
+        at = Diagonal(tile, *matrices_of(matrix, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         init_pipeline(B_PIPELINE)
@@ -184,10 +192,12 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mQ)
                 prefetch_tensor_map(mDO)
-                produce(mQ, mK, mV, mDO, biases, sight, own, group_size, m_tile * TILE_M, n0, seqlen_q)
+                load_bias(biases, at)
+                K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+                load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
-            compute(mDB, mLse, mDelta, sight, scores, own, scale_log2, adds, m_tile, n0, seqlen_q)
+            compute(mDB, mLse, mDelta, sight, scores, at, scale_log2, adds, seqlen_q)
 
     signature = types.void(
         *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
@@ -196,91 +206,28 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
     return warp_specialised(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
 
 
-class Diagonal(NamedTuple):
-    """A diagonal of tiles in the score matrices that an array serves: tiles (m_tile, key n_first + TILE_M * (m_tile -
-    m_first)), m_first <= m_tile < m_end."""
-
-    number: Any
-    own_batch: Any
-    own_head: Any
-    batch_end: Any
-    head_end: Any
-    m_first: Any
-    m_end: Any
-    n_first: Any
-
-
 def diagonal_sums_hopper(*, tile_m, tile_n, **about):
     """As `score_gradient.diagonal_sums`."""
     shared = SharedMemory()
-    S_TILE, (K_PIPELINE, V_PIPELINE), maps, (in_sight, load_tiles, ds_of) = ds_steps(
+    _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(
         shared, tile_m=tile_m, tile_n=tile_n, **about, is_boxed=False
     )
-    (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N, PER_TILE = REGISTERS[tile_n], tile_m, tile_n, tile_m // tile_n
-    DIAGONALS = simt(tile_n, tile_m, WARPGROUP * CONSUMERS, WARPGROUP * CONSUMERS // tile_n, 1)
-    ALONG = DIAGONALS.row_vector()
+    OF_PRODUCER, OF_CONSUMER = REGISTERS[tile_n]
+    count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
 
     @device
-    def counts(seqlen_q, seqlen_k):
-        """The number of tiles along either axis, and of diagonals that start below the first tile."""
-        m_tiles, n_tiles = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
-        return m_tiles, n_tiles, PER_TILE * (m_tiles - 1)
-
-    @device
-    def diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads):
-        m_tiles, n_tiles, before = counts(seqlen_q, seqlen_k)
-        diagonals = before + n_tiles
-        number, matrix = item % diagonals, item // diagonals
-        own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
-        m_first = maximum(before - number + PER_TILE - 1, 0) // PER_TILE
-        m_end = minimum((before - number + n_tiles + PER_TILE - 1) // PER_TILE, m_tiles)
-        n_first = (number + PER_TILE * m_first - before) * TILE_N
-        return Diagonal(number, own_batch, own_head, batch_end, head_end, m_first, m_end, n_first)
-
-    @device
-    def produce(mQ, mK, mV, mDO, sight, at, group_size, K, V, seqlen_q):
-        """The producer, one thread."""
-        for batch in range(at.own_batch, at.batch_end):
-            for head in range(at.own_head, at.head_end):
-                for m_tile in range(at.m_first, at.m_end):
-                    m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(sight, batch, head, m0, n0, seqlen_q):
-                        load_tiles(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
-                        K, V = advance(K, 1), advance(V, 1)
-        return K, V
-
-    @device
-    def compute(mLse, mDelta, sight, scores, at, scale_log2, K, V, seqlen_q):
-        """The consumers, whole warpgroups: the sum of all tiles."""
-        total = full(S_TILE, ZERO)
-        for batch in range(at.own_batch, at.batch_end):
-            for head in range(at.own_head, at.head_end):
-                for m_tile in range(at.m_first, at.m_end):
-                    n0 = at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
-                        dS = ds_of(K, V, (), mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
-                        total = total + dS
-                        K, V = advance(K, 1), advance(V, 1)
-        return total, K, V
-
-    @device
-    def sum_diagonals(total, target, skewed, plain, adds):
+    def sum_diagonals(target, total, skewed, plain, adds):
         sync_warpgroups(CONSUMERS)                              # all have read the diagonals before
         save(skewed, total, warpgroup_index() * ROWS)
         sync_warpgroups(CONSUMERS)
-        for at in range(0, TILE_M + TILE_N, TILE_N):
-            sums = row_sum(load(plain.T, DIAGONALS, at))
-            if adds:
-                sums = sums + load(target, ALONG, at)
-            save(target, sums, at)
+        sum_along(target, plain, adds)
 
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,
         own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
         batches, heads, _ = shape(mLse)
-        _, n_tiles, before = counts(seqlen_q, seqlen_k)
-        items, place = own_batches * own_heads * (before + n_tiles), block_index()
+        items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
         init_pipeline(K_PIPELINE)
         init_pipeline(V_PIPELINE)
         launch_dependents()
@@ -292,14 +239,14 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
             if thread_index() == PRODUCER:
                 for item in range(block_index(), items, grid_size()):
                     at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
-                    K, V = produce(mQ, mK, mV, mDO, sight, at, group_size, K, V, seqlen_q)
+                    K, V = load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
             for item in range(block_index(), items, grid_size()):
                 at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
-                total, K, V = compute(mLse, mDelta, sight, scores, at, scale_log2, K, V, seqlen_q)
+                total, K, V = add_tiles(K, V, (), mLse, mDelta, sight, scores, at, scale_log2, seqlen_q)
                 target = mSums[at.own_batch, at.own_head, at.number]
-                sum_diagonals(total, target, mSkewed[place], mPlain[place], adds)
+                sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
 
     signature = types.void(
         *[types.uint64] * 4, array_type(np.float32, 4), LINE, LINE, sight_type(about["mask"]),
