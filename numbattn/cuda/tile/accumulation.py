@@ -133,7 +133,7 @@ def load_registers(array, number, layout):
     out = FragmentType(layout.value, types.float32)
 
     def generate(b, memory, number, _):
-        tile = emit_element(b, array, memory, b.mul(number, I32(prod(out.layout.shape))))
+        tile = _tile(b, array, memory, number, prod(out.layout.shape))
         return _gather(b, out, _mine(b, out.layout, b.bitcast(tile, ir.PointerType(F32, GLOBAL))))
 
     return out(array, types.int32, layout), generate
@@ -171,12 +171,17 @@ def bulk_add(array, number, shared):
     plan = shared.plan
 
     def generate(b, memory, number, pointer):
-        target = b.ptrtoint(emit_element(b, array, memory, b.mul(number, I32(plan.cols))), I64)
+        target = b.ptrtoint(_tile(b, array, memory, number, plan.cols), I64)
         text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
         asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
         emit_commit(b)
 
     return types.void(array, types.int32, shared), generate
+
+
+def _tile(b, array, memory, number, size):
+    """Pointer to tile number `number` of an array, which may have more than 2^31 elements."""
+    return emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(size)))
 
 
 def _mine(b, layout, start):
