@@ -532,7 +532,7 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     if spec.factory is backward_hopper_wide.backward_wide and head_dim > 192 and others["score"]:
         return 16
     if spec.factory is backward_hopper_kv.backward_kv and others["dp_last"]:
-        return 8 if head_dim > 64 else 24
+        return 8 if head_dim > 64 else 32
     if spec.factory is backward_hopper_kv.backward_kv and head_dim <= 64 and others["slopes"] is not None:
         return 32
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
