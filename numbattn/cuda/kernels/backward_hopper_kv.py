@@ -91,6 +91,7 @@ from .score import is_curved, kind_of, looks_up, place_of_part, score_steps_ahea
 from .segments import keys_of, queries_of, slot_step
 from .visibility import (
     BY_INTERVALS,
+    PACKED,
     band_of,
     element_test,
     has_key_lengths,
@@ -463,8 +464,8 @@ def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
 # ------------------------------------------------------------------------------------------------------------- tiles
 # TFLOP/s by bench/gpu.py on an H200, seqlen 1024, 4096, 16384
 KEYS = {  # of the largest head_dim
-    64: Tiles(128, 128, 2),                                         # 399, 524, 573
-    128: Tiles(64, 128, 2),                                         # 390, 492, 543; three stages are no faster
+    64: Tiles(128, 128, 2),                                         # 388, 510, 528
+    128: Tiles(64, 128, 2),                                         # 425, 560, 583; three stages are no faster
 }
 
 
@@ -521,7 +522,7 @@ def has_place(work):
 def is_plain(work):
     """Whether a consumer has registers for lse and delta beside the accumulators."""
     sizes = {*head_dims(work.problem)}
-    return set(work.mask) <= {"lo", "hi"} and not work.score and not work.problem.dropout and sizes == {128}
+    return set(work.mask) <= {"lo", "hi", PACKED} and not work.score and not work.problem.dropout and sizes == {128}
 
 
 def parameters_kv(work, tiles):
