@@ -15,7 +15,7 @@ from .calls import call
 
 pytestmark = simulated_only
 DTYPE = np.float16
-SIZES = {"kv": (128, 128), "sums": (128, 128), "wide": (64, 64), "q": (128, 64)}  # tile_m, tile_n
+SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 64), "q": (128, 64)}  # tile_m, tile_n
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
 
 
@@ -29,7 +29,7 @@ def padded(line, beyond):
 def check(rng, kernel, dv_first=True, at_once=2, **problem):
     case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
     tile_m, tile_n = SIZES[kernel]
-    of = {"q": "q", "sums": "qkv"}.get(kernel, "kv")
+    of = {"q": "q", "sums": "qkv", "late": "qkv"}.get(kernel, "kv")
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
               "mask": case.mask, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
@@ -46,8 +46,9 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
     else:
-        adds_dq = kernel == "sums"
-        source = backward_kv(**common, stages=2, dv_first=dv_first, adds_dq=adds_dq, out_dtypes=("float16",) * 2)
+        about = {"dv_first": dv_first, "adds_dq": kernel != "kv"}
+        about |= dict.fromkeys(["dq_late", "lines_early"], kernel == "late")
+        source = backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
     launch(
@@ -55,7 +56,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *lines,
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
-    if kernel == "sums":
+    if "q" in of and kernel != "q":
         source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0, mask=())
         parts = batches * heads * -(-m // 64)
         launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
