@@ -264,19 +264,19 @@ LINES = Line("lse_log2", padded=True), Line("delta", padded=True)
 def bias_spec_of(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
     """The Spec of the kernel that writes to an array of this name."""
 
-    def dtype_of_bias(work):
+    def boxed_dtype(work):
         return dtype_of_part(work, boxed_bias(work))
 
     def takes_it(work):
         whole = not (weight or sums_rows or sums_cols)
-        return whole and takes(work) and bool(dtype_of_bias(work))
+        return whole and takes(work) and bool(boxed_dtype(work))
 
     return Spec(
         bias_gradient_hopper,
         (*GIVEN, BoxedBias(boxed_bias), Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS),
         tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-            "out_dtype": out_dtype, "behind": behind, "boxed": dtype_of_bias(work), "nbytes": work.nbytes,
+            "out_dtype": out_dtype, "behind": behind, "boxed": boxed_dtype(work), "nbytes": work.nbytes,
         },
         takes=takes_it,
         arch="a",
