@@ -531,12 +531,13 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
         return 160
     if spec.factory is backward_hopper_wide.backward_wide and head_dim > 192 and others["score"]:
         return 16
-    if spec.factory is backward_hopper_kv.backward_kv and others["dp_last"]:
-        return 8 if head_dim > 64 else 32
-    if spec.factory is backward_hopper_kv.backward_kv and PACKED in others["mask"] and others["lines_early"]:
-        return 64                                               # outside the loop over tiles that need no mask
-    if spec.factory is backward_hopper_kv.backward_kv and head_dim <= 64 and others["slopes"] is not None:
-        return 32
+    if spec.factory is backward_hopper_kv.backward_kv:
+        if others["dp_last"]:
+            return 8 if head_dim > 64 else 32
+        if PACKED in others["mask"] and others["lines_early"]:
+            return 64                                           # outside the loop over tiles that need no mask
+        if head_dim <= 64 and others["slopes"] is not None:
+            return 32
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 

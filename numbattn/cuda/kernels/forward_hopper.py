@@ -70,7 +70,7 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .ramp import DEPTH, is_ramp, ramp_steps
 from .schedule import finish, next_number, place_grouped
-from .score import boxed_bias, dtype_of_part, looks_up, parts_of, score_steps_ahead, scores_type, sink_steps
+from .score import boxed_bias, boxed_dtype, looks_up, parts_of, score_steps_ahead, scores_type, sink_steps
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, no_max, softmax_step
 from .tables import compiled_in
@@ -714,7 +714,7 @@ SPEC = Spec(
      SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-        "boxed": dtype_of_part(work, boxed_bias(work)),
+        "boxed": boxed_dtype(work),
     },
     takes=takes,
     numbers=numbers,

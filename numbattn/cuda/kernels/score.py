@@ -133,6 +133,10 @@ def dtype_of_part(work, number):
     return "" if number is None else work.score[number].split()[1]
 
 
+def boxed_dtype(work):
+    return dtype_of_part(work, boxed_bias(work))
+
+
 def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, is_boxed=False):
     """As `score_steps`, where arrays are loaded while S is still computed: the first device function, (scores, tile,
     batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.

@@ -52,7 +52,7 @@ from ..tile import (
 from .forward_hopper import head_dims, takes, warp_specialised
 from .gradients import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
 from .layouts import DTYPES, array_type
-from .score import boxed_bias, dtype_of_part, kind_of, score_steps_ahead, scores_type
+from .score import boxed_bias, boxed_dtype, kind_of, score_steps_ahead, scores_type
 from .score_gradient import OWN_NUMBERS, Diagonal, diagonal_steps, matrices_of
 from .tables import compiled_in
 from .visibility import band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
@@ -263,9 +263,6 @@ LINES = Line("lse_log2", padded=True), Line("delta", padded=True)
 
 def bias_spec_of(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
     """The Spec of the kernel that writes to an array of this name."""
-
-    def boxed_dtype(work):
-        return dtype_of_part(work, boxed_bias(work))
 
     def takes_it(work):
         whole = not (weight or sums_rows or sums_cols)

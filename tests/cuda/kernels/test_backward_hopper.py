@@ -29,7 +29,8 @@ def padded(line, beyond):
 def check(rng, kernel, dv_first=True, at_once=2, **problem):
     case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
     tile_m, tile_n = SIZES[kernel]
-    of = {"q": "q", "sums": "qkv", "late": "qkv"}.get(kernel, "kv")
+    is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
+    of = "q" if kernel == "q" else "qkv" if adds_dq else "kv"
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
               "mask": case.mask, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
@@ -46,8 +47,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
     else:
-        about = {"dv_first": dv_first, "adds_dq": kernel != "kv"}
-        about |= dict.fromkeys(["dq_late", "lines_early"], kernel == "late")
+        about = {"dv_first": dv_first, "adds_dq": adds_dq, "dq_late": is_late, "lines_early": is_late}
         source = backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
@@ -56,7 +56,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *lines,
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
-    if "q" in of and kernel != "q":
+    if adds_dq:
         source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0, mask=())
         parts = batches * heads * -(-m // 64)
         launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
