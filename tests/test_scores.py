@@ -130,6 +130,87 @@ def test_the_last_query_is_at_the_last_key():
     np.testing.assert_allclose(P, want / want.sum(-1, keepdims=True))
 
 
+# ------------------------------------------------------------------------------------------------------------ corners
+def half(s, batch, head, i, j):
+    return 0.5 * s
+
+
+def hiding_rows(s, batch, head, i, j):
+    return -math.inf if i % 3 == 0 else s
+
+
+def with_infinities(x, *places):
+    for place in places:
+        x[place] = -np.inf
+    return x
+
+
+CORNERS = {  # rows that see nothing by scores of -inf, and elements that a Softcap makes visible again
+    "bias of queries": lambda rng, dtype: na.Bias(with_infinities(random(rng, (B, 1, M, 1), dtype), (0, 0, 3))),
+    "bias of keys": lambda rng, dtype: na.Bias(with_infinities(random(rng, N, dtype), 0, slice(5, 9))),
+    "function": lambda rng, dtype: [na.Score(hiding_rows), na.Score(half)],
+    "all": lambda rng, dtype: [na.Sink(random(rng, H, dtype)), na.Bias(np.array(-np.inf, dtype))],
+    "softcap behind": lambda rng, dtype: [na.Bias(with_infinities(random(rng, (M, N), dtype), (3, 7), 5)),
+                                          na.Score(half), na.Softcap(3.0)],
+}  # fmt: skip
+
+
+def check_corner(rng, name, dtype, d=16, e=8, bits=4, **options):
+    """What sees nothing has gradients of exactly 0; nothing is NaN."""
+    q, k, v = qkv(rng, dtype, heads_k=1, d=d, e=e)
+    o, lse, (dq, *_) = check(q, k, v, rng, score=CORNERS[name](rng, dtype), bits=bits, **options)
+    assert (o[lse == -np.inf] == 0).all()
+    assert (dq[lse == -np.inf] == 0).all()
+
+
+@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_scores_of_minus_infinity(rng, name, dtype):
+    check_corner(rng, name, dtype)
+
+
+def check_lowest(rng, dtype):
+    """A row of finfo.min, as padding has it, is the mean of v; where others are visible it is as good as masked."""
+    q, k, v = qkv(rng, dtype, heads_k=1)
+    bias = np.zeros((M, N), dtype)
+    bias[3], bias[4, 9:] = ml_dtypes.finfo(dtype).min, ml_dtypes.finfo(dtype).min
+    o, saved = na.attention_forward(q, k, v, score=na.Bias(bias))
+    atol = 4 * float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(o[:, :, 3], np.repeat(v.mean(-2, dtype=np.float64), H, 1), rtol=0, atol=atol)
+    np.testing.assert_allclose(o[:, :, 4], na.attention(q[:, :, 4:5], k[..., :9, :], v[..., :9, :])[:, :, 0], atol=atol)
+    np.testing.assert_allclose(saved.lse[:, :, 3], float(ml_dtypes.finfo(dtype).min), rtol=1e-6)
+    for grad in na.attention_backward(np.ones_like(o), saved):
+        assert np.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, np.float64], ids=str)
+def test_the_lowest_scores_are_visible(rng, dtype):
+    check_lowest(rng, np.dtype(dtype))
+
+
+def check_large_scores(rng, dtype):
+    """lse has no digits left for exp(S - lse): P is 1 at most all the same."""
+    q, k, v = qkv(rng, dtype, heads_k=1)
+    o, saved = na.attention_forward(q * dtype.type(3e4), k * dtype.type(3e4), v)
+    _, _, dv = na.attention_backward(np.ones_like(o), saved)
+    assert np.abs(dv.astype(np.float64)).max() <= H * M
+    o, saved = na.attention_forward(q, k, v, score=na.Sink(np.float32(3e38)))
+    np.testing.assert_allclose(saved.lse, 3e38, rtol=1e-6)
+    for x in (o, *na.attention_backward(np.ones_like(o), saved)):
+        assert (x == 0).all()
+
+
+def test_large_scores(rng):
+    check_large_scores(rng, np.dtype(np.float32))
+
+
+def test_low_scores_in_float64(rng):
+    q, k, v = qkv(rng, np.float64)
+    k = np.broadcast_to(k[:, :, :1], k.shape)                   # in each row all scores are equal
+    o = na.attention(q * 1e20, k * 1e20, v)
+    np.testing.assert_allclose(o, np.broadcast_to(v.mean(-2, keepdims=True), o.shape), rtol=1e-10)
+
+
 # -------------------------------------------------------------------------------------------------------------- calls
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("mask", MASKS)

@@ -11,13 +11,13 @@ from .compile import kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn
-from .score import LOG2_E, collect, curved_in, factor_of_q, pull_back, score, steps_of, sums_for
+from .score import collect, curved_in, pull_back, score, steps_of, sums_for
 from .tile import (
     EMPTY,
     PARTIAL,
     band_of,
     draw,
-    exp2,
+    exp,
     inline,
     intervals_of,
     is_set,
@@ -55,10 +55,10 @@ def backward(saved, do, dlse=None, deterministic=True):
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
-    curved, factor = curved_in(inputs.score), factor_of_q(inputs.scale, inputs.score)
+    curved = curved_in(inputs.score)
     scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
     matrices = (matrices_of(x, problem) for x in (q, k, v, do))
-    given = Given(*matrices, lse, delta, sight, steps, drops, factor, kept_scale, curved)
+    given = Given(*matrices, lse, delta, sight, steps, drops, inputs.scale, kept_scale, curved)
     work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     blocks = batches * problem.heads_k * chunks
     launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, chunks, dq, dk, dv, inputs.scale)
@@ -103,7 +103,7 @@ class Given(NamedTuple):
     sight: Any
     steps: Any
     drops: Any
-    factor_of_q: Any
+    scale: Any
     kept_scale: Any
     curved: Any  # how many steps have a derivative that is not 1
 
@@ -122,7 +122,7 @@ class Queries(NamedTuple):
     intervals: Any
     QT: Any
     dOT: Any
-    lse_log2: Any
+    lse: Any
     D: Any
 
 
@@ -204,13 +204,13 @@ def queries_of(scratch, given, row):
 
 @inline
 def load_queries(at, given):
-    """Q and dO, transposed, lse in base 2, and D."""
+    """Q and dO, transposed, lse and D. A query that sees nothing has lse = inf here: P = 0."""
     dtype = given.lse.dtype
-    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.factor_of_q))
+    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale))
     transpose(at.dOT, matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.kept_scale))
-    for i in range(at.m_end - at.m0):                                       # where lse = -inf no key was seen: P = 0
+    for i in range(at.m_end - at.m0):
         lse = given.lse[at.batch, at.head, at.m0 + i]
-        at.lse_log2[i] = np.inf if lse == -np.inf else lse * dtype.type(LOG2_E)
+        at.lse[i] = np.inf if lse == -np.inf else lse
         at.D[i] = 0 if lse == -np.inf else given.delta[at.batch, at.head, at.m0 + i]
 
 
@@ -230,7 +230,7 @@ def differentiate_tile(scratch, given, at, n0, n_end):
     mask_intervals(S, at.intervals, at.m0, n0)
     if state == PARTIAL:
         mask_cells(S, given.sight, batch, head, at.m0, n0)
-    exponentiate(S, at.lse_log2)                                            # line 13: P = exp(S - lse)
+    exponentiate(S, at.lse)                                                 # line 13: P = exp(S - lse)
     product(dP, V, at.dOT, one, False)                                      # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
@@ -242,11 +242,13 @@ def differentiate_tile(scratch, given, at, n0, n_end):
 
 
 @inline
-def exponentiate(S, lse_log2):
-    """Alg. 4 line 13: P = 2^(S - lse_log2), in place of S."""
+def exponentiate(S, lse):
+    """Alg. 4 line 13: P = exp(S - lse), in place of S. It is at most 1, also where lse has lost the digits for that."""
+    zero = S.dtype.type(0)
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
-            S[j, i] = exp2(S[j, i] - lse_log2[i])
+            x = S[j, i] - lse[i]
+            S[j, i] = exp(zero if x > zero else x)
 
 
 @inline

@@ -3,8 +3,6 @@
 O is divided by l once, in the epilogue.
 """
 
-import math
-
 import numpy as np
 
 from ..problem import Saved
@@ -12,14 +10,14 @@ from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, ti
 from .compile import kernel
 from .launch import launch
 from .product import product, product_tn
-from .score import LOG2_E, factor_of_q, score, sinks_of, steps_of
+from .score import score, sinks_of, steps_of
 from .tile import (
     EMPTY,
     PARTIAL,
     band_of,
     clear,
     draw,
-    exp2,
+    exp,
     fill,
     inline,
     intervals_of,
@@ -36,7 +34,6 @@ from .tile import (
 
 TILE_M, TILE_N = 128, 128  # queries, keys: of 64 to 256 the fastest, forward and backward, causal or not
 SUMMED = 32  # keys that are summed before they are added to l: a long row loses fewer digits
-NO_MAX = float(np.finfo(np.float32).min)  # m of a row that has seen no key yet: finite, since (-inf) - (-inf) is NaN
 EXPONENTIAL = 32  # the cost of one, in multiplications
 
 
@@ -56,7 +53,7 @@ def forward(problem, inputs, out=None, save=True):
         scratch_of(problem, TILE_M, TILE_N),
         *(matrices_of(x, problem) for x in (q, k, v)),
         o, lse, tiles.table, sight, steps, sinks_of(problem, inputs.score), drops,
-        factor_of_q(inputs.scale, inputs.score), kept_scale,
+        inputs.scale, kept_scale,
     )  # fmt: skip
     o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
     if out is None:
@@ -68,7 +65,7 @@ def forward(problem, inputs, out=None, save=True):
 
 @kernel
 def forward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, factor_of_q, kept_scale
+    first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, scale, kept_scale
 ):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
     _, heads, _ = lse.shape
@@ -77,10 +74,10 @@ def forward_kernel(
         batch, head, m0, m_end, segment, segment_end = tiles[block]
         K, V, O = matrix(k, batch, head, dtype), matrix(v, batch, head, dtype), o[batch, head, m0:m_end]
         QT = tile(scratch.QT, q.cols, m_end - m0)
-        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(factor_of_q))
+        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale))
         vectors = tile(scratch.vectors, 4, m_end - m0)
         m, l, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3]
-        fill(m, NO_MAX)
+        fill(m, np.finfo(dtype).min)                                        # finite, since (-inf) - (-inf) is NaN
         fill(l, 0)
         clear(O)
         band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
@@ -107,14 +104,14 @@ def forward_kernel(
                 multiply(S, Z)                                              # line 14: dropout(P)
             product_tn(O, S, V[n0:n_end], one, True)                        # line 15: O = O + P V
         if sinks.size:
-            add_sink(m, l, alpha, sinks[batch, head] * dtype.type(LOG2_E))
+            add_sink(m, l, alpha, sinks[batch, head])
             rescale(O, alpha)
         epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
 
 
 @inline
 def softmax_step(S, m, l, alpha, part):
-    """Alg. 2 lines 12 and 13 in base 2: m_new = max(m, rowmax(S)), P = 2^(S - m_new), l = alpha l + rowsum(P)."""
+    """Alg. 2 lines 12 and 13: m_new = max(m, rowmax(S)), P = exp(S - m_new), l = alpha l + rowsum(P)."""
     keys, queries = S.shape
     for i in range(queries):
         alpha[i] = m[i]
@@ -122,13 +119,13 @@ def softmax_step(S, m, l, alpha, part):
         for i in range(queries):
             m[i] = S[j, i] if S[j, i] > m[i] else m[i]
     for i in range(queries):
-        alpha[i] = exp2(alpha[i] - m[i])
+        alpha[i] = exp(alpha[i] - m[i])
         l[i] *= alpha[i]
     for first in range(0, keys, SUMMED):
         fill(part, 0)
         for j in range(first, min(first + SUMMED, keys)):
             for i in range(queries):
-                S[j, i] = exp2(S[j, i] - m[i])
+                S[j, i] = exp(S[j, i] - m[i])
                 part[i] += S[j, i]
         for i in range(queries):
             l[i] += part[i]
@@ -150,12 +147,12 @@ def multiply(S, Z):
 
 @inline
 def add_sink(m, l, alpha, logit):
-    """A softmax step for one more logit, in base 2."""
+    """A softmax step for one more logit."""
     for i in range(m.size):
         m_new = max(m[i], logit)
-        alpha[i] = exp2(m[i] - m_new)
+        alpha[i] = exp(m[i] - m_new)
         if l[i] != 0:
-            l[i] = l[i] * alpha[i] + exp2(logit - m_new)
+            l[i] = l[i] * alpha[i] + exp(logit - m_new)
         m[i] = m_new
 
 
@@ -163,7 +160,7 @@ def add_sink(m, l, alpha, logit):
 def epilogue(O, lse, m, l, kept_scale):
     """Alg. 2 lines 15 and 16: O = O / l, lse = m + log(l); 0 and -inf for a row that saw nothing."""
     for i in range(O.shape[0]):
-        lse[i] = (m[i] + np.log2(l[i])) * math.log(2) if l[i] != 0 else -np.inf
+        lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
         factor = kept_scale / l[i] if l[i] != 0 else 0.0
         for c in range(O.shape[1]):
             O[i, c] *= factor

@@ -13,7 +13,6 @@ from .arguments import matrices_of, readable
 from .function import call_at, record_of, tile_function
 from .tile import address_of, expm1, inline, strided_view, tile
 
-LOG2_E = math.log2(math.e)
 CAP, BIAS, ALIBI, RELATIVE, FUNCTION = range(5)
 KINDS = {Softcap: CAP, Bias: BIAS, Alibi: ALIBI, RelativeBias: RELATIVE, Score: FUNCTION}
 CURVED = Softcap, Score  # have a derivative that is not 1
@@ -74,11 +73,6 @@ def sinks_of(problem, parts):
     return np.broadcast_to(sink.logits.astype(problem.sum_dtype), problem.batch).reshape(problem.matrices).copy()
 
 
-def factor_of_q(scale, parts):
-    """What Q is multiplied by: scores are in base 2 at once, unless something is done to them."""
-    return scale if any(not isinstance(part, Sink) for part in parts) else scale * LOG2_E
-
-
 def curved_in(parts):
     """How many parts have a derivative that is not 1."""
     return sum(isinstance(part, CURVED) for part in parts)
@@ -87,9 +81,7 @@ def curved_in(parts):
 # ------------------------------------------------------------------------------------------------------------- scores
 @inline
 def score(S, steps, slopes, batch, head, m0, n0):
-    """All steps in order; S is then in base 2. slopes: a tile for each derivative that is not 1, or nothing."""
-    if steps.caps.size == 0:
-        return
+    """All steps in order. slopes: a tile for each derivative that is not 1, or nothing."""
     number = 0
     for step in range(steps.caps.size):
         kind, rows, cols, stride, extra = steps.numbers[step]
@@ -108,9 +100,6 @@ def score(S, steps, slopes, batch, head, m0, n0):
             add_alibi(S, x, m0 + extra - n0)
         else:
             add_relative(S, x, n0 - m0, extra)
-    for j in range(S.shape[0]):
-        for i in range(S.shape[1]):
-            S[j, i] *= S.dtype.type(LOG2_E)
 
 
 @inline
@@ -158,8 +147,9 @@ def add_relative(S, table, first, reach):
 # ---------------------------------------------------------------------------------------------------------- gradients
 @inline
 def pull_back(dS, slopes, first, end):
-    """dS times derivatives number first to end - 1, in place. Where an element is masked they may be NaN."""
-    for number in range(first, end):
+    """dS times derivatives number first to end - 1, in place, the last one first. Where it is 0 already, as where an
+    element is masked, they may be NaN."""
+    for number in range(end - 1, first - 1, -1):
         derivative = tile(slopes[number * dS.size : (number + 1) * dS.size], dS.shape[0], dS.shape[1])
         for j in range(dS.shape[0]):
             for i in range(dS.shape[1]):

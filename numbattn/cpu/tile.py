@@ -116,34 +116,34 @@ def float_of(typingctx, bits):
     return out(bits), lambda context, builder, signature, args: builder.bitcast(args[0], to)
 
 
-def exp2(x):
-    """2**x for x below 128, and 0 below the normal numbers; NaN stays NaN. Vectorised, unlike np.exp2 in Numba."""
-    return np.exp2(x)
+def exp(x):
+    """e**x for x below 88, and 0 below the normal numbers; NaN stays NaN. Vectorised, unlike np.exp in Numba."""
+    return np.exp(x)
 
 
-def _polynomial_exp2(dtype, integer, degree):
-    """2**x = 2**n 2**f, n an integer, |f| <= 1/2: Taylor's polynomial for 2**f, n added to the exponent's bits."""
+def _polynomial_exp(dtype, integer, degree):
+    """2**n 2**f, n an integer, |f| <= 1/2: Taylor's polynomial for 2**f, n added to the exponent's bits."""
     LOWEST, ZERO = dtype(np.finfo(dtype).minexp), dtype(0)
-    ROUND, SHIFT, (first, *rest) = _numbers_of_exp2(dtype, integer, degree)
+    LOG2_E, ROUND, SHIFT, (first, *rest) = _numbers_of_exp(dtype, integer, degree)
     rest = tuple(rest)
 
-    def exp2(x):
-        shifted = x + ROUND  # n is in its last bits
-        f = x - (shifted - ROUND)
+    def exp(x):
+        shifted = x * LOG2_E + ROUND  # n is in its last bits
+        f = x * LOG2_E - (shifted - ROUND)
         y = first
         for c in rest:
             y = y * f + c
         y = float_of(integer(bits_of(y) + (bits_of(shifted) << SHIFT)))
-        return ZERO if x < LOWEST else y
+        return ZERO if x * LOG2_E < LOWEST else y if x == x else x  # to add to the bits of a NaN might make a number
 
-    return exp2
+    return exp
 
 
-def _numbers_of_exp2(dtype, integer, degree):
-    """What rounds to integers, the bits of a mantissa, Taylor's polynomial for 2**f, highest power first."""
+def _numbers_of_exp(dtype, integer, degree):
+    """log2(e), what rounds to integers, the bits of a mantissa, Taylor's polynomial for 2**f, highest power first."""
     mantissa = np.finfo(dtype).nmant
     polynomial = [dtype(math.log(2) ** k / math.factorial(k)) for k in range(degree, -1, -1)]
-    return dtype(1.5 * 2**mantissa), integer(mantissa), polynomial
+    return dtype(math.log2(math.e)), dtype(1.5 * 2**mantissa), integer(mantissa), polynomial
 
 
 def expm1(x):
@@ -152,10 +152,9 @@ def expm1(x):
 
 
 def _polynomial_expm1(dtype, integer, degree):
-    """2**n (2**f - 1) + (2**n - 1), as in _polynomial_exp2: near 0, n is 0, and no digits are lost."""
-    ROUND, SHIFT, (first, *rest, ONE) = _numbers_of_exp2(dtype, integer, degree)
-    rest = tuple(rest)
-    LOG2_E, FARTHEST = dtype(math.log2(math.e)), dtype(40 * math.log2(math.e))
+    """2**n (2**f - 1) + (2**n - 1), as in _polynomial_exp: near 0, n is 0, and no digits are lost."""
+    LOG2_E, ROUND, SHIFT, (first, *rest, ONE) = _numbers_of_exp(dtype, integer, degree)
+    rest, FARTHEST = tuple(rest), dtype(40 * math.log2(math.e))
 
     def expm1(x):
         t = min(max(x * LOG2_E, -FARTHEST), FARTHEST)
@@ -171,13 +170,13 @@ def _polynomial_expm1(dtype, integer, degree):
 
 
 DEGREES = {types.float32: (np.float32, np.int32, 7), types.float64: (np.float64, np.int64, 13)}
-_EXP2 = {kind: _polynomial_exp2(*about) for kind, about in DEGREES.items()}
+_EXP = {kind: _polynomial_exp(*about) for kind, about in DEGREES.items()}
 _EXPM1 = {kind: _polynomial_expm1(*about) for kind, about in DEGREES.items()}
 
 
-@overload(exp2, jit_options={"fastmath": {"contract"}})
-def _exp2_overload(x):
-    return _EXP2.get(x)
+@overload(exp, jit_options={"fastmath": {"contract"}})
+def _exp_overload(x):
+    return _EXP.get(x)
 
 
 @overload(expm1, jit_options={"fastmath": {"contract"}})

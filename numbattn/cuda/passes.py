@@ -52,13 +52,10 @@ class Passes:
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o}
         if save:
             arrays["lse"] = lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
-        if problem.is_empty:
-            gpu.addresses(arrays)
+        if not run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides)):
             o.fill(0)
             if save:
                 lse.fill(-math.inf)
-        else:
-            run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides))
         return o, Saved(problem, inputs, o, lse) if save else None
 
     def backward(self, saved, do, dlse=None, deterministic=False):
@@ -75,19 +72,16 @@ class Passes:
                 (arrays[gradient_of_part(number)],) = held
         if dlse is not None:
             arrays["dlse"] = dlse
-        if problem.is_empty:
-            gpu.addresses(arrays)
+        strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
+        if not run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic):
             for grad in (dq, dk, dv, *of_score):
                 if grad is not None:
                     grad.fill(0)
-        else:
-            strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
-            run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic)
         return Gradients(dq, dk, dv, tuple(of_score))
 
 
 def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
-    """Launch a pass; plan it first, if there is no such plan yet.
+    """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
 
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
     are new and contiguous.
@@ -99,6 +93,9 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         strides = strides, places
     else:
         masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
+    if problem.is_empty or not (masked.last_key and masked.last_query):
+        gpu.addresses(arrays)
+        return False
     score = ()
     if parts:
         score, in_score = score_and_arrays(parts, problem)
@@ -123,7 +120,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
         program([*addresses, gpu.sink, *counters], numbers, stream.ptr)
-        return
+        return True
     with gpu.scratch_memory(capturing):
         results = allocate(gpu, planned, arrays)
         addresses, _ = gpu.addresses(arrays)
@@ -133,6 +130,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         for number, part in enumerate(parts):
             if gradient_of_part(number) in arrays:
                 finish_gradient(part, number, arrays, problem.seqlen_q)
+    return True
 
 
 def allocate(gpu, planned, arrays):

@@ -8,7 +8,7 @@ from .build import Key
 from .kernels.gradients import comes_with_dq
 from .kernels.intervals import SEGMENTS, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
-from .kernels.score import SINK_PART, is_curved, kind_of, place_of_part
+from .kernels.score import SINK_PART, is_natural, kind_of, place_of_part
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
 from .kernels.score_gradient_hopper import bias_spec_of, diagonals_spec_of
 from .kernels.softmax import LOG2_E
@@ -283,7 +283,8 @@ class Planner:
         spec = self.gradient_spec(own, out_dtype=self.problem.sum_dtype.name, **about)
         tiles = self.fitting(spec)
         rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
-        if sums_rows or rounded_twice or (rows, cols) != (sizes[0], 1 if sums_cols else sizes[1]):
+        fits = part.kind == "bias" and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
+        if sums_rows or rounded_twice or not fits:
             own = sums_of_part(number)
             shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
             self.add_temporary(own, shape, self.problem.sum_dtype)
@@ -353,7 +354,8 @@ class Planner:
                 yield self.at(argument.name)
         elif isinstance(argument, Line):
             other = {"lse": SINK, "dlse": "lse"}            # not wanted; not given, and no kernel reads it
-            yield self.at(argument.name if argument.name in self.layouts else other[argument.name], own=1)
+            name = argument.name if argument.name in self.layouts else other[argument.name]
+            yield self.at(name, own=1, rows=None if argument.padded else problem.seqlen_q)
         elif argument is DROPOUT:
             yield from ("threshold", "offset", "key_low", "key_high", "first")
         elif argument is COUNTERS:
@@ -376,7 +378,7 @@ class Planner:
             yield from self.intervals()
         elif argument is SCORE:
             yield from self.scores()
-        elif argument == "scale_log2" and is_curved(self.score):
+        elif argument == "scale_log2" and is_natural(self.score):
             yield LOG2_E
         elif argument in numbers:
             yield numbers[argument]
@@ -439,9 +441,10 @@ class Planner:
                 yield At(name, View(0, dtype.itemsize, shape, strides), has_batch=False)
 
     def at(self, name, heads="q", own=2, rows=None):
-        """A View with all batch axes, stride 0 where it is broadcast, of `rows` rows of each matrix."""
+        """A View with all batch axes, stride 0 where it is broadcast, of the first `rows` of its own first axis."""
         shape, strides, dtype, _ = self.layouts[name]
         if rows is not None:
-            shape = *shape[:-2], min(rows, shape[-2]), shape[-1]
+            lead = len(shape) - own
+            shape = *shape[:lead], min(rows, shape[lead]), *shape[lead + 1 :]
         heads = self.problem.heads if heads == "q" else self.problem.heads_k
         return At(name, broadcast(View(0, dtype.itemsize, shape, strides), (*self.axes, heads), own))

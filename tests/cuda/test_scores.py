@@ -9,13 +9,13 @@ import pytest
 
 import numbattn as na
 from numbattn.problem import DTYPES
-from tests.tools.device import BY_UNIT, HOPPER, TURING, on
+from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
 
 from .. import test_scores as scores
 from ..accuracy import assert_equal, check, random
 from ..test_intervals import ONE_KEY
-from ..test_scores import MASKS, PAIRS, PARTS
+from ..test_scores import CORNERS, MASKS, PAIRS, PARTS, check_corner
 
 try:
     import cupy
@@ -196,7 +196,72 @@ def test_functions_of_too_many_places_are_refused():
         na.attention(q, k, k, score=na.Score(lambda s, batch, head, i, j: s))
 
 
+@pytest.mark.parametrize(("device", "dtype", "name"), [
+    (TURING, np.float32, "bias of queries"), (AMPERE, np.float64, "function"), (HOPPER, np.float16, "bias of queries"),
+    (HOPPER, np.float16, "function"), (HOPPER, np.float16, "softcap behind"), (HOPPER, np.float32, "all"),
+    (AMPERE, np.float32, "softcap behind"),
+], ids=lambda x: x if isinstance(x, str) else x.__name__ if isinstance(x, type) else str(x.cc))  # fmt: skip
+def test_scores_of_minus_infinity(rng, small, device, dtype, name):
+    with world_of("compiled"), on(device):
+        check_corner(rng, name, dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [(HOPPER, ml_dtypes.bfloat16), (TURING, np.float32)],
+                         ids=["Hopper", "any GPU"])  # fmt: skip
+def test_scores_at_the_ends(rng, small, device, dtype):
+    with world_of("compiled"), on(device):
+        scores.check_lowest(rng, np.dtype(dtype))
+        scores.check_large_scores(rng, np.dtype(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(np.float32, 160), (np.float64, 72)])
+def test_gradients_of_columns_where_head_dims_are_large(rng, sizes, dtype, d):
+    """Several warps share the rows of tiles there, but for sums along them."""
+    sizes(1, 1, 20, 40)
+    with world_of("compiled"), on(HOPPER):
+        q, k, v = scores.qkv(rng, dtype, d=d, e=8)
+        check(q, k, v, rng, score=[na.Alibi(random(rng, 1, dtype)), na.Bias(random(rng, (20, 1), dtype))])
+
+
+@pytest.mark.parametrize("seqlen_k", [1, 30])
+def test_slopes_of_a_single_query(rng, seqlen_k):
+    """Of no axes, of inputs with two."""
+    with world_of("compiled"), on(TURING):
+        q, k = random(rng, (1, 8), np.float32), random(rng, (seqlen_k, 8), np.float32)
+        check(q, k, k, rng, score=[na.Alibi(np.float32(0.1)), na.Bias(random(rng, seqlen_k, np.float32))], bits=ONE_KEY)
+
+
+def test_a_row_of_which_all_is_dropped(rng):
+    """Gives no gradient at all, not even by rounding."""
+    q, k, v, do = random(rng, (4, 2, 48, 32), np.float16)
+    dropout = na.Dropout(0.9, seed=3)
+    with world_of("compiled"), on(HOPPER):
+        o, saved = na.attention_forward(q, k[:, :8], v[:, :8], dropout=dropout)
+        dq, *_ = na.attention_backward(do, saved)
+    dropped = ~na.dropout_mask(dropout, (2, 48, 8)).any(-1)
+    assert dropped.any()
+    assert (o[dropped] == 0).all()
+    assert (dq[dropped] == 0).all()
+
+
+@pytest.mark.parametrize("score", [None, na.Softcap(5.0)])
+def test_keys_of_length_0_may_be_nan(rng, score):
+    q, k = random(rng, (2, 20, 8), np.float16), np.full((1, 30, 8), np.nan, np.float16)
+    with on(HOPPER) as gpu:
+        o, backprop = na.attention_vjp(q, k, k, mask=na.Lengths(keys=0), score=score)
+        results = o, *backprop(o)
+    assert not gpu.programs                                     # nothing is compiled, nothing launched
+    assert all((x == 0).all() for x in results)
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_minus_infinity_on_a_gpu(rng, name, dtype):
+    check_corner(rng, name, dtype, xp=cupy, bits=16 if dtype == np.float64 else 4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("d", "deterministic"), [(64, False), (64, True), (128, False), (256, False)])
 @pytest.mark.parametrize("name", PARTS)

@@ -5,8 +5,7 @@ queries and loops over the keys in its sight: dQ. Both recompute P from lse. Wit
 reproducible. One source for tensor cores and CUDA cores, as in the forward pass. With two pipeline stages the next
 tile is in flight while this one is computed.
 
-Unlike in the paper MASK follows the exponential, since -inf - lse is NaN where lse = -inf, and dP is masked too, since
-0 * inf is NaN.
+Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP is masked too, since 0 * NaN is NaN.
 """
 
 from numba.cuda import types
@@ -20,6 +19,7 @@ from ..tile import (
     aligned,
     allocate,
     block_index,
+    capped,
     copy_async,
     copy_layout,
     device,
@@ -41,7 +41,6 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
 from .score import score_steps, scores_type
-from .softmax import LOG2_E
 from .tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
 from .visibility import (
     band_of,
@@ -77,7 +76,7 @@ def backward_kv(
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
-    ZERO, LOG2E = ACC(0), ACC(LOG2_E)
+    ZERO = ACC(0)
     sees = element_test(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
@@ -123,9 +122,9 @@ def backward_kv(
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
                 S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
-                lse_log2 = get(allocate(SHARED_LSE, stage), COLS) * LOG2E
                 S, F = apply(S, scores, batch, head, m0, n0)
-                P = exp2(S * to_log2(scale) - lse_log2)         # line 13: P = exp(S - lse)
+                lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
+                P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
                 dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P   # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
@@ -175,7 +174,7 @@ def backward_q(
     )  # fmt: skip
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
-    ZERO, LOG2E = ACC(0), ACC(LOG2_E)
+    ZERO = ACC(0)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
 
@@ -202,7 +201,7 @@ def backward_q(
         copy_async(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
         copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
         fetch_tile(stage, K, V, n_block * TILE_N)
-        lse_log2 = load(mLse[batch, head][:length_q], ROWS, m0) * LOG2E
+        lse_log2 = load(mLse[batch, head][:length_q], ROWS, m0)
         D = load(mDelta[batch, head][:length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:                               # Alg. 4 line 6
@@ -216,7 +215,7 @@ def backward_q(
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, m0, n0)
-            P = exp2(S * to_log2(scale) - lse_log2)         # line 13: P = exp(S - lse)
+            P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
             dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)
@@ -347,7 +346,7 @@ def with_results(*names):
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
-LINES_AND_NUMBERS = Line("lse"), Line("delta"), MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
+LINES_AND_NUMBERS = Line("lse_log2"), Line("delta"), MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 SPEC_KV = Spec(
     backward_kv,
     (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *LINES_AND_NUMBERS),

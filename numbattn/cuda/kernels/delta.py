@@ -1,5 +1,9 @@
 """delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse. And what follows from it for the
-gradient of a sink."""
+gradient of a sink.
+
+lse comes with it as the backward kernels take it: in base 2, and +inf for a query that sees nothing, be it by a mask, a
+length or scores of -inf. exp(S - lse) is 0 then, whatever S: no gradient comes from there.
+"""
 
 from typing import NamedTuple
 
@@ -17,6 +21,8 @@ from ..tile import (
     exp2,
     launch_dependents,
     load,
+    maximum,
+    minimum,
     row_index,
     row_sum,
     save,
@@ -49,13 +55,14 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
     """The kernel; dlse says whether lse has a gradient. sink: whether a sink's logits have one, which is left to be
     summed over the queries: a sink has no dP, so that its dS is -P delta.
 
-    padded: for kernels that copy these lines tile by tile, and so within segments; lse in base 2 is then written, too.
-    A query that sees nothing, as those beyond the last one do, has lse +inf there: exp(S - lse) is 0.
+    padded: for kernels that copy these lines tile by tile, and so within segments. Queries beyond the last one see
+    nothing.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
+    LARGEST, FAR, MARGIN = ACC(np.finfo(ACC).max), ACC(2.0**23), ACC(2.0**-20)
     TILES_A_SLOT, segment_of, HAS_SINK = PADDED // TILE_M, slot_step(mask, "q", PADDED), sink
 
     @device
@@ -82,11 +89,22 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
             P = exp2((logits[batch, head] - lse) * LOG2E)
             save(sums[batch, head][first:end], where(sees, -(P * D), 0), m0)
 
-    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta):
+    @device
+    def to_log2(lse, sees):
+        return where(sees, minimum(maximum(lse * LOG2E, -LARGEST), LARGEST), INFINITE)
+
+    @device
+    def bounded(lse_log2):
+        """Rounded up where the last bits of lse are not enough for exp(S - lse): P is at most 1 then, as it is to be.
+        Kernels for any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper."""
+        return where(abs(lse_log2) > FAR, lse_log2 + abs(lse_log2) * MARGIN, lse_log2)
+
+    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2):
         _, _, seqlen_q = shape(mLse)
         tile, batch, head = tile_of_block(mLse)
         lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, 0, seqlen_q, tile * TILE_M)
         save(mDelta[batch, head], D, tile * TILE_M)
+        save(mLseLog2[batch, head], to_log2(lse, sees), tile * TILE_M)
         save_sink(sinks, batch, head, lse, D, sees, 0, seqlen_q, tile * TILE_M)
 
     def padded_kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
@@ -101,7 +119,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
             end = first + segment.queries
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
             save(mDelta[batch, head], D, line)
-            save(mLseLog2[batch, head], where(sees, lse * LOG2E, INFINITE), line)
+            save(mLseLog2[batch, head], bounded(to_log2(lse, sees)), line)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
     matrix, line = array_type(dtype, 4), array_type(ACC, 3)
@@ -109,7 +127,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
     if padded:
         signature = types.void(matrix, matrix, line, line, sinks, line, line, packing_type(mask))
         return Source(padded_kernel, signature, THREADS, overlaps=True)
-    return Source(kernel, types.void(matrix, matrix, line, line, sinks, line), THREADS)
+    return Source(kernel, types.void(matrix, matrix, line, line, sinks, line, line), THREADS)
 
 
 def parameters(work, tiles):
@@ -120,7 +138,7 @@ def parameters(work, tiles):
 
 
 GIVEN = Matrix("do"), Matrix("o"), Line("lse"), Line("dlse"), SINK_SUMS
-SPEC = Spec(delta, (*GIVEN, Line("delta")), tiles=lambda work: (TILES,), parameters=parameters)
+SPEC = Spec(delta, (*GIVEN, Line("delta"), Line("lse_log2")), tiles=lambda work: (TILES,), parameters=parameters)
 SPEC_PADDED = Spec(
     delta,
     (*GIVEN, Line("delta", padded=True), Line("lse_log2", padded=True), PACKING),

@@ -33,8 +33,8 @@ from ..tile import (
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
-from .score import score_steps, scores_type, sink_steps
-from .softmax import LN_2, logsumexp, no_max, softmax_step
+from .score import may_be_far, score_steps, scores_type, sink_steps
+from .softmax import LN_2, logsumexp, softmax_steps
 from .tables import Tiles, parameters, rows_of
 from .visibility import band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
@@ -55,10 +55,10 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
     )
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
-    ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
+    ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
-    with_sink, inverse = sink_steps(score, ACC)
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
 
     def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
@@ -99,9 +99,9 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
-        m, total, alpha = with_sink(m, row_sum(l), scores, batch, head)
+        m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
         save(aligned(mO[batch, head], ROWS_OF), O * (inverse(total, alpha) * kept_scale), m0)   # line 15: O = O / l
-        save(mLse[batch, head], logsumexp(m, total, scale_log2, LN2), m0)   # line 16
+        save(mLse[batch, head], logsumexp(m, total, LN2), m0)   # line 16
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(

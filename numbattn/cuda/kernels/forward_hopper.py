@@ -70,9 +70,9 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .ramp import DEPTH, is_ramp, ramp_steps
 from .schedule import finish, next_number, place_grouped
-from .score import boxed_bias, boxed_dtype, looks_up, parts_of, score_steps_ahead, scores_type, sink_steps
+from .score import boxed_bias, boxed_dtype, looks_up, may_be_far, parts_of, score_steps_ahead, scores_type, sink_steps
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
-from .softmax import LN_2, logsumexp, no_max, softmax_step
+from .softmax import LN_2, logsumexp, softmax_steps
 from .tables import compiled_in
 from .visibility import (
     FARTHEST,
@@ -208,7 +208,7 @@ def forward(
     CONSUMERS, Q_STAGES = consumers, q_stages
     PRODUCER_REGISTERS, CONSUMER_REGISTERS = REGISTERS[consumers]
     TILE_M, TILE_N = ROWS * consumers, tile_n
-    ZERO, NO_SCORE, NO_MAX, LN2 = ACC(0), ACC(-np.inf), no_max(ACC), ACC(LN_2)
+    ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, IS_LOOKED_UP, IS_PACKED = drop_step(S_TILE, dropout), is_looked_up(mask), PACKED in mask
@@ -216,7 +216,7 @@ def forward(
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
     look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, is_boxed=IS_BOXED)
-    with_sink, inverse = sink_steps(score, ACC)
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, ramp_of, side_of, add_ramp, level_of = ramp_steps(score, S_TILE, SHARED_C, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
 
@@ -506,8 +506,9 @@ def forward(
         wait(V)
         O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
         # total is 0 if nothing is seen
+        m = m * (call.scale_log2 * LN2)
         m, total, alpha = with_sink(m, row_sum(l), call.scores, tile.batch, tile.head)
-        lse = logsumexp(m, total, call.scale_log2, LN2)
+        lse = logsumexp(m, total, LN2)
         first, end = queries_of(tile.segment)
         save(call.mLse[tile.batch, tile.head][first:end], lse, tile.m0)     # line 16
         next_tile = receive(advance(W, 1), call.heads_per_tile)

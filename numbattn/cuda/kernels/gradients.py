@@ -156,9 +156,9 @@ def dropout_steps(layout, dropout, transposed):
 
     @device
     def dS_half(P, dP, D):
-        """2 |P| (Z dP - D / kept_scale), since |P| + P is 2 |P| or 0. D is scaled by 2 / kept_scale."""
+        """2 |P| (Z dP - D / kept_scale), since P + |P| is 2 |P| or, where dropped, 0. D is scaled by 2 / kept_scale."""
         if always():
-            dP = P * dP + abs(P) * (dP - D)
+            dP = (P + abs(P)) * dP - abs(P) * D
         return dP
 
     @device

@@ -1,8 +1,8 @@
 """Scores: what a call's parts do to S = scale Q K^T before the mask, and what dS is multiplied by. See numbattn.scores.
 
-Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Without a score nothing is. From a
-Softcap on S is natural, and what kernels call scale_log2 is log2(e); else the multiplication by scale stays where it
-is, in the exponent, and takes no time.
+Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Without a score nothing is. Slopes
+are added to Q K^T, in its unit: the multiplication by scale stays where it is, in the exponent, and takes no time. The
+first part of another kind takes scale Q K^T, and what kernels call scale_log2 is log2(e) then.
 """
 
 from dataclasses import replace
@@ -98,9 +98,22 @@ def scores_type(score, dtype):
 
 
 def is_curved(score):
-    """Whether a part has a derivative that is not 1. Exponents are natural then, behind the first such part; else they
-    are Q K^T, to which parts are added in its unit, divided by scale."""
+    """Whether a part has a derivative that is not 1."""
     return any(kind_of(part) in CURVED for part in score)
+
+
+def is_natural(score):
+    """Whether S behind all parts is an exponent of e, else it is Q K^T plus slopes."""
+    return any(part != "alibi" for part in parts_of(score))
+
+
+def may_be_far(score):
+    """Whether a mask of finfo.min may be among the parts: of float32 or what has its exponents, and behind the last
+    Softcap, which ends them."""
+    kinds = [part.split() for part in parts_of(score)]
+    caps = [number for number, (kind, *_) in enumerate(kinds) if kind == "softcap"]
+    behind = kinds[caps[-1] + 1 :] if caps else kinds
+    return any(kind in (FUNCTION, SHIFT) or (kind == "bias" and about[0] != "float16") for kind, *about in behind)
 
 
 def score_steps(score, layout, ACC, transposed=False, behind=-1):
@@ -160,7 +173,7 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
 
     makers = STEPS | {"bias": boxed} if is_boxed else STEPS
     steps = [
-        makers[kind_of(part)](part, number, units(natural=bool(curved) and number > curved[0]), layout, ACC, transposed)
+        makers[kind_of(part)](part, number, units(parts[:number], part), layout, ACC, transposed)
         for number, part in enumerate(parts)
     ]
     if behind >= 0:  # the derivatives of those before are not asked for
@@ -174,8 +187,8 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
     return look_up, apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
 
 
-def units(natural):
-    """Device functions (x, scores): a number that is to be added, in the unit of S; S's factor, in natural units."""
+def units(before, part):
+    """Device functions (x, scores) of a part behind these: a number, in the unit in which it is added; S's factor."""
 
     @device
     def same(x, scores):
@@ -189,7 +202,9 @@ def units(natural):
     def multiplied(x, scores):
         return x * scores.scale
 
-    return (same, same) if natural else (divided, multiplied)
+    if is_natural(before):
+        return same, same
+    return (same, multiplied) if is_natural([part]) else (divided, same)
 
 
 def to_log2_of(score, ACC):
@@ -204,7 +219,7 @@ def to_log2_of(score, ACC):
     def of_raw(scale):
         return scale * LOG2E
 
-    return of_natural if is_curved(score) else of_raw
+    return of_natural if is_natural(score) else of_raw
 
 
 @device
@@ -344,7 +359,7 @@ def slopes_step(layout, ACC, transposed):
 
 
 def relative(part, number, unit, layout, ACC, transposed):
-    (own, _), SIGN = unit, -1 if transposed else 1
+    (_, natural), ONE, SIGN = unit, ACC(1), -1 if transposed else 1
     LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
     BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
 
@@ -359,15 +374,15 @@ def relative(part, number, unit, layout, ACC, transposed):
         reach, ahead = count // 2, n0 - m0                              # j - i of the first element
         least, most = entry(ahead - BEFORE, reach), entry(ahead + AHEAD, reach)
         if least == most:                                               # far from the diagonal all share an entry
-            return S + own(table[batch, head, least], scores), F
+            return S * natural(ONE, scores) + table[batch, head, least], F
         entries = take(table[batch, head], entry(diagonal_index(layout, SIGN * ahead) * SIGN, reach))
-        return S + own(entries, scores), F
+        return S * natural(ONE, scores) + entries, F
 
     return nothing_ahead, step
 
 
 def bias(part, number, unit, layout, ACC, transposed):
-    own, _ = unit
+    (_, natural), ONE = unit, ACC(1)
     ROWS_OF = Alignment(0 if transposed else int(part.split()[2]))
 
     @device
@@ -387,7 +402,7 @@ def bias(part, number, unit, layout, ACC, transposed):
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
-        return S + own(convert(found, ACC), scores), F
+        return S * natural(ONE, scores) + convert(found, ACC), F
 
     return look_up, step
 
@@ -408,9 +423,9 @@ STEPS = {"softcap": softcap, "alibi": alibi, "relative": relative, "bias": bias,
 # ---------------------------------------------------------------------------------------------------------- the sink
 def sink_steps(score, ACC):
     """Device functions of a row's end: (m, total, scores, batch, head) -> m and total with the sink's logit, and alpha,
-    which rescales O; (total, alpha) -> what O is multiplied by. total stays 0 where nothing is seen."""
-    own, _ = units(is_curved(score))
-    to_log2 = to_log2_of(score, ACC)
+    which rescales O; (total, alpha) -> what O is multiplied by. m is natural here; total stays 0 where nothing is
+    seen."""
+    LOG2E = ACC(LOG2_E)
 
     @device
     def without(m, total, scores, batch, head):
@@ -422,10 +437,10 @@ def sink_steps(score, ACC):
 
     @device
     def with_sink(m, total, scores, batch, head):
-        logit, seen, factor = own(scores.logits[0][batch, head], scores), total > 0, to_log2(scores.scale)
+        logit, seen = scores.logits[0][batch, head], total > 0
         largest = maximum(m, logit)
-        alpha = where(seen, exp2((m - largest) * factor), 0)
-        return largest, total * alpha + where(seen, exp2((logit - largest) * factor), 0), alpha
+        alpha = where(seen, exp2((m - largest) * LOG2E), 0)
+        return largest, total * alpha + where(seen, exp2((logit - largest) * LOG2E), 0), alpha
 
     @device
     def rescaled_inverse(total, alpha):

@@ -19,6 +19,7 @@ from ..tile import (
     aligned,
     allocate,
     block_index,
+    capped,
     convert,
     copy_async,
     copy_layout,
@@ -42,7 +43,6 @@ from .backward import CROWDED_Q, TILES_Q
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type, sums, vector
 from .score import distance_of, score_steps, scores_type
-from .softmax import LOG2_E
 from .tables import Tiles, parameters, rows_of
 from .visibility import band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
@@ -57,7 +57,6 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         (shared.tile(*shape, dtype), copy_layout(*shape, threads, vector(dtype)))
         for shape in ((tile_m, head_dim), (tile_m, head_dim_v), (tile_n, head_dim), (tile_n, head_dim_v))
     )
-    LOG2E = ACC(LOG2_E)
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     TILE_M, TILE_N = tile_m, tile_n
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
@@ -73,11 +72,11 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         copy_async(sK, aligned(mK[batch, head_k][:length_k], ROWS_OF), COPY_K, n0)
         copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
         copy_async(sV, aligned(mV[batch, head_k][:length_k], ROWS_OF), COPY_V, n0)
-        lse, D = load(mLse[batch, head][:length_q], ROWS, m0), load(mDelta[batch, head][:length_q], ROWS, m0)
+        lse_log2, D = load(mLse[batch, head][:length_q], ROWS, m0), load(mDelta[batch, head][:length_q], ROWS, m0)
         wait_copies()
         sync_threads()
         S, F = apply(dot(S_TILE, sQ, sK.T), scores, batch, head, m0, n0)    # Alg. 4 line 11
-        P = exp2(S * to_log2(scores.scale) - lse * LOG2E)       # line 13
+        P = exp2(capped(S * to_log2(scores.scale) - lse_log2, 0))   # line 13
         dP = dot(S_TILE, sdO, sV.T)                             # line 17
         Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
         dS = pull_back(P * (dP * Z - D), F)                     # line 20
@@ -272,10 +271,19 @@ TILES = {  # where there is none, those of `backward` for dQ: dS takes its place
         }
     },
 }  # fmt: skip
+SUMMED = {  # for sums along the rows, instead: a warp holds whole ones
+    (True, 4): {256: (Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64))},
+    (True, 8): {
+        128: (Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64)),
+        256: (Tiles("mma", 32, 16, 64), Tiles("mma", 16, 8, 32)),
+    },
+}
 
 
-def rows(factory, work):
-    return rows_of(TILES[factory], {}, work) or tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work))
+def rows(factory, work, sums_cols=False, **others):
+    tables = (SUMMED, TILES[factory]) if sums_cols else (TILES[factory],)
+    found = (rows_of(table, {}, work) for table in tables)
+    return next(filter(None, found), tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work)))
 
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
@@ -285,8 +293,8 @@ def spec_of(factory, name, **about):
     """The Spec of a kernel that writes to an array of this name; about: more parameters."""
     return Spec(
         factory,
-        (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Line("lse"), Line("delta"), MASK,
-         SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
-        tiles=lambda work: rows(factory, work),
+        (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Line("lse_log2"), Line("delta"),
+         MASK, SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
+        tiles=lambda work: rows(factory, work, **about),
         parameters=lambda work, tiles: parameters(work, tiles) | about,
     )  # fmt: skip

@@ -5,36 +5,48 @@ Unlike in the paper m_new comes first: P is taken relative to it at once, and ne
 
 import numpy as np
 
-from ..tile import device, exp2, log2, maximum, part_sum, row_max, where
+from ..tile import device, exp2, log2, maximum, part_sum, row_max, warp_any, where
 
 LOG2_E, LN_2 = np.log2(np.e), np.log(2)
 SLACK = 1  # bits
 
 
-def no_max(dtype):
-    """The maximum of a row that has seen no key yet: finite, since (-inf) - (-inf) is NaN."""
-    return dtype(-1e30)
+def softmax_steps(ACC, far=False):
+    """m of rows that have seen no key yet, and the device function (S, m, l, scale_log2, level=None) -> P, the new m
+    and l, and alpha, the factor that rescales the sums so far.
 
-
-@device
-def softmax_step(S, m, l, scale_log2, level=None):
-    """P, the new m and l, and alpha, the factor that rescales the sums so far.
-
-    Any m near the maximum will do: it is updated only where it lags by more than SLACK, so that for most tiles alpha is
-    1. P is then at most 2**SLACK, and the largest element of a row, otherwise exactly 1, is rounded like the others.
-
-    level: what is added to S, a row vector, at no cost for each element. m may be tiny beside it: where it is not
-    raised it is not touched, or it would lose bits.
+    m is finite, since (-inf) - (-inf) is NaN. far: a row's maximum may be as low as that of a mask of finfo.min, which
+    times log2(e) is -inf.
     """
-    m_new = row_max(S, m) if level is None else maximum(row_max(S) + level, m)
-    m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)   # Alg. 2 line 13: m_new = max(m, rowmax(S))
-    alpha = exp2((m - m_new) * scale_log2)                  # line 13: alpha = exp(m - m_new)
-    zero = m_new if level is None else m_new - level        # the S whose P is 1
-    P = exp2(S * scale_log2 - zero * scale_log2)            # line 12: P = exp(S - m_new)
-    return P, m_new, part_sum(P, l * alpha), alpha          # line 13: l = alpha l + rowsum(P)
+    FAR, LOWEST, HIDDEN = far, ACC(np.finfo(ACC).min), ACC(-np.inf)
+    NO_MAX = LOWEST if far else ACC(LOWEST * 2.0**-28)          # finite, times a scale_log2 up to 2**28
+
+    @device
+    def exponents(S, zero, m, scale_log2):
+        if FAR and warp_any(m * scale_log2 == HIDDEN):          # m of before: it is at hand before S is
+            return (S - zero) * scale_log2
+        return S * scale_log2 - zero * scale_log2
+
+    @device
+    def softmax_step(S, m, l, scale_log2, level=None):
+        """Any m near the maximum will do: it is updated only where it lags by more than SLACK, so that for most tiles
+        alpha is 1. P is then at most 2**SLACK, and the largest element of a row, otherwise exactly 1, is rounded like
+        the others.
+
+        level: what is added to S, a row vector, at no cost for each element. m may be tiny beside it: where it is not
+        raised it is not touched, or it would lose bits.
+        """
+        m_new = row_max(S, m) if level is None else maximum(row_max(S) + level, m)
+        m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)   # Alg. 2 line 13: m_new = max(m, rowmax(S))
+        alpha = exp2((m - m_new) * scale_log2)              # line 13: alpha = exp(m - m_new)
+        zero = m_new if level is None else m_new - level    # the S whose P is 1
+        P = exp2(exponents(S, zero, m, scale_log2))         # line 12: P = exp(S - m_new)
+        return P, m_new, part_sum(P, l * alpha), alpha      # line 13: l = alpha l + rowsum(P)
+
+    return NO_MAX, softmax_step
 
 
 @device
-def logsumexp(m, total, scale_log2, ln_2):
-    """lse = m + log(l), natural: m and l of line 16 as one number. -inf for a row that saw nothing."""
-    return (m * scale_log2 + log2(total)) * ln_2
+def logsumexp(m, total, ln_2):
+    """lse = m + log(l): m, in natural units here, and l of line 16 as one number. -inf for a row that saw nothing."""
+    return m + log2(total) * ln_2

@@ -7,10 +7,11 @@ stands for the function, and its arrays, dtype:ndim.
 from functools import lru_cache
 from types import FunctionType
 
+import numpy as np
 from numba.cuda import types
 
 from ...dual import derivative_of, is_additive
-from ..tile import INDEX, device, full, map_elements
+from ..tile import INDEX, device, full, map_elements, where
 from .layouts import array_type
 
 FUNCTION, SHIFT = "function", "shift"
@@ -58,22 +59,25 @@ def function(part, number, unit, layout, ACC, transposed):
     (_, natural), (of_user, derivative), ONE = unit, functions_of(part), ACC(1)
     mapped = mapped_over(layout, transposed, number)
     value_of, slope_of = mapped(of_user), mapped(derivative or derivative_of(of_user))
+    HIDDEN = ACC(-np.inf)
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
+        """The derivative is 0 where the score is -inf, before the function or behind it."""
         S = S * natural(ONE, scores)
-        return value_of(S, scores, batch, head, m0, n0), F * slope_of(S, scores, batch, head, m0, n0)
+        value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
+        return value, F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)
 
     return nothing_ahead, step
 
 
 def shift(part, number, unit, layout, ACC, transposed):
-    (own, _), (of_user, _), NOTHING = unit, functions_of(part), ACC(-0.0)  # x + -0.0 is x
+    (_, natural), (of_user, _), ONE, NOTHING = unit, functions_of(part), ACC(1), ACC(-0.0)  # x + -0.0 is x
     added_by = mapped_over(layout, transposed, number)(of_user)
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
-        return S + own(added_by(full(layout, NOTHING), scores, batch, head, m0, n0), scores), F
+        return S * natural(ONE, scores) + added_by(full(layout, NOTHING), scores, batch, head, m0, n0), F
 
     return nothing_ahead, step
 

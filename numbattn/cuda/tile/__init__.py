@@ -15,11 +15,12 @@ plain one. Numbers take the dtype of the tile that they meet.
 | + - * / // & | ^ ~ << >> < <= == != abs | of tiles, vectors and numbers | add.f32 ... |
 | exp2, log2, reciprocal, sqrt | of float32; of float64 libdevice's | ex2, lg2, rcp, sqrt.approx.ftz |
 | exp, log, tanh | by these | ex2, lg2, rcp, fma |
-| maximum, minimum, where | of tiles and numbers | max, min, selp |
+| maximum, minimum, capped, where | of tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
 | map_elements | any function of numbers and places | |
 | row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
 | convert | another dtype | cvt |
-| rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
+| rescaled, warp_any | by what is often 1; whether a truth holds anywhere in the warp | vote.any |
+| spread, wide_product | shared values; 64-bit products | mul.wide |
 | column_halves, beside | of a tile | |
 | transposed_halves | of words in two lanes, a 2x2 matrix | shfl.bfly, prmt |
 | dot | a product of tiles; (positive_)operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
@@ -50,12 +51,14 @@ from .copies import copy_async, wait_copies
 from .creation import col_index, cols_between, diagonal_index, full, row_index
 from .elementwise import (
     beside,
+    capped,
     column_halves,
     maximum,
     minimum,
     rescaled,
     spread,
     transposed_halves,
+    warp_any,
     where,
     wide_product,
 )
@@ -116,6 +119,7 @@ __all__ = [
     "block_index",
     "bulk_add",
     "bulk_load",
+    "capped",
     "clear",
     "col_index",
     "cols_between",
@@ -185,6 +189,7 @@ __all__ = [
     "wait",
     "wait_copies",
     "wait_on_dependencies",
+    "warp_any",
     "warpgroup_index",
     "wgmma",
     "wgmma_wait",

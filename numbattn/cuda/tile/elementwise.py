@@ -1,14 +1,14 @@
 """Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, I32, I64, asm, computed_if, shuffle_xor, thread_index
+from .emit import F32, I32, I64, asm, capability, computed_if, shuffle_xor, thread_index
 from .fragment import (
     ANY,
     FLOATS,
@@ -29,7 +29,7 @@ from .fragment import (
     registers,
 )
 from .integers import INDEX
-from .simulator import exchange
+from .simulator import exchange, gather_lanes
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -94,6 +94,29 @@ def minimum(x, y):
 
 
 minimum = minimum.lowering(lambda x, y: _minimum.lower(x, y))
+
+
+def emit_capped(b, dtype, x, limit):
+    if x.type == F32 and capability() >= (8, 0):
+        return asm(b, "min.NaN.f32 $0, $1, $2;", F32, x, limit)
+    return b.select(b.fcmp_ordered(">", x, limit), limit, x)
+
+
+_capped = Operation("capped", lambda x, limit: np.where(x > limit, limit, x), emit_capped, FLOATS)
+
+
+@primitive
+def capped(x, limit):
+    """x, but the limit where x is larger; unlike in `minimum` a NaN stays.
+
+    >>> show(lambda x: capped(x, 3))
+    array([[0., 1., 2., 3.],
+           [3., 3., 3., 3.]], dtype=float32)
+    """
+    return _capped(x, limit)
+
+
+capped = capped.lowering(lambda x, limit: _capped.lower(x, limit))
 
 
 @primitive
@@ -320,10 +343,7 @@ def rescaled(x, factor):
     _check_rescaled(x, factor)
 
     def differs(b, f):
-        """Whether it is not 1, in any lane of this warp."""
-        other = b.zext(b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)), I32)
-        text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
-        return b.icmp_unsigned("!=", asm(b, text, I32, other, effect=True), I32(0))
+        return any_lane(b, b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)))
 
     def generate(b, tile, by):
         def product(row, f):
@@ -343,3 +363,32 @@ def _check_rescaled(x, factor):
     check_tile("rescaled", x, FLOATS)
     check_tile("rescaled", factor, {name_of(x.dtype)})
     check_repeats("rescaled", factor, x.layout.row_vector())
+
+
+def any_lane(b, condition):
+    """Whether it holds in any lane of this warp."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
+    return b.icmp_unsigned("!=", asm(b, text, I32, b.zext(condition, I32), effect=True), I32(0))
+
+
+@primitive
+def warp_any(x):
+    """Whether any element that this WARP holds of a tile of truths is true.
+
+    >>> def kernel(y):
+    ...     save(y, full(TILE, 1 if warp_any(row_index(TILE, 0) > 0) else 0), 0)
+    >>> run(kernel, np.zeros((1, 2)))
+    array([[1., 1.]])
+    """
+    check_tile("warp_any", x, TRUTHS)
+    return any(gather_lanes(x.registers.any()).values())
+
+
+@warp_any.lowering
+def warp_any(x):
+    check_tile("warp_any", x, TRUTHS)
+
+    def generate(b, tile):
+        return any_lane(b, reduce(b.or_, [truth for row in registers(b, x, tile) for truth in row]))
+
+    return types.boolean(x), generate

@@ -54,8 +54,12 @@ class Call(NamedTuple):
 
     @property
     def lse(self):
-        """As the kernels of the backward pass are given it."""
         return self.wanted["lse"].astype(self.dlse.dtype)
+
+    @property
+    def lse_log2(self):
+        """As the kernels of the backward pass are given it."""
+        return np.where(np.isfinite(self.lse), self.lse * self.lse.dtype.type(np.log2(np.e)), np.inf)
 
     @property
     def delta(self):

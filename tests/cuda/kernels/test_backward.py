@@ -27,8 +27,8 @@ def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1, lanes=4):
     batches, heads, rows = inputs[kept].shape[:3]
     launch(
         source.function, (batches * heads * -(-rows // tile), 1, 1), threads, source.shared, case.q, case.k, case.v,
-        case.do, *grads.values(), case.lse, case.delta, case.sight_of(kept, **tiles), (), case.drops, case.group_size,
-        case.scale, case.kept_scale,
+        case.do, *grads.values(), case.lse_log2, case.delta, case.sight_of(kept, **tiles), (), case.drops,
+        case.group_size, case.scale, case.kept_scale,
     )  # fmt: skip
     for name in sums_of:
         assert_accurate("d" + name, grads[name], case.wanted["d" + name], case.plain["d" + name], dtype)

@@ -1,4 +1,5 @@
-"""delta = rowsum(dO * O) - dlse, and 0 of a query that sees nothing, whatever its gradients are."""
+"""delta = rowsum(dO * O) - dlse, and 0 of a query that sees nothing, whatever its gradients are; lse in base 2, +inf of
+such a query."""
 
 import numpy as np
 import pytest
@@ -13,17 +14,18 @@ def test_delta(rng, has_dlse):
     lse, dlse = rng.standard_normal((2, 2, 3, 45)).astype(np.float32)
     lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40] = -np.inf, np.nan, np.nan
     source = delta(dtype="float32", head_dim_v=32, dlse=has_dlse, nbytes=0)
-    got = poisoned(lse.shape)
-    launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, (), got)
-    want = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0)
-    np.testing.assert_allclose(got, np.where(lse == -np.inf, 0, want), rtol=1e-5, atol=1e-5)
+    got, base_2 = poisoned((2, *lse.shape))
+    launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, (), got, base_2)
+    want, blind = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0), lse == -np.inf
+    np.testing.assert_allclose(got, np.where(blind, 0, want), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(base_2, np.where(blind, np.inf, lse * np.log2(np.e)), rtol=1e-6)
 
 
 def test_padded(rng):
     """lse in base 2, +inf where nothing is seen and beyond the last query, where delta is 0."""
     o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float16)
     lse = rng.standard_normal((1, 2, 45)).astype(np.float32)
-    lse[0, 1, 40] = -np.inf
+    lse[0, 1, 40], lse[0, 0, :3] = -np.inf, (1e8, -1e8, np.finfo(np.float32).min)
     source = delta(dtype="float16", head_dim_v=32, dlse=False, nbytes=0, padded=True)
     got, base_2 = poisoned((2, 1, 2, 128))
     launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, (), got, base_2, ())
@@ -32,5 +34,8 @@ def test_padded(rng):
     want = np.zeros(got.shape)
     want[..., :45] = (do.astype(np.float64) * o).sum(-1)
     np.testing.assert_allclose(got, np.where(sees, want, 0), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(base_2[sees], lse[lse > -np.inf] * np.log2(np.e), rtol=1e-6)
+    exact = lse[lse > -np.inf] * np.log2(np.e)
+    np.testing.assert_allclose(base_2[sees][3:], exact[3:], rtol=1e-6)
+    assert np.isfinite(base_2[sees]).all()
+    assert (base_2[sees][:2] > exact[:2] * (1 + np.sign(exact[:2]) * 8e-7)).all()      # exp(S - lse) is at most 1
     assert (base_2[~sees] == np.inf).all()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.softmax import LN_2, logsumexp, no_max, softmax_step
+from numbattn.cuda.kernels.softmax import LN_2, logsumexp, softmax_steps
 from numbattn.cuda.tile import full, load, mma, row_sum, save, simt
 from tests.tools.launch import launch, poisoned
 
@@ -55,7 +55,8 @@ def steps(request, world):
 def steps_of(case, world):
     layout, dtype = CASES[case]
     ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
-    NO_MAX, ZERO, LN2, SCALE = no_max(dtype), dtype(0), dtype(LN_2), dtype(SCALE_LOG2)
+    ZERO, LN2, SCALE = dtype(0), dtype(LN_2), dtype(SCALE_LOG2)
+    NO_MAX, softmax_step = softmax_steps(dtype)
 
     def kernel(mS, mP, mM, mAlpha, mL, mLse):
         m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
@@ -66,13 +67,34 @@ def steps_of(case, world):
             save(mAlpha[tile], alpha, 0)
         total = row_sum(l, ZERO)
         save(mL, total, 0)
-        save(mLse, logsumexp(m, total, SCALE, LN2), 0)
+        save(mLse, logsumexp(m * (SCALE * LN2), total, LN2), 0)
 
     S = (scores(np.random.default_rng(0)) / SCALE_LOG2).astype(dtype).swapaxes(0, 1)
     P, (m, alpha), (l, lse) = (poisoned(shape, dtype) for shape in (S.shape, (2, TILES, ROWS), (2, ROWS)))
     launch(kernel, (1, 1, 1), layout.threads, 0, S, P, m, alpha, l, lse)
     S, P, m, alpha, l, lse = (x.astype(np.float64) for x in (S, P, m, alpha, l, lse))
     return Steps(S * SCALE_LOG2, P, m * SCALE_LOG2, alpha, l, lse, float(np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_of_the_lowest_scores(world, dtype):
+    """Which padding has, times log2(e), they are beyond the floats: they are visible all the same; -inf is not."""
+    layout, (NO_MAX, softmax_step) = simt(4, 8, 32, 8, 1), softmax_steps(dtype, far=True)
+    ZERO, LN2, LOG2E = dtype(0), dtype(LN_2), dtype(np.log2(np.e))
+
+    def kernel(mS, mP, mLse):
+        m, l = full(layout.row_vector(), NO_MAX), full(layout.row_parts(), ZERO)
+        for tile in range(2):
+            P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, LOG2E)
+            save(mP[tile], P, 0)
+        save(mLse, logsumexp(m * (LOG2E * LN2), row_sum(l), LN2), 0)
+
+    S = np.full((2, 4, 8), -np.inf, dtype)
+    S[:, 0], S[0, 1], S[0, 2, 3:], S[1, 2, 1] = np.finfo(dtype).min, np.finfo(dtype).min, np.finfo(dtype).min, 1.5
+    P, lse = poisoned(S.shape, dtype), poisoned(4, dtype)
+    launch(kernel, (1, 1, 1), layout.threads, 0, S, P, lse)
+    np.testing.assert_array_equal(P, np.isfinite(S))
+    np.testing.assert_allclose(lse, [np.finfo(dtype).min, np.finfo(dtype).min, 1.5, -np.inf], rtol=1e-6)
 
 
 def test_m_lags_behind_the_maximum_by_no_more_than_a_bit(steps):
