@@ -109,7 +109,7 @@ class Inputs(NamedTuple):
 
 
 class Gradients(tuple[A, A, A]):
-    """dq, dk, dv: a named tuple.
+    """dq, dk, dv: a named tuple of three, with the gradients of the score beside them.
 
     Attributes
     ----------
@@ -128,6 +128,17 @@ class Gradients(tuple[A, A, A]):
         self = super().__new__(cls, (dq, dk, dv))
         self.score = score
         return self
+
+    def _asdict(self) -> dict[str, A]:
+        """Of the three."""
+        return dict(zip(self._fields, self))
+
+    def _replace(self, **values: Any) -> Gradients[A]:
+        """The same, but for these of dq, dk, dv and score."""
+        return Gradients(**{**self._asdict(), "score": self.score, **values})
+
+    def __repr__(self) -> str:
+        return f"Gradients(dq={self.dq!r}, dk={self.dk!r}, dv={self.dv!r}, score={self.score!r})"
 
     def __getnewargs__(self) -> Any:  # for copies and pickle
         return *self, self.score
