@@ -6,7 +6,7 @@ from . import reference
 from .checks import Array, flag
 from .dropout import Dropout
 from .masks import Mask
-from .problem import A, Gradients, Problem, Saved, checked_gradients, describe
+from .problem import A, Gradients, Problem, Saved, checked_gradients, describe, without_v
 from .scores import Scores
 
 
@@ -251,7 +251,8 @@ def attention_weights(
     Parameters
     ----------
     q, k, causal, mask, scale, dropout, score
-        As in `attention`. With dropout the weights are those that multiply v: 0 where dropped, else scaled.
+        As in `attention`, where v may bring batch axes that q and k lack: here the arrays of mask and score do. With
+        dropout the weights are those that multiply v: 0 where dropped, else scaled.
 
     Returns
     -------
@@ -272,7 +273,8 @@ def attention_weights(
            [0.5 , 0.5 , 0.  ],
            [0.33, 0.33, 0.33]])
     """
-    problem, inputs = describe(q, k, k, causal, mask, scale, dropout, score)
+    v = without_v(q, k, mask, score)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
     return reference.weights(problem, inputs)
 
 

@@ -28,6 +28,16 @@ def tile_function(score, dtype):
         return _tile_function(score._identity, kinds, np.dtype(dtype))
 
 
+def applied(score, S):
+    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, behind a numbattn.Score, as kernels compute it."""
+    function, record = tile_function(score, S.dtype), record_of(score.arrays)
+    tiles = np.array(S.swapaxes(-2, -1), order="C")  # of all keys x all queries
+    *_, heads, keys, queries = tiles.shape
+    for number, tile in enumerate(tiles.reshape(-1, keys, queries) if tiles.size else ()):
+        function.ctypes(tile.ctypes.data, 0, keys, queries, *divmod(number, heads), 0, 0, record.ctypes.data)
+    return tiles.swapaxes(-2, -1)
+
+
 @lru_cache(maxsize=256)
 def _tile_function(identity, kinds, dtype):
     """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
