@@ -121,7 +121,7 @@ MASKS_OF_INTERVALS = ["segments", "causal-segments", "window-segments", "prefix"
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 def test_every_mask_and_score_is_planned(cc, gradient):
-    """In pairs: each score beside some masks, each mask beside some scores."""
+    """Each mask beside a score, each score beside a mask; with gradients their kernels are there."""
     device, shape = pytest.importorskip("numbattn.cuda.plan", exc_type=ImportError).DEVICES[cc], (1, 2, 256, 64)
     assert set(MASKS_OF_INTERVALS) <= set(main.MASKS)
     assert {"softcap", "alibi", "bias", "relative", "sink", "function"} <= set(main.SCORES)
@@ -129,8 +129,9 @@ def test_every_mask_and_score_is_planned(cc, gradient):
         mask, score = (list(x)[number % len(x)] for x in (main.MASKS, main.SCORES))
         planned = main._plans(device, np.dtype("float16"), shape, shape, shape, mask, False, False, [score], gradient)
         kernels = [step.key.factory for step in planned["backward"].steps]
-        more = gradient and score in ("bias", "bias-of-keys", "relative")
-        assert more == any("score_gradient" in kernel for kernel in kernels), (mask, score)
+        found = any("score_gradient" in kernel for kernel in kernels)
+        assert found <= gradient, (mask, score)
+        assert found or not gradient or score not in ("bias", "bias-of-keys", "relative"), (mask, score)
 
 
 def test_a_plan_with_scores_and_segments(monkeypatch, capsys):
@@ -141,7 +142,7 @@ def test_a_plan_with_scores_and_segments(monkeypatch, capsys):
         assert main.main(["plan", *options.split(), *more]) == 0
         shown = capsys.readouterr().out
         assert "float16, mask causal-segments, score softcap relative\n" in shown
-        assert shown.count("diagonal_sums") == count
+        assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
 
 
 def test_the_version(capsys):
