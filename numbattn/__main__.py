@@ -27,6 +27,7 @@ TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m numbattn", description=__doc__.partition(": ")[2])
+    parser.add_argument("--version", action="version", version=f"numbattn {na.__version__}")
     parser.add_argument("--clear-cache", action="store_true", help="remove the compiled code that is kept on disk")
     commands = parser.add_subparsers(dest="command", metavar="plan | compile")
     for name, (_, about) in COMMANDS.items():
@@ -39,7 +40,10 @@ def main(arguments=None):
     if args.command is None:
         return check()
     command, _ = COMMANDS[args.command]
-    return command(args)
+    try:
+        return command(args)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def _add_options(parser, command):
@@ -50,6 +54,9 @@ def _add_options(parser, command):
     parser.add_argument("--seqlen", type=int, default=default(4096), metavar="N", **several,
                         help="of queries and keys; kernels for long and short sequences differ on some GPUs")
     parser.add_argument("--mask", choices=MASKS, default=default("none"), **several)
+    parser.add_argument("--score", choices=SCORES, nargs="+", default=[], metavar="PART",
+                        help=f"parts of the score, in this order: {', '.join(SCORES)}; their arrays have the dtype")
+    parser.add_argument("--no-gradient", action="store_true", help="of the arrays in the score")
     parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="gradients equal bit for bit from call to call")
     parser.add_argument("--cc", type=_cc, help="compute capability, as in 9.0 (default: that of this machine's GPU)")
@@ -79,11 +86,34 @@ MASKS = {
     "causal": lambda m, n: na.Causal(),
     "window": lambda m, n: na.Window(n // 8, 0),
     "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
+    "segments": lambda m, n: na.Segments(*_offsets(m, n)),
+    "causal-segments": lambda m, n: na.Causal() & na.Segments(*_offsets(m, n)),
+    "window-segments": lambda m, n: na.Window(n // 8, 0) & na.Segments(*_offsets(m, n)),
+    "prefix": lambda m, n: na.Prefix(np.full((1, 1), n // 4)),
+    "intervals": lambda m, n: na.Intervals(*np.broadcast_to(np.array([0, n])[:, None, None, None], (2, 1, 1, m))),
     "dense": lambda m, n: na.Dense(np.broadcast_to(True, (1, 1, m, n))),
     "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
     "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
 }
+SCORES = {
+    "softcap": lambda shape, dtype, gradient: na.Softcap(30.0),
+    "alibi": lambda shape, dtype, gradient: na.Alibi(np.ones(shape[:1], dtype), gradient),
+    "bias": lambda shape, dtype, gradient: na.Bias(np.zeros(shape, dtype), gradient),
+    "bias-of-keys": lambda shape, dtype, gradient: na.Bias(np.zeros(shape[-1:], dtype), gradient),
+    "relative": lambda shape, dtype, gradient: na.RelativeBias(np.zeros((shape[0], 257), dtype), gradient),
+    "sink": lambda shape, dtype, gradient: na.Sink(np.ones(shape[:1], dtype), gradient),
+    "function": lambda shape, dtype, gradient: na.Score(_far),
+}
 PASSES = ["forward", "backward"]
+
+
+def _offsets(m, n):
+    """Of eight segments."""
+    return np.linspace(0, m, 9).astype(np.int32), np.linspace(0, n, 9).astype(np.int32)
+
+
+def _far(s, batch, head, i, j):
+    return s / (1 + abs(i - j))
 
 
 def _device(cc):
@@ -97,13 +127,18 @@ def _device(cc):
     return import_module("numbattn.cuda.launch").current_gpu().device
 
 
-def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False):
+def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
     """Both passes for arrays of these shapes, of which there is no memory."""
     from numbattn.cuda.passes import plans
     from numbattn.cuda.views import without_memory
 
     arrays = [without_memory(shape, dtype) for shape in (q, k, v)]
-    options = {"mask": MASKS[mask](q[-2], k[-2]), "dropout": na.Dropout(0.1, seed=0) if dropout else None}
+    scores = *q[-3:-1], k[-2]  # their shape
+    options = {
+        "mask": MASKS[mask](*scores[1:]),
+        "dropout": na.Dropout(0.1, seed=0) if dropout else None,
+        "score": [SCORES[part](scores, dtype, gradient) for part in score],
+    }
     return dict(zip(PASSES, plans(device, *arrays, deterministic=deterministic, **options)))
 
 
@@ -117,9 +152,9 @@ def plan(args):
                (args.batch, heads_k, n, args.head_dim_v or d))  # fmt: skip
     print(f"compute capability {device.cc[0]}.{device.cc[1]}: {device.multiprocessors} multiprocessors, "
           f"{device.shared >> 10} KB of shared memory for a block")
-    print(f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{', dropout' if args.dropout else ''}")
-    options = args.mask, args.dropout, args.deterministic
-    for name, planned in _plans(device, dtype, q, k, v, *options).items():
+    more = ", score " * bool(args.score) + " ".join(args.score) + ", dropout" * args.dropout
+    print(f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{more}")
+    for name, planned in _plans(device, dtype, q, k, v, args.mask, *_options(args)).items():
         print(f"\n{name}")
         for x in planned.stand_ins:
             print(f"  {'from' if x.is_result else 'to'} {x.shape} of {x.dtype}: {x.name} {x.why}")
@@ -129,6 +164,11 @@ def plan(args):
             zeros = ", zeros at first" * x.is_zero
             print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes{zeros}")
     return 0
+
+
+def _options(args):
+    """Of _plans, but for the mask."""
+    return args.dropout, args.deterministic, args.score, not args.no_gradient
 
 
 def _row(step, device):
@@ -160,9 +200,9 @@ def compile_kernels(args):
     device, keys = _device(args.cc), {}
     for dtype, d, n, mask in product(args.dtype, args.head_dim, args.seqlen, args.mask):
         shape = 1, 2, n, d
-        planned = _plans(device, np.dtype(dtype), shape, shape, shape, mask, args.dropout, args.deterministic)
+        planned = _plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
         keys |= {step.key: None for name in args.passes for step in planned[name].steps}
-    with ProcessPoolExecutor(min(args.j, len(keys)), get_context("spawn")) as workers:
+    with ProcessPoolExecutor(min(args.j, len(keys)), get_context("spawn"), cache.keep_quiet) as workers:
         built = [workers.submit(build, key) for key in keys]
         for found in tqdm(as_completed(built), total=len(built), unit="kernel", disable=None):
             found.result()

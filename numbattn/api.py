@@ -2,11 +2,11 @@
 
 from typing import Any, Protocol
 
-from . import reference
+from . import faults, reference
 from .checks import Array, flag
 from .dropout import Dropout
 from .masks import Mask
-from .problem import A, Gradients, Problem, Saved, checked_gradients, describe
+from .problem import A, Gradients, Problem, Saved, checked_gradients, describe, without_v
 from .scores import Scores
 
 
@@ -82,7 +82,7 @@ def attention(
     (2, 8, 100, 64)
     """
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
-    o, _ = _backend(problem).forward(problem, inputs, out, save=False)
+    o, _ = _run(problem, "forward", problem, inputs, out, save=False)
     return o
 
 
@@ -127,7 +127,8 @@ def attention_forward(
     (100,)
     """
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
-    return _backend(problem).forward(problem, inputs, out)
+    found: tuple[A, Saved[A]] = _run(problem, "forward", problem, inputs, out)
+    return found
 
 
 def attention_backward(
@@ -181,7 +182,8 @@ def attention_backward(
     """
     do, dlse = checked_gradients(saved, do, dlse)
     flag("deterministic", deterministic)
-    return _backend(saved.problem).backward(saved, do, dlse, deterministic)
+    grads: Gradients[A] = _run(saved.problem, "backward", saved, do, dlse, deterministic)
+    return grads
 
 
 def attention_vjp(
@@ -251,7 +253,8 @@ def attention_weights(
     Parameters
     ----------
     q, k, causal, mask, scale, dropout, score
-        As in `attention`. With dropout the weights are those that multiply v: 0 where dropped, else scaled.
+        As in `attention`, where v may bring batch axes that q and k lack: here the arrays of mask and score do. With
+        dropout the weights are those that multiply v: 0 where dropped, else scaled.
 
     Returns
     -------
@@ -272,8 +275,20 @@ def attention_weights(
            [0.5 , 0.5 , 0.  ],
            [0.33, 0.33, 0.33]])
     """
-    problem, inputs = describe(q, k, k, causal, mask, scale, dropout, score)
+    v = without_v(q, k, mask, score)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
     return reference.weights(problem, inputs)
+
+
+def _run(problem: Problem, name: str, *args: Any, **options: Any) -> Any:
+    """A pass; an error in it that is numbattn's own says so."""
+    backend = _backend(problem)
+    try:
+        return getattr(backend, name)(*args, **options)
+    except Exception as error:
+        if faults.is_fault(error):
+            raise faults.fault(error, problem, backend) from error
+        raise
 
 
 BACKENDS: dict[str, Any] = {}  # by library: the module or object with forward and backward

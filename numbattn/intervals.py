@@ -205,7 +205,7 @@ def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
     Raises
     ------
     TypeError, ValueError
-        For what are no arrays of one library, and for shapes that do not fit.
+        For what are no arrays of one library and of one dtype, and for shapes that do not fit.
 
     See Also
     --------
@@ -228,6 +228,8 @@ def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
         if x.ndim < 2 or (*x.shape[:-2], x.shape[-1]) != (*given[0].shape[:-2], given[0].shape[-1]):
             raise ValueError(f"arrays[{number}]: got the shape {x.shape}, expected (..., length, features), equal in "
                              "all arrays but for the lengths")
+        if x.dtype != given[0].dtype:
+            raise TypeError(f"arrays[{number}]: got {x.dtype}, expected {given[0].dtype}, the dtype of arrays[0]")
     packed: Any = np.concatenate(given, axis=-2)
     return packed, np.cumsum([0, *(x.shape[-2] for x in given)])
 

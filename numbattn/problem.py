@@ -24,7 +24,7 @@ from .checks import (
 )  # fmt: skip
 from .dropout import Dropout
 from .masks import All, Causal, Mask, as_mask
-from .scores import Part, Scores, as_parts
+from .scores import ArrayPart, Part, Scores, as_parts
 from .values import sum_broadcast
 
 A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
@@ -109,7 +109,7 @@ class Inputs(NamedTuple):
 
 
 class Gradients(tuple[A, A, A]):
-    """dq, dk, dv: a named tuple.
+    """dq, dk, dv: a named tuple of three, with the gradients of the score beside them.
 
     Attributes
     ----------
@@ -128,6 +128,17 @@ class Gradients(tuple[A, A, A]):
         self = super().__new__(cls, (dq, dk, dv))
         self.score = score
         return self
+
+    def _asdict(self) -> dict[str, A]:
+        """Of the three."""
+        return dict(zip(self._fields, self))
+
+    def _replace(self, **values: Any) -> Gradients[A]:
+        """The same, but for these of dq, dk, dv and score."""
+        return Gradients(**{**self._asdict(), "score": self.score, **values})
+
+    def __repr__(self) -> str:
+        return f"Gradients(dq={self.dq!r}, dk={self.dk!r}, dv={self.dv!r}, score={self.score!r})"
 
     def __getnewargs__(self) -> Any:  # for copies and pickle
         return *self, self.score
@@ -229,6 +240,23 @@ def describe(
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
+
+
+def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
+    """What stands for v in a call without: an array without features. It has the batch axes that v would have to bring
+    so that the mask and the score fit."""
+    problem, _ = describe(q, k, k)
+    sizes = problem.seqlen_q, problem.seqlen_k
+    held = [(x.array.shape, len(x.shape)) for part in as_mask(mask)._parts for x in part._held(*sizes)
+            if library(x.array)]  # fmt: skip
+    held += [(part._array.shape, len(part._whole_shape((), *sizes))) for part in as_parts(score)
+             if isinstance(part, ArrayPart)]  # fmt: skip
+    try:
+        batch = np.broadcast_shapes(problem.batch, *(shape[: max(len(shape) - own, 0)] for shape, own in held))
+    except ValueError:  # `describe` says which one does not fit
+        batch = problem.batch
+    lead = (*batch[:-1], batch[-1] if problem.heads == 1 else 1) if batch else ()
+    return np.empty((*lead, problem.seqlen_k, 0), k.dtype, like=k)
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,8 @@ It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, 
 """
 
 import math
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from .checks import Array
 from .dropout import Dropout, dropout_mask
 from .masks import Mask
 from .problem import Gradients, Inputs, Problem, describe, sum_to
-from .scores import Scores, sink_of
+from .scores import Part, Score, Scores, sink_of
+from .values import moved
 
 
 def attention_forward(
@@ -65,12 +68,26 @@ def attention_backward(
 
 
 def weights(problem: Problem, inputs: Inputs) -> Any:
-    """P, dropped, in the dtype of the problem."""
-    _, _, _, P, Z, _, _ = _recompute(problem, inputs)
+    """P, dropped, in the dtype of the problem. A user's function is compiled: what it does in Python, where a division
+    by zero is an error, nobody asks."""
+    _, _, _, P, Z, _, _ = _recompute(problem, inputs, _compiled)
     return (P * Z).astype(problem.dtype).reshape(*problem.batch, problem.seqlen_q, problem.seqlen_k)
 
 
-def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
+def _plainly(part: Part, S: Any) -> Any:
+    return part._applied(S)
+
+
+def _compiled(part: Part, S: Any) -> Any:
+    if not isinstance(part, Score):
+        return part._applied(S)
+    compiled: Any = import_module("numbattn.cpu.function")  # Numba is not imported before it is needed
+    return moved(compiled.applied(part._like(np.empty(0)), moved(S, np.empty(0))), S)
+
+
+def _recompute(
+    problem: Problem, inputs: Inputs, apply: Callable[[Part, Any], Any] = _plainly
+) -> tuple[Any, ...]:  # fmt: skip
     """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, lse, and S before each
     part of the score."""
     Q, K, V = (_heads(x, problem) for x in (inputs.q, inputs.k, inputs.v))
@@ -84,7 +101,7 @@ def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     scores = []
     for part in inputs.score:                                   # of what is masked, nobody looks at the score
         scores.append(S)
-        S = np.where(visible, part._applied(S), 0)
+        S = np.where(visible, apply(part, S), 0)
     S = np.where(visible, S, -math.inf)
     seen = ~np.isneginf(S).all(axis=-1, keepdims=True)
     m = np.where(seen, S, 0)

@@ -172,7 +172,7 @@ class Bias(ArrayPart):
     ----------
     bias : array, broadcast to (..., seqlen_q, seqlen_k)
         Any floating dtype. Broadcast as NumPy does, axes of size 1 and missing axes included, against the batch axes,
-        heads included, and (seqlen_q, seqlen_k).
+        heads included, and (seqlen_q, seqlen_k). On CPUs it is read as it lies, whatever its strides and dtype.
     gradient : bool, optional
         Whether its gradient is wanted: of its own shape, summed over axes along which it is broadcast.
 

@@ -62,7 +62,7 @@ def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
     """The gradient of an array of this shape, from that of what it was broadcast to."""
     own = (1,) * (x.ndim - len(shape)) + shape
     axes = tuple(axis for axis, (size, wanted) in enumerate(zip(x.shape, own)) if size != wanted)
-    return x.sum(axis=axes).reshape(shape)
+    return x.sum(axis=axes).reshape(shape)[...]  # an array of no axes, too, where NumPy's sum is a scalar
 
 
 def broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:

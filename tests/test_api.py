@@ -389,6 +389,35 @@ def test_weights(rng, xp, dtype):
     np.testing.assert_allclose(o, to_numpy(na.attention(q, k, v, **options)).astype(np.float64), atol=8 * tolerance)
 
 
+def test_weights_compile_a_function(xp):
+    """As attention does: a division by zero is no error, least of all where it is masked."""
+    def function(s, batch, head, i, j, x):
+        return s + head * x[j] / (i - j)
+
+    q = xp.zeros((2, 600, 8), np.float64)
+    score = na.Score(function, arrays=[np.arange(600.0)])
+    weights = na.attention_weights(q, q, mask=~np.eye(600, dtype=bool), score=score)
+    sums = to_numpy(na.attention(q, q, xp.asarray(np.eye(600)), mask=~np.eye(600, dtype=bool), score=score))
+    np.testing.assert_allclose(to_numpy(weights), sums, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [
+    {"mask": na.Lengths(np.array([[9], [5], [1]]))},
+    {"mask": na.Segments([[[0, 3, 9]], [[0, 5, 9]]]) & na.Causal()},
+    {"mask": np.random.default_rng(0).random((4, 1, 9)) < 0.5, "score": na.Alibi(np.ones(4))},
+    {"score": [na.Bias(np.ones((3, 1, 9, 9))), na.Softcap(2.0), na.RelativeBias(np.ones((4, 3)))]},
+], ids=["lengths", "segments", "booleans", "scores"])  # fmt: skip
+def test_weights_take_what_attention_takes(rng, options):
+    """Batch axes that v brings, and not q and k."""
+    q, k = rng.standard_normal((2, 9, 8))
+    weights = na.attention_weights(q, k, **options)
+    lead = np.broadcast_shapes(weights.shape[:-2], (2, 1) if "mask" in options and weights.shape[0] == 2 else ())
+    v = rng.standard_normal((*lead, 9, 5))
+    np.testing.assert_allclose(weights @ v, na.attention(q, k, v, **options), rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match=r"mask: Lengths keys: got the shape \(2, 1\), expected"):
+        na.attention_weights(np.zeros((3, 4, 9, 8)), k, mask=na.Lengths(np.array([[1], [2]])))
+
+
 def test_backward_twice(rng, xp):
     """backprop may be called again, and leaves what it was given."""
     q, k, v = map(xp.asarray, qkv(rng))

@@ -332,6 +332,8 @@ VALUES = [
     (lambda: na.pack([Q, CupyLike()]), TypeError, r"do not mix: arrays\[0\] is a numpy.ndarray, arrays\[1\] is a cupy"),
     (lambda: na.pack([zeros(3)]), ValueError, r"arrays\[0\]: got the shape \(3,\), expected \(..., length, features\)"),
     (lambda: na.pack([Q, K]), ValueError, r"arrays\[1\]: got the shape \(2, 2, 7, 8\), expected .*equal in all arrays"),
+    (lambda: na.pack([Q, Q, Q.astype(np.float64)]), TypeError,
+     r"arrays\[2\]: got float64, expected float32, the dtype of arrays\[0\]"),
     (lambda: na.pack([Q, O]), ValueError, r"arrays\[1\]: got the shape \(2, 4, 5, 3\), expected"),
     (lambda: na.unpack([1], [0]), TypeError, r"packed: got list, expected a numpy.ndarray"),
     (lambda: na.unpack(zeros(3), [0]), ValueError, r"packed: got the shape \(3,\), expected \(..., total, features\)"),

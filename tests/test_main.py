@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+import numbattn as na
 from numbattn import __main__ as main
 from numbattn import cache, cpu
 
@@ -112,6 +113,51 @@ def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
     assert main.main(["compile", *options.split()]) == 0
     assert len(cache.sizes()["cuda"]) == 2      # masks of numbers are the same kernel
     assert "2 kernels for compute capability 8.0" in capsys.readouterr().out
+
+
+MASKS_OF_INTERVALS = ["segments", "causal-segments", "window-segments", "prefix", "intervals"]
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
+def test_every_mask_and_score_is_planned(cc, gradient):
+    """Each mask beside a score, each score beside a mask; with gradients their kernels are there."""
+    device, shape = pytest.importorskip("numbattn.cuda.plan", exc_type=ImportError).DEVICES[cc], (1, 2, 256, 64)
+    assert set(MASKS_OF_INTERVALS) <= set(main.MASKS)
+    assert {"softcap", "alibi", "bias", "relative", "sink", "function"} <= set(main.SCORES)
+    for number in range(max(len(main.MASKS), len(main.SCORES))):
+        mask, score = (list(x)[number % len(x)] for x in (main.MASKS, main.SCORES))
+        planned = main._plans(device, np.dtype("float16"), shape, shape, shape, mask, False, False, [score], gradient)
+        kernels = [step.key.factory for step in planned["backward"].steps]
+        found = any("score_gradient" in kernel for kernel in kernels)
+        assert found <= gradient, (mask, score)
+        assert found or not gradient or score not in ("bias", "bias-of-keys", "relative"), (mask, score)
+
+
+def test_a_plan_with_scores_and_segments(monkeypatch, capsys):
+    pytest.importorskip("numba.cuda")
+    monkeypatch.setattr(main, "_row", lambda step, device: {"kernel": step.key.name})      # without building it
+    options = "--cc 8.0 --seqlen 200 --head-dim 32 --heads 2 --mask causal-segments --score softcap relative"
+    for more, count in ([], 1), (["--no-gradient"], 0):
+        assert main.main(["plan", *options.split(), *more]) == 0
+        shown = capsys.readouterr().out
+        assert "float16, mask causal-segments, score softcap relative\n" in shown
+        assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"numbattn {na.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["plan", "compile"])
+def test_errors_are_said_without_a_traceback(command, capsys):
+    pytest.importorskip("numba.cuda")
+    with pytest.raises(SystemExit) as end:
+        main.main([command, "--cc", "9.0", "--head-dim", "300"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "python -m numbattn: error: head_dim: got 300, at most 256 on a GPU\n"
 
 
 @pytest.mark.parametrize("command", ["plan", "compile"])

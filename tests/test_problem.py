@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import reference
 from numbattn.problem import describe, sum_to
 
 
@@ -60,6 +61,31 @@ def test_gradients_are_a_named_tuple(rng):
         assert isinstance(same, na.Gradients)
         for x, y in zip((*same, *same.score), (*grads, *grads.score), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+def test_gradients_as_named_tuples_do_it(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 6, 4))
+    _, backprop = na.attention_vjp(q, k, v, score=na.Alibi(np.ones(2)))
+    dq, dk, dv = grads = backprop(do)
+    assert list(grads._asdict()) == ["dq", "dk", "dv"]
+    replaced = grads._replace(dk=do, score=())
+    assert [*map(id, replaced)] == [id(dq), id(do), id(dv)]
+    assert (replaced.score, grads._replace(dq=do).score) == ((), grads.score)
+    assert repr(na.Gradients(1, 2, 3, (4, None))) == "Gradients(dq=1, dk=2, dv=3, score=(4, None))"
+    with pytest.raises(TypeError):
+        grads._replace(scores=())
+
+
+@pytest.mark.parametrize("part", [na.Alibi(0.1), na.Sink(0.1), na.Bias(np.zeros(()))], ids=repr)
+@pytest.mark.parametrize("axes", [0, 1])
+def test_the_gradient_of_a_number_is_an_array(rng, part, axes):
+    """Of no axes, as the number itself is here."""
+    q, k, v, do = rng.standard_normal((4, *[2] * axes, 6, 4))
+    _, backprop = na.attention_vjp(q, k, v, score=part)
+    for grads in backprop(do), reference.attention_backward(do, q, k, v, score=part):
+        (grad,) = grads.score
+        assert isinstance(grad, np.ndarray)
+        assert grad.shape == ()
 
 
 def test_problem():

@@ -7,6 +7,7 @@ import itertools
 import math
 import subprocess
 import sys
+import tracemalloc
 
 import ml_dtypes
 import numba
@@ -273,6 +274,53 @@ def test_bias_of_any_strides(rng):
             results.append((o, *grads, *grads.score))
         for one, other in zip(*results):
             np.testing.assert_array_equal(one, other)
+
+
+def traced(call):
+    """The most bytes that NumPy holds during a call, and what it returns."""
+    tracemalloc.start()
+    try:
+        found = call()
+        return tracemalloc.get_traced_memory()[1], found
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("view", [
+    lambda x: np.broadcast_to(x[0], x.shape),
+    lambda x: x.swapaxes(-2, -1),
+    lambda x: x[..., ::-1],
+    lambda x: x.astype(np.float16),
+    lambda x: np.broadcast_to(x[0].astype(ml_dtypes.bfloat16), x.shape),
+    lambda x: x.astype(np.float64),
+], ids=["batch", "transposed", "reversed", "float16", "bfloat16 batch", "float64"])  # fmt: skip
+def test_a_bias_is_read_as_it_lies(rng, view):
+    """Of no strides and no dtype a copy of its size is made."""
+    q, k, v, do = random(rng, (4, 4, 500, 8), np.float32)
+    bias = view(random(rng, (4, 500, 500), np.float32))
+    o, saved = na.attention_forward(q, k, v, score=na.Bias(bias, gradient=False))
+    used, again = traced(lambda: na.attention(q, k, v, score=na.Bias(bias, gradient=False)))
+    assert used < bias.size
+    _, want = na.attention_forward(q, k, v, score=na.Bias(np.array(bias, np.float32)))
+    np.testing.assert_array_equal(again, o)
+    np.testing.assert_allclose(saved.lse, want.lse, rtol=1e-6)
+    used, grads = traced(lambda: na.attention_backward(do, saved))
+    assert used < bias.size
+    for got, wanted in zip(grads, na.attention_backward(do, want)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_every_number_of_16_bits_is_read(dtype):
+    bias = np.arange(2**16, dtype=np.uint16).view(dtype)[:, None]
+    with np.errstate(all="ignore"):
+        exact = bias[:, 0].astype(np.float64)
+    fits = abs(exact) < 1e38
+    q, k = np.zeros((2**16, 1)), np.zeros((1, 1))
+    _, saved = na.attention_forward(q, k, k, score=na.Bias(bias, gradient=False))
+    np.testing.assert_allclose(saved.lse[fits], exact[fits], rtol=1e-12)
+    assert np.isneginf(saved.lse[np.isneginf(exact)]).all()
+    assert np.isnan(saved.lse[np.isnan(exact)]).all()
 
 
 def test_what_is_masked_may_be_nan(rng):

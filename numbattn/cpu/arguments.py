@@ -67,14 +67,20 @@ NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
 
 
+def compact(x):
+    """x with one element along each axis whose elements share memory."""
+    return x[tuple([slice(0, None if stride else 1) for stride in x.strides])]
+
+
 def readable(x, dtype):
-    """x itself if products can read its matrices in `dtype`, else a copy."""
+    """x itself if products can read its matrices in `dtype`, else a copy, of one matrix where several share memory."""
     rows, cols = x.shape[-2:]
     row, col = x.strides[-2:]
     item = x.itemsize
     if x.dtype == dtype and (col == item or cols <= 1) and (row >= cols * item or rows <= 1) and x.flags.aligned:
         return x
-    return x.astype(dtype, order="C")
+    *lead, _, _ = compact(x).shape
+    return x[tuple(map(slice, lead))].astype(dtype, order="C")
 
 
 def matrices_of(x, problem):

@@ -88,7 +88,8 @@ def gradients_of_score(saved, given, scratch, work):
             sums = sums_for(problem, part, tiles.table, TILE_M)
             step = sum(not isinstance(before, Sink) for before in parts[:number])
             launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
-            yield sums.dx.sum(axis=0).reshape(array.shape).astype(array.dtype, copy=False)
+            dx = sums.dx[0] if len(sums.dx) == 1 else sums.dx.sum(axis=0)
+            yield dx.reshape(array.shape).astype(array.dtype, copy=False)
 
 
 class Given(NamedTuple):

@@ -17,6 +17,13 @@ def kernel(function):
     """Compile a function when it is first called, to run without the GIL."""
     compiled = numba.njit(nogil=True, error_model="numpy")(function)
     compiled._cache = DiskCache(function.__name__)
+    compile_now = compiled._compiler.compile
+
+    def compile_or_say_so(*args):
+        with disk.compiling("cpu"):
+            return compile_now(*args)
+
+    compiled._compiler.compile = compile_or_say_so  # what Numba calls where the cache has nothing
     return compiled
 
 

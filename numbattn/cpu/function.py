@@ -10,10 +10,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
 from ..dual import compiled, derivative_of, naming
-from .tile import INT64, contiguous_view
+from .tile import INT64, array_at, contiguous_view
 
 SIGNATURE = types.void(*[types.int64] * 9)
 
@@ -27,6 +26,16 @@ def tile_function(score, dtype):
     kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
     with naming(score.function):
         return _tile_function(score._identity, kinds, np.dtype(dtype))
+
+
+def applied(score, S):
+    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, behind a numbattn.Score, as kernels compute it."""
+    function, record = tile_function(score, S.dtype), record_of(score.arrays)
+    tiles = np.array(S.swapaxes(-2, -1), order="C")  # of all keys x all queries
+    *_, heads, keys, queries = tiles.shape
+    for number, tile in enumerate(tiles.reshape(-1, keys, queries) if tiles.size else ()):
+        function.ctypes(tile.ctypes.data, 0, keys, queries, *divmod(number, heads), 0, 0, record.ctypes.data)
+    return tiles.swapaxes(-2, -1)
 
 
 @lru_cache(maxsize=256)
@@ -68,12 +77,8 @@ def arrays_at(kinds):
             for kind in kinds:
                 numbers = [builder.load(builder.gep(at, [ir.Constant(INT64, n)])) for n in range(1 + 2 * kind.ndim)]
                 at = builder.gep(at, [ir.Constant(INT64, len(numbers))])
-                array = context.make_array(kind)(context, builder)
-                pointer = builder.inttoptr(numbers[0], context.get_data_type(kind.dtype).as_pointer())
-                shape, strides = numbers[1 : 1 + kind.ndim], numbers[1 + kind.ndim :]
-                itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
-                populate_array(array, pointer, shape, strides, itemsize, meminfo=None)
-                made.append(array._getvalue())
+                address, shape, strides = numbers[0], numbers[1 : 1 + kind.ndim], numbers[1 + kind.ndim :]
+                made.append(array_at(context, builder, kind, address, shape, strides))
             return context.make_tuple(builder, out, made)
 
         return out(types.int64), generate

@@ -8,21 +8,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..checks import DTYPES
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, sink_of
-from .arguments import matrices_of, readable
+from .arguments import compact, matrices_of
 from .function import call_at, record_of, tile_function
-from .tile import address_of, expm1, inline, strided_view, tile
+from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile
 
-CAP, BIAS, ALIBI, RELATIVE, FUNCTION = range(5)
-KINDS = {Softcap: CAP, Bias: BIAS, Alibi: ALIBI, RelativeBias: RELATIVE, Score: FUNCTION}
+CAP, ALIBI, RELATIVE, FUNCTION, *BIASES = range(8)
+KINDS = {Softcap: CAP, Alibi: ALIBI, RelativeBias: RELATIVE, Score: FUNCTION}
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = BIASES  # of each dtype: read as they are
+OF_BIASES = dict(zip(DTYPES, BIASES))
 CURVED = Softcap, Score  # have a derivative that is not 1
+ABREAST = 8  # queries whose rows of a bias are read together: more of them drive each other out of the cache
 PARTS = 16  # at most, of which a sum over all tiles of queries is made: a constant, so that its bits do not change
 
 
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift, reach or function
+    numbers: Any  # int64 (steps, 6): kind; rows and columns of its matrices, and strides; shift, reach or function
     caps: Any  # float64 (steps)
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
@@ -35,19 +39,21 @@ def steps_of(problem, parts):
             continue
         if isinstance(part, Score):
             function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
-            numbers.append((FUNCTION, 0, 0, 0, function.address))
+            numbers.append((FUNCTION, 0, 0, 0, 0, function.address))
             caps.append(0.0)
             values.append(np.full(problem.matrices, record.ctypes.data))
             alive += function, record
             continue
-        x = readable(_compact(_matrix_of(part)), problem.sum_dtype)
+        x = compact(_matrix_of(part))
+        x = np.require(x, x.dtype if isinstance(part, Bias) else problem.sum_dtype, "A")
+        kind = OF_BIASES[x.dtype] if isinstance(part, Bias) else KINDS[type(part)]
         matrices = matrices_of(x, problem)
         extra = {Alibi: problem.seqlen_k - problem.seqlen_q, RelativeBias: x.shape[-1] // 2}.get(type(part), 0)
-        numbers.append((KINDS[type(part)], matrices.rows, matrices.cols, matrices.stride, extra))
+        numbers.append((kind, *x.shape[-2:], *x.strides[-2:], extra))
         caps.append(getattr(part, "cap", 0.0))
         values.append(matrices.address + matrices.offsets)
         alive.append(x)
-    numbers, caps = np.array(numbers, np.int64).reshape(-1, 5), np.array(caps, np.float64)
+    numbers, caps = np.array(numbers, np.int64).reshape(-1, 6), np.array(caps, np.float64)
     return Steps(numbers, caps, np.array(values, np.int64).reshape(len(caps), *problem.matrices)), alive
 
 
@@ -57,12 +63,6 @@ def _matrix_of(part):
     if isinstance(part, Alibi):
         return x[..., None, None]
     return x[..., None, :] if isinstance(part, RelativeBias) else x.reshape((1,) * (2 - x.ndim) + x.shape)
-
-
-def _compact(x):
-    """x with one row, or column, instead of many that share memory."""
-    x = x[..., :1, :] if x.strides[-2] == 0 else x
-    return x[..., :1] if x.strides[-1] == 0 else x
 
 
 def sinks_of(problem, parts):
@@ -84,22 +84,28 @@ def score(S, steps, slopes, batch, head, m0, n0):
     """All steps in order. slopes: a tile for each derivative that is not 1, or nothing."""
     number = 0
     for step in range(steps.caps.size):
-        kind, rows, cols, stride, extra = steps.numbers[step]
-        x = strided_view(steps.values[step, batch, head], rows, cols, stride, S.dtype)
+        kind, rows, cols, row_stride, col_stride, extra = steps.numbers[step]
+        place = steps.values[step, batch, head], rows, cols, row_stride, col_stride
         own_slopes = slopes[number * S.size : (number + 1) * S.size]
         if kind == CAP:
             cap(S, own_slopes, S.dtype.type(steps.caps[step]))
             number += 1
         elif kind == FUNCTION:
-            to, record = address_of(own_slopes) if slopes.size else 0, steps.values[step, batch, head]
-            call_at(extra, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, record)
+            to = address_of(own_slopes) if slopes.size else 0
+            call_at(extra, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, place[0])
             number += 1
-        elif kind == BIAS:
-            add_bias(S, x, m0, n0)
         elif kind == ALIBI:
-            add_alibi(S, x, m0 + extra - n0)
+            add_alibi(S, any_view(*place, S.dtype), m0 + extra - n0)
+        elif kind == RELATIVE:
+            add_relative(S, any_view(*place, S.dtype), n0 - m0, extra)
+        elif kind == FLOAT32:
+            add_bias(S, any_view(*place, np.float32), m0, n0)
+        elif kind == FLOAT64:
+            add_bias(S, any_view(*place, np.float64), m0, n0)
+        elif kind == FLOAT16:
+            add_bits(S, any_view(*place, np.uint16), float_of_float16, m0, n0)
         else:
-            add_relative(S, x, n0 - m0, extra)
+            add_bits(S, any_view(*place, np.uint16), float_of_bfloat16, m0, n0)
 
 
 @inline
@@ -123,9 +129,22 @@ def cap(S, slopes, size):
 @inline
 def add_bias(S, bias, m0, n0):
     one_query, one_key = bias.shape[0] == 1, bias.shape[1] == 1
-    for j in range(S.shape[0]):
-        for i in range(S.shape[1]):
-            S[j, i] += bias[0 if one_query else m0 + i, 0 if one_key else n0 + j]
+    step = S.shape[1] if one_query else ABREAST
+    for first in range(0, S.shape[1], step):
+        for j in range(S.shape[0]):
+            for i in range(first, min(first + step, S.shape[1])):
+                S[j, i] += S.dtype.type(bias[0 if one_query else m0 + i, 0 if one_key else n0 + j])
+
+
+@inline
+def add_bits(S, bits, float_of, m0, n0):
+    """Of a bias in float16 or bfloat16, which Numba does not know on CPUs."""
+    one_query, one_key = bits.shape[0] == 1, bits.shape[1] == 1
+    step = S.shape[1] if one_query else ABREAST
+    for first in range(0, S.shape[1], step):
+        for j in range(S.shape[0]):
+            for i in range(first, min(first + step, S.shape[1])):
+                S[j, i] += S.dtype.type(float_of(bits[0 if one_query else m0 + i, 0 if one_key else n0 + j]))
 
 
 @inline
@@ -159,20 +178,20 @@ def pull_back(dS, slopes, first, end):
 @inline
 def collect(dx, dS, steps, step, m0, n0):
     """Add a tile of dS, that behind the step, to the gradient of the step's array."""
-    kind, _, _, _, extra = steps.numbers[step]
-    if kind == BIAS:
+    kind, _, _, _, _, extra = steps.numbers[step]
+    if kind == ALIBI:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, 0] -= abs(m0 + extra - n0 + i - j) * dS[j, i]
+    elif kind == RELATIVE:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, min(max(n0 - m0 + j - i, -extra), extra) + extra] += dS[j, i]
+    else:
         one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
         for j in range(dS.shape[0]):
             for i in range(dS.shape[1]):
                 dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]
-    elif kind == ALIBI:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, 0] -= abs(m0 + extra - n0 + i - j) * dS[j, i]
-    else:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, min(max(n0 - m0 + j - i, -extra), extra) + extra] += dS[j, i]
 
 
 class Sums(NamedTuple):

@@ -27,16 +27,11 @@ def view_of(layout):
     @intrinsic
     def view(typingctx, address, rows, cols, stride, dtype):
         """The array at an address; its rows are contiguous and `stride` elements apart."""
-        element = dtype.dtype
-        out = types.Array(element, 2, layout)
+        out, itemsize = types.Array(dtype.dtype, 2, layout), ir.Constant(INT64, dtype.dtype.bitwidth // 8)
 
         def generate(context, builder, signature, args):
             address, rows, cols, stride, _ = args
-            itemsize = context.get_constant(types.intp, element.bitwidth // 8)
-            pointer = builder.inttoptr(address, context.get_data_type(element).as_pointer())
-            array, strides = context.make_array(out)(context, builder), (builder.mul(stride, itemsize), itemsize)
-            populate_array(array, pointer, (rows, cols), strides, itemsize, meminfo=None)
-            return array._getvalue()
+            return array_at(context, builder, out, address, (rows, cols), (builder.mul(stride, itemsize), itemsize))
 
         return out(types.intp, types.intp, types.intp, types.intp, dtype), generate
 
@@ -44,6 +39,27 @@ def view_of(layout):
 
 
 strided_view, contiguous_view = view_of("A"), view_of("C")  # loops over the columns of the latter are vectorised
+
+
+@intrinsic
+def any_view(typingctx, address, rows, cols, row_stride, col_stride, dtype):
+    """The array at an address, of any strides, in bytes."""
+    out = types.Array(dtype.dtype, 2, "A")
+
+    def generate(context, builder, signature, args):
+        address, rows, cols, row_stride, col_stride, _ = args
+        return array_at(context, builder, out, address, (rows, cols), (row_stride, col_stride))
+
+    return out(types.intp, types.intp, types.intp, types.intp, types.intp, dtype), generate
+
+
+def array_at(context, builder, kind, address, shape, strides):
+    """An array of a type of Numba's."""
+    element = context.get_data_type(kind.dtype)
+    array, pointer = context.make_array(kind)(context, builder), builder.inttoptr(address, element.as_pointer())
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
+    populate_array(array, pointer, shape, strides, itemsize, meminfo=None)
+    return array._getvalue()
 
 
 @intrinsic
@@ -114,6 +130,23 @@ def float_of(typingctx, bits):
     out = types.float32 if bits == types.int32 else types.float64
     to = ir.FloatType() if out == types.float32 else ir.DoubleType()
     return out(bits), lambda context, builder, signature, args: builder.bitcast(args[0], to)
+
+
+@inline
+def float_of_bfloat16(bits):
+    """The float32 of a bfloat16 in a uint16."""
+    return float_of(np.int32(np.int32(bits) << np.int32(16)))
+
+
+@inline
+def float_of_float16(bits):
+    """The float32 of a float16 in a uint16: its exponent is less by 112; infinity and NaN have all bits of it set."""
+    bits = np.int32(bits)
+    magnitude = np.int32((bits & np.int32(0x7FFF)) << np.int32(13))
+    is_finite = bits & np.int32(0x7C00) != np.int32(0x7C00)
+    x = float_of(np.int32(magnitude | np.int32(0 if is_finite else 0x7F800000)))
+    x = x * np.float32(2.0**112) if is_finite else x
+    return -x if bits & np.int32(0x8000) else x
 
 
 def exp(x):

@@ -146,8 +146,9 @@ def build(key):
     name = _digest(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
     binary = _unpack(disk.read("cuda", name))
     if binary is None:
-        source = key.source()
-        cubin, report = assemble(ptx or compile_ptx(source, key.cc, key.name), key.cc)
+        with disk.compiling("cuda"):
+            source = key.source()
+            cubin, report = assemble(ptx or compile_ptx(source, key.cc, key.name), key.cc)
         overlaps = source.overlaps and key.cc >= (9, 0)
         binary = Binary(key.name, _arguments(source), source.threads, source.shared, overlaps, report, cubin)
         disk.write("cuda", name, _pack(binary))
@@ -284,9 +285,13 @@ def _ptxas():
     return path
 
 
+class Missing(RuntimeError, ImportError):
+    """A package is not installed."""
+
+
 def _missing(what):
-    return RuntimeError(f"{what} not found. CUDA kernels need pip install 'numbattn[cu13]', "
-                        "or 'numbattn[cu12]' for a driver of CUDA 12")
+    return Missing(f"{what} not found. CUDA kernels need pip install 'numbattn[cu13]', "
+                   "or 'numbattn[cu12]' for a driver of CUDA 12")  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- cache

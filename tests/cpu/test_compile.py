@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.cpu import compile
 from numbattn.cpu.backward import backward_kernel, score_kernel
 from numbattn.cpu.forward import forward_kernel
 
@@ -38,6 +40,14 @@ def filled(tmp_path_factory):
 
 def test_the_second_process_compiles_nothing(filled):
     assert call(filled) == ("1 0", "")
+
+
+def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile.disk, "compiling", lambda kind: said.append(kind) or nullcontext())
+    assert [compile.kernel(lambda x: x + 1)(1) for _ in range(2)] == [2, 2]
+    assert said == ["cpu"]
 
 
 def test_a_file_that_cannot_be_written_is_read(filled):

@@ -1,0 +1,65 @@
+"""Errors that are numbattn's own: what a user is told, and can report."""
+
+import platform
+import re
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from .problem import Problem
+
+STATED = NotImplementedError, MemoryError, OSError, ImportError, Warning  # say themselves what is wrong
+# what errors that users can make begin with
+NAMED = r"[qkvo]|lse|do|dlse|out|scale|dropout|score|Score|head_dim|mask|lo|hi|queries|keys|cells"
+NAMING = re.compile(rf"({NAMED})\b.*?: ")
+OURS = "numbattn", "numba", "llvmlite", "numpy", "cupy", "cuda"
+
+
+class Fault(RuntimeError):
+    """An error of numbattn's, not of who calls it."""
+
+
+def is_fault(error: Exception) -> bool:
+    """Whether no user can have made it: what does not name an argument, and was raised by numbattn or what it calls,
+    not by a signal handler."""
+    if isinstance(error, STATED) or NAMING.match(str(error)):
+        return False
+    return _where(error.__traceback__).partition(".")[0] in OURS
+
+
+def fault(error: Exception, problem: Problem, backend: Any) -> Fault:
+    """The Fault that stands for an error."""
+    first, *_ = [*str(error).splitlines(), ""]
+    return Fault(f"this is a fault of numbattn, {type(error).__name__}: {first}\nPlease report it with this line: "
+                 f"{line_of(problem, backend)}")  # fmt: skip
+
+
+def line_of(problem: Problem, backend: Any) -> str:
+    """All that decides what is computed how, in a line."""
+    from . import __version__
+
+    shapes = ", ".join(f"{name} {shape} {strides}" for name, shape, strides in
+                       zip("qkv", problem.shapes, problem.strides))  # fmt: skip
+    masks = " & ".join(kind.__name__ for kind in problem.mask_kinds) or "none"
+    scores = ", ".join(map(_score, problem.score_kinds)) or "none"
+    return (f"numbattn {__version__}, Python {platform.python_version()}, {_device(backend)}, {problem.dtype}, "
+            f"{shapes}, mask {masks}, score {scores}{', dropout' if problem.dropout else ''}")  # fmt: skip
+
+
+def _score(kind: tuple[Any, ...]) -> str:
+    return " ".join([kind[0].__name__, *[str(x) for x in kind[1:] if isinstance(x, np.dtype)]])
+
+
+def _device(backend: Any) -> str:
+    """A GPU's compute capability, or the kind of CPU."""
+    current = getattr(backend, "current", None)
+    return f"compute capability {current().device.cc}" if current else platform.machine()
+
+
+def _where(traceback: TracebackType | None) -> str:
+    """The name of the module that raised."""
+    name = ""
+    while traceback is not None:
+        name, traceback = traceback.tb_frame.f_globals.get("__name__", ""), traceback.tb_next
+    return name
