@@ -127,7 +127,7 @@ def test_intervals(intervals):
 @numba.njit
 def state_and_tile(sight, m0, m_end, n0, n_end, S):
     tile.mask_cells(S, sight, 0, 0, m0, n0)
-    return tile.tile_state(sight, 0, 0, m0, m_end, n0, n_end)
+    return tile.tile_state(sight, tile.intervals_of(sight, 0, 0), 0, 0, m0, m_end, n0, n_end)
 
 
 GRIDS = {
