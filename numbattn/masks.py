@@ -358,7 +358,7 @@ class AnyOf(Mask):
 
     of: tuple[Mask, ...]
 
-    _is_interval = False  # type: ignore[assignment]
+    _is_interval = False
 
     @property
     def _alternatives(self) -> tuple[Mask, ...]:
@@ -568,7 +568,7 @@ class Dense(Mask):
 
     visible: Array
 
-    _is_interval = False  # type: ignore[assignment]
+    _is_interval = False
 
     def __post_init__(self) -> None:
         _array("Dense visible", self.visible, np.bool_, ndim=1)
@@ -602,7 +602,7 @@ class Bits(Mask):
 
     words: Array
 
-    _is_interval = False  # type: ignore[assignment]
+    _is_interval = False
 
     def __post_init__(self) -> None:
         _array("Bits words", self.words, np.uint32)
@@ -727,7 +727,7 @@ class BlockSparse(Mask):
     blocks: Array
     block_size: tuple[int, int] = (64, 64)
 
-    _is_interval = False  # type: ignore[assignment]
+    _is_interval = False
 
     def __post_init__(self) -> None:
         _array("BlockSparse blocks", self.blocks, np.bool_)

@@ -348,7 +348,7 @@ def _placed_anew(problem: Problem, mask: Mask, q: Any, shape: tuple[int, ...]) -
     _check_mask(problem, fitted)
     near = mask._like(q)  # arrays are copied to the device before they are broadcast
     placed = fitted if near is mask else near._fit(shape)
-    drawn = placed._drawn(*shape[-2:], q)
+    drawn = placed._drawn(problem.seqlen_q, problem.seqlen_k, q)
     return placed if drawn is placed else drawn._fit(shape)
 
 
@@ -378,7 +378,7 @@ def _check_mask(problem: Problem, mask: Mask) -> None:
 def _shape_to_pass(name: str, given: tuple[int, ...], batch: tuple[int, ...], own: tuple[int, ...]) -> str:
     """How to give an array the batch axes that it lacks, for an error; "" if it does not fit anywhere."""
     lead = given[: len(given) - len(own)]
-    ways = []
+    ways: list[str] = []
     for before in range(len(batch) - len(lead), -1, -1):
         if given[len(lead):] == own and all(a in (1, b) for a, b in zip(lead, batch[before:])):
             index = ["None"] * before + [":"] * len(lead) + ["None"] * (len(batch) - len(lead) - before)

@@ -197,8 +197,8 @@ def band_of(sight, batch, head):
 
 @inline
 def intervals_of(sight, batch, head):
-    """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q), two more rows for each gap
-    between these; or an empty array."""
+    """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q), and those of each
+    gap; or an empty array."""
     x = sight.intervals
     return contiguous_view(x.address + x.offsets[batch, head] if x.rows else 0, x.rows, x.cols, x.cols, np.int64)
 
@@ -267,8 +267,8 @@ def is_in_a_gap(intervals, m0, m_end, n0, n_end):
 
 @inline
 def tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end):
-    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, PARTIAL or FULL, by all grids; or EMPTY, by a
-    gap."""
+    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, by grids or gaps, PARTIAL or FULL, by all
+    grids."""
     if is_in_a_gap(intervals, m0, m_end, n0, n_end):
         return EMPTY
     state = FULL
