@@ -4,6 +4,8 @@ Of arrays it looks at shapes, strides and addresses, and only in `check_values` 
 """
 
 import operator
+import sys
+import warnings
 from collections.abc import Iterable
 from functools import lru_cache
 from types import SimpleNamespace
@@ -126,6 +128,14 @@ def check_values(name: str, array: Any, largest: int, rising: bool = False) -> N
     if rising and falls.any():
         one, other = array[..., :-1][falls][0], array[..., 1:][falls][0]
         raise ValueError(f"{name}: got {one} before {other}, expected offsets that do not decrease")
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the line that called numbattn."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def overlap(x: Any, y: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import Array, check_values, same_library
-from .masks import FAR, Held, Integers, Interval, Mask, Rows, _clip, _given, _integers
+from .masks import FAR, Held, Integers, Interval, Mask, Rows, _broadcast, _clip, _for_queries, _given, _integers
 from .values import moved
 
 A = TypeVar("A", bound=Array)
@@ -34,12 +34,19 @@ class Segments(Mask):
 
     Parameters
     ----------
-    queries : integer array, (count + 1,) or (..., count + 1)
+    queries : list, range or integer array, (count + 1,) or (..., count + 1)
         Where each segment begins and, last, where the last one ends; they do not decrease. A segment may be empty.
         Tokens before the first offset and from the last one on see nothing and are seen by nobody. Leading axes, if
         any, are all batch axes, heads included, each of full size or 1.
-    keys : integer array, likewise, optional
+    keys : likewise, optional
         Default: the same offsets. CuPy's arrays are not looked into: what is out of range is clamped.
+
+    Warns
+    -----
+    UserWarning
+        When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens: they
+        are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``. If they are meant,
+        ``warnings.filterwarnings("ignore", "mask: Segments")`` says so.
 
     See Also
     --------
@@ -100,9 +107,10 @@ class Segments(Mask):
         return (Interval(first, end),)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        keys = self.queries if self.keys is None else self.keys
-        held: Any = ("queries", self.queries, seqlen_q), ("keys", keys, seqlen_k)
-        return tuple(Held(name, x, x.shape[-1:], largest, rising=True) for name, x, largest in held)
+        if self.keys is None:
+            seqlen_q = min(seqlen_q, seqlen_k)
+        held: Any = ("queries", self.queries, seqlen_q), ("keys", self.keys, seqlen_k)
+        return tuple(Held(name, x, x.shape[-1:], largest, rising=True) for name, x, largest in held if x is not None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,8 +165,8 @@ class Intervals(Mask):
     Parameters
     ----------
     first, end : integer array, (..., seqlen_q)
-        Any integers: what is beyond the keys is clipped, and where first >= end a query sees nothing. The leading axes
-        are the batch axes, heads included, each of full size or 1.
+        Any integers: what is beyond the keys is clipped, and where first >= end a query sees nothing. Each is broadcast
+        as NumPy does, axes of size 1 and missing axes included, against the batch axes, heads included, and seqlen_q.
 
     Examples
     --------
@@ -178,6 +186,10 @@ class Intervals(Mask):
             first=_vector("Intervals first", self.first, "(..., seqlen_q)"),
             end=_vector("Intervals end", self.end, "(..., seqlen_q)"),
         )
+
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
+        first, end = (_broadcast(f"Intervals {name}", x, shape[:-1], 1) for name, x in self._arrays().items())
+        return self if first is self.first and end is self.end else Intervals(first, end)
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
         return (Interval(self.first, self.end),)
@@ -283,8 +295,3 @@ def _offsets(name: str, value: Any) -> Any:
     if array.shape[-1] == 0:
         raise ValueError(f"{name}: got the shape {array.shape}, expected at least one offset")
     return array
-
-
-def _for_queries(x: Any) -> Any:
-    """A number, or an array over the batch axes, with an axis of queries."""
-    return x if isinstance(x, int) else x[..., None]

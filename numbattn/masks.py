@@ -1,12 +1,14 @@
 """Masks: who sees whom. True = visible.
 
-Every mask is a band, an interval of keys for each query and some grids, and `&` joins them:
+Every mask is a band, an interval of keys for each query, gaps in it and some grids, and `&` joins them:
 
 - a `Band` holds the pairs with ``i + lo <= j <= i + hi``, ``i < queries`` and ``j < keys``. Causal, Window and Lengths
   are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need a test,
   follows from these four numbers;
 - an `Interval` holds the pairs with ``first[i] <= j < end[i]``: Segments, Prefix and Intervals, see intervals.py, and
   Causal and Window where they are aligned within Segments;
+- a gap is an `Interval` of keys that are hidden: two intervals joined by `|` are the one from the first key of both to
+  the last, but for the gap between them;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1), Bits
   (1 x 8, one bit an element) and BlockSparse (any size).
 
@@ -93,7 +95,7 @@ class Held(NamedTuple):
 
 
 class Mask(Value):
-    """What all masks share: `&` and `dense`."""
+    """What all masks share: `&`, `|` and `dense`."""
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
     _aligns = False  # whether masks without an offset are aligned within its segments
@@ -114,9 +116,27 @@ class Mask(Value):
         intervals = self._intervals(i, seqlen_k)
         return interval_of(intervals, seqlen_k) if intervals else None
 
+    def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        """What its intervals show queries i though it is hidden."""
+        return ()
+
+    def _keys(self, i: Any, seqlen_k: int) -> Interval:
+        """What queries i see, if that is an interval."""
+        lo, hi, queries, keys = map(_for_queries, self._band(i.size, seqlen_k))
+        in_band = Interval(i + lo, np.where(i < queries, np.minimum(i + hi + 1, keys), 0))
+        return interval_of((in_band, *self._intervals(i, seqlen_k)), seqlen_k)
+
     def _aligned(self, rows: Rows) -> Interval:
         """What queries see if the mask, which has no offset of its own, is aligned within segments."""
         raise NotImplementedError
+
+    def _inside(self, segments: Mask | None) -> Mask:
+        """It, or an AnyOf whose parts are aligned within segments."""
+        return self
+
+    def _drawn(self, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
+        """The mask with Bits, in the library of `array`, where that is how it comes to kernels."""
+        return self
 
     def _grids(self) -> tuple[Grid, ...]:
         return ()
@@ -131,11 +151,33 @@ class Mask(Value):
 
     @property
     def _parts(self) -> tuple[Mask, ...]:
+        """All of them hold."""
         return (self,)
+
+    @property
+    def _alternatives(self) -> tuple[Mask, ...]:
+        """One of them holds."""
+        return (self,)
+
+    @property
+    def _leaves(self) -> tuple[Mask, ...]:
+        """What `&` and `|` have joined."""
+        return (self,)
+
+    @property
+    def _is_interval(self) -> bool:
+        """Whether each query sees an interval of keys."""
+        return True
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether each call makes Bits of it."""
+        return False
 
     @cached_property
     def _kinds(self) -> tuple[type, ...]:
-        return tuple(map(type, self._parts))
+        """What kernels are compiled for."""
+        return tuple(Bits if part._is_drawn else type(part) for part in self._parts)
 
     @cached_property
     def _segments(self) -> Any:
@@ -152,8 +194,12 @@ class Mask(Value):
         return self._parts
 
     @cached_property
+    def _is_in_part_drawn(self) -> bool:
+        return any(part._is_drawn for part in self._parts)
+
+    @cached_property
     def _holds_arrays(self) -> bool:
-        return any(part._arrays() for part in self._parts)
+        return self._is_in_part_drawn or any(leaf._arrays() for leaf in self._leaves)
 
     @cached_property
     def _known(self) -> dict[Any, Any]:
@@ -163,7 +209,7 @@ class Mask(Value):
 
     @cached_property
     def _is_on_gpu(self) -> bool:
-        arrays = [x for part in self._parts for x in part._arrays().values()]
+        arrays = [x for leaf in self._leaves for x in leaf._arrays().values()]
         return bool(arrays) and not any(isinstance(x, np.ndarray) for x in arrays)
 
     def _remember(self, key: Any, value: Any) -> None:
@@ -201,28 +247,42 @@ class Mask(Value):
                [1, 1, 1]])
         """
         seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
-        held = [x for part in self._parts for x in part._arrays().values()]
+        held = [x for leaf in self._leaves for x in leaf._arrays().values()]
         array = next((x for x in held if not isinstance(x, np.ndarray)), np.empty(0))
-        mask = self._like(array)
-        i, j = np.arange(seqlen_q, like=array)[:, None], np.arange(seqlen_k, like=array)
-        lo, hi, queries, keys = (np.asarray(x, like=array)[..., None, None] for x in mask._band(seqlen_q, seqlen_k))
+        return self._like(array)._visible(seqlen_q, seqlen_k, array)
+
+    def _visible(self, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
+        """`dense` in the library of `array`, which is that of its arrays."""
+        mask = self._drawn(seqlen_q, seqlen_k, array)
+        i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
+        lo, hi, queries, keys = (_for_queries(_for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
+        interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]
         visible = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
-        if interval := mask._interval(i[:, 0], seqlen_k):
-            first, end = (x[..., None] for x in interval)
-            visible = visible & (first <= j) & (j < end)
+        if interval:
+            visible = visible & _between(interval, j)
+        for gap in gaps:
+            visible = visible & ~_between(gap, j)
         for cells, rows, cols, packed in mask._grids():
-            cell = cells[..., i // rows, j // cols]
+            row, col = _places(i, rows, cells.shape[-2]), _places(j, cols, cells.shape[-1])
+            cell = cells[..., row, col]
             visible = visible & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)
         return visible
 
     def __bool__(self) -> bool:
-        raise TypeError("a mask has no truth value: use & where you wrote `and`, and | or ~ on boolean arrays")
+        raise TypeError("a mask has no truth value: use & where you wrote `and`, | where you wrote `or`, "
+                        "and ~ on boolean arrays")
 
     def __and__(self, other: Mask | Array) -> Mask:
         return All(self._parts + as_mask(other, "&")._parts)
 
     def __rand__(self, other: Mask | Array) -> Mask:
         return All(as_mask(other, "&")._parts + self._parts)
+
+    def __or__(self, other: Mask | Array) -> Mask:
+        return any_of(self, as_mask(other, "|"))
+
+    def __ror__(self, other: Mask | Array) -> Mask:
+        return any_of(as_mask(other, "|"), self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -240,12 +300,20 @@ class All(Mask):
         return self.of
 
     @cached_property
+    def _leaves(self) -> tuple[Mask, ...]:
+        return tuple(leaf for part in self._parts for leaf in part._leaves)
+
+    @cached_property
+    def _is_interval(self) -> bool:
+        return all(part._is_interval for part in self._parts)
+
+    @cached_property
     def _within(self) -> tuple[Mask, ...]:
         return tuple(part for part in self._parts if self._segments is not None and getattr(part, "offset", 0) is None)
 
     @cached_property
     def _others(self) -> tuple[Mask, ...]:
-        return tuple(part for part in self._parts if part not in self._within)
+        return tuple(part._inside(self._segments) for part in self._parts if part not in self._within)
 
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
         return tuple(edge for part in self._others for edge in part._edges(seqlen_q, seqlen_k))
@@ -256,6 +324,14 @@ class All(Mask):
             return found
         rows = self._segments._rows(i, seqlen_k)
         return *found, *(part._aligned(rows) for part in self._within)
+
+    def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return tuple(gap for part in self._others for gap in part._gaps(i, seqlen_k))
+
+    def _drawn(self, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
+        if not self._is_in_part_drawn:
+            return self
+        return All(tuple(part._inside(self._segments)._drawn(seqlen_q, seqlen_k, array) for part in self._parts))
 
     def _grids(self) -> tuple[Grid, ...]:
         return tuple(grid for part in self._parts for grid in part._grids())
@@ -268,11 +344,73 @@ class All(Mask):
         parts = tuple(part._like(array) for part in self._parts)
         return self if parts == self._parts else All(parts)
 
-    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return tuple(held for part in self._parts for held in part._held(seqlen_q, seqlen_k))
+    def __repr__(self) -> str:
+        return " & ".join(f"({part})" if len(part._alternatives) > 1 else f"{part}" for part in self._parts) or "All()"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnyOf(Mask):
+    """Visible where one of several masks is.
+
+    Of two that show each query an interval of keys it is an interval with a gap. All others are drawn, as Bits: which
+    of both follows from the kinds of the masks, since kernels are compiled for it.
+    """
+
+    of: tuple[Mask, ...]
+
+    _is_interval = False
+
+    @property
+    def _alternatives(self) -> tuple[Mask, ...]:
+        return self.of
+
+    @cached_property
+    def _leaves(self) -> tuple[Mask, ...]:
+        return tuple(leaf for mask in self.of for leaf in mask._leaves)
+
+    @cached_property
+    def _is_drawn(self) -> bool:
+        return len(self.of) > 2 or not all(mask._is_interval for mask in self.of)
+
+    def _inside(self, segments: Mask | None) -> Mask:
+        return self if segments is None else AnyOf(tuple(All((segments, *mask._parts)) for mask in self.of))
+
+    def _interval_and_gap(self, i: Any, seqlen_k: int) -> tuple[Interval, Interval]:
+        one, other = (mask._keys(i, seqlen_k) for mask in self.of)
+        both = (one.first < one.end) & (other.first < other.end)
+        gap_end = np.where(both, np.maximum(one.first, other.first), 0)
+        return (Interval(np.minimum(one.first, other.first), np.maximum(one.end, other.end)),
+                Interval(np.minimum(one.end, other.end), gap_end))
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return self._interval_and_gap(i, seqlen_k)[:1]
+
+    def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return self._interval_and_gap(i, seqlen_k)[1:]
+
+    def _drawn(self, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
+        if not self._is_drawn:
+            return self
+        return Bits.pack(reduce(operator.or_, (mask._visible(seqlen_q, seqlen_k, array) for mask in self.of)))
+
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
+        of = tuple(mask._fit(shape) for mask in self.of)
+        return self if of == self.of else AnyOf(of)
+
+    def _like(self, array: Any) -> AnyOf:
+        of = tuple(mask._like(array) for mask in self.of)
+        return self if of == self.of else AnyOf(of)
 
     def __repr__(self) -> str:
-        return " & ".join(map(repr, self._parts)) or "All()"
+        return " | ".join(map(repr, self.of))
+
+
+def any_of(one: Mask, other: Mask) -> Mask:
+    """Their `|`."""
+    if one._segments is not None or other._segments is not None:
+        raise ValueError("|: got Segments, whose tokens see nothing beyond their segment: write `segments & (one | "
+                         "other)`, which aligns both within each segment")
+    return AnyOf(one._alternatives + other._alternatives)
 
 
 # ------------------------------------------------------------------------------------------------------------- bands
@@ -380,7 +518,8 @@ class Causal(Mask):
 class Lengths(Mask):
     """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
 
-    What lies in keys and values beyond their length is never used, be it NaN.
+    What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
+    like others: what it hides may be read, and is to be finite.
 
     Parameters
     ----------
@@ -429,16 +568,14 @@ class Dense(Mask):
 
     visible: Array
 
+    _is_interval = False
+
     def __post_init__(self) -> None:
         _array("Dense visible", self.visible, np.bool_, ndim=1)
 
     def _fit(self, shape: tuple[int, ...]) -> Dense:
-        visible: Any = self.visible
-        if not broadcasts(visible.shape, shape):
-            raise ValueError(f"mask: got booleans of the shape {visible.shape}, which do not broadcast to {shape}")
-        own = (1,) * (len(shape) - visible.ndim) + visible.shape
-        full = (*own[:-2], *shape[-2:])
-        return self if visible.shape == full else Dense(np.broadcast_to(visible.reshape(own), full))
+        visible = _broadcast("booleans", self.visible, shape, 2)
+        return self if visible is self.visible else Dense(visible)
 
     def _grids(self) -> tuple[Grid, ...]:
         return (Grid(cast(Any, self.visible).view(np.uint8), 1, 1),)
@@ -454,7 +591,8 @@ class Bits(Mask):
     Parameters
     ----------
     words : array of uint32, (..., seqlen_q, ceil(seqlen_k / 32))
-        The leading axes are the batch axes, heads included, each of full size or 1.
+        All axes but the last are broadcast as NumPy does, axes of size 1 and missing axes included, against the batch
+        axes, heads included, and seqlen_q.
 
     See Also
     --------
@@ -463,6 +601,8 @@ class Bits(Mask):
     """
 
     words: Array
+
+    _is_interval = False
 
     def __post_init__(self) -> None:
         _array("Bits words", self.words, np.uint32)
@@ -547,9 +687,16 @@ class Bits(Mask):
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
         return cls.pack(visible.reshape(*parent.shape, nodes))._like(given)
 
+    def _fit(self, shape: tuple[int, ...]) -> Bits:
+        count, wanted = self.words.shape[-1], -(-shape[-1] // 32)
+        if count != wanted:  # of size 1, too: what a word says holds for its own keys
+            raise ValueError(f"mask: Bits words: got {count} words a row, expected {wanted}, for {shape[-1]} keys")
+        words = _broadcast("Bits words", self.words, (*shape[:-1], wanted), 2)
+        return self if words is self.words else Bits(words)
+
     def _grids(self) -> tuple[Grid, ...]:
         given: Any = self.words
-        words = np.ascontiguousarray(given, like=given)
+        words = given if given.strides[-1] == given.itemsize else np.ascontiguousarray(given, like=given)
         return (Grid(words.astype("<u4", copy=False).view(np.uint8), 1, 8, True),)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
@@ -579,6 +726,8 @@ class BlockSparse(Mask):
 
     blocks: Array
     block_size: tuple[int, int] = (64, 64)
+
+    _is_interval = False
 
     def __post_init__(self) -> None:
         _array("BlockSparse blocks", self.blocks, np.bool_)
@@ -734,7 +883,7 @@ def _integers(name: str, value: Any) -> Any:
     """An int, or an integer array as it is; of lists a NumPy array is made."""
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
-    array = np.asarray(value) if isinstance(value, list | tuple) else value
+    array = np.asarray(value) if isinstance(value, list | tuple | range) else value
     if not library(array) or array.dtype.kind not in "iu":
         raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
     return array if array.ndim else int(array)
@@ -746,6 +895,30 @@ def _block_size(block_size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise TypeError(f"block_size: got {words_for(block_size)}, expected two integers (rows, columns)") from None
     return integer("block_size", rows, low=1), integer("block_size", cols, low=1)
+
+
+def _broadcast(what: str, x: Any, shape: tuple[int, ...], own_axes: int) -> Any:
+    """An array with all axes of a shape, the last `own_axes` of them at full size; itself if it has them already."""
+    if not broadcasts(x.shape, shape):
+        raise ValueError(f"mask: got {what} of the shape {x.shape}, which do not broadcast to {shape}")
+    own = (1,) * (len(shape) - x.ndim) + x.shape
+    full = *own[:-own_axes], *shape[len(shape) - own_axes :]
+    return x if x.shape == full else np.broadcast_to(x.reshape(own), full)
+
+
+def _for_queries(x: Any) -> Any:
+    """A number, or an array with an axis of queries behind its own."""
+    return x if isinstance(x, int) else x[..., None]
+
+
+def _places(i: Any, size: int, count: int) -> Any:
+    """The cells, of so many elements each, in which elements i lie; a single element stands for all of them."""
+    return i // size if (size, count) != (1, 1) else 0 * i
+
+
+def _between(interval: Interval, j: Any) -> Any:
+    first, end = map(_for_queries, interval)
+    return (first <= j) & (j < end)
 
 
 def _given(**arrays: Any) -> tuple[Held, ...]:

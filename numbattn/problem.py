@@ -20,6 +20,7 @@ from .checks import (
     overlap,
     overlaps_itself,
     same_library,
+    warn,
     words_for,
 )  # fmt: skip
 from .dropout import Dropout
@@ -57,6 +58,9 @@ class Problem:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:  # for copies and pickle: a hash holds in its own process
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def _hash(self) -> int:  # computed once: every call hashes its Problem
@@ -357,7 +361,7 @@ def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tu
 def _placed(problem: Problem, mask: Mask, q: Any) -> Mask:
     """A mask with arrays, checked, broadcast, and in the library of q."""
     shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-    if problem.xp == "numpy" or not mask._is_on_gpu:
+    if problem.xp == "numpy" or not mask._is_on_gpu or mask._is_in_part_drawn:
         return _placed_anew(problem, mask, q, shape)
     known = mask._known.get(shape)
     if known is None:
@@ -371,11 +375,13 @@ def _placed_anew(problem: Problem, mask: Mask, q: Any, shape: tuple[int, ...]) -
     fitted = mask._fit(shape)
     _check_mask(problem, fitted)
     near = mask._like(q)  # arrays are copied to the device before they are broadcast
-    return fitted if near is mask else near._fit(shape)
+    placed = fitted if near is mask else near._fit(shape)
+    drawn = placed._drawn(problem.seqlen_q, problem.seqlen_k, q)
+    return placed if drawn is placed else drawn._fit(shape)
 
 
 def _check_mask(problem: Problem, mask: Mask) -> None:
-    for part in mask._parts:
+    for part in mask._leaves:
         for name, array, shape, largest, rising in part._held(problem.seqlen_q, problem.seqlen_k):
             name = f"mask: {type(part).__name__} {name}"
             if isinstance(array, int):
@@ -389,9 +395,30 @@ def _check_mask(problem: Problem, mask: Mask) -> None:
             if not fits or array.shape[len(lead) :] != shape:
                 axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
                 raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
-                                 "all batch axes, heads included, each of full size or 1")
+                                 "all batch axes, heads included, each of full size or 1"
+                                 + _shape_to_pass(name.split()[-1], array.shape, problem.batch, shape))
             if largest is not None and library(array) == "numpy":
                 check_values(name, array, largest, rising)
+                if rising:
+                    _warn_of_lengths(name, array, largest)
+
+
+def _shape_to_pass(name: str, given: tuple[int, ...], batch: tuple[int, ...], own: tuple[int, ...]) -> str:
+    """How to give an array the batch axes that it lacks, for an error; "" if it does not fit anywhere."""
+    lead = given[: len(given) - len(own)]
+    ways: list[str] = []
+    for before in range(len(batch) - len(lead), -1, -1):
+        if given[len(lead):] == own and all(a in (1, b) for a, b in zip(lead, batch[before:])):
+            index = ["None"] * before + [":"] * len(lead) + ["None"] * (len(batch) - len(lead) - before)
+            shape = *(1,) * before, *lead, *(1,) * (len(batch) - len(lead) - before), *own
+            ways.insert(0, f"{name}[{', '.join(index)}], of the shape {shape}")
+    return f"; pass {' or '.join(ways)}" if ways else ""
+
+
+def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:
+    if offsets.size and offsets[..., 0].all() and (offsets[..., -1] != length).all():
+        warn(f"{name}: got offsets from {offsets[..., 0].min()} to {offsets[..., -1].max()} for {length} tokens: "
+             "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")
 
 
 _check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change
@@ -430,3 +457,7 @@ def _check_out(problem: Problem, inputs: Inputs, out: Any) -> None:
     for name in "qkv":
         if overlap(out, getattr(inputs, name)):
             raise ValueError(f"out: overlaps {name}")
+    for part in *inputs.mask._leaves, *inputs.score:
+        for name, array in part._arrays().items():
+            if overlap(out, array):
+                raise ValueError(f"out: overlaps {type(part).__name__} {name}")

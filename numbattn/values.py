@@ -41,6 +41,10 @@ class Value:
     def _hash(self) -> int:
         return hash(self._key())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickle, without what is cached: a hash holds in its own process."""
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
     def __repr__(self) -> str:
         values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))
         inside = ", ".join(f"{name}={shown(x)}" for name, x in values if x is not None)

@@ -136,12 +136,23 @@ OPTIONS = [
     ({"mask": np.ones((1, 2, 4, 5, 7), bool)}, ValueError, r"mask: got booleans of the shape \(1, 2, 4, 5, 7\)"),
     ({"mask": na.Causal() & np.ones((4, 7), bool)}, ValueError, r"mask: got booleans of the shape \(4, 7\)"),
     ({"mask": na.Bits(np.ones((1, 1, 5, 2), np.uint32))}, ValueError,
-     r"mask: Bits words: got the shape \(1, 1, 5, 2\), expected \(2 or 1, 4 or 1, 5, 1\): all batch axes, heads inc"),
-    ({"mask": na.Bits(np.ones((5, 1), np.uint32))}, ValueError, r"Bits words: got the shape \(5, 1\), expected"),
+     r"mask: Bits words: got 2 words a row, expected 1, for 7 keys"),
+    ({"mask": na.Bits(np.ones((4, 1), np.uint32))}, ValueError,
+     r"mask: got Bits words of the shape \(4, 1\), which do not broadcast to \(2, 4, 5, 1\)"),
     ({"mask": na.BlockSparse(np.ones((1, 1, 2, 2), bool), (2, 4))}, ValueError, r"BlockSparse blocks: .*, 3, 2\)"),
     ({"mask": na.BlockSparse(np.ones((3, 2), bool), (2, 4))}, ValueError, r"BlockSparse blocks: .*, 3, 2\)"),
     ({"mask": na.Lengths(np.array([3, 4]))}, ValueError,
-     r"mask: Lengths keys: got the shape \(2,\), expected \(2 or 1, 4 or 1\): all batch axes, heads included"),
+     r"mask: Lengths keys: got the shape \(2,\), expected \(2 or 1, 4 or 1\): all batch axes, heads included, "
+     r"each of full size or 1; pass keys\[:, None\], of the shape \(2, 1\)$"),
+    ({"mask": na.Lengths(np.ones(4, int))}, ValueError, r"or 1; pass keys\[None, :\], of the shape \(1, 4\)$"),
+    ({"mask": na.Prefix(1, np.ones(1, int))}, ValueError, r"pass offset\[:, None\], .* or offset\[None, :\], "),
+    ({"mask": na.Lengths(np.ones(3, int))}, ValueError, r"each of full size or 1$"),
+    ({"mask": na.Segments([0, 5], np.zeros((2, 2), int))}, ValueError,
+     r"pass keys\[:, None\], of the shape \(2, 1, 2\)$"),
+    ({"mask": na.Causal() | na.Lengths(np.array([3, 4]))}, ValueError, r"Lengths keys: got the shape \(2,\)"),
+    ({"mask": na.Causal() | na.Lengths(8)}, ValueError, r"mask: Lengths keys: got 8, allowed 0 to 7"),
+    ({"mask": na.Causal() | na.Prefix(8) | np.ones((5, 7), bool)}, ValueError, r"mask: Prefix lengths: got 8, allowed"),
+    ({"mask": na.Causal() | np.ones((4, 7), bool)}, ValueError, r"mask: got booleans of the shape \(4, 7\)"),
     ({"mask": na.Lengths(queries=np.array([[[3]]]))}, ValueError, r"Lengths queries: got the shape \(1, 1, 1\)"),
     ({"mask": na.Causal(np.zeros((1, 2), int))}, ValueError, r"mask: Causal offset: got the shape \(1, 2\)"),
     ({"mask": na.Window(1, 0, np.zeros((3, 1), int))}, ValueError, r"mask: Window offset: got the shape \(3, 1\)"),
@@ -164,9 +175,9 @@ OPTIONS = [
     ({"mask": na.Prefix(np.array([[-1]]))}, ValueError, r"Prefix lengths: got values from -1 to -1, allowed 0 to 7"),
     ({"mask": na.Prefix(np.array([3, 4]))}, ValueError, r"mask: Prefix lengths: got the shape \(2,\), expected \(2 or"),
     ({"mask": na.Prefix(3, np.zeros((1, 2), int))}, ValueError, r"mask: Prefix offset: got the shape \(1, 2\)"),
-    ({"mask": na.Intervals(np.zeros(5, int), np.zeros((1, 1, 5), int))}, ValueError,
-     r"mask: Intervals first: got the shape \(5,\), expected \(2 or 1, 4 or 1, 5\): all batch axes, heads included"),
-    ({"mask": na.Intervals(*np.zeros((2, 1, 1, 7), int))}, ValueError, r"Intervals first: got the shape \(1, 1, 7\)"),
+    ({"mask": na.Intervals(*np.zeros((2, 1, 1, 7), int))}, ValueError,
+     r"mask: got Intervals first of the shape \(1, 1, 7\), which do not broadcast to \(2, 4, 5\)"),
+    ({"mask": na.Intervals([0], np.zeros((3, 1, 5), int))}, ValueError, r"got Intervals end of the shape \(3, 1, 5\)"),
     ({"mask": na.Causal() & na.Lengths(-1)}, ValueError, r"Lengths keys: got -1, allowed 0 to 7"),
 ]
 OUTS = [
@@ -190,6 +201,21 @@ def overlapping(name):
     arrays = dict(zip("qkv", np.zeros((3, 5, 8), np.float32))) | {name: buffer[:5]}
     return lambda: na.attention(**arrays, out=buffer[4:9])
 
+
+def overlapping_array(option, make, dtype=np.float32):
+    """out and an array of a mask or a score that share memory."""
+    out = zeros(7, 7)
+    array = out[3:].reshape(-1).view(dtype)[:7]
+    return lambda: na.attention(*zeros(3, 7, 7), out=out, **{option: make(array)})
+
+
+OUT_IN_OPTIONS = [
+    (overlapping_array("score", na.Bias), r"out: overlaps Bias bias"),
+    (overlapping_array("score", lambda x: [na.Softcap(1.0), na.RelativeBias(x)]), r"out: overlaps RelativeBias table"),
+    (overlapping_array("mask", lambda x: na.Causal() & na.Intervals(x, x), np.int32), r"out: overlaps Intervals first"),
+    (overlapping_array("mask", lambda x: na.Causal() | na.Intervals([0], x), np.int32), r"out: overlaps Intervals end"),
+    (overlapping_array("mask", lambda x: x.view(bool)[:7], np.int32), r"out: overlaps Dense visible"),
+]
 
 # ---------------------------------------------------------------------------------------------------- the backward pass
 GRADIENTS = [
@@ -352,7 +378,7 @@ VALUES = [
     (lambda: na.BlockSparse.butterfly((33, 3.5)), TypeError, r"shape: got tuple, expected .*, integers"),
     (lambda: na.BlockSparse.local_global((-1, 3)), ValueError, r"shape: got -1, allowed 0 or more"),
     (lambda: na.BlockSparse.strided((8, 8), stride=0), ValueError, r"stride: got 0, allowed 1 or more"),
-    (lambda: na.Causal() and na.Lengths(keys=3), TypeError, r"a mask has no truth value: use & where you wrote `and`"),
+    (lambda: na.Causal() and na.Lengths(keys=3), TypeError, r"a mask has no truth value: use & where"),
     (lambda: na.Causal() or na.Lengths(keys=3), TypeError, r"a mask has no truth value"),
     (lambda: not na.Causal(), TypeError, r"a mask has no truth value"),
     (lambda: bool(na.Causal() & na.Lengths(3)), TypeError, r"a mask has no truth value"),
@@ -361,7 +387,10 @@ VALUES = [
     (lambda: na.Causal() & zeros(5, 7), TypeError, r"&: got numpy.ndarray of float32, expected a numbattn mask"),
     (lambda: zeros(5, 7) & na.Causal(), TypeError, r"&: got numpy.ndarray of float32, expected a numbattn mask"),
     (lambda: na.Causal() & Tensor(), TypeError, r"&: got torch.Tensor, expected a numbattn mask"),
-    (lambda: na.Causal() | na.Causal(), TypeError, r"unsupported operand"),
+    (lambda: na.Causal() | 3, TypeError, r"\|: got 3, expected a numbattn mask or a boolean array"),
+    (lambda: 3 | na.Causal(), TypeError, r"\|: got 3, expected a numbattn mask or a boolean array"),
+    (lambda: na.Causal() | na.Segments([0]), ValueError, r"\|: got Segments, .*: write `segments & \(one \| other\)`"),
+    (lambda: na.Causal() & na.Segments([0]) | na.Lengths(3), ValueError, r"\|: got Segments"),
     (lambda: setattr(na.Causal(), "offset", 3), AttributeError, r"offset"),
     (lambda: setattr(DROP, "p", 0.1), AttributeError, r"p"),
     (lambda: na.attention(Q, K, V, True), TypeError, r"takes 3 positional arguments but 4 were given"),
@@ -402,6 +431,8 @@ def calls():
             yield f"{name} out {i}", lambda out=out, function=function: function(Q, K, V, out=out), error, message
     for name in "qkv":
         yield f"out overlaps {name}", overlapping(name), ValueError, f"out: overlaps {name}"
+    for i, (call, message) in enumerate(OUT_IN_OPTIONS):
+        yield f"out overlaps {i}", call, ValueError, message
     for i, (arguments, options, error, message) in enumerate(SAVED):
         yield f"Saved.of {i}", lambda a=arguments, o=options: na.Saved.of(*a, **o), error, message
     for name, make in WITH_INTEGERS.items():

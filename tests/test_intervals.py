@@ -1,6 +1,7 @@
 """Segments, Prefix and Intervals: against their definitions, in calls, and packed sequences against separate calls."""
 
 import itertools
+import warnings
 
 import numba
 import numpy as np
@@ -158,6 +159,27 @@ def test_cupys_offsets_out_of_range_are_clamped(xp):
     assert_equal(na.Segments(queries, keys).dense(5, 6), na.Segments([0, 2, 5], [1, 3, 6]).dense(5, 6))
 
 
+def test_lists_and_ranges():
+    want = na.Segments(np.array([0, 2, 4])).dense(5, 5)
+    for offsets in [0, 2, 4], (0, 2, 4), range(0, 5, 2):
+        assert_equal(na.Segments(offsets).dense(5, 5), want)
+        assert_equal(na.Segments(offsets, range(0, 5, 2)).dense(5, 5), want)
+
+
+def test_offsets_that_are_lengths_warn():
+    """Where the call is; neither of tokens before the offsets alone, nor behind them alone."""
+    q = np.zeros((2, 9, 4))
+    calls = [lambda mask: na.attention(q, q, q, mask=mask), lambda mask: na.attention_vjp(q, q, q, mask=mask)]
+    for call, lengths in itertools.product(calls, ([2, 3, 4], np.array([2, 2]), np.array([[1, 8], [4, 5]]))):
+        with pytest.warns(UserWarning, match=r"lengths were given.*offsets are np.cumsum\(\[0, \*lengths\]\)") as found:
+            call(na.Segments(lengths))
+        assert [warning.filename for warning in found] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for offsets in ([0, 2, 4], [1, 9], [0], [9], np.array([[0, 3], [1, 8]])):
+            na.attention(q, q, q, mask=na.Segments(offsets))
+
+
 def test_equality_and_repr():
     queries = np.array([0, 2])
     assert na.Segments(queries) == na.Segments(queries) != na.Segments(queries.copy())
@@ -236,6 +258,44 @@ def test_masks(rng, kind, dropout):
     check(*qkv(rng), rng, mask=MASKS[kind](rng), dropout=dropout, bits=ONE_KEY)
 
 
+UNIONS = {
+    "stream": lambda rng: na.Causal() & (na.Window(9, 0) | na.Lengths(keys=4)),
+    "by batch": lambda rng: na.Lengths(rng.integers(0, N, (B, 1)), rng.integers(0, M, (1, H))) | na.Window(9, None, 0),
+    "segments": lambda rng: na.Segments([0, 30, M], [0, 160, N]) & (na.Window(5, 0) | na.Prefix(2)),
+    "two gaps": lambda rng: (na.Window(9, 0) | na.Lengths(keys=4)) & (na.Window(60, 0) | na.Prefix(10, -100)),
+    "intervals": lambda rng: na.Intervals(*rng.integers(-9, N, (2, B, H, M))) | na.Intervals([3], [7]) | na.Lengths(0),
+    "dense": lambda rng: na.Causal() & (na.Window(9, 0) | (rng.random((H, 1, N)) < 0.1)),
+}
+
+
+@pytest.mark.parametrize("kind", UNIONS)
+def test_unions(rng, kind):
+    """Two intervals a query, the gaps between which take whole tiles, and what becomes Bits."""
+    check(*qkv(rng, heads_k=2), rng, mask=UNIONS[kind](rng), bits=ONE_KEY)
+
+
+def test_unions_are_drawn_anew_by_each_call(rng):
+    """Since arrays may be edited."""
+    q, k, v = qkv(rng)
+    visible = rng.random((M, N)) < 0.5
+    mask = na.Lengths(keys=40) | visible
+    before = na.attention(q, k, v, mask=mask)
+    visible[...] = ~visible
+    after = na.attention(q, k, v, mask=mask)
+    assert (before != after).any()
+    assert_equal(after, na.attention(q, k, v, mask=mask.dense(M, N)))
+
+
+def test_intervals_are_broadcast_as_in_numpy(rng):
+    q, k, v = qkv(rng)
+    first, end = rng.integers(0, N, (H, 1)), rng.integers(0, N, M)
+    whole = na.Intervals(*(np.broadcast_to(x, (1, H, M)) for x in (first, end)))
+    want = na.attention(q, k, v, mask=whole)
+    assert_equal(na.attention(q, k, v, mask=na.Intervals(first, end)), want)
+    want = na.attention(q, k, v, mask=na.Intervals([0] * M, end))
+    assert_equal(na.attention(q, k, v, mask=na.Intervals([0], end)), want)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(rng, dtype):
     d, e = (4, 2) if dtype == np.float64 else (64, 40)  # float64 is checked in long doubles, which are slow
@@ -289,6 +349,7 @@ def test_empty_arrays(shapes):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(LENGTH, LENGTH), min_size=1, max_size=5), st.sampled_from([
     None, na.Causal(), na.Window(30, 5), na.Causal() & na.Window(150, None), na.Prefix(1), na.Prefix(0) & na.Causal(),
+    na.Causal() & (na.Window(5, 0) | na.Window(None, -130)),
 ]), st.sampled_from([1, 2]))  # fmt: skip
 @example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], na.Causal(), 1)
 @example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], None, 2)
@@ -335,7 +396,9 @@ BOUNDS = np.array([3, 70, 71, 71, 171, 350, 400])
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v", "do"])
-@pytest.mark.parametrize("mask", [None, na.Causal(), na.Window(60, 20), na.Prefix(30)], ids=repr)
+@pytest.mark.parametrize("mask", [
+    None, na.Causal(), na.Window(60, 20), na.Prefix(30), na.Window(9, 0) | na.Prefix(2)
+], ids=repr)  # fmt: skip
 def test_nan_stays_in_its_segment(rng, poison, where, mask):
     """And that of tokens in no segment there, too: in o, lse and all gradients."""
     heads = {"q": 4, "k": 2, "v": 2, "do": 4}

@@ -1,6 +1,9 @@
 """Every mask against its definition, element by element, and what follows from the definitions."""
 
 import operator
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.masks import All, as_mask
+from numbattn.masks import All, AnyOf, as_mask
 
 from .accuracy import assert_equal
 
@@ -151,6 +154,65 @@ def test_and(one, other):
     np.testing.assert_array_equal((one & other & one).dense(5, 6), want)
 
 
+UNIONS = {
+    "stream": na.Causal() & (na.Window(1, 0) | na.Lengths(keys=2)),
+    "lengths": na.Window(1, 0) | KINDS[2],
+    "two gaps": (na.Window(0, 0) | na.Lengths(1)) & (na.Causal(-1) | na.Window(None, 2, np.array([[1], [3]]))),
+    "nobody": na.Lengths(0) | na.Lengths(queries=0),
+    "nested": (na.Causal() | na.Lengths(2) & (na.Window(0, 0) | na.Lengths(1))) & na.Window(3, 3),
+    "three": na.Window(0, 0) | na.Lengths(1) | na.Window(None, -3),
+    "grids": na.Window(0, 0) & (KINDS[3] | KINDS[4]) | KINDS[2] & KINDS[5],
+}
+
+
+@pytest.mark.parametrize("one", KINDS, ids=repr)
+@pytest.mark.parametrize("other", KINDS, ids=repr)
+def test_or(one, other):
+    want = one.dense(5, 6) | other.dense(5, 6)
+    np.testing.assert_array_equal((one | other).dense(5, 6), want)
+    np.testing.assert_array_equal((one | other | one).dense(5, 6), want)
+
+
+@st.composite
+def trees(draw, depth=3):
+    """A mask of & and |, and the booleans it stands for, in which every mask has a row."""
+    if depth == 0 or draw(st.booleans()):
+        seed, number = draw(st.integers(0, 999)), st.integers(-3, 7)
+        leaf = draw(st.sampled_from([
+            na.Causal(draw(number)), na.Window(draw(number), draw(number)), na.Lengths(keys=draw(st.integers(0, 6))),
+            na.Lengths(queries=draw(st.integers(0, 5))), na.Dense(np.random.default_rng(seed).random((5, 6)) < 0.5),
+            na.Prefix(draw(st.integers(0, 6)), draw(number)),
+            na.Intervals(*np.random.default_rng(seed).integers(-2, 8, (2, 5))),
+        ]))  # fmt: skip
+        return leaf, leaf.dense(5, 6)
+    (one, seen), (other, also_seen) = draw(trees(depth - 1)), draw(trees(depth - 1))
+    join = draw(st.sampled_from([operator.and_, operator.or_]))
+    return join(one, other), join(seen, also_seen)
+
+
+@given(trees())
+def test_trees_of_masks(tree):
+    mask, want = tree
+    np.testing.assert_array_equal(mask.dense(5, 6), want)
+
+
+def test_or_with_a_boolean_array_on_either_side(rng, xp):
+    visible = rng.random((1, 1, 4, 4)) < 0.5
+    want = na.Causal(-2).dense(4, 4) | visible
+    visible = xp.asarray(visible)
+    assert_equal((na.Causal(-2) | visible).dense(4, 4), want)
+    assert_equal((visible | na.Causal(-2)).dense(4, 4), want)
+
+
+def test_two_intervals_are_no_grid():
+    """What becomes of an `|` follows from the kinds of its parts alone."""
+    intervals, words = na.Window(1, 0) | na.Lengths(1), na.Window(1, 0) | na.Lengths(1) | na.Causal()
+    assert (na.Causal() & intervals)._kinds == (na.Causal, AnyOf)
+    assert (na.Causal() & words)._kinds == (na.Causal, na.Bits)
+    assert (intervals & (na.Causal() | KINDS[5]))._kinds == (AnyOf, na.Bits)
+    assert len((intervals & (na.Causal() | na.Prefix(3)))._gaps(np.arange(9), 9)) == 2
+
+
 def test_and_with_a_boolean_array_on_either_side(rng, xp):
     visible = rng.random((1, 1, 4, 4)) < 0.5
     want = na.Causal().dense(4, 4) & visible
@@ -164,6 +226,17 @@ def test_booleans_are_broadcast_as_in_numpy(rng, shape):
     visible = rng.random(shape) < 0.5
     shown = as_mask(visible)._fit((2, 3, 4, 5)).dense(4, 5)
     np.testing.assert_array_equal(np.broadcast_to(shown, (2, 3, 4, 5)), np.broadcast_to(visible, (2, 3, 4, 5)))
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (1, 2), (3, 1, 2), (2, 1, 1, 2), (2, 3, 4, 2)])
+def test_bits_are_broadcast_as_in_numpy(rng, shape):
+    words = rng.integers(0, 2**32, shape, np.uint32)
+    bits = na.Bits(words)._fit((2, 3, 4, 40))
+    assert np.shares_memory(bits.words, words)
+    want = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")[..., :40]
+    for mask in bits, na.Bits(words), na.Bits(np.repeat(words, 2, axis=-1)[..., ::2]):
+        np.testing.assert_array_equal(np.broadcast_to(mask.dense(4, 40), (2, 3, 4, 40)),
+                                      np.broadcast_to(want, (2, 3, 4, 40)))  # fmt: skip
 
 
 def test_any_bytes_but_0_are_true(rng):
@@ -180,15 +253,15 @@ def copied(mask, xp):
     there, here = xp.empty(0), np.empty(0)
     copy = mask._like(there)
     assert copy._like(there) is copy
-    assert (copy is mask) == (xp is np or not any(part._arrays() for part in mask._parts))
+    assert (copy is mask) == (xp is np or not any(leaf._arrays() for leaf in mask._leaves))
     assert_equal(copy.dense(5, 6), mask.dense(5, 6))
     np.testing.assert_array_equal(copy._like(here).dense(5, 6), mask.dense(5, 6))
     return copy
 
 
-@pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All()], ids=repr)
+@pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All(), *UNIONS.values()], ids=repr)
 def test_like(xp, mask):
-    copy = copied(mask, xp)
+    copy = copied(mask, xp)._drawn(5, 6, xp.empty(0))
     for number in copy._band(5, 6):
         assert isinstance(number, int | xp.ndarray)
     for grid in copy._grids():
@@ -226,14 +299,28 @@ def test_no_mask_shows_everything():
 def test_equality_is_by_value_for_numbers_and_by_identity_for_arrays():
     lengths = np.array([1, 2])
     same = [(na.Causal(), na.Causal()), (na.Window(1, 2), na.Window(1, np.int64(2))),
-            (na.Causal() & na.Window(1, 2), na.Causal() & na.Window(1, 2)), (na.Lengths(lengths), na.Lengths(lengths))]
+            (na.Causal() & na.Window(1, 2), na.Causal() & na.Window(1, 2)), (na.Lengths(lengths), na.Lengths(lengths)),
+            (na.Causal() | na.Lengths(lengths), na.Causal() | na.Lengths(lengths))]
     for one, other in same:
         assert one == other
         assert hash(one) == hash(other)
     different = [(na.Causal(), na.Causal(0)), (na.Causal(), na.Window(None, 0)), (na.Lengths(3), na.Lengths(None, 3)),
-                 (na.Lengths(lengths), na.Lengths(lengths.copy())), (na.Causal(), None)]
+                 (na.Lengths(lengths), na.Lengths(lengths.copy())), (na.Causal(), None),
+                 (na.Causal() | na.Lengths(3), na.Causal() | na.Lengths(4)),
+                 (na.Causal() | na.Lengths(3), na.Causal() & na.Lengths(3))]
     for one, other in different:
         assert one != other
+
+
+def test_a_pickled_mask_hashes_alike_in_every_process():
+    """Types and strings hash differently there: what has been cached stays behind."""
+    mask = na.Causal() & (na.Window(3, 0) | na.Lengths(4))
+    _, saved = na.attention_forward(*np.zeros((3, 6, 4)), mask=mask)
+    assert hash(mask) == hash(saved.inputs.mask)
+    code = ("import pickle, sys; import numbattn as na; mask, saved = pickle.load(sys.stdin.buffer); "
+            "found = na.Causal() & (na.Window(3, 0) | na.Lengths(4)); assert mask in {found}; "
+            "from dataclasses import replace; assert saved.problem in {replace(saved.problem)}")  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps((mask, saved)), check=True)
 
 
 def test_masks_do_not_change():
@@ -286,6 +373,8 @@ def test_unsigned_numbers_do_not_wrap():
     (na.Causal(), "Causal()"),
     (na.Causal(offset=0), "Causal(offset=0)"),
     (na.Causal() & na.Window(256, None), "Causal() & Window(256, None)"),
+    (UNIONS["stream"], "Causal() & (Window(1, 0) | Lengths(keys=2))"),
+    (na.Causal() & na.Window(1, 2) | na.Lengths(3), "Causal() & Window(1, 2) | Lengths(keys=3)"),
     (na.Lengths(keys=ARRAY), "Lengths(keys=<int64 array (2, 1)>)"),
     (KINDS[5], "BlockSparse(blocks=<bool array (1, 1, 3, 3)>, block_size=(2, 2))"),
 ])  # fmt: skip

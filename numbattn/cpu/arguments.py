@@ -35,6 +35,7 @@ class Sight(NamedTuple):
     band: tuple  # lo, hi, queries, keys
     bands: Any  # int64 (batch, heads, 4), instead of `band` where bands differ; else empty
     intervals: Matrices  # int64, two rows: the first key that each query sees, and the end of those; or no rows
+    # and two more rows for each gap between these
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
     grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
 
@@ -159,11 +160,12 @@ def sight_of(problem, mask):
 
 
 def _intervals(problem, mask):
-    """The intervals of a mask, as in a Sight, and the array to keep alive."""
+    """The intervals of a mask and their gaps, as in a Sight, and the array to keep alive."""
     interval = mask._interval(np.arange(problem.seqlen_q), problem.seqlen_k)
     if interval is None:
         return NO_INTERVALS, None
-    bounds = np.stack(np.broadcast_arrays(*interval), axis=-2)
+    gaps = mask._gaps(np.arange(problem.seqlen_q), problem.seqlen_k)
+    bounds = np.stack(np.broadcast_arrays(*interval, *(bound for gap in gaps for bound in gap)), axis=-2)
     return matrices_of(bounds, problem), bounds
 
 

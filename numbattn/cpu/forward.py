@@ -84,7 +84,7 @@ def forward_kernel(
         first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
         for n0 in range(first - (first - segment) % TILE_N, end, TILE_N):
             n_end = min(n0 + TILE_N, end)
-            state = tile_state(sight, batch, head, m0, m_end, n0, n_end)
+            state = tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end)
             if state == EMPTY:
                 continue                                                    # Alg. 5 line 8
             if is_set(stop):

@@ -229,7 +229,8 @@ def band_of(sight, batch, head):
 
 @inline
 def intervals_of(sight, batch, head):
-    """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q); or an empty array."""
+    """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q), and those of each
+    gap; or an empty array."""
     x = sight.intervals
     return contiguous_view(x.address + x.offsets[batch, head] if x.rows else 0, x.rows, x.cols, x.cols, np.int64)
 
@@ -272,16 +273,36 @@ def mask_intervals(S, intervals, m0, n0):
     if intervals.size == 0:
         return
     first, end = intervals[0, m0 : m0 + cols], intervals[1, m0 : m0 + cols]
-    if first.max() <= n0 and n0 + rows <= end.min():
-        return
-    for j in range(rows):
-        for i in range(cols):
-            S[j, i] = S[j, i] if first[i] <= n0 + j < end[i] else S.dtype.type(-np.inf)
+    if first.max() > n0 or n0 + rows > end.min():
+        for j in range(rows):
+            for i in range(cols):
+                S[j, i] = S[j, i] if first[i] <= n0 + j < end[i] else S.dtype.type(-np.inf)
+    for g in range(2, intervals.shape[0], 2):
+        first, end = intervals[g, m0 : m0 + cols], intervals[g + 1, m0 : m0 + cols]
+        for j in range(max(first.min() - n0, 0), min(end.max() - n0, rows)):
+            for i in range(cols):
+                S[j, i] = S.dtype.type(-np.inf) if first[i] <= n0 + j < end[i] else S[j, i]
 
 
 @inline
-def tile_state(sight, batch, head, m0, m_end, n0, n_end):
-    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, PARTIAL or FULL, by all grids."""
+def is_in_a_gap(intervals, m0, m_end, n0, n_end):
+    """Whether queries [m0, m_end) see none of the keys [n0, n_end), though their intervals go around them."""
+    for g in range(2, intervals.shape[0], 2):
+        some = 0
+        for i in range(m0, m_end):
+            first, end = max(intervals[0, i], n0), min(intervals[1, i], n_end)
+            some += first < end and (first < intervals[g, i] or intervals[g + 1, i] < end)
+        if some == 0:
+            return True
+    return False
+
+
+@inline
+def tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end):
+    """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, by grids or gaps, PARTIAL or FULL, by all
+    grids."""
+    if is_in_a_gap(intervals, m0, m_end, n0, n_end):
+        return EMPTY
     state = FULL
     for g in range(sight.grids.shape[0]):
         height, stride, rows, cols, packed = sight.grids[g]

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dual import naming
-from ..intervals import Intervals, Prefix, Segments
-from ..masks import Window, _clip, band_of
+from ..intervals import Intervals, Prefix
+from ..masks import AnyOf, Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
 from ..values import sum_broadcast
 from .kernels import BACKWARD, FORWARD, user_functions
+from .kernels.intervals import CLOSE, OPEN, OR
 from .kernels.score import SINK_PART
 from .kernels.visibility import FARTHEST
 from .plan import plan
@@ -34,7 +35,7 @@ from .steps import (
 from .views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
-NO_DROPS = 0, 0, 0, 0
+NO_DROPS, EVERYWHERE = (0, 0, 0, 0), (-FARTHEST, FARTHEST)
 KINDS = {Softcap: "softcap", Alibi: "alibi", Bias: "bias", RelativeBias: "relative", Sink: SINK_PART}
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 
@@ -193,7 +194,7 @@ def known_numbers_and_arrays(mask, seqlen_q, seqlen_k):
     if found is None:
         masked, arrays = numbers_and_arrays(mask, seqlen_q, seqlen_k)
         found = masked, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
-        own = {id(x) for part in mask._parts for x in part._arrays().values()}
+        own = {id(x) for leaf in mask._leaves for x in leaf._arrays().values()}
         if mask._is_on_gpu and all(id(x) in own for x in arrays.values()):
             mask._remember(key, found)
     return found
@@ -226,7 +227,7 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
     """Of windows that are aligned within segments lo and hi, a steps.Part for each part of a mask that gives intervals,
     and their arrays by name, as kernels take them."""
-    own_lo, own_hi, found, arrays = -FARTHEST, FARTHEST, [], {}
+    found, arrays = [], {}
 
     def add(kind, **values):
         """A part; those of its values that are arrays are named in its kind."""
@@ -240,21 +241,40 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
                 arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
         found.append(Part(kind, tuple(numbers)))
 
-    for part in mask._others:
-        if isinstance(part, Segments):
-            add("segments", queries=part.queries, keys=part.queries if part.keys is None else part.keys)
-        elif isinstance(part, Intervals):
-            add("intervals", first=part.first, end=part.end)
-        elif isinstance(part, Prefix):
-            add("prefix", length=part.lengths, offset=seqlen_k - seqlen_q if part.offset is None else part.offset)
-    for part in mask._within:
-        if isinstance(part, Prefix):
-            add("within", length=part.lengths)
-        else:
-            left, right = (part.left, part.right) if isinstance(part, Window) else (None, 0)
-            own_lo = own_lo if left is None else max(own_lo, -left)
-            own_hi = own_hi if right is None else min(own_hi, right)
-    return (max(own_lo, -FARTHEST), min(own_hi, FARTHEST)), tuple(found), arrays
+    def add_all(mask):
+        """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
+        for part in mask._others:
+            if isinstance(part, Intervals):
+                add("intervals", first=part.first, end=part.end)
+            elif isinstance(part, Prefix):
+                add("prefix", length=part.lengths, offset=seqlen_k - seqlen_q if part.offset is None else part.offset)
+            elif isinstance(part, AnyOf):
+                for sign, alternative in zip((OPEN, OR), part.of, strict=True):
+                    add(sign)
+                    add_alternative(alternative)
+                add(CLOSE)
+        for part in mask._within:
+            if isinstance(part, Prefix):
+                add("within", length=part.lengths)
+        return own_band([part for part in mask._within if not isinstance(part, Prefix)])
+
+    def add_alternative(mask):
+        add("band", **mask._band(seqlen_q, seqlen_k)._asdict())
+        lo, hi = add_all(mask)
+        if (lo, hi) != EVERYWHERE:
+            add("window", lo=lo, hi=hi)
+
+    if (segments := mask._segments) is not None:
+        add("segments", queries=segments.queries, keys=segments.queries if segments.keys is None else segments.keys)
+    return add_all(mask), tuple(found), arrays
+
+
+def own_band(windows):
+    """lo and hi of windows, each of which holds: how far from its own key a query sees."""
+    pairs = [(part.left, part.right) if isinstance(part, Window) else (None, 0) for part in windows]
+    lo = max((-left for left, _ in pairs if left is not None), default=-FARTHEST)
+    hi = min((right for _, right in pairs if right is not None), default=FARTHEST)
+    return _clip(lo, -FARTHEST, FARTHEST), _clip(hi, -FARTHEST, FARTHEST)
 
 
 # -------------------------------------------------------------------------------------------------------------- scores

@@ -6,7 +6,7 @@ import numpy as np
 
 from .build import Key
 from .kernels.gradients import comes_with_dq
-from .kernels.intervals import SEGMENTS, own_axes
+from .kernels.intervals import SEGMENTS, count_of_gaps, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
 from .kernels.score import SINK_PART, is_natural, kind_of, place_of_part
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
@@ -14,7 +14,7 @@ from .kernels.score_gradient_hopper import bias_spec_of, diagonals_spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
-from .kernels.visibility import BY_INTERVALS, GRIDS, PACKED, diagonals_of, has_states, sides_of
+from .kernels.visibility import BY_INTERVALS, GAP, GRIDS, PACKED, diagonals_of, has_states, sides_of
 from .spec import (
     COUNTERS,
     DROPOUT,
@@ -68,6 +68,7 @@ RESULTS = "o", "dq", "dk", "dv"
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
+GAPS = "first of gap {}", "end of gap {}"
 
 
 def plan(candidates, problem, device, call):
@@ -82,7 +83,8 @@ class Planner:
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
         grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
-        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals))
+        self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
+        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
         slopes = [number for number, part in enumerate(call.score) if part.kind == "alibi" and part.gradient]
         self.slopes = slopes[0] if "do" in self.layouts and len(slopes) == 1 else None
@@ -218,9 +220,12 @@ class Planner:
                  for which, x in enumerate(part.numbers) if x is None]  # fmt: skip
         axes = len(self.problem.batch)
         lead = np.broadcast_shapes((1,) * axes, *(self.layouts[name].shape[:axes] for name in names))
-        for name in FIRST, END:
+        for name in (FIRST, END, *self.names_of_gaps()):
             self.add_temporary(name, (*lead, self.problem.seqlen_q), INT32)
         self.add_launches(INTERVALS_SPEC, work, tiles, INTERVALS_SPEC.parameters(work, tiles))
+
+    def names_of_gaps(self):
+        return [name.format(number) for number in self.gaps for name in GAPS]
 
     def find_states(self, spec, tiles, work):
         """The temporary for the states of tiles, and the step that computes them."""
@@ -397,7 +402,7 @@ class Planner:
             yield from sizes
         yield from self.packing(mask)
         if BY_INTERVALS in mask:
-            yield from (self.at(FIRST, own=1), self.at(END, own=1))
+            yield from (self.at(name, own=1) for name in (FIRST, END, *self.names_of_gaps()))
         if has_states(mask):
             yield self.at(self.states)
 
@@ -410,6 +415,7 @@ class Planner:
     def intervals(self):
         """The fields of a kernels.intervals.Parts."""
         yield from (self.at(FIRST, own=1), self.at(END, own=1), "own_lo", "own_hi")
+        yield from (self.at(name, own=1) for name in self.names_of_gaps())
         for number, part in enumerate(self.call.intervals):
             for which, x in enumerate(part.numbers):
                 yield self.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x

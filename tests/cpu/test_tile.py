@@ -103,6 +103,9 @@ def test_bands():
     assert (ends[:, 0] >= ends[:, 1])[~some & ~narrow].all()
 
 
+UNUSED = arguments.NO_INTERVALS, arguments.NO_CELLS, arguments.NO_GRIDS
+
+
 @numba.njit
 def seen_of_intervals(intervals, band, S):
     tile.mask_intervals(S, intervals, M0, N0)
@@ -129,9 +132,32 @@ def test_intervals(intervals):
 
 
 @numba.njit
+def seen_beside_gaps(sight, intervals, S):
+    tile.mask_intervals(S, intervals, M0, N0)
+    return tile.tile_state(sight, intervals, 0, 0, M0, M_END, N0, N_END)
+
+
+@settings(deadline=None)  # it compiles
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2))
+@example(0, 1)
+def test_gaps(seed, count):
+    """A tile in which one gap hides all that the intervals show is empty; `end` before `first` is no gap."""
+    bounds = np.random.default_rng(seed).integers(4, 13, (1 + count, 2, M_END)).astype(np.int64)
+    bounds[0].sort(axis=0)
+    bounds[1:, :, :] += np.random.default_rng(seed).choice([0, 0, 5]) * np.array([[[-1], [1]]])
+    sight, S = arguments.Sight((0, 0, 0, 0), arguments.NO_BANDS, *UNUSED), np.zeros((4, 3), np.float32)
+    state = seen_beside_gaps(sight, bounds.reshape(-1, M_END), S)
+    j = np.arange(N0, N_END)[:, None]
+    inside = (bounds[:, 0, None, M0:] <= j) & (j < bounds[:, 1, None, M0:])
+    beside = [inside[0] & ~gap for gap in inside[1:]]
+    np.testing.assert_array_equal(S == 0, inside[0] & ~inside[1:].any(axis=0))
+    assert (state == tile.EMPTY) == any(not seen.any() for seen in beside)
+
+
+@numba.njit
 def state_and_tile(sight, m0, m_end, n0, n_end, S):
     tile.mask_cells(S, sight, 0, 0, m0, n0)
-    return tile.tile_state(sight, 0, 0, m0, m_end, n0, n_end)
+    return tile.tile_state(sight, tile.intervals_of(sight, 0, 0), 0, 0, m0, m_end, n0, n_end)
 
 
 GRIDS = {

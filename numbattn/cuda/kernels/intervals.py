@@ -2,6 +2,10 @@
 
 `visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
 "intervals", "prefix", and "within", a prefix of each segment, with the names behind it of what is an array.
+
+What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. There are two
+kinds more in it: "band", and "window", which is aligned within segments. Of both there is one interval again, but for
+the gap between them, which is written beside it.
 """
 
 from functools import reduce
@@ -10,7 +14,7 @@ from typing import Any, NamedTuple
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import INTERVALS, Spec
+from ..spec import INTERVALS, SIDES, Spec
 from ..tile import (
     INDEX,
     block_index,
@@ -24,9 +28,10 @@ from ..tile import (
     wait_on_dependencies,
 )
 from .schedule import place
-from .visibility import EDGE, LINE
+from .visibility import EDGE, LINE, several
 
 SEGMENTS = "segments queries keys"
+OPEN, OR, CLOSE = "(", "|", ")"
 QUERIES = 128  # of a block, one a thread
 
 
@@ -37,6 +42,7 @@ class Parts(NamedTuple):
     end: Any
     lo: Any  # query i sees key j only if lo <= j - (its own key) <= hi: of windows that are aligned within segments
     hi: Any
+    gaps: Any  # int32 (batch, heads, seqlen_q) of each `|` first and end of the gap; end <= first where there is none
     parts: Any  # of each what its kind needs: see `part_types`
 
 
@@ -58,20 +64,22 @@ def part_types(part):
     kind, *arrays = part.split()
     if own_axes(part):
         return LINE, LINE                                       # offsets of queries, of keys; first and end
-    names = ("length", "offset") if kind == "prefix" else ("length",)
-    return tuple(EDGE if name in arrays else INDEX for name in names)
+    return tuple(EDGE if name in arrays else INDEX for name in NAMES[kind])
+
+
+def count_of_gaps(parts):
+    return parts.count(CLOSE)
 
 
 def parts_type(parts):
     every = types.Tuple([types.Tuple(part_types(part)) for part in parts])
-    return types.NamedTuple([LINE, LINE, INDEX, INDEX, every], Parts)
+    return types.NamedTuple([LINE, LINE, INDEX, INDEX, several(LINE, 2 * count_of_gaps(parts)), every], Parts)
 
 
 def intervals(*, parts):
     """The kernel: a thread for each query."""
-    steps = [STEPS[kind](number, arrays) for number, (kind, *arrays) in enumerate(map(str.split, parts))]
-    segment_of = steps.pop(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
-    seen = reduce(both, steps, all_of_segment)
+    segment_of = segments(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
+    seen = reduce(both, steps_of(parts), all_of_segment)
 
     def kernel(mask, seqlen_q, seqlen_k):
         launch_dependents()
@@ -89,13 +97,29 @@ def intervals(*, parts):
     return Source(kernel, types.void(parts_type(parts), INDEX, INDEX), QUERIES, overlaps=True)
 
 
+def steps_of(parts):
+    """What each part shows, but for segments; an `|` is one step."""
+    steps, unions, outside = [], 0, None
+    for number, (kind, *arrays) in enumerate(map(str.split, parts)):
+        if kind == OPEN:
+            outside, steps = steps, []
+        elif kind == OR:
+            one, steps = reduce(both, steps), []
+        elif kind == CLOSE:
+            steps = [*outside, either(unions, one, reduce(both, steps))]
+            unions += 1
+        elif kind != "segments":
+            steps.append(STEPS[kind](number, arrays))
+    return steps
+
+
 # ----------------------------------------------------------------------------------------------------------- segments
 @device
 def whole_matrix(mask, batch, head, i, seqlen_q, seqlen_k):
     return Segment(index(0), seqlen_k, i + seqlen_k - seqlen_q)
 
 
-def segments(number, arrays):
+def segments(number):
     """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a query's Segment, empty if it is in none."""
 
     @device
@@ -139,6 +163,24 @@ def both(one, other):
     return seen
 
 
+def either(number, one, other):
+    @device
+    def seen(mask, batch, head, i, segment):
+        first, end = one(mask, batch, head, i, segment)
+        other_first, other_end = other(mask, batch, head, i, segment)
+        gap, gap_end = index(0), index(0)
+        if end <= first:
+            first, end = other_first, other_end
+        elif other_first < other_end:
+            gap, gap_end = minimum(end, other_end), maximum(first, other_first)
+            first, end = minimum(first, other_first), maximum(end, other_end)
+        mask.gaps[2 * number][batch, head, i] = gap
+        mask.gaps[2 * number + 1][batch, head, i] = gap_end
+        return first, end
+
+    return seen
+
+
 def given(number, arrays):
     @device
     def seen(mask, batch, head, i, segment):
@@ -170,6 +212,27 @@ def within(number, arrays):
     return seen
 
 
+def band(number, arrays):
+    lo_of, hi_of, queries_of, keys_of = (number_of(name in arrays) for name in NAMES["band"])
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        lo, hi, queries, keys = mask.parts[number]
+        end = minimum(i + hi_of(hi, batch, head) + 1, keys_of(keys, batch, head))
+        return maximum(i + lo_of(lo, batch, head), 0), end if i < queries_of(queries, batch, head) else 0
+
+    return seen
+
+
+def window(number, arrays):
+    @device
+    def seen(mask, batch, head, i, segment):
+        lo, hi = mask.parts[number]
+        return maximum(segment.first, segment.own + lo), minimum(segment.end, segment.own + hi + 1)
+
+    return seen
+
+
 def number_of(is_array):
     @device
     def of_array(x, batch, head):
@@ -182,7 +245,9 @@ def number_of(is_array):
     return of_array if is_array else of_all
 
 
-STEPS = {"segments": segments, "intervals": given, "prefix": prefix, "within": within}
+NAMES = {"prefix": ("length", "offset"), "within": ("length",), "band": SIDES, "window": SIDES[:2]}
+NAMES |= dict.fromkeys((OPEN, OR, CLOSE), ())
+STEPS = {"intervals": given, "prefix": prefix, "within": within, "band": band, "window": window}
 SPEC = Spec(
     intervals,
     (INTERVALS, "seqlen_q", "seqlen_k"),

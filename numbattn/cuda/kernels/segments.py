@@ -164,7 +164,8 @@ def sight_step(mask, rows=1):
             minimum(packing.hi + shift, sight.hi + apart),
             left if left < segment.queries else rounded,
             maximum(minimum(segment.keys, sight.keys - segment.first_key), 0),
-            sight.edges, sight.shifts, sight.grids, sight.packing, sight.intervals, sight.states,
+            sight.edges, sight.shifts, sight.grids, sight.packing, sight.intervals, sight.gaps,
+            sight.states,
         )  # fmt: skip
 
     @device

@@ -1,6 +1,6 @@
 """The states of tiles, empty, partial or full: M of Algorithm 5, for tiles of any size.
 
-They follow from a mask's intervals and its grids of blocks.
+They follow from a mask's intervals, the gaps in these and its grids of blocks.
 
 They are stored as bits, uint32 (batch, heads, kept tiles, words): for each WORD tiles a word that says which are not
 empty, and one that says which are full. `visibility.next_tile` and `visibility.needs_test` look them up.
@@ -18,13 +18,14 @@ from ..tile import (
     block_index,
     device,
     launch_dependents,
+    maximum,
     minimum,
     shape,
     thread_index,
     wait_on_dependencies,
 )
 from .schedule import place, split
-from .visibility import BY_INTERVALS, WORD, grids_of, sight_type
+from .visibility import BY_INTERVALS, GAP, WORD, grids_of, sight_type
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread
@@ -59,6 +60,22 @@ def tile_states(*, tile_m, tile_n, kept, mask):
             every = every and (first[i] <= n0 and n_end <= end[i])
         return FULL if every else PARTIAL if some else EMPTY
 
+    def state_beside_gap(g):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            first, end, gap, gap_end = *sight.intervals, sight.gaps[2 * g], sight.gaps[2 * g + 1]
+            first, end, n_end = first[batch, head], end[batch, head], minimum(n0 + TILE_N, seqlen_k)
+            gap, gap_end = gap[batch, head], gap_end[batch, head]
+            some, every = False, True
+            for i in range(m0, minimum(m0 + TILE_M, seqlen_q)):
+                low, high = maximum(first[i], n0), minimum(end[i], n_end)       # the keys of the tile in the interval
+                some = some or (low < high and (low < gap[i] or gap_end[i] < high))
+                every = every and first[i] <= n0 and n_end <= end[i]
+                every = every and minimum(gap_end[i], n_end) <= maximum(gap[i], n0)
+            return FULL if every else PARTIAL if some else EMPTY
+
+        return state
+
     def least(one, other):
         @device
         def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
@@ -68,7 +85,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         return state
 
     states = [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"]
-    state = reduce(least, states + [state_by_intervals] * (BY_INTERVALS in mask))
+    by_intervals = [*map(state_beside_gap, range(mask.count(GAP)))] or [state_by_intervals] * (BY_INTERVALS in mask)
+    state = reduce(least, states + by_intervals)
 
     def kernel(sight, seqlen_q, seqlen_k):
         launch_dependents()

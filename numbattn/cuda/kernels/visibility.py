@@ -7,8 +7,8 @@ states of tiles, one bit each, which the kernel `tile_states` has computed befor
 number of the block's own tile.
 
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
-"dense", "bits" or "blocks" for each grid, and "intervals"; or "packed" alone, for segments whose tiles are their own,
-see `segments`.
+"dense", "bits" or "blocks" for each grid, "intervals", and "gap" for each gap in these; or "packed" alone, for segments
+whose tiles are their own, see `segments`.
 """
 
 from functools import reduce
@@ -37,7 +37,7 @@ from ..tile import (
 from .layouts import places_of
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
-BY_INTERVALS, PACKED = "intervals", "packed"
+BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
 WORD = 32  # tiles whose states are bits of one word
 NOTHING = -1
 FARTHEST = 2**30  # beyond all rows and columns; a farther shift of an edge means the same, see `edge_of`
@@ -74,6 +74,7 @@ class Sight(NamedTuple):
     grids: Any = ()  # a Cells for each grid
     packing: Any = ()  # a Packing, where there is one
     intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), where there are some: see kernels.intervals
+    gaps: Any = ()  # of each gap in them first and end, likewise
     states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
 
 
@@ -139,6 +140,7 @@ def sight_type(mask):
             several(CELLS, len(grids)),
             packing_type(mask),
             several(LINE, 2 * (BY_INTERVALS in mask)),
+            several(LINE, 2 * mask.count(GAP)),
             several(WORDS, has_states(mask)),
         ],
         Sight,
@@ -259,12 +261,27 @@ def cell_test(g, kind):
 
 
 @device
-def interval_test(sight, batch, head, i, j):
-    """As a `cell_test`, whether the intervals show keys j to queries i."""
-    first, end = sight.intervals
+def between(first, end, batch, head, i, j):
+    """Whether keys j are from `first` of queries i on and before `end`."""
     _, _, seqlen_q = shape(first)
     i = minimum(i, seqlen_q - 1)
     return (take(first[batch, head], i) <= j) & (j < take(end[batch, head], i))
+
+
+@device
+def interval_test(sight, batch, head, i, j):
+    """As a `cell_test`, whether the intervals show keys j to queries i."""
+    return between(sight.intervals[0], sight.intervals[1], batch, head, i, j)
+
+
+def gap_test(g):
+    """The same for gap number g: whether keys are not in it."""
+
+    @device
+    def test(sight, batch, head, i, j):
+        return ~between(sight.gaps[2 * g], sight.gaps[2 * g + 1], batch, head, i, j)
+
+    return test
 
 
 def both(one, other):
@@ -278,6 +295,7 @@ def both(one, other):
 def element_test(mask, layout, transposed=False):
     """The device function (sight, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
     tests = [cell_test(g, kind) for g, kind in enumerate(grids_of(mask))] + [interval_test] * (BY_INTERVALS in mask)
+    tests += map(gap_test, range(mask.count(GAP)))
     seen_in_band = band_test(layout, transposed)
     if not tests:
 

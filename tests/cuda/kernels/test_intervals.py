@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 
 import numbattn as na
-from numbattn.cuda.kernels.intervals import QUERIES, Parts, intervals
+from numbattn.cuda.kernels.intervals import QUERIES, Parts, count_of_gaps, intervals
 from numbattn.cuda.passes import numbers_and_arrays
 from numbattn.cuda.steps import array_of_mask
+from numbattn.masks import All
 from tests.test_intervals import KINDS, NUMBER, segments
 from tests.tools.launch import launch, simulated_only
 
@@ -37,17 +38,41 @@ def found(mask, m, n):
         )
         for number, part in enumerate(masked.intervals)
     ]
-    first, end = (np.full((2, 3, m), 99, np.int32) for _ in range(2))
-    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), tuple(parts))
-    source = intervals(parts=tuple(part.kind for part in masked.intervals))
+    kinds = tuple(part.kind for part in masked.intervals)
+    first, end, *gaps = (np.full((2, 3, m), 99, np.int32) for _ in range(2 + 2 * count_of_gaps(kinds)))
+    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), tuple(gaps), tuple(parts))
+    source = intervals(parts=kinds)
     launch(source.function, (6 * -(-m // QUERIES), 1, 1), source.threads, 0, given, np.int32(m), np.int32(n))
-    return first, end
+    return first, end, *gaps
 
 
 def assert_found(mask, m, n):
     wanted = mask._fit((2, 3, m, n))._interval(np.arange(m), n)
-    for got, want in zip(found(mask, m, n), wanted):
+    for got, want in zip(found(mask, m, n), wanted, strict=True):
         np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
+
+
+UNIONS = {  # band, and arrays of one; intervals of both kinds; windows and prefixes within segments; two gaps
+    "bands": na.Window(0, 0) | na.Lengths(2, 4),
+    "arrays": na.Lengths(LENGTHS, SHIFTS + 2) | na.Causal(SHIFTS) & na.Window(1, None, LENGTHS - 3),
+    "intervals": KINDS[4] & na.Window(2, 2) | na.Prefix(LENGTHS, SHIFTS),
+    "within": KINDS[1] & (na.Window(0, 0) & na.Window(1, 1) | na.Prefix(1) & na.Causal()),
+    "without": KINDS[0] & (na.Causal(-1) | na.Window(0, None, 2)),
+    "two": (na.Window(0, 0) | na.Lengths(1)) & na.Window(4, 1) & (na.Causal() | KINDS[4]),
+}
+
+
+@pytest.mark.parametrize("name", UNIONS)
+def test_unions(world, name):
+    """An interval, and the gaps in it; what is in sight by no band."""
+    mask, j = UNIONS[name]._fit((2, 3, 5, 6)), np.arange(6)
+    first, end, *gaps = (x[..., None] for x in found(mask, 5, 6))
+    visible = (first <= j) & (j < end)
+    for gap, gap_end in zip(gaps[::2], gaps[1::2], strict=True):
+        visible &= ~((gap <= j) & (j < gap_end))
+    band = All(tuple(part for part in mask._others if part._edges(5, 6)))
+    np.testing.assert_array_equal(visible & band.dense(5, 6), np.broadcast_to(mask.dense(5, 6), visible.shape))
+    assert len(gaps) == 2 * len(mask._gaps(np.arange(5), 6))
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -62,9 +62,34 @@ def test_states_of_intervals(rng):
     by_intervals = [*shown(seen.astype(np.uint8), 1, 1)]
     by_both = [one & other for one, other in zip(by_intervals, shown(cells))]
     for mask, wanted in ((("intervals",), by_intervals), (("blocks", "intervals"), by_both)):
-        sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
-        sight = sight._replace(grids=sight.grids if "blocks" in mask else (), intervals=(first, end))
-        source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=mask)
-        blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
-        launch(source.function, (blocks, 1, 1), source.threads, 0, sight, np.int32(SEQLEN_Q), np.int32(SEQLEN_K))
-        assert_states(states, *wanted)
+        assert_states(states_by(mask, cells, intervals=(first, end)), *wanted)
+
+
+def states_by(mask, cells, **intervals):
+    sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
+    sight = sight._replace(grids=sight.grids if "blocks" in mask else (), **intervals)
+    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=mask)
+    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
+    launch(source.function, (blocks, 1, 1), source.threads, 0, sight, np.int32(SEQLEN_Q), np.int32(SEQLEN_K))
+    return states
+
+
+def test_states_of_gaps(rng):
+    """A tile that lies in the gap of every query is empty; with two gaps, if one of them hides it."""
+    first, gap, gap_end, end = np.sort(rng.integers(0, SEQLEN_K + 1, (4, 1, 2, SEQLEN_Q)), axis=0).astype(np.int32)
+    first[..., :4], gap[..., :4], gap_end[..., :4], end[..., :4] = 3, 60, 300, 398
+    gap_end[:, :, 6::3] = 0                                     # no gap, by end < first
+    end[..., 5] = gap_end[..., 5]                               # nothing behind it
+    j, cells = np.arange(SEQLEN_K), random_cells(rng)
+
+    def seen_beside(gap, gap_end):
+        return ((first[..., None] <= j) & (j < end[..., None])
+                & ~((gap[..., None] <= j) & (j < gap_end[..., None]))).astype(np.uint8)
+
+    by_gap, by_other = [*shown(seen_beside(gap, gap_end), 1, 1)], [*shown(seen_beside(gap + 60, gap_end + 90), 1, 1)]
+    assert 0 < by_gap[0][:, 0].sum() < 2 * WALKED / 2
+    one = states_by(("intervals", "gap"), cells, intervals=(first, end), gaps=(gap, gap_end))
+    assert_states(one, *by_gap)
+    gaps = gap, gap_end, gap + np.int32(60), gap_end + np.int32(90)
+    two = states_by(("intervals", "gap", "gap"), cells, intervals=(first, end), gaps=gaps)
+    assert_states(two, *(x & y for x, y in zip(by_gap, by_other)))
