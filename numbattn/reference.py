@@ -56,7 +56,7 @@ def attention_backward(
     dScores: list[Any] = []
     for part, S in reversed(list(zip(inputs.score, scores))):   # dS behind each part of the score, from the last one on
         found = part._gradient(dS, lse, (D - dLse)[..., 0]) if part._wants_gradient else None
-        dScores[:0] = [found] * len(part._arrays())
+        dScores[:0] = [found] * len(part._weights)
         dS = dS * part._derivative(S)
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
     dK = inputs.scale * np.swapaxes(dS, -2, -1) @ Q             # line 5: dK = scale dS^T Q

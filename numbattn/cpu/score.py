@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, sink_of
+from ..scores import Alibi, Bias, DistancePart, RelativeBias, Score, Sink, Softcap, sink_of
 from .arguments import matrices_of, readable
 from .function import call_at, record_of, tile_function
 from .tile import address_of, expm1, inline, strided_view, tile
@@ -23,38 +23,44 @@ PARTS = 16  # at most, of which a sum over all tiles of queries is made: a const
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift, reach or function
+    numbers: Any  # int64 (steps, 6): kind; rows, columns and stride of its matrices; reach or function; is aligned
     caps: Any  # float64 (steps)
+    offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
 
 def steps_of(problem, parts):
     """The Steps of a score, and the arrays to keep alive."""
-    numbers, caps, values, alive = [], [], [], []
+    numbers, caps, offsets, values, alive = [], [], [], [], []
+    zero = np.zeros(problem.matrices, np.int64)
     for part in parts:
         if isinstance(part, Sink):
             continue
         if isinstance(part, Score):
             function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
-            numbers.append((FUNCTION, 0, 0, 0, function.address))
+            numbers.append((FUNCTION, 0, 0, 0, function.address, False))
             caps.append(0.0)
+            offsets.append(zero)
             values.append(np.full(problem.matrices, record.ctypes.data))
             alive += function, record
             continue
         x = readable(_compact(_matrix_of(part)), problem.sum_dtype)
         matrices = matrices_of(x, problem)
-        extra = {Alibi: problem.seqlen_k - problem.seqlen_q, RelativeBias: x.shape[-1] // 2}.get(type(part), 0)
-        numbers.append((KINDS[type(part)], matrices.rows, matrices.cols, matrices.stride, extra))
+        reach = part._reach if isinstance(part, RelativeBias) else 0
+        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k) if isinstance(part, DistancePart) else 0
+        numbers.append((KINDS[type(part)], matrices.rows, matrices.cols, matrices.stride, reach, offset is None))
         caps.append(getattr(part, "cap", 0.0))
+        offsets.append(zero if offset is None else np.broadcast_to(offset, problem.batch).reshape(problem.matrices))
         values.append(matrices.address + matrices.offsets)
         alive.append(x)
-    numbers, caps = np.array(numbers, np.int64).reshape(-1, 5), np.array(caps, np.float64)
-    return Steps(numbers, caps, np.array(values, np.int64).reshape(len(caps), *problem.matrices)), alive
+    numbers, caps = np.array(numbers, np.int64).reshape(-1, 6), np.array(caps, np.float64)
+    offsets, values = (np.array(x, np.int64).reshape(len(caps), *problem.matrices) for x in (offsets, values))
+    return Steps(numbers, caps, offsets, values), alive
 
 
 def _matrix_of(part):
     """The array of a part with rows and columns; of a Softcap one that nobody reads."""
-    (x,) = part._arrays().values() or (np.zeros(1),)
+    (x,) = part._weights or (np.zeros(1),)
     if isinstance(part, Alibi):
         return x[..., None, None]
     return x[..., None, :] if isinstance(part, RelativeBias) else x.reshape((1,) * (2 - x.ndim) + x.shape)
@@ -86,13 +92,16 @@ def curved_in(parts):
 
 # ------------------------------------------------------------------------------------------------------------- scores
 @inline
-def score(S, steps, slopes, batch, head, m0, n0):
-    """All steps in order; S is then in base 2. slopes: a tile for each derivative that is not 1, or nothing."""
+def score(S, steps, slopes, batch, head, m0, n0, aligned):
+    """All steps in order; S is then in base 2. slopes: a tile for each derivative that is not 1, or nothing.
+
+    aligned: the offset of the tile's queries within their segment.
+    """
     if steps.caps.size == 0:
         return
     number = 0
     for step in range(steps.caps.size):
-        kind, rows, cols, stride, extra = steps.numbers[step]
+        kind, rows, cols, stride, extra, _ = steps.numbers[step]
         x = strided_view(steps.values[step, batch, head], rows, cols, stride, S.dtype)
         own_slopes = slopes[number * S.size : (number + 1) * S.size]
         if kind == CAP:
@@ -105,12 +114,18 @@ def score(S, steps, slopes, batch, head, m0, n0):
         elif kind == BIAS:
             add_bias(S, x, m0, n0)
         elif kind == ALIBI:
-            add_alibi(S, x, m0 + extra - n0)
+            add_alibi(S, x, m0 + offset_of(steps, step, batch, head, aligned) - n0)
         else:
-            add_relative(S, x, n0 - m0, extra)
+            add_relative(S, x, n0 - m0 - offset_of(steps, step, batch, head, aligned), extra)
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             S[j, i] *= S.dtype.type(LOG2_E)
+
+
+@inline
+def offset_of(steps, step, batch, head, aligned):
+    """The own key of query 0."""
+    return aligned if steps.numbers[step, 5] else steps.offsets[step, batch, head]
 
 
 @inline
@@ -149,7 +164,7 @@ def add_alibi(S, slope, first):
 
 @inline
 def add_relative(S, table, first, reach):
-    """first: how far the first key is behind the first query."""
+    """first: how far the first key is behind the own key of the first query."""
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             S[j, i] += table[0, min(max(first + j - i, -reach), reach) + reach]
@@ -167,9 +182,10 @@ def pull_back(dS, slopes, first, end):
 
 
 @inline
-def collect(dx, dS, steps, step, m0, n0):
+def collect(dx, dS, steps, step, batch, head, m0, n0, aligned):
     """Add a tile of dS, that behind the step, to the gradient of the step's array."""
-    kind, _, _, _, extra = steps.numbers[step]
+    kind, _, _, _, reach, _ = steps.numbers[step]
+    first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
     if kind == BIAS:
         one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
         for j in range(dS.shape[0]):
@@ -178,11 +194,11 @@ def collect(dx, dS, steps, step, m0, n0):
     elif kind == ALIBI:
         for j in range(dS.shape[0]):
             for i in range(dS.shape[1]):
-                dx[0, 0] -= abs(m0 + extra - n0 + i - j) * dS[j, i]
+                dx[0, 0] -= abs(first + j - i) * dS[j, i]
     else:
         for j in range(dS.shape[0]):
             for i in range(dS.shape[1]):
-                dx[0, min(max(n0 - m0 + j - i, -extra), extra) + extra] += dS[j, i]
+                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
 
 
 class Sums(NamedTuple):
