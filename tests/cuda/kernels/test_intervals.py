@@ -37,17 +37,22 @@ def found(mask, m, n):
         )
         for number, part in enumerate(masked.intervals)
     ]
-    first, end = (np.full((2, 3, m), 99, np.int32) for _ in range(2))
-    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), tuple(parts))
-    source = intervals(parts=tuple(part.kind for part in masked.intervals))
+    first, end, offsets = (np.full((2, 3, m), 99, np.int32) for _ in range(3))
+    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), (offsets,), tuple(parts))
+    source = intervals(parts=tuple(part.kind for part in masked.intervals), offsets=True)
     launch(source.function, (6 * -(-m // QUERIES), 1, 1), source.threads, 0, given, np.int32(m), np.int32(n))
-    return first, end
+    return first, end, offsets
 
 
 def assert_found(mask, m, n):
-    wanted = mask._fit((2, 3, m, n))._interval(np.arange(m), n)
-    for got, want in zip(found(mask, m, n), wanted):
-        np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
+    i, mask = np.arange(m), mask._fit((2, 3, m, n))
+    *got, offsets = found(mask, m, n)
+    for x, want in zip(got, mask._interval(i, n), strict=True):
+        np.testing.assert_array_equal(x, np.broadcast_to(want, x.shape))
+    if mask._segments is not None:
+        first, end, own = mask._segments._rows(i, n)
+        np.testing.assert_array_equal(*np.broadcast_arrays(np.where(first < end, offsets, 0),
+                                                           np.where(first < end, own - i, 0)))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKS)
