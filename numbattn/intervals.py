@@ -30,7 +30,8 @@ class Segments(Mask):
 
     In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
     sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` counts from its first key.
-    All other masks, scores and dropout count the rows and columns of the packed arrays.
+    So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and columns of the
+    packed arrays.
 
     Parameters
     ----------

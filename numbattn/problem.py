@@ -239,7 +239,7 @@ def describe(
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
         _check_numbers(problem, given)
     if parts:
-        parts = _placed_score(problem, parts, q)
+        parts = _placed_score(problem, parts, q, given._segments)
     inputs = Inputs(q, k, v, given, problem.scale if scale is None else _scale(scale, problem), dropout, parts)
     if out is not None:
         _check_out(problem, inputs, out)
@@ -382,25 +382,30 @@ def _placed_anew(problem: Problem, mask: Mask, q: Any, shape: tuple[int, ...]) -
 
 def _check_mask(problem: Problem, mask: Mask) -> None:
     for part in mask._leaves:
-        for name, array, shape, largest, rising in part._held(problem.seqlen_q, problem.seqlen_k):
-            name = f"mask: {type(part).__name__} {name}"
-            if isinstance(array, int):
-                if largest is not None and not 0 <= array <= largest:
-                    raise ValueError(f"{name}: got {array}, allowed 0 to {largest}")
-                continue
-            if library(array) != "numpy" and library(array) != problem.xp:
-                raise TypeError(f"{name}: got a {library(array)}.ndarray beside inputs of {problem.xp}")
-            lead = array.shape[: array.ndim - len(shape)]
-            fits = len(lead) == len(problem.batch) and all(a in (1, b) for a, b in zip(lead, problem.batch))
-            if not fits or array.shape[len(lead) :] != shape:
-                axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
-                raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
-                                 "all batch axes, heads included, each of full size or 1"
-                                 + _shape_to_pass(name.split()[-1], array.shape, problem.batch, shape))
-            if largest is not None and library(array) == "numpy":
-                check_values(name, array, largest, rising)
-                if rising:
-                    _warn_of_lengths(name, array, largest)
+        _check_held(problem, "mask", part)
+
+
+def _check_held(problem: Problem, of: str, part: Mask | Part) -> None:
+    """Refuse arrays over the batch axes that do not fit, of a part of a mask or of a score."""
+    for name, array, shape, largest, rising in part._held(problem.seqlen_q, problem.seqlen_k):
+        name = f"{of}: {type(part).__name__} {name}"
+        if isinstance(array, int):
+            if largest is not None and not 0 <= array <= largest:
+                raise ValueError(f"{name}: got {array}, allowed 0 to {largest}")
+            continue
+        if library(array) != "numpy" and library(array) != problem.xp:
+            raise TypeError(f"{name}: got a {library(array)}.ndarray beside inputs of {problem.xp}")
+        lead = array.shape[: array.ndim - len(shape)]
+        fits = len(lead) == len(problem.batch) and all(a in (1, b) for a, b in zip(lead, problem.batch))
+        if not fits or array.shape[len(lead) :] != shape:
+            axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
+            raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
+                             "all batch axes, heads included, each of full size or 1"
+                             + _shape_to_pass(name.split()[-1], array.shape, problem.batch, shape))
+        if largest is not None and library(array) == "numpy":
+            check_values(name, array, largest, rising)
+            if rising:
+                _warn_of_lengths(name, array, largest)
 
 
 def _shape_to_pass(name: str, given: tuple[int, ...], batch: tuple[int, ...], own: tuple[int, ...]) -> str:
@@ -424,15 +429,16 @@ def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:
 _check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change
 
 
-def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any) -> tuple[Part, ...]:
-    """The parts of a score, checked, with arrays in the library of q."""
+def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any, segments: Mask | None) -> tuple[Part, ...]:
+    """The parts of a score, checked, with arrays in the library of q, beside a mask with these segments."""
     for part in parts:
         for name, array in part._arrays().items():
             if library(array) not in ("numpy", problem.xp):
                 raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray beside inputs of "
                                 f"{problem.xp}")
         part._fit(problem.batch, problem.seqlen_q, problem.seqlen_k)
-    return tuple([part._like(q) for part in parts])
+        _check_held(problem, "score", part)
+    return tuple([part._like(q)._within(segments) for part in parts])
 
 
 def _scale(scale: Any, problem: Problem) -> float:

@@ -59,7 +59,7 @@ def attention_backward(
     dScores: list[Any] = []
     for part, S in reversed(list(zip(inputs.score, scores))):   # dS behind each part of the score, from the last one on
         found = part._gradient(dS, lse, (D - dLse)[..., 0]) if part._wants_gradient else None
-        dScores[:0] = [found] * len(part._arrays())
+        dScores[:0] = [found] * len(part._weights)
         with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: no gradient is there
             dS = np.where(dS == 0, 0, dS * part._derivative(S))
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K

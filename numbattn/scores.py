@@ -11,7 +11,7 @@ import dis
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import import_module
 from types import CodeType, FunctionType, ModuleType
@@ -21,10 +21,12 @@ from uuid import uuid4
 import numpy as np
 
 from .checks import DTYPES, Array, flag, integer, library, number, words_for
+from .masks import Held, Integers, _clip, _given, _integers
 from .values import Value, broadcasts, moved, shown, sum_broadcast
 
 PROCESS = uuid4().hex  # of all that is only known here
 FLOATING = ", ".join(map(str, DTYPES))
+FARTHEST = 2**30  # a farther offset means the same
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
 
 
@@ -44,6 +46,19 @@ class Part(Value):
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        """Its arrays over all batch axes, as those of a mask."""
+        return ()
+
+    def _within(self, segments: Any) -> Part:
+        """The part beside a mask with these Segments, or None."""
+        return self
+
+    @property
+    def _weights(self) -> tuple[Any, ...]:
+        """Its arrays that have a place among the gradients."""
+        return tuple(self._arrays().values())
 
     @property
     def _kind(self) -> tuple[Any, ...]:
@@ -70,8 +85,11 @@ class ArrayPart(Part):
 
     @property
     def _array(self) -> Any:
-        (array,) = self._arrays().values()
-        return array
+        return getattr(self, fields(cast(Any, self))[0].name)
+
+    @property
+    def _weights(self) -> tuple[Any, ...]:
+        return (self._array,)
 
     @property
     def _wants_gradient(self) -> bool:
@@ -82,10 +100,50 @@ class ArrayPart(Part):
         return batch
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
-        ((name, array),), shape = self._arrays().items(), self._whole_shape(batch, seqlen_q, seqlen_k)
+        name, array = fields(cast(Any, self))[0].name, self._array
+        shape = self._whole_shape(batch, seqlen_q, seqlen_k)
         if not broadcasts(array.shape, shape):
             raise ValueError(f"score: {type(self).__name__} {name}: got the shape {array.shape}, which does not "
                              f"broadcast to {shape}")
+
+
+class DistancePart(ArrayPart):
+    """A part that depends on how far a key is ahead of a query's own key, i + offset."""
+
+    offset: Integers | None
+    _segments: Any = None  # within which it is aligned
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = f"{type(self).__name__} offset"
+        self._set(offset=None if self.offset is None else _integers(name, self.offset))
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return _given(offset=self.offset)
+
+    def _within(self, segments: Any) -> Part:
+        if segments is None or self.offset is not None:
+            return self
+        part = replace(cast(Any, self))
+        part._set(_segments=segments)
+        return cast(Part, part)
+
+    def _whole_offset(self, seqlen_q: int, seqlen_k: int) -> Any:
+        """An int, or an integer array over the batch axes; None where it depends on the segment."""
+        segments = self._segments
+        if segments is not None:  # between equal offsets a query's own key has the query's number
+            return 0 if segments.keys is None and seqlen_q == seqlen_k else None
+        return seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FARTHEST, FARTHEST)
+
+    def _ahead(self, S: Any) -> Any:
+        """How far each key is ahead of each query's own."""
+        m, n = S.shape[-2:]
+        i, j, offset = np.arange(m, like=S), np.arange(n, like=S), self._whole_offset(m, n)
+        if offset is None:
+            own = self._segments._rows(i, n).own
+        else:
+            own = i + (offset if isinstance(offset, int) else offset[..., None])
+        return j - own[..., None]
 
 
 Scores: TypeAlias = Part | Sequence[Part] | None
@@ -126,10 +184,8 @@ class Softcap(Part):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alibi(ArrayPart):
-    """S = S - slope |i + seqlen_k - seqlen_q - j|: the farther a key, the less it counts.
-
-    The last query is at the last key, as in `Causal`.
+class Alibi(DistancePart):
+    """S = S - slope |i + offset - j|: the farther a key from a query's own, the less it counts.
 
     Parameters
     ----------
@@ -137,6 +193,9 @@ class Alibi(ArrayPart):
         Any floating dtype.
     gradient : bool, optional
         Whether the gradient of the slopes is wanted.
+    offset : int or integer array over the batch axes, optional
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, as in
+        `Causal`, within `Segments` those of each segment.
 
     Notes
     -----
@@ -154,12 +213,14 @@ class Alibi(ArrayPart):
 
     slopes: Array | float
     gradient: bool = True
+    offset: Integers | None = field(default=None, kw_only=True)
 
     def _applied(self, S: Any) -> Any:
-        return S - self._array.astype(S.dtype)[..., None, None] * _distance(S)
+        return S - self._array.astype(S.dtype)[..., None, None] * abs(self._ahead(S)).astype(S.dtype)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
-        return sum_broadcast(-(dS * _distance(dS)).sum(axis=(-2, -1)), self._array.shape)
+        distance = abs(self._ahead(dS)).astype(dS.dtype)
+        return sum_broadcast(-(dS * distance).sum(axis=(-2, -1)), self._array.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,8 +262,8 @@ class Bias(ArrayPart):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RelativeBias(ArrayPart):
-    """S = S + table[..., clip(j - i, -reach, reach) + reach], with reach = (entries - 1) / 2.
+class RelativeBias(DistancePart):
+    """S = S + table[..., clip(j - (i + offset), -reach, reach) + reach], with reach = (entries - 1) / 2.
 
     Parameters
     ----------
@@ -210,6 +271,10 @@ class RelativeBias(ArrayPart):
         Any floating dtype; its leading axes are broadcast to the batch axes, (..., heads).
     gradient : bool, optional
         Whether its gradient is wanted.
+    offset : int or integer array over the batch axes, optional
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, as in
+        `Causal`, within `Segments` those of each segment: so one query and all keys, a step of decoding, take the table
+        of training as it is.
 
     Examples
     --------
@@ -220,10 +285,15 @@ class RelativeBias(ArrayPart):
     array([[0.2 , 0.4 , 0.4 ],
            [0.14, 0.29, 0.57],
            [0.25, 0.25, 0.5 ]])
+    >>> na.attention_weights(q[-1:], k, score=na.RelativeBias(table)).round(2)
+    array([[0.25, 0.25, 0.5 ]])
+    >>> na.attention_weights(q[-1:], k, score=na.RelativeBias(table, offset=0)).round(2)
+    array([[0.2, 0.4, 0.4]])
     """
 
     table: Array
     gradient: bool = True
+    offset: Integers | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,11 +310,11 @@ class RelativeBias(ArrayPart):
 
     def _entries(self, S: Any) -> Any:
         """Which entry each element takes."""
-        i, j = _indices(S)
-        return np.clip(j - i, -self._reach, self._reach) + self._reach
+        return np.clip(self._ahead(S), -self._reach, self._reach) + self._reach
 
     def _applied(self, S: Any) -> Any:
-        return S + self._array.astype(S.dtype)[..., self._entries(S)]
+        tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self.table.shape[-1]))
+        return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         at = self._entries(dS)
@@ -504,14 +574,3 @@ def _checked(name: str, array: Any, dtypes: tuple[Any, ...], words: str) -> Any:
     if not library(array) or array.dtype not in dtypes:
         raise TypeError(f"{name}: got {words_for(array)}, expected an array of NumPy or CuPy, of {words}")
     return array
-
-
-def _indices(S: Any) -> tuple[Any, Any]:
-    m, n = S.shape[-2:]
-    return np.arange(m, like=S)[:, None], np.arange(n, like=S)
-
-
-def _distance(S: Any) -> Any:
-    """Of each query's own key from each key."""
-    i, j = _indices(S)
-    return abs(i + S.shape[-1] - S.shape[-2] - j).astype(S.dtype)

@@ -24,7 +24,7 @@ def assert_equal(got, want):
 
 def differentiated(score):
     """The arrays of a score that have a gradient."""
-    return [x for part in score if part._wants_gradient for x in part._arrays().values()]
+    return [x for part in score if part._wants_gradient for x in part._weights]
 
 
 def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
@@ -123,7 +123,7 @@ def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     grads = na.attention_backward(xp.asarray(do), saved, dlse=xp.asarray(dlse), deterministic=deterministic)
     for grad, x in zip(grads, (q, k, v)):
         assert grad.dtype == x.dtype
-    assert len(grads.score) == sum(len(part._arrays()) for part in saved.inputs.score)
+    assert len(grads.score) == sum(len(part._weights) for part in saved.inputs.score)
     arrays, of_score = differentiated(saved.inputs.score), [x for x in grads.score if x is not None]
     for grad, x in zip(of_score, arrays, strict=True):
         assert (grad.dtype, grad.shape) == (x.dtype, x.shape)

@@ -346,15 +346,19 @@ def test_empty_arrays(shapes):
 
 
 # -------------------------------------------------------------------------------------------------- packed sequences
+DISTANCES = na.Alibi(np.float32(0.1)), na.RelativeBias(np.sin(np.arange(21, dtype=np.float32)))
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(LENGTH, LENGTH), min_size=1, max_size=5), st.sampled_from([
     None, na.Causal(), na.Window(30, 5), na.Causal() & na.Window(150, None), na.Prefix(1), na.Prefix(0) & na.Causal(),
     na.Causal() & (na.Window(5, 0) | na.Window(None, -130)),
-]), st.sampled_from([1, 2]))  # fmt: skip
-@example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], na.Causal(), 1)
-@example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], None, 2)
-def test_packed_is_separate(lengths, mask, heads_k):
-    """Bit for bit: tiles are cut, and sums made in the order, as in a call on each sequence alone."""
+]), st.sampled_from([1, 2]), st.sampled_from([(), DISTANCES]))  # fmt: skip
+@example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], na.Causal(), 1, ())
+@example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], None, 2, DISTANCES)
+def test_packed_is_separate(lengths, mask, heads_k, score):
+    """Bit for bit: tiles are cut, and sums made in the order, as in a call on each sequence alone. What is learned of a
+    score has the sum of the gradients."""
     if any(n == 0 for _, n in lengths):
         mask = None if isinstance(mask, na.Prefix) else mask    # a Prefix is no longer than the keys
     rng = np.random.default_rng(0)
@@ -362,9 +366,9 @@ def test_packed_is_separate(lengths, mask, heads_k):
                   ((2, m), (heads_k, n), (heads_k, n), (2, m))] for m, n in lengths]  # fmt: skip
     (q, queries), (k, keys), (v, _), (do, _) = (na.pack(x) for x in zip(*sequences))
     segments = na.Segments(queries, keys)
-    o, saved = na.attention_forward(q, k, v, mask=segments if mask is None else segments & mask)
+    o, saved = na.attention_forward(q, k, v, mask=segments if mask is None else segments & mask, score=score)
     grads = na.attention_backward(do, saved)
-    alone = [na.attention_forward(*x[:3], mask=mask) for x in sequences]
+    alone = [na.attention_forward(*x[:3], mask=mask, score=score) for x in sequences]
     wanted = [na.attention_backward(x[3], its) for x, (_, its) in zip(sequences, alone)]
     for x, y in zip(na.unpack(o, queries), alone, strict=True):
         assert_equal(x, y[0])
@@ -373,6 +377,15 @@ def test_packed_is_separate(lengths, mask, heads_k):
     for packed, separate, its in zip(grads, zip(*wanted), (queries, keys, keys)):
         for x, y in zip(na.unpack(packed, its), separate, strict=True):
             assert_equal(x, y)
+    for packed, *separate in zip(grads.score, *(its.score for its in wanted)):
+        np.testing.assert_allclose(packed, sum(separate), rtol=1e-4, atol=1e-4 * max(1, abs(packed).max()))
+
+
+def test_an_offset_counts_packed_rows_and_columns(rng):
+    q, k, v = random(rng, (4, 9, 8), np.float32), *random(rng, (2, 2, 12, 8), np.float32)
+    segments, table = na.Segments([0, 4, 9], [0, 3, 12]), random(rng, (4, 5), np.float32)
+    check(q, k, v, rng, mask=segments, score=[na.RelativeBias(table, offset=1),
+                                              na.Alibi(random(rng, 4, np.float32), offset=np.arange(4))])  # fmt: skip
 
 
 def test_results_do_not_depend_on_the_number_of_threads(rng):

@@ -124,11 +124,25 @@ def test_parts_are_what_they_say(rng):
     np.testing.assert_allclose(na.attention_weights(q, k, score=na.Sink(slopes)), P, rtol=1e-12)
 
 
-def test_the_last_query_is_at_the_last_key():
-    q, k = np.zeros((2, 8)), np.zeros((4, 8))
-    P = na.attention_weights(q, k, score=na.Alibi(1.0))
-    want = np.exp(-abs(np.arange(2)[:, None] + 2 - np.arange(4)))
-    np.testing.assert_allclose(P, want / want.sum(-1, keepdims=True))
+@pytest.mark.parametrize("offset", [None, 0, -3, np.int32(9), np.array([[1], [-4]]), np.array([[2, 0, 99]], np.uint8)])
+def test_offsets_are_what_they_say(rng, offset):
+    """Without one the last query is at the last key."""
+    q, k, slopes, table = np.zeros((2, 3, 2, 8)), np.zeros((2, 3, 4, 8)), rng.random(3), rng.standard_normal((2, 1, 5))
+    at = 4 - 2 if offset is None else np.asarray(offset, int)[..., None, None]
+    ahead = np.broadcast_to(np.arange(4) - (np.arange(2)[:, None] + at), (2, 3, 2, 4))
+    entries = np.take_along_axis(np.broadcast_to(table[..., None, :], (2, 3, 2, 5)), np.clip(ahead, -2, 2) + 2, -1)
+    for score, want in ((na.Alibi(slopes, offset=offset), -slopes[:, None, None] * abs(ahead)),
+                        (na.RelativeBias(table, offset=offset), entries)):
+        P = np.exp(want) / np.exp(want).sum(-1, keepdims=True)
+        np.testing.assert_allclose(na.attention_weights(q, k, score=score), P)
+
+
+def test_decoding_with_the_score_of_training(rng):
+    """The last row of a call equals a call with that one query."""
+    q, k, v = rng.standard_normal((3, 2, 40, 8))
+    for score in (na.RelativeBias(rng.standard_normal((2, 9))), na.Alibi(rng.random(2))):
+        whole = na.attention(q, k, v, causal=True, score=score)
+        np.testing.assert_allclose(na.attention(q[:, -1:], k, v, causal=True, score=score), whole[:, -1:], rtol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------------ corners
@@ -217,6 +231,22 @@ def test_low_scores_in_float64(rng):
 @pytest.mark.parametrize("mask", MASKS)
 def test_parts(rng, name, mask):
     check(*qkv(rng), rng, score=PARTS[name](rng, np.float32), mask=MASKS[mask](rng))
+
+
+OFFSETS = {
+    "number": lambda rng: -70,
+    "by batch": lambda rng: rng.integers(-M, N, (B, 1)),
+    "by head": lambda rng: rng.integers(-M, N, (B, H)).astype(np.int32),
+}
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_offsets(rng, offset):
+    """The gradients are sums over matrices of different offsets."""
+    offset = OFFSETS[offset](rng)
+    score = [na.Alibi(random(rng, H, np.float32) / 50, offset=offset), na.Softcap(5.0),
+             na.RelativeBias(random(rng, (1, 41), np.float32), offset=offset)]  # fmt: skip
+    check(*qkv(rng, heads_k=2), rng, score=score, causal=True)
 
 
 PAIRS = [*itertools.permutations(("softcap", "alibi", "pair bias", "relative", "sink"), 2),
@@ -505,6 +535,7 @@ def test_parts_are_values():
     assert na.Softcap(3) == na.Softcap(3.0) != na.Softcap(4.0)
     assert na.Bias(x) == na.Bias(x) != na.Bias(x.copy())
     assert na.Bias(x) != na.Bias(x, gradient=False)
+    assert na.Alibi(x) == na.Alibi(x) != na.Alibi(x, offset=0) == na.Alibi(x, offset=0)
     assert len({na.Bias(x), na.Bias(x), na.Softcap(1), na.Softcap(1.0)}) == 2
     assert repr(na.Bias(x)) == "Bias(bias=<float64 array (3, 3)>, gradient=True)"
     with pytest.raises(AttributeError):
@@ -516,7 +547,8 @@ def test_a_score_compiles_nothing_that_is_not_there(rng):
     q, k, v = rng.standard_normal((3, 2, 9, 8))
     na.attention(q, k, v)
     compiled = len(forward_kernel.signatures)
-    for score in (na.Softcap(1.0), na.Bias(np.zeros((9, 1))), [na.Sink(0.0), na.Alibi(0.0), na.Softcap(2.0)]):
+    for score in (na.Softcap(1.0), na.Bias(np.zeros((9, 1))), [na.Sink(0.0), na.Alibi(0.0), na.Softcap(2.0)],
+                  [na.Alibi(0.0, offset=3), na.RelativeBias(np.zeros(5), offset=np.array([1, 2]))]):
         na.attention(q, k, v, score=score)
     assert len(forward_kernel.signatures) == compiled
 
@@ -545,6 +577,10 @@ WRONG = {
     "half arrays": (lambda: na.Score(far_and_foreign, arrays=[np.zeros(3, np.float16)]), TypeError,
                     r"Score arrays\[0\]: got numpy.ndarray of float16, expected an array of"),
     "checks what is no function": (lambda: na.check_score(na.Softcap(1.0)), TypeError, "expected a numbattn.Score"),
+    "offset": (lambda: na.Alibi(1.0, offset=0.5), TypeError, "Alibi offset: got 0.5, expected an int or an integer"),
+    "offset by place": (lambda: na.RelativeBias(X, True, 0), TypeError, "positional arguments"),
+    "offset axes": (lambda: na.attention(X, X, X, score=na.RelativeBias(np.zeros(5), offset=np.zeros((1, 2), int))),
+                    ValueError, r"score: RelativeBias offset: got the shape \(1, 2\), expected \(2 or 1\): all batch"),
     "table": (lambda: na.attention(X, X, X, score=na.RelativeBias(np.zeros((3, 5)))), ValueError,
               r"score: RelativeBias table: got the shape \(3, 5\)"),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..masks import Grid
+from ..masks import Grid, Rows
 
 
 class Matrices(NamedTuple):
@@ -22,7 +22,7 @@ class Matrices(NamedTuple):
 class Tiles(NamedTuple):
     """Tiles of queries, none of which lies in two segments. Without Segments all is one segment."""
 
-    table: Any  # int64 (tiles, 6): batch, head, m0, m_end, and the keys of the segment, first and end
+    table: Any  # int64 (tiles, 7): batch, head, m0, m_end; of the segment first and end of its keys, and its offset
     starts: Any  # of the tiles of each score matrix: number n has rows starts[n]:starts[n + 1]
     pairs: int  # (query, key) in one segment, of all tiles together
     longest: int  # the most keys of a segment
@@ -63,7 +63,7 @@ class Scratch(NamedTuple):
 
 
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 5)))
-NO_TILES = np.zeros((0, 4), np.int64)
+NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
 
@@ -105,32 +105,33 @@ def tiles_of(problem, mask, tile_m, at_multiples=False):
     """The Tiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
     if mask._segments is None:
         return _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
-    ((first, end),) = mask._segments._intervals(np.arange(problem.seqlen_q), problem.seqlen_k)
-    return _tiles(problem.batch, first, end, tile_m, at_multiples)
+    rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
+    return _tiles(problem.batch, rows, tile_m, at_multiples)
 
 
 @lru_cache(maxsize=64)
 def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
-    return _tiles(batch, np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), tile_m, False)
+    own = np.arange(seqlen_q) + seqlen_k - seqlen_q
+    return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m, False)
 
 
-def _tiles(batch, first, end, tile_m, at_multiples):
-    """The Tiles where the segment of query i has the keys [first[..., i], end[..., i])."""
-    *lead, seqlen_q = first.shape
-    rows = (x.reshape(math.prod(lead), seqlen_q) for x in (first, end))
+def _tiles(batch, rows, tile_m, at_multiples):
+    """The Tiles where queries lie in the segments that the Rows say."""
+    *lead, seqlen_q = rows.own.shape
+    rows = [x.reshape(math.prod(lead), seqlen_q) for x in rows]
     cuts = [_cut(*row, tile_m, at_multiples) for row in zip(*rows)]
     own = np.broadcast_to(np.arange(len(cuts)).reshape(lead), batch).ravel()  # the cut of each score matrix
     counts = np.array([len(cut) for cut in cuts], np.int64)[own]
     matrix, cut = np.repeat(np.arange(own.size), counts), np.concatenate([cuts[number] for number in own] or [NO_TILES])
     table = np.column_stack([*np.divmod(matrix, batch[-1] if batch else 1), cut])
-    m0, m_end, first, end = cut.T
+    m0, m_end, first, end, _ = cut.T
     pairs, longest = int(((m_end - m0) * (end - first)).sum()), int((end - first).max(initial=0))
     return Tiles(table, np.append(0, np.cumsum(counts)), pairs, longest, bool(lead) and lead[-1] > 1)
 
 
-def _cut(first, end, tile_m, at_multiples):
-    """m0, m_end, first and end of each tile of a row of queries, the last one first: under a causal mask it is the
-    heaviest."""
+def _cut(first, end, own, tile_m, at_multiples):
+    """m0, m_end, first, end and offset of each tile of a row of queries, the last one first: under a causal mask it is
+    the heaviest."""
     changes = np.flatnonzero((np.diff(first) != 0) | (np.diff(end) != 0)) + 1
     multiples = np.arange(0, first.size if at_multiples else 0, tile_m)
     bounds = np.unique(np.concatenate([[0, first.size], changes, multiples]))
@@ -138,7 +139,7 @@ def _cut(first, end, tile_m, at_multiples):
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a tile within its bounds
     m0 = np.repeat(bounds[:-1], counts) + tile_m * number
     m_end = np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))
-    return np.stack([m0, m_end, first[m0], end[m0]], axis=-1)[::-1]
+    return np.stack([m0, m_end, first[m0], end[m0], own[m0] - m0], axis=-1)[::-1]
 
 
 def sight_of(problem, mask):

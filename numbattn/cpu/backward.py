@@ -75,11 +75,10 @@ def gradients_of_score(saved, given, scratch, work):
     """The gradient of each array in the score; None where it is not wanted."""
     problem, parts = saved.problem, saved.inputs.score
     for number, part in enumerate(parts):
-        arrays = list(part._arrays().values())
         if not part._wants_gradient:
-            yield from [None] * len(arrays)
+            yield from [None] * len(part._weights)
             continue
-        (array,) = arrays
+        (array,) = part._weights
         if isinstance(part, Sink):
             lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
             yield part._gradient(None, lse, delta).astype(array.dtype, copy=False)
@@ -117,6 +116,7 @@ class Queries(NamedTuple):
     m0: Any
     m_end: Any
     segment: Any  # its first key
+    offset: Any  # of the segment
     first: Any
     end: Any
     band: Any
@@ -188,19 +188,20 @@ def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curve
                 n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
                 _, dP = differentiate_tile(scratch, given, at, n0, n_end)
                 pull_back(dP, scratch.slopes, curved_before, given.curved)
-                collect(dx, dP, given.steps, step, at.m0, n0)
+                collect(dx, dP, given.steps, step, at.batch, at.head, at.m0, n0, at.offset)
 
 
 @inline
 def queries_of(scratch, given, row):
     """The Queries in a row of Tiles.table, not loaded yet."""
-    batch, head, m0, m_end, segment, segment_end = row
+    batch, head, m0, m_end, segment, segment_end, offset = row
     band, intervals = band_of(given.sight, batch, head), intervals_of(given.sight, batch, head)
     m_end = max(min(m_end, band[2]), m0)
     first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
     QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
     vectors = tile(scratch.vectors, 2, m_end - m0)
-    return Queries(batch, head, m0, m_end, segment, first, end, band, intervals, QT, dOT, vectors[0], vectors[1])
+    lse_log2, D = vectors[0], vectors[1]
+    return Queries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse_log2, D)
 
 
 @inline
@@ -226,7 +227,7 @@ def differentiate_tile(scratch, given, at, n0, n_end):
         return S, dP
     K, V = matrix(given.k, batch, head, dtype)[n0:n_end], matrix(given.v, batch, head, dtype)[n0:n_end]
     product(S, K, at.QT, one, False)                                        # line 11: S = scale Q K^T, transposed
-    score(S, given.steps, scratch.slopes, batch, head, at.m0, n0)
+    score(S, given.steps, scratch.slopes, batch, head, at.m0, n0, at.offset)
     mask_band(S, at.band, at.m0, n0)                                        # line 12: MASK(S)
     mask_intervals(S, at.intervals, at.m0, n0)
     if state == PARTIAL:

@@ -71,7 +71,7 @@ def forward_kernel(
     _, heads, _ = lse.shape
     dtype, one = lse.dtype, lse.dtype.type(1)
     for block in range(first_block, end_block):
-        batch, head, m0, m_end, segment, segment_end = tiles[block]
+        batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
         K, V, O = matrix(k, batch, head, dtype), matrix(v, batch, head, dtype), o[batch, head, m0:m_end]
         QT = tile(scratch.QT, q.cols, m_end - m0)
         transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale))
@@ -91,7 +91,7 @@ def forward_kernel(
                 return
             S = tile(scratch.S, n_end - n0, m_end - m0)
             product(S, K[n0:n_end], QT, one, False)                         # Alg. 2 line 10: S = scale Q K^T
-            score(S, steps, scratch.slopes, batch, head, m0, n0)
+            score(S, steps, scratch.slopes, batch, head, m0, n0, offset)
             mask_band(S, band, m0, n0)                                      # line 11: MASK(S)
             mask_intervals(S, intervals, m0, n0)
             if state == PARTIAL:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checks import DTYPES
-from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, sink_of
+from ..scores import Alibi, Bias, DistancePart, RelativeBias, Score, Sink, Softcap, sink_of
 from .arguments import compact, matrices_of
 from .function import call_at, record_of, tile_function
 from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile
@@ -26,21 +26,24 @@ PARTS = 16  # at most, of which a sum over all tiles of queries is made: a const
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 6): kind; rows and columns of its matrices, and strides; shift, reach or function
+    numbers: Any  # int64 (steps, 7): kind; rows and columns of its matrices, strides; reach or function; is aligned
     caps: Any  # float64 (steps)
+    offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
 
 def steps_of(problem, parts):
     """The Steps of a score, and the arrays to keep alive."""
-    numbers, caps, values, alive = [], [], [], []
+    numbers, caps, offsets, values, alive = [], [], [], [], []
+    zero = np.zeros(problem.matrices, np.int64)
     for part in parts:
         if isinstance(part, Sink):
             continue
         if isinstance(part, Score):
             function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
-            numbers.append((FUNCTION, 0, 0, 0, 0, function.address))
+            numbers.append((FUNCTION, 0, 0, 0, 0, function.address, False))
             caps.append(0.0)
+            offsets.append(zero)
             values.append(np.full(problem.matrices, record.ctypes.data))
             alive += function, record
             continue
@@ -48,18 +51,21 @@ def steps_of(problem, parts):
         x = np.require(x, x.dtype if isinstance(part, Bias) else problem.sum_dtype, "A")
         kind = OF_BIASES[x.dtype] if isinstance(part, Bias) else KINDS[type(part)]
         matrices = matrices_of(x, problem)
-        extra = {Alibi: problem.seqlen_k - problem.seqlen_q, RelativeBias: x.shape[-1] // 2}.get(type(part), 0)
-        numbers.append((kind, *x.shape[-2:], *x.strides[-2:], extra))
+        reach = part._reach if isinstance(part, RelativeBias) else 0
+        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k) if isinstance(part, DistancePart) else 0
+        numbers.append((kind, *x.shape[-2:], *x.strides[-2:], reach, offset is None))
         caps.append(getattr(part, "cap", 0.0))
+        offsets.append(zero if offset is None else np.broadcast_to(offset, problem.batch).reshape(problem.matrices))
         values.append(matrices.address + matrices.offsets)
         alive.append(x)
-    numbers, caps = np.array(numbers, np.int64).reshape(-1, 6), np.array(caps, np.float64)
-    return Steps(numbers, caps, np.array(values, np.int64).reshape(len(caps), *problem.matrices)), alive
+    numbers, caps = np.array(numbers, np.int64).reshape(-1, 7), np.array(caps, np.float64)
+    offsets, values = (np.array(x, np.int64).reshape(len(caps), *problem.matrices) for x in (offsets, values))
+    return Steps(numbers, caps, offsets, values), alive
 
 
 def _matrix_of(part):
     """The array of a part with rows and columns; of a Softcap one that nobody reads."""
-    (x,) = part._arrays().values() or (np.zeros(1),)
+    (x,) = part._weights or (np.zeros(1),)
     if isinstance(part, Alibi):
         return x[..., None, None]
     return x[..., None, :] if isinstance(part, RelativeBias) else x.reshape((1,) * (2 - x.ndim) + x.shape)
@@ -80,11 +86,14 @@ def curved_in(parts):
 
 # ------------------------------------------------------------------------------------------------------------- scores
 @inline
-def score(S, steps, slopes, batch, head, m0, n0):
-    """All steps in order. slopes: a tile for each derivative that is not 1, or nothing."""
+def score(S, steps, slopes, batch, head, m0, n0, aligned):
+    """All steps in order. slopes: a tile for each derivative that is not 1, or nothing.
+
+    aligned: the offset of the tile's queries within their segment.
+    """
     number = 0
     for step in range(steps.caps.size):
-        kind, rows, cols, row_stride, col_stride, extra = steps.numbers[step]
+        kind, rows, cols, row_stride, col_stride, extra, _ = steps.numbers[step]
         place = steps.values[step, batch, head], rows, cols, row_stride, col_stride
         own_slopes = slopes[number * S.size : (number + 1) * S.size]
         if kind == CAP:
@@ -95,9 +104,10 @@ def score(S, steps, slopes, batch, head, m0, n0):
             call_at(extra, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, place[0])
             number += 1
         elif kind == ALIBI:
-            add_alibi(S, any_view(*place, S.dtype), m0 + extra - n0)
+            add_alibi(S, any_view(*place, S.dtype), m0 + offset_of(steps, step, batch, head, aligned) - n0)
         elif kind == RELATIVE:
-            add_relative(S, any_view(*place, S.dtype), n0 - m0, extra)
+            first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
+            add_relative(S, any_view(*place, S.dtype), first, extra)
         elif kind == FLOAT32:
             add_bias(S, any_view(*place, np.float32), m0, n0)
         elif kind == FLOAT64:
@@ -106,6 +116,12 @@ def score(S, steps, slopes, batch, head, m0, n0):
             add_bits(S, any_view(*place, np.uint16), float_of_float16, m0, n0)
         else:
             add_bits(S, any_view(*place, np.uint16), float_of_bfloat16, m0, n0)
+
+
+@inline
+def offset_of(steps, step, batch, head, aligned):
+    """The own key of query 0."""
+    return aligned if steps.numbers[step, 6] else steps.offsets[step, batch, head]
 
 
 @inline
@@ -157,7 +173,7 @@ def add_alibi(S, slope, first):
 
 @inline
 def add_relative(S, table, first, reach):
-    """first: how far the first key is behind the first query."""
+    """first: how far the first key is behind the own key of the first query."""
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             S[j, i] += table[0, min(max(first + j - i, -reach), reach) + reach]
@@ -176,17 +192,18 @@ def pull_back(dS, slopes, first, end):
 
 
 @inline
-def collect(dx, dS, steps, step, m0, n0):
+def collect(dx, dS, steps, step, batch, head, m0, n0, aligned):
     """Add a tile of dS, that behind the step, to the gradient of the step's array."""
-    kind, _, _, _, _, extra = steps.numbers[step]
+    kind, _, _, _, _, reach, _ = steps.numbers[step]
+    first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
     if kind == ALIBI:
         for j in range(dS.shape[0]):
             for i in range(dS.shape[1]):
-                dx[0, 0] -= abs(m0 + extra - n0 + i - j) * dS[j, i]
+                dx[0, 0] -= abs(first + j - i) * dS[j, i]
     elif kind == RELATIVE:
         for j in range(dS.shape[0]):
             for i in range(dS.shape[1]):
-                dx[0, min(max(n0 - m0 + j - i, -extra), extra) + extra] += dS[j, i]
+                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
     else:
         one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
         for j in range(dS.shape[0]):

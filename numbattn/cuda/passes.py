@@ -14,19 +14,20 @@ from ..dual import naming
 from ..intervals import Intervals, Prefix
 from ..masks import AnyOf, Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
-from ..scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap
+from ..scores import Alibi, Bias, DistancePart, RelativeBias, Score, Sink, Softcap
 from ..values import sum_broadcast
 from .kernels import BACKWARD, FORWARD, user_functions
 from .kernels.intervals import CLOSE, OPEN, OR
-from .kernels.score import SINK_PART
+from .kernels.score import BY_MATRIX, SINK_PART
 from .kernels.visibility import FARTHEST
-from .plan import plan
+from .plan import ALIGNED, plan
 from .spec import SIDES
 from .steps import (
     Call,
     Part,
     array_of_function,
     array_of_mask,
+    array_of_offset,
     array_of_part,
     gradient_of_part,
     sums_by_row,
@@ -67,7 +68,7 @@ class Passes:
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "dk": dk, "dv": dv}
         of_score = []
         for number, part in enumerate(inputs.score):
-            held = [gpu.empty(x.shape, x.dtype) if part._wants_gradient else None for x in part._arrays().values()]
+            held = [gpu.empty(x.shape, x.dtype) if part._wants_gradient else None for x in part._weights]
             of_score += held
             if part._wants_gradient:
                 (arrays[gradient_of_part(number)],) = held
@@ -130,7 +131,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
             given[...] = sum_to(whole[..., : given.shape[-1]], given.shape)
         for number, part in enumerate(parts):
             if gradient_of_part(number) in arrays:
-                finish_gradient(part, number, arrays, problem.seqlen_q)
+                finish_gradient(part, number, arrays, problem)
     return True
 
 
@@ -297,17 +298,26 @@ def score_and_arrays(parts, problem):
             arrays[array_of_part(number)] = np.broadcast_to(part.bias, shape)
         else:
             arrays[array_of_part(number)] = part._array.astype(problem.sum_dtype, copy=False)
-        if isinstance(part, Alibi):
-            numbers = (problem.seqlen_k - problem.seqlen_q,)
+        if isinstance(part, DistancePart):
+            offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
+            if isinstance(offset, int):
+                numbers = (offset,)
+            elif offset is None:
+                kind += f" {ALIGNED}"
+            else:
+                kind += f" {BY_MATRIX}"
+                arrays[array_of_offset(number)] = offset.astype(np.int32)
         found.append(Part(kind, numbers, part._wants_gradient))
     return tuple(found), arrays
 
 
-def finish_gradient(part, number, arrays, seqlen_q):
+def finish_gradient(part, number, arrays, problem):
     """The gradient of a part's array, from what kernels have left of it."""
     grad, sums = arrays[gradient_of_part(number)], arrays.get(sums_of_part(number))
     if isinstance(part, RelativeBias):
-        grad[...] = sums_of_entries(sums, seqlen_q, part._reach)
+        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
+        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
+        grad[...] = sum_broadcast(table, grad.shape)
     elif sums_by_row(number) in arrays:
         grad[...] = sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)
     elif isinstance(part, Alibi):
@@ -317,22 +327,27 @@ def finish_gradient(part, number, arrays, seqlen_q):
         grad[...] = sums.reshape(grad.shape)
 
 
-def sums_of_entries(sums, seqlen_q, reach):
+def sums_of_entries(sums, seqlen_q, reach, offset):
     """The gradient of a RelativeBias' table from what `kernels.score_gradient.diagonal_sums` has found.
 
     sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
-    `step` elements behind the one before, and is `parts` times as wide: they overlap.
+    `step` elements behind the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
+    the batch axes.
     """
     *lead, count, parts, step = sums.shape
     whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))
     for part in range(parts):
         whole[..., part : part + count, :] += sums[..., part, :]
     whole, tile_m = whole.reshape(*lead, -1), (parts - 1) * step
-    first = 1 - -(-seqlen_q // tile_m) * tile_m  # j - i of the first diagonal
     if reach == 0:
         return whole.sum(axis=-1, keepdims=True)
+    offset = offset if isinstance(offset, int) else offset[..., None]
+    first = 1 - -(-seqlen_q // tile_m) * tile_m - offset  # how far the first diagonal is ahead of own keys
+    ahead = np.arange(whole.shape[-1], like=sums) + first
+    at = np.arange(1 - reach, reach, like=sums) - first
+    inside = np.take_along_axis(whole, np.broadcast_to(np.clip(at, 0, whole.shape[-1] - 1), (*lead, at.shape[-1])), -1)
     table = np.zeros_like(sums, shape=(*lead, 2 * reach + 1))
-    left, right = (min(max(x - first, 0), whole.shape[-1]) for x in (1 - reach, reach))
-    table[..., 0], table[..., -1] = whole[..., :left].sum(axis=-1), whole[..., right:].sum(axis=-1)
-    table[..., first + left + reach : first + right + reach] = whole[..., left:right]
+    table[..., 0] = np.where(ahead <= -reach, whole, 0).sum(axis=-1)
+    table[..., 1:-1] = np.where((at >= 0) & (at < whole.shape[-1]), inside, 0)
+    table[..., -1] = np.where(ahead >= reach, whole, 0).sum(axis=-1)
     return table

@@ -6,10 +6,10 @@ import numpy as np
 
 from .build import Key
 from .kernels.gradients import comes_with_dq
-from .kernels.intervals import SEGMENTS, count_of_gaps, own_axes
+from .kernels.intervals import SEGMENTS, count_of_gaps, has_offsets, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
-from .kernels.score import SINK_PART, is_natural, kind_of, place_of_part
-from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, spec_of
+from .kernels.score import BY_MATRIX, BY_QUERY, BY_SEGMENT, SINK_PART, is_natural, kind_of, offset_kind, place_of_part
+from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from .kernels.score_gradient_hopper import bias_spec_of, diagonals_spec_of
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
@@ -46,6 +46,7 @@ from .steps import (
     Temporary,
     array_of_function,
     array_of_mask,
+    array_of_offset,
     array_of_part,
     gradient_of_part,
     sums_by_row,
@@ -69,6 +70,8 @@ SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
+OFFSETS = "offsets of own keys"  # of each query, within its segment
+ALIGNED = "aligned"  # of a part of a score: within segments, by segment or by query, as kernels take them
 
 
 def plan(candidates, problem, device, call):
@@ -86,7 +89,7 @@ class Planner:
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
-        slopes = [number for number, part in enumerate(call.score) if part.kind == "alibi" and part.gradient]
+        slopes = [number for number, part in enumerate(call.score) if kind_of(part.kind) == "alibi" and part.gradient]
         self.slopes = slopes[0] if "do" in self.layouts and len(slopes) == 1 else None
         sinks = [number for number, part in enumerate(call.score) if part.kind == SINK_PART and part.gradient]
         self.sink = sinks[0] if "do" in self.layouts and sinks else None
@@ -149,10 +152,11 @@ class Planner:
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
+        score = tuple([kind.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for kind in self.score])
         if segments:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
-            self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, self.score,
+            self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, segments,
         )  # fmt: skip
 
@@ -220,7 +224,7 @@ class Planner:
                  for which, x in enumerate(part.numbers) if x is None]  # fmt: skip
         axes = len(self.problem.batch)
         lead = np.broadcast_shapes((1,) * axes, *(self.layouts[name].shape[:axes] for name in names))
-        for name in (FIRST, END, *self.names_of_gaps()):
+        for name in (FIRST, END, *self.names_of_gaps(), *[OFFSETS] * has_offsets(work)):
             self.add_temporary(name, (*lead, self.problem.seqlen_q), INT32)
         self.add_launches(INTERVALS_SPEC, work, tiles, INTERVALS_SPEC.parameters(work, tiles))
 
@@ -277,14 +281,15 @@ class Planner:
             return
         shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
         about = {"behind": place_of_part(self.score, number)}
-        if part.kind == "relative":
-            self.add_diagonal_sums(sums_of_part(number), shape[:-1], about)
+        if kind_of(part.kind) == "relative":
+            self.add_gradient_of_table(number, offset_kind(part.kind), shape, about)
             return
         rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if part.kind == "bias" else (1, 1)
         lead = shape[:-2] if part.kind == "bias" else shape
         sizes = self.problem.seqlen_q, self.problem.seqlen_k
         sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
-        about |= {"weight": "distance" if part.kind == "alibi" else "", "sums_cols": sums_cols, "sums_rows": sums_rows}
+        weight = "distance" if kind_of(part.kind) == "alibi" else ""
+        about |= {"weight": weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
         spec = self.gradient_spec(own, out_dtype=self.problem.sum_dtype.name, **about)
         tiles = self.fitting(spec)
         rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
@@ -300,6 +305,19 @@ class Planner:
     def gradient_spec(self, own, **about):
         """That of the kernel for the gradient of a bias, or of slopes."""
         return self.first_of(bias_spec_of(own, **about), spec_of(bias_gradient, own, **about))
+
+    def add_gradient_of_table(self, number, offset, shape, about):
+        """The steps of the gradient of a RelativeBias' table; offset: its kind."""
+        name, (*lead, entries) = sums_of_part(number), shape
+        if offset == BY_MATRIX:
+            lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)
+        if offset != ALIGNED:
+            self.add_diagonal_sums(name, lead, about)
+            return
+        spec = spec_of(entry_sums, name, **about)
+        tiles = self.fitting(spec)
+        self.add_temporary(name, (*lead, tiles.tile_m, entries), self.problem.sum_dtype)
+        self.add_own(spec, tiles, entries)
 
     def add_diagonal_sums(self, name, lead, about):
         """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
@@ -380,9 +398,9 @@ class Planner:
         elif argument is PACKING:
             yield from self.packing(mask)
         elif argument is INTERVALS:
-            yield from self.intervals()
+            yield from self.intervals(work)
         elif argument is SCORE:
-            yield from self.scores()
+            yield from self.scores(work.score)
         elif argument == "scale_log2" and is_natural(self.score):
             yield LOG2_E
         elif argument in numbers:
@@ -412,10 +430,12 @@ class Planner:
             yield from (self.at(array_of_mask(0, which), own=1) for which in range(2))
             yield from (self.problem.seqlen_q, self.problem.seqlen_k, "own_lo", "own_hi")
 
-    def intervals(self):
+    def intervals(self, work):
         """The fields of a kernels.intervals.Parts."""
         yield from (self.at(FIRST, own=1), self.at(END, own=1), "own_lo", "own_hi")
         yield from (self.at(name, own=1) for name in self.names_of_gaps())
+        if has_offsets(work):
+            yield self.at(OFFSETS, own=1)
         for number, part in enumerate(self.call.intervals):
             for which, x in enumerate(part.numbers):
                 yield self.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x
@@ -428,18 +448,24 @@ class Planner:
         boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
         return f"{kind} {layout.dtype.name} {alignment(layout)}{boxes}"
 
-    def scores(self):
+    def scores(self, kinds):
         """The fields of a kernels.score.Scores."""
-        parts = sorted(enumerate(self.call.score), key=lambda x: x[1].kind == SINK_PART)
+        parts = sorted(enumerate(kinds), key=lambda x: x[1] == SINK_PART)
         if parts:
             yield from ("scale", "inverse_scale")
-        for number, part in parts:
-            yield from self.arrays_of_part(number, part.kind)
-            yield from part.numbers
+        for number, kind in parts:
+            yield from self.arrays_of_part(number, kind)
+            yield from self.call.score[number].numbers
 
     def arrays_of_part(self, number, kind):
-        if kind in OWN_AXES:
-            yield self.at(array_of_part(number), own=OWN_AXES[kind])
+        if kind_of(kind) in OWN_AXES:
+            yield self.at(array_of_part(number), own=OWN_AXES[kind_of(kind)])
+        if offset_kind(kind) == BY_MATRIX:
+            yield self.at(array_of_offset(number), own=0)
+        elif offset_kind(kind) == BY_SEGMENT:
+            yield 0                                         # kernels know it
+        elif offset_kind(kind) == BY_QUERY:
+            yield self.at(OFFSETS, own=1)
         elif kind_of(kind) in (FUNCTION, SHIFT):
             yield from ("first_batch", self.problem.seqlen_q, self.problem.seqlen_k)
             for which in range(len(arrays_of(kind))):

@@ -67,8 +67,8 @@ class Plan(NamedTuple):
 class Part(NamedTuple):
     """Of a score or of a mask's intervals.
 
-    Its array, if it has one, is "score 0" and so on; those of a function are "score 0 array 0" ..., those of a mask's
-    part "mask 0 0" ...
+    Its array, if it has one, is "score 0" and so on, its offset, if that is an array, "score 0 offset"; those of a
+    function are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
     """
 
     kind: str  # see kernels.score, kernels.intervals
@@ -97,6 +97,10 @@ def array_of_mask(number, which):
 def array_of_part(number):
     """Its name."""
     return f"score {number}"
+
+
+def array_of_offset(number):
+    return f"{array_of_part(number)} offset"
 
 
 def array_of_function(number, which):

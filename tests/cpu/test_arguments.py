@@ -66,20 +66,23 @@ def test_tiles(offsets, at_multiples):
     for batch, head in np.ndindex(3, 2):
         for row in tiles.table[tiles.starts[2 * batch + head] : tiles.starts[2 * batch + head + 1]]:
             assert tuple(row[:2]) == (batch, head)
-            m0, m_end, first, end = row[2:]
+            m0, m_end, first, end, offset = row[2:]
             assert 0 < m_end - m0 <= 32
             assert not at_multiples or m0 // 32 == (m_end - 1) // 32
             found[batch, head, m0:m_end] += 1
             keys = np.arange(300)
             np.testing.assert_array_equal(visible[batch, 0, m0:m_end], [(first <= keys) & (keys < end)] * (m_end - m0))
+            if first < end:                             # its last key is that of the segment's last query
+                ends = queries[batch, 0].tolist()
+                assert offset == end - next(x for x in ends if x >= m_end)
             pairs += visible[batch, 0, m0:m_end].sum()
     assert (found == 1).all()
     assert tiles.pairs == pairs
 
 
 def test_tiles_without_segments():
-    problem, inputs = describe(*np.zeros((3, 2, 70, 1)), causal=True)
+    problem, inputs = describe(np.zeros((2, 70, 1)), *np.zeros((2, 2, 90, 1)), causal=True)
     tiles = arguments.tiles_of(problem, inputs.mask, 32)
-    rows = [(64, 70, 0, 70), (32, 64, 0, 70), (0, 32, 0, 70)]           # the heaviest first
+    rows = [(64, 70, 0, 90, 20), (32, 64, 0, 90, 20), (0, 32, 0, 90, 20)]       # the heaviest first
     np.testing.assert_array_equal(tiles.table, [(0, head, *row) for head in range(2) for row in rows])
     assert tiles.starts.tolist() == [0, 3, 6]

@@ -9,7 +9,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.problem import DTYPES
-from tests.tools.device import BY_UNIT, HOPPER, on
+from tests.tools.device import BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
 
 from .. import test_intervals as masks
@@ -60,6 +60,18 @@ def test_gradients_of_scores_that_need_no_kernel_of_their_own(rng, small, kinds,
     mask = na.Segments(np.array([3, 3, 40, 68]), np.array([0, 20, 90, 130])) & na.Causal()
     with world_of("compiled"), on(HOPPER):
         q, k, v = masks.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d)
+        check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
+
+
+@pytest.mark.parametrize(("device", "dtype", "kinds"), [
+    (TURING, np.float32, "slopes and table"), (HOPPER, np.float16, "table"),
+])  # fmt: skip
+def test_distances_within_segments_of_unequal_lengths(rng, device, dtype, kinds):
+    """Where tiles lie in several of them, each query has an offset of its own."""
+    q, k, v = (random(rng, (1, n, 8), dtype) for n in (40, 70, 70))
+    score = [na.RelativeBias(random(rng, (1, 3), dtype)), *[na.Alibi(random(rng, 1, dtype) / 9)] * ("slopes" in kinds)]
+    mask = na.Segments(np.array([3, 3, 20, 38]), np.array([0, 9, 40, 66]))
+    with world_of("compiled"), on(device):
         check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
 
 

@@ -20,7 +20,7 @@ from numbattn.cuda.kernels import (
     tables,
 )
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
-from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, spec_of
+from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.score_gradient_hopper import bias_spec_of, diagonal_sums_hopper, diagonals_spec_of
 from numbattn.cuda.kernels.visibility import PACKED
 from numbattn.cuda.passes import plans
@@ -313,6 +313,44 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     assert kernels(forward) == FORWARD_STEPS
 
 
+UNEQUAL = np.array([0, 500, 1000], np.int32)
+
+
+@pytest.mark.parametrize(("device", "mask", "offset", "kinds"), [
+    (HOPPER, None, None, ""), (HOPPER, na.Segments(OFFSETS), None, ""), (HOPPER, na.Segments(OFFSETS, UNEQUAL), 3, ""),
+    (HOPPER, na.Segments(OFFSETS, UNEQUAL), None, " segment"), (HOPPER, None, np.zeros((1, 8), np.int32), " matrix"),
+    (DEVICES[8, 0], na.Segments(OFFSETS, UNEQUAL), None, " query"), (DEVICES[8, 0], na.Segments(OFFSETS), None, ""),
+], ids=["none", "equal", "number", "segment", "matrix", "query", "any GPU"])  # fmt: skip
+def test_what_offsets_depend_on(device, mask, offset, kinds):
+    """On a tile's segment or a query only where those of keys are others."""
+    score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), False, offset=offset)]
+    for planned in plans(device, Q, Q, Q, mask=mask, score=score):
+        found = {dict(step.key.parameters)["score"] for step in planned.steps if "score" in dict(step.key.parameters)}
+        assert found == {(f"alibi{kinds}", f"relative{kinds}")}
+
+
+def test_another_offset_compiles_nothing():
+    def keys(offset):
+        score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), offset=offset)]
+        return [step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps]
+
+    assert keys(None) == keys(-70)
+    assert keys(np.zeros((2, 1), int)) == keys(np.ones((2, 8), np.int8))
+
+
+@pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
+    (None, 5, "diagonal_sums_hopper", ()), (None, np.zeros((2, 1), int), "diagonal_sums_hopper", (2, 1)),
+    (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
+], ids=["number", "matrix", "equal", "query"])  # fmt: skip
+def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
+    """Matrices of different offsets have sums of their own."""
+    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=na.RelativeBias(np.zeros(9), offset=offset))
+    assert kernels(backward)[-1] == name
+    (sums,) = (x.shape for x in backward.temporaries if x.name == "sums of score 0")
+    assert sums[: len(lead)] == lead
+    assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
+
+
 def test_padded_lines_have_room_for_the_slots_of_all_segments():
     _, backward = plans(HOPPER, Q, Q, Q, mask=na.Segments(OFFSETS))
     slots = 1000 // 128 + len(OFFSETS) + 1
@@ -479,7 +517,8 @@ def ramp_choices():
 def slopes_choices():
     """The kernel on Hopper in which the gradient of slopes comes with dQ."""
     for i, (d, mask) in enumerate([(64, ()), (64, KINDS[1]), (128, (PACKED,)), (128, KINDS[1])]):
-        score = (("alibi",), ("sink", "alibi"))[i % 2]
+        slopes = "alibi segment" if PACKED in mask else "alibi"
+        score = ((slopes,), ("sink", slopes))[i % 2]
         found = work(("float16", "bfloat16")[i % 2], d, d, mask=mask, score=score, slopes=i % 2)
         yield pytest.param(backward_hopper_kv.SPEC_SUMS, found, 0, id=f"slopes {d} {'+'.join(mask)}")
 
@@ -488,13 +527,28 @@ def table_choices():
     """The forward kernel on Hopper with a RelativeBias, beside a mask's arrays or not."""
     kinds = (64, ()), (64, KINDS[1]), (128, ()), (128, (PACKED,)), (192, ()), (256, (PACKED,))
     for i, (d, mask) in enumerate(kinds):
-        dtype, score = ("float16", "bfloat16")[i % 2], (("relative",), ("sink", "relative"))[i // 2 % 2]
+        dtype, table = ("float16", "bfloat16")[i % 2], "relative segment" if PACKED in mask else "relative matrix"
+        score = ((table,), ("sink", table))[i // 2 % 2]
         found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
         if PACKED not in mask or d > 128:
             gradient = diagonals_spec_of("sums", behind=0)
-            found = found._replace(mask=KINDS[1] if mask else ())
+            found = found._replace(mask=KINDS[1] if mask else (), score=("relative",))
             yield pytest.param(gradient, found, 0, id=f"sums {dtype} {d} {'+'.join(found.mask)}")
+
+
+def query_choices():
+    """Where each query has an offset of its own: the gradient of a table, and kernels that take slopes and table."""
+    about = {"mask": ("intervals",), "score": ("relative query",)}
+    for dtype, d, device in (("float16", 64, HOPPER), ("float32", 128, DEVICES[8, 0]), ("float32", 64, DEVICES[7, 5])):
+        yield pytest.param(spec_of(entry_sums, "sums", behind=0), work(dtype, d, d, device=device, **about), 0,
+                           id=f"entries {dtype} {d}")  # fmt: skip
+    for i, d in enumerate((64, 128)):
+        found = work(("float16", "bfloat16")[i], d, d, mask=("intervals",), score=("alibi query", "relative query"))
+        for candidates in (*FORWARD, *BACKWARD[1:]):
+            spec = next(spec for spec in candidates if spec.takes(found))
+            if SCORE in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"query {spec.name} {d}")
 
 
 def score_choices():
@@ -542,7 +596,8 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
 
 
 MANY_CHOICES = *choices(), *hopper_choices(), *backward_choices(), *boxed_choices(), *score_choices()
-CHOICES = [*MANY_CHOICES[::4], *packed_choices(), *ramp_choices(), *slopes_choices(), *table_choices()]
+CHOICES = [*MANY_CHOICES[::4], *packed_choices(), *ramp_choices(), *slopes_choices(), *table_choices(),
+           *query_choices()]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)

@@ -127,6 +127,18 @@ def test_a_table_of_all_batches(rng, sizes):
         check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=score, mask=na.Window(60, 100))
 
 
+@pytest.mark.parametrize(("device", "dtype", "part", "offset"), [
+    (TURING, np.float32, "alibi", [[30, -20]]), (HOPPER, np.float16, "alibi", [[30, -20]]),
+    (HOPPER, np.float16, "relative", [[30, -20]]),
+], ids=["slopes", "slopes with dQ", "table"])  # fmt: skip
+def test_offsets(rng, small, device, dtype, part, offset):
+    """One of each matrix."""
+    array = random(rng, (2,) if part == "alibi" else (1, 9), dtype) / 20
+    kind = na.Alibi if part == "alibi" else na.RelativeBias
+    with world_of("compiled"), on(device):
+        check(*scores.qkv(rng, dtype, heads_k=1), rng, score=kind(array, offset=np.array(offset)))
+
+
 @pytest.mark.parametrize("kind", ["segments", "blocks"])
 def test_gradients_where_tiles_are_empty(rng, sizes, kind):
     sizes(1, 1, 140, 140)

@@ -171,7 +171,7 @@ TABLE = [
         "(np.diff(first) != 0) | (np.diff(end) != 0)": "np.diff(first) != 0",
         "first.size if at_multiples else 0": "0",
         "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
-        "end[m0]], axis=-1)[::-1]": "end[m0]], axis=-1)",
+        "own[m0] - m0], axis=-1)[::-1]": "own[m0] - m0], axis=-1)",
         "batch[-1] if batch else 1), cut": "1), cut",
     }),
     Faults("cpu/forward.py", CPU, {
@@ -186,7 +186,7 @@ TABLE = [
         "(m[i] + np.log2(l[i])) * math.log(2)": "m[i] + np.log2(l[i])",
         "if l[i] != 0 else -np.inf": "if l[i] != 0 else 0.0",
         "factor = kept_scale / l[i]": "factor = 1 / l[i]",
-        "score(S, steps, scratch.slopes, batch, head, m0, n0)": "pass",
+        "score(S, steps, scratch.slopes, batch, head, m0, n0, offset)": "pass",
         "alpha[i] = exp2(m[i] - m_new)": "alpha[i] = 1",
         "l[i] * alpha[i] + exp2(logit - m_new)": "l[i] * alpha[i]",
     }),
@@ -198,7 +198,9 @@ TABLE = [
         "(chunk - at.segment // TILE_N) % chunks": "chunk",
     }),
     Faults("cpu/score.py", ["test_scores.py"], {
-        "Alibi: problem.seqlen_k - problem.seqlen_q": "Alibi: 0",
+        "zero if offset is None else np.broadcast_to(offset": "zero if offset is None else np.broadcast_to(0",
+        "aligned if steps.numbers[step, 5] else ": "",
+        "first = n0 - m0 - offset_of(steps, step, batch, head, aligned)": "first = n0 - m0",
         "x = x[..., :1, :] if x.strides[-2] == 0 else x": "x = x[..., :1, :]",
         "slopes[number * S.size : (number + 1) * S.size]": "slopes[: S.size]",
         "derivative[j, i] = (S[j, i] + one) * half * half": "derivative[j, i] = one",
@@ -232,10 +234,11 @@ TABLE = [
         "            if library(y):": "            if False:",
         "and x not in above": "",
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
-        "sum_broadcast(-(dS * _distance(dS))": "sum_broadcast((dS * _distance(dS))",
-        "np.clip(j - i, -self._reach": "np.clip(i - j, -self._reach",
+        "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
+        "return j - own[..., None]": "return own[..., None] - j",
+        "0 if segments.keys is None and seqlen_q == seqlen_k else None": "0",
         "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
-        "abs(i + S.shape[-1] - S.shape[-2] - j)": "abs(i - j)",
+        "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
         "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",
     }),
     Faults("cpu/backward.py", [*CPU, *NOTHING_SEEN], {
@@ -383,8 +386,8 @@ TABLE = [
     Faults("cuda/kernels/score.py", SCORES, {
         "cap - 2 * cap * r": "cap - cap * r",
         "F * (4 * r * (1 - r))": "F * (4 * r)",
-        "convert(SIGN * (n0 - m0), ACC)": "convert(n0 - m0, ACC)",
-        "distance(m0 + shift, n0) * slope": "distance(m0, n0) * slope",
+        "convert(SIGN * (n0 - (m0 + offset)), ACC)": "convert(n0 - (m0 + offset), ACC)",
+        "n0 - (m0 + offset)": "n0 - m0",
         "diagonal_index(layout, SIGN * ahead) * SIGN": "diagonal_index(layout, SIGN * ahead)",
         "maximum(minimum(ahead, reach), -reach)": "minimum(ahead, reach)",
         "number > curved[0]": "number >= curved[0]",
@@ -394,8 +397,8 @@ TABLE = [
         "return alpha * reciprocal(total)": "return reciprocal(total)",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_entries_far_from_the_diagonal"], {
-        "entry(ahead - BEFORE, reach)": "entry(ahead, reach)",
-        "entry(ahead + AHEAD, reach)": "entry(ahead, reach)",
+        "entry_of(ahead - BEFORE, table)": "entry_of(ahead, table)",
+        "entry_of(ahead + AHEAD, table)": "entry_of(ahead, table)",
         "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
         "table[batch, head, least]": "table[batch, head, 0]",
     }),
@@ -412,7 +415,7 @@ TABLE = [
         "            fence_async_proxy()\n": "",
         "k == 2, whole - high - middle": "k == 2, whole - high",
         "slopes[batch, head] * scores.inverse_scale": "slopes[batch, head]",
-        "m0 + shift - n0)": "m0 + shift)",
+        "m0 + offset_of(scores, batch, head, m0) - n0)": "m0 + offset_of(scores, batch, head, m0))",
         "ramp.at + TILE_M - 1:": "ramp.at:",
         "Side(-ramp.slope,": "Side(ramp.slope,",
         "operand(-ramp.pieces, COLUMNS)": "operand(ramp.pieces, COLUMNS)",
@@ -437,8 +440,36 @@ TABLE = [
         "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
-        "add_tile(sums, dS, m0 + shift, n0)": "add_tile(sums, dS, m0, n0)",
+        "opaque(m0), n0)), sums)": "0, n0)), sums)",
         "m0 + DOWN, n0 + RIGHT": "m0, n0",
+    }),
+    Faults("cuda/kernels/score.py", [
+        "cuda/test_scores.py::test_offsets", "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+    ], {
+        "return index(offsets[batch, head])": "return index(offsets[batch, 0])",
+        "convert(offset_of(scores, batch, head, m0) * SIGN, ACC)": "convert(offset_of(scores, batch, head, m0), ACC)",
+        "* SIGN - offset_of(scores, batch, head, m0)": "* SIGN",
+    }),
+    Faults("cuda/kernels/score.py", [
+        "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own[slopes and sink-1-24]"
+    ], {
+        "within(scores.parts, own - query)": "within(scores.parts, own)",
+    }),
+    Faults("cuda/kernels/score_gradient.py", [
+        "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+    ], {
+        "low + apart if entry > 0 else -FARTHEST": "low + apart",
+        "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
+        "== entry, dS, 0)": "== entry, 0, dS)",
+    }),
+    Faults("cuda/passes.py", ["cuda/test_scores.py::test_offsets"], {
+        "first = 1 - -(-seqlen_q // tile_m) * tile_m - offset": "first = 1 - -(-seqlen_q // tile_m) * tile_m",
+        "(at >= 0) & (at < whole.shape[-1])": "at >= 0",
+    }),
+    Faults("cuda/plan.py", ["cuda/test_plan.py::test_what_offsets_depend_on",
+                            "cuda/test_plan.py::test_the_gradient_of_a_table_by_its_offset"], {
+        "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
+        "lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)": "pass",
     }),
     Faults("cuda/passes.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)":

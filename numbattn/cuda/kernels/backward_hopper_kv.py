@@ -87,7 +87,7 @@ from .gradients import (
 )
 from .layouts import DTYPES, array_type
 from .schedule import place
-from .score import is_curved, kind_of, looks_up, place_of_part, score_steps_ahead, slopes_steps
+from .score import is_curved, kind_of, looks_up, place_of_part, score_steps_ahead, slopes_steps, within_segment
 from .segments import keys_of, queries_of, slot_step
 from .visibility import (
     BY_INTERVALS,
@@ -199,10 +199,11 @@ def backward_kv(
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
-    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, S_TILE, np.float32, True), slopes is not None
+    start_slopes, add_slopes = slopes_steps(slopes, score, S_TILE, np.float32, transposed=True)
+    MAKES_SLOPES = slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, is_boxed=IS_BOXED)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
-    keys_of_block = keys_step(mask, ROWS * CONSUMERS)
+    keys_of_block, scores_of = keys_step(mask, ROWS * CONSUMERS), within_segment(score)
     if adds_dq and ROW_PARTS * COL_PARTS != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
 
@@ -324,7 +325,8 @@ def backward_kv(
                 dP = dot(S_TILE, V, dO.tile.T)                  # line 17
             dP = wgmma_wait(dP, AFTER_DP)
             dS = dS_of(PF, dP, delta_of(delta, Q), call.delta_scale)         # line 20
-            slopes = add_slopes(slopes, dS, call.scores, segment.first_query + m0, segment.first_key + n0)
+            row, col = segment.first_query + m0, segment.first_key + n0
+            slopes = add_slopes(slopes, dS, call.scores, batch, at.head, row, col)
             if not dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)
             if adds_dq:
@@ -429,6 +431,7 @@ def backward_kv(
                 load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, stage(B_PIPELINE, 0))
         else:
             increase_registers(CONSUMER_REGISTERS)
+            scores = scores_of(scores, tile.segment)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             compute(mDK, mDV, mSums, mSlopes, tile, scale, call)
 
@@ -503,7 +506,8 @@ def adds_dq(work):
     element. Slopes beside a derivative spill registers at 64.
     """
     head_dim, _ = head_dims(work.problem)
-    has_room = head_dim == size_of(work) and not (head_dim == 64 and is_curved(work.score) and "alibi" in work.score)
+    slopes_beside_a_derivative = is_curved(work.score) and "alibi" in map(kind_of, work.score)
+    has_room = head_dim == size_of(work) and not (head_dim == 64 and slopes_beside_a_derivative)
     slopes_apart = makes_slopes(work) and (work.problem.group_size > 1 or looks_up_elements(work))
     in_two = work.deterministic or work.problem.head_dim <= 32 or slopes_apart
     return keeps_both(work) and has_room and not in_two

@@ -69,7 +69,7 @@ from .gradients import (
 )
 from .layouts import DTYPES
 from .schedule import place_grouped
-from .score import place_of_part, score_steps_ahead, slopes_steps
+from .score import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from .segments import count_step, queries_of, sight_step, slot_step
 from .tables import is_crowded
 from .visibility import (
@@ -110,11 +110,11 @@ def backward_q(
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
-    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, S_TILE, np.float32), slopes is not None
+    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, is_boxed=IS_BOXED)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    sight_of = sight_step(mask, ROWS)
+    sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
 
     @device
     def blocks_in_sight(sight, batch, head, m_block, m_end):
@@ -189,7 +189,8 @@ def backward_q(
         P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.delta_scale), F)     # line 20
         release(V)
-        slopes = add_slopes(slopes, dS, call.scores, segment.first_query + m0, segment.first_key + n0)
+        row, col = segment.first_query + m0, segment.first_key + n0
+        slopes = add_slopes(slopes, dS, call.scores, batch, head, row, col)
         return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
 
     @device
@@ -261,6 +262,7 @@ def backward_q(
                 load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head // group_size, m_block, m_end)
         else:
             increase_registers(CONSUMER_REGISTERS)
+            scores = scores_of(scores, segment)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
 

@@ -60,7 +60,7 @@ from .gradients import (
     with_results,
 )
 from .layouts import DTYPES
-from .score import kind_of, score_steps_ahead
+from .score import kind_of, score_steps_ahead, within_segment
 from .segments import keys_of
 from .user_functions import FUNCTION
 from .visibility import band_of, element_test, has_key_lengths, has_query_lengths
@@ -89,6 +89,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     )  # fmt: skip
     clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block, load_tiles = keys_step(mask, ROWS), loader(pipelines, first_queries, next_queries)
+    scores_of = within_segment(score)
 
     @device
     def product(X, Y, other, tile, at, call):
@@ -226,6 +227,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                     clear(V.tile, left)
                 fence_async_proxy()
                 sync_warpgroup()
+            scores = scores_of(scores, tile.segment)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             if warpgroup_index() == 0:
                 compute_v(mDV, K, V, tile, call)

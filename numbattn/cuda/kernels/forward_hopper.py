@@ -70,7 +70,17 @@ from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .ramp import DEPTH, is_ramp, ramp_steps
 from .schedule import finish, next_number, place_grouped
-from .score import boxed_bias, boxed_dtype, looks_up, may_be_far, parts_of, score_steps_ahead, scores_type, sink_steps
+from .score import (
+    boxed_bias,
+    boxed_dtype,
+    looks_up,
+    may_be_far,
+    parts_of,
+    score_steps_ahead,
+    scores_type,
+    sink_steps,
+    within_segment,
+)
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
 from .softmax import LN_2, logsumexp, softmax_steps
 from .tables import compiled_in
@@ -214,7 +224,7 @@ def forward(
     drop, IS_LOOKED_UP, IS_PACKED = drop_step(S_TILE, dropout), is_looked_up(mask), PACKED in mask
     HAS_KEY_LENGTHS = has_key_lengths(mask)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
-    tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
+    tiles_of, sight_of, scores_of = count_step(mask, TILE_M), sight_step(mask, ROWS), within_segment(score)
     look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, is_boxed=IS_BOXED)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, ramp_of, side_of, add_ramp, level_of = ramp_steps(score, S_TILE, SHARED_C, ACC)
@@ -530,10 +540,10 @@ def forward(
     @device
     def within(call, tile):
         """The Call, with what a segment's queries see, and the ramp of these rows."""
-        m0, n0 = place_of(tile, 0)
-        ramp = ramp_of(call.scores, tile.batch, tile.head, m0, n0)
+        (m0, n0), scores = place_of(tile, 0), scores_of(call.scores, tile.segment)
+        ramp = ramp_of(scores, tile.batch, tile.head, m0, n0)
         return Call(
-            call.tails, call.mLse, sight_of(call.sight, tile.segment), call.scores, call.drops, call.heads,
+            call.tails, call.mLse, sight_of(call.sight, tile.segment), scores, call.drops, call.heads,
             call.scale_log2, call.kept_scale, call.heads_per_tile, ramp,
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ from ..tile import (
     wait_on_dependencies,
 )
 from .schedule import place
+from .score import BY_QUERY, offset_kind
 from .visibility import EDGE, LINE, several
 
 SEGMENTS = "segments queries keys"
@@ -43,6 +44,7 @@ class Parts(NamedTuple):
     lo: Any  # query i sees key j only if lo <= j - (its own key) <= hi: of windows that are aligned within segments
     hi: Any
     gaps: Any  # int32 (batch, heads, seqlen_q) of each `|` first and end of the gap; end <= first where there is none
+    offsets: Any  # the same, where a score needs it: of the query's own key from the query
     parts: Any  # of each what its kind needs: see `part_types`
 
 
@@ -71,13 +73,20 @@ def count_of_gaps(parts):
     return parts.count(CLOSE)
 
 
-def parts_type(parts):
+def parts_type(parts, offsets):
     every = types.Tuple([types.Tuple(part_types(part)) for part in parts])
-    return types.NamedTuple([LINE, LINE, INDEX, INDEX, several(LINE, 2 * count_of_gaps(parts)), every], Parts)
+    gaps = several(LINE, 2 * count_of_gaps(parts))
+    return types.NamedTuple([LINE, LINE, INDEX, INDEX, gaps, several(LINE, offsets), every], Parts)
 
 
-def intervals(*, parts):
+def has_offsets(work):
+    """Whether a score needs those of own keys."""
+    return any(offset_kind(part) == BY_QUERY for part in work.score)
+
+
+def intervals(*, parts, offsets):
     """The kernel: a thread for each query."""
+    HAS_OFFSETS = offsets
     segment_of = segments(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
     seen = reduce(both, steps_of(parts), all_of_segment)
 
@@ -93,8 +102,10 @@ def intervals(*, parts):
             some = first < end
             mask.first[batch, head, i] = first if some else seqlen_k
             mask.end[batch, head, i] = end if some else 0
+            if HAS_OFFSETS:
+                mask.offsets[0][batch, head, i] = segment.own - i
 
-    return Source(kernel, types.void(parts_type(parts), INDEX, INDEX), QUERIES, overlaps=True)
+    return Source(kernel, types.void(parts_type(parts, offsets), INDEX, INDEX), QUERIES, overlaps=True)
 
 
 def steps_of(parts):
@@ -252,6 +263,6 @@ SPEC = Spec(
     intervals,
     (INTERVALS, "seqlen_q", "seqlen_k"),
     tiles=None,
-    parameters=lambda work, tiles: {"parts": work.intervals},
+    parameters=lambda work, tiles: {"parts": work.intervals, "offsets": has_offsets(work)},
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * -(-work.problem.seqlen_q // QUERIES),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from ..tile import (
     exp2,
     full,
     get,
+    index,
     load,
     maximum,
     minimum,
@@ -34,13 +35,15 @@ from ..tile import (
     take,
     where,
 )
-from .layouts import DTYPES, array_type, sum_type
+from .layouts import DTYPES, array_type, places_of, sum_type
 from .softmax import LOG2_E
 from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, nothing_ahead, shift
-from .visibility import is_looked_up
+from .visibility import EDGE, LINE, is_looked_up
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
 SINK_PART = "sink"
+OF_DISTANCE = "alibi", "relative"  # kinds of what depends on a key's distance from a query's own, i + offset
+BY_MATRIX, BY_SEGMENT, BY_QUERY = "matrix", "segment", "query"  # the offset, if it is not a number for all
 COLS_AT_ONCE = 32  # of dS, for the gradient of slopes
 
 
@@ -54,14 +57,15 @@ class Scores(NamedTuple):
 
 
 def kind_of(part):
-    """What is compiled in of a part is a string: its kind; of a bias dtype and alignment, too; for functions of the
-    user's own see `user_functions`."""
+    """What is compiled in of a part is a string: its kind; of a bias dtype and alignment, too; of slopes and tables
+    what their offset depends on; for functions of the user's own see `user_functions`."""
     return part.partition(" ")[0]
 
 
 def looks_up(score):
-    """Whether a part looks up a number for each element."""
-    return any(kind_of(part) in ("bias", "relative", FUNCTION) or has_matrices(part) for part in score)
+    """Whether a part looks up a number for each element, or row."""
+    kinds = "bias", "relative", FUNCTION
+    return any(kind_of(part) in kinds or has_matrices(part) or offset_kind(part) == BY_QUERY for part in score)
 
 
 def parts_of(score):
@@ -79,12 +83,21 @@ def part_types(part, number):
     if kind == "softcap":
         return number, number                                           # the cap, and 1 / cap
     if kind == "alibi":
-        return array_type(np.dtype(number.name), 2), INDEX              # slopes, and seqlen_k - seqlen_q
+        return array_type(np.dtype(number.name), 2), offset_type(part)  # slopes
     if kind == "relative":
-        return (array_type(np.dtype(number.name), 3),)                  # the table
+        return array_type(np.dtype(number.name), 3), offset_type(part)  # the table
     if kind in (FUNCTION, SHIFT):
         return function_types(part)
     return (array_type(DTYPES[about[0]], 4),)                           # the bias
+
+
+def offset_kind(part):
+    """Of slopes and tables: how the own key of query 0 is given."""
+    return part.partition(" ")[2] if kind_of(part) in OF_DISTANCE else None
+
+
+def offset_type(part):
+    return {BY_MATRIX: EDGE, BY_QUERY: LINE}.get(offset_kind(part), INDEX)
 
 
 def scores_type(score, dtype):
@@ -104,7 +117,7 @@ def is_curved(score):
 
 def is_natural(score):
     """Whether S behind all parts is an exponent of e, else it is Q K^T plus slopes."""
-    return any(part != "alibi" for part in parts_of(score))
+    return any(kind_of(part) != "alibi" for part in parts_of(score))
 
 
 def may_be_far(score):
@@ -279,7 +292,7 @@ def softcap(part, number, unit, layout, ACC, transposed):
 
 
 def alibi(part, number, unit, layout, ACC, transposed):
-    (own, _), distance = unit, distance_of(layout, ACC, transposed)
+    (own, _), distance = unit, distance_of(part, number, layout, ACC, transposed)
 
     @device
     def look_up(scores, tile, batch, head, m0, n0):
@@ -288,97 +301,190 @@ def alibi(part, number, unit, layout, ACC, transposed):
 
     @device
     def step(S, F, slope, scores, batch, head, m0, n0):
-        _, shift = scores.parts[number]
-        return S - distance(m0 + shift, n0) * slope, F
+        return S - distance(scores, batch, head, m0, n0) * slope, F
 
     return look_up, step
 
 
-def distance_of(layout, ACC, transposed=False):
-    """The device function (m0, n0): how far queries and keys of a tile are apart."""
-    SIGN = -1 if transposed else 1
+def distance_of(part, number, layout, ACC, transposed=False):
+    """The device function (scores, batch, head, m0, n0): how far the keys of a tile are from the queries' own."""
+    SIGN, offset_of = -1 if transposed else 1, offset_step(part, number, layout, transposed)
 
     @device
-    def distance(m0, n0):
-        return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)))
+    def distance(scores, batch, head, m0, n0):
+        offset = offset_of(scores, batch, head, m0)
+        return abs(diagonal_index(layout, convert(SIGN * (n0 - (m0 + offset)), ACC)))
 
-    return distance
+    @device
+    def by_query(scores, batch, head, m0, n0):
+        offsets = convert(offset_of(scores, batch, head, m0) * SIGN, ACC)
+        return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)) - offsets)
+
+    return by_query if offset_kind(part) == BY_QUERY else distance
 
 
-def slopes_steps(number, layout, ACC, transposed=False):
-    """Device functions for the gradient of the slopes of this part: () -> sums, for each row; (sums, dS, scores, m0,
-    n0) -> sums. Without a number there are none."""
-    ZERO, PARTS, add_tile = ACC(0), layout.row_parts(), slopes_step(layout, ACC, transposed)
+def offset_step(part, number, layout=None, transposed=False):
+    """The device function (scores, batch, head, m0): the offset of own keys; by query those of the tile's queries."""
+    places = places_of(transposed)
+
+    @device
+    def of_all(scores, batch, head, m0):
+        _, offset = scores.parts[number]
+        return offset
+
+    @device
+    def of_matrix(scores, batch, head, m0):
+        _, offsets = scores.parts[number]
+        return index(offsets[batch, head])
+
+    @device
+    def of_queries(scores, batch, head, m0):
+        _, offsets = scores.parts[number]
+        _, _, seqlen_q = shape(offsets)
+        i, _ = places(layout, m0, 0)
+        return take(offsets[batch, head], minimum(i, seqlen_q - 1))
+
+    return {BY_MATRIX: of_matrix, BY_QUERY: of_queries}.get(offset_kind(part), of_all)
+
+
+def within_segment(score):
+    """The device function (scores, segment): the Scores in a segment of packed arrays, from which offsets follow."""
+    parts = [with_offset if offset_kind(part) == BY_SEGMENT else with_part for part in parts_of(score)]
+    if with_offset not in parts:
+        return same_scores
+    within = reduce(lambda before, part: part[1](part[0], before), enumerate(parts), no_parts)
+
+    @device
+    def scores_of(scores, segment):
+        own, query = segment.first_key + segment.keys, segment.first_query + segment.queries    # behind its last ones
+        return Scores(scores.scale, scores.inverse_scale, within(scores.parts, own - query), scores.logits)
+
+    return scores_of
+
+
+@device
+def same_scores(scores, segment):
+    return scores
+
+
+@device
+def no_parts(parts, offset):
+    return ()
+
+
+def with_part(number, before):
+    @device
+    def parts_to(parts, offset):
+        return (*before(parts, offset), parts[number])
+
+    return parts_to
+
+
+def with_offset(number, before):
+    @device
+    def parts_to(parts, offset):
+        return (*before(parts, offset), (parts[number][0], offset))
+
+    return parts_to
+
+
+def slopes_steps(number, score, layout, ACC, transposed=False):
+    """Device functions for the gradient of the slopes of this part: () -> sums, for each row; (sums, dS, scores, batch,
+    head, m0, n0) -> sums. Without a number there are none."""
+    ZERO, PARTS = ACC(0), layout.row_parts()
 
     @device
     def start():
         return full(PARTS, ZERO)
 
     @device
-    def add(sums, dS, scores, m0, n0):
-        _, shift = scores.parts[number]
-        return add_tile(sums, dS, m0 + shift, n0)
-
-    @device
     def start_none():
         return ()
 
     @device
-    def add_none(sums, dS, scores, m0, n0):
+    def add_none(sums, dS, scores, batch, head, m0, n0):
         return sums
 
-    return (start_none, add_none) if number is None else (start, add)
+    if number is None:
+        return start_none, add_none
+    return start, slopes_step(parts_of(score)[number], number, layout, ACC, transposed)
 
 
-def slopes_step(layout, ACC, transposed):
-    """The device function (sums, dS, m0, n0) -> sums.
+def slopes_step(part, number, layout, ACC, transposed):
+    """The device function (sums, dS, scores, batch, head, m0, n0) -> sums.
 
     By parts of the tile, each a basic block: else ptxas keeps the distances of a whole one in registers, and spills.
     """
     if layout.shape[1] <= COLS_AT_ONCE:
-        distance = distance_of(layout, ACC, transposed)
+        distance = distance_of(part, number, layout, ACC, transposed)
 
         @device
-        def add_part(sums, dS, m0, n0):
-            if always():
-                sums = part_sum(-(dS * distance(opaque(m0), n0)), sums)     # computed anew, not kept since S
+        def add_part(sums, dS, scores, batch, head, m0, n0):
+            if always():                                        # the distance is computed anew, not kept since S
+                sums = part_sum(-(dS * distance(scores, batch, head, opaque(m0), n0)), sums)
             return sums
 
         return add_part
 
     HALF = replace(layout, cols=layout.cols.half())
     DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
-    add_half = slopes_step(HALF, ACC, transposed)
+    add_half = slopes_step(part, number, HALF, ACC, transposed)
 
     @device
-    def add_halves(sums, dS, m0, n0):
+    def add_halves(sums, dS, scores, batch, head, m0, n0):
         left, right = column_halves(dS)
-        return add_half(add_half(sums, left, m0, n0), right, m0 + DOWN, n0 + RIGHT)
+        sums = add_half(sums, left, scores, batch, head, m0, n0)
+        return add_half(sums, right, scores, batch, head, m0 + DOWN, n0 + RIGHT)
 
     return add_halves
 
 
+def entry_step(part, number, layout, transposed=False):
+    """The device function (scores, batch, head, m0, n0): which entries of the table the elements of a tile take."""
+    SIGN, offset_of = -1 if transposed else 1, offset_step(part, number, layout, transposed)
+
+    @device
+    def entries(scores, batch, head, m0, n0):
+        ahead = n0 - (m0 + offset_of(scores, batch, head, m0))          # of the first element
+        return entry_of(diagonal_index(layout, SIGN * ahead) * SIGN, scores.parts[number][0])
+
+    @device
+    def by_query(scores, batch, head, m0, n0):
+        ahead = diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - offset_of(scores, batch, head, m0)
+        return entry_of(ahead, scores.parts[number][0])
+
+    return by_query if offset_kind(part) == BY_QUERY else entries
+
+
+@device
+def entry_of(ahead, table):
+    """That of elements so far ahead of the own key of their query."""
+    _, _, count = shape(table)
+    reach = count // 2
+    return maximum(minimum(ahead, reach), -reach) + reach
+
+
 def relative(part, number, unit, layout, ACC, transposed):
-    (_, natural), ONE, SIGN = unit, ACC(1), -1 if transposed else 1
+    (_, natural), offset_of, ONE = unit, offset_step(part, number), ACC(1)
+    entries = entry_step(part, number, layout, transposed)
     LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
     BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
 
     @device
-    def entry(ahead, reach):
-        return maximum(minimum(ahead, reach), -reach) + reach
+    def by_query(S, F, found, scores, batch, head, m0, n0):
+        table, _ = scores.parts[number]
+        return S * natural(ONE, scores) + take(table[batch, head], entries(scores, batch, head, m0, n0)), F
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
-        (table,) = scores.parts[number]
-        _, _, count = shape(table)
-        reach, ahead = count // 2, n0 - m0                              # j - i of the first element
-        least, most = entry(ahead - BEFORE, reach), entry(ahead + AHEAD, reach)
+        table, _ = scores.parts[number]
+        ahead = n0 - (m0 + offset_of(scores, batch, head, m0))          # of the first element
+        least, most = entry_of(ahead - BEFORE, table), entry_of(ahead + AHEAD, table)
         if least == most:                                               # far from the diagonal all share an entry
             return S * natural(ONE, scores) + table[batch, head, least], F
-        entries = take(table[batch, head], entry(diagonal_index(layout, SIGN * ahead) * SIGN, reach))
-        return S * natural(ONE, scores) + entries, F
+        return by_query(S, F, found, scores, batch, head, m0, n0)
 
-    return nothing_ahead, step
+    return nothing_ahead, by_query if offset_kind(part) == BY_QUERY else step
 
 
 def bias(part, number, unit, layout, ACC, transposed):

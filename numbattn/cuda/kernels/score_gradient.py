@@ -2,8 +2,8 @@
 
 `bias_gradient` keeps a tile of a bias' gradient and loops over the score matrices to which the bias is broadcast, and
 over the tiles along axes of which it has only one. `diagonal_sums` is for functions of j - i: it keeps a diagonal of
-tiles, and sums along the diagonals. Both recompute S, P and dS, as in `backward`: no temporaries of the size of S, no
-atomics, the same bits in every run.
+tiles, and sums along the diagonals; `entry_sums` serves them where each query has an offset of its own, entry by entry.
+All recompute S, P and dS, as in `backward`: no temporaries of the size of S, no atomics, the same bits in every run.
 """
 
 from typing import Any, NamedTuple
@@ -42,9 +42,9 @@ from ..tile import (
 from .backward import CROWDED_Q, TILES_Q
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type, sums, vector
-from .score import distance_of, score_steps, scores_type
+from .score import distance_of, entry_step, parts_of, score_steps, scores_type
 from .tables import Tiles, parameters, rows_of
-from .visibility import band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
+from .visibility import FARTHEST, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
 
 def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):
@@ -160,8 +160,9 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     S_TILE, shared, ds_of = ds_step(**about, behind=behind)
     ACC = sum_type(DTYPES[dtype])
     (TILE_M, TILE_N), ROWS = S_TILE.shape, S_TILE.row_vector()
-    ZERO, SUMS_ROWS, SUMS_COLS, OF_DISTANCE, NUMBER = ACC(0), sums_rows, sums_cols, weight == "distance", behind
-    band_at, shown, distance = band_of(mask), is_shown(mask), distance_of(S_TILE, ACC)
+    ZERO, SUMS_ROWS, SUMS_COLS, OF_DISTANCE = ACC(0), sums_rows, sums_cols, weight == "distance"
+    band_at, shown = band_of(mask), is_shown(mask)
+    distance = distance_of(parts_of(score)[behind], behind, S_TILE, ACC) if weight else None
 
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
@@ -191,7 +192,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
                             kept_scale, batch, head, m0, n0,
                         )  # fmt: skip
                         if OF_DISTANCE:
-                            dS = -(dS * distance(m0 + scores.parts[NUMBER][1], n0))
+                            dS = -(dS * distance(scores, batch, head, m0, n0))
                         dB = dB + dS
         target, m0 = mDB[own_batch, own_head][:, n_first * TILE_N :], m_first * TILE_M
         if SUMS_COLS:
@@ -249,6 +250,60 @@ def diagonal_sums(*, behind, **about):
     return _source(kernel, dtype, ACC, mask, score, about["threads"], shared, [array_type(ACC, 3)] * 2)
 
 
+def entry_sums(*, behind, **about):
+    """The gradient of part number `behind`, a table beside offsets of each query: a block for each entry. Up to the
+    rows of a tile, which are left to be summed.
+
+    It is slow, since tiles are computed anew for each entry: those in which a key may have it.
+    """
+    dtype, mask, score = about["dtype"], about["mask"], about["score"]
+    S_TILE, shared, ds_of = ds_step(**about, behind=behind)
+    ACC = sum_type(DTYPES[dtype])
+    (TILE_M, TILE_N), ROWS, ZERO, NUMBER = S_TILE.shape, S_TILE.row_vector(), ACC(0), behind
+    band_at, shown, entries_of = band_of(mask), is_shown(mask), entry_step(parts_of(score)[behind], behind, S_TILE)
+
+    @device
+    def keys_with(entry, entries, offsets, m0, m_end):
+        """The keys [first, end) outside of which queries [m0, m_end) have none with this entry."""
+        low, high = m0 + offsets[m0], m0 + offsets[m0]
+        for i in range(m0 + 1, m_end):
+            low, high = minimum(low, i + offsets[i]), maximum(high, i + offsets[i])
+        apart = entry - entries // 2
+        return low + apart if entry > 0 else -FARTHEST, high + apart + 1 if entry < entries - 1 else FARTHEST
+
+    def kernel(
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
+    ):
+        batches, heads, seqlen_q = shape(mLse)
+        _, _, _, entries = shape(mSums)
+        entry, matrix = block_index() % entries, block_index() // entries
+        own_batch, own_head, batch_end, head_end = matrices_of(matrix, own_batches, own_heads, batches, heads)
+        total = full(S_TILE, ZERO)
+        for batch in range(own_batch, batch_end):
+            for head in range(own_head, head_end):
+                band, offsets = band_at(sight, batch, head), scores.parts[NUMBER][1][batch, head]
+                for m_block in range((seqlen_q + TILE_M - 1) // TILE_M):
+                    m0, m_end = m_block * TILE_M, minimum((m_block + 1) * TILE_M, seqlen_q)
+                    first, end = keys_in_sight(band, m0, m_end)
+                    near, far = keys_with(entry, entries, offsets, m0, m_end)
+                    first, end = maximum(first, near) // TILE_N, (minimum(end, far) + TILE_N - 1) // TILE_N
+                    for n_block in range(first, end):
+                        if not shown(sight, batch, head, m_block, n_block):
+                            continue
+                        n0 = n_block * TILE_N
+                        dS = ds_of(
+                            (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
+                            kept_scale, batch, head, m0, n0,
+                        )  # fmt: skip
+                        total = total + where(entries_of(scores, batch, head, m0, n0) == entry, dS, 0)
+        target, sums = mSums[own_batch, own_head][:, entry], row_sum(total)
+        if adds:
+            sums = sums + load(target, ROWS, 0)
+        save(target, sums, 0)
+
+    return _source(kernel, dtype, ACC, mask, score, about["threads"], shared)
+
+
 def _source(kernel, dtype, out, mask, score, threads, shared, scratch=()):
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
@@ -270,6 +325,7 @@ TILES = {  # where there is none, those of `backward` for dQ: dS takes its place
             64: (Tiles("mma", 128, 32, 256),), 128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 64, 16, 128),)
         }
     },
+    entry_sums: {},
 }  # fmt: skip
 SUMMED = {  # for sums along the rows, instead: a warp holds whole ones
     (True, 4): {256: (Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64))},

@@ -39,17 +39,22 @@ def found(mask, m, n):
         for number, part in enumerate(masked.intervals)
     ]
     kinds = tuple(part.kind for part in masked.intervals)
-    first, end, *gaps = (np.full((2, 3, m), 99, np.int32) for _ in range(2 + 2 * count_of_gaps(kinds)))
-    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), tuple(gaps), tuple(parts))
-    source = intervals(parts=kinds)
+    first, end, offsets, *gaps = (np.full((2, 3, m), 99, np.int32) for _ in range(3 + 2 * count_of_gaps(kinds)))
+    given = Parts(first, end, *map(np.int32, masked.numbers[-2:]), tuple(gaps), (offsets,), tuple(parts))
+    source = intervals(parts=kinds, offsets=True)
     launch(source.function, (6 * -(-m // QUERIES), 1, 1), source.threads, 0, given, np.int32(m), np.int32(n))
-    return first, end, *gaps
+    return first, end, *gaps, offsets
 
 
 def assert_found(mask, m, n):
-    wanted = mask._fit((2, 3, m, n))._interval(np.arange(m), n)
-    for got, want in zip(found(mask, m, n), wanted, strict=True):
-        np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
+    i, mask = np.arange(m), mask._fit((2, 3, m, n))
+    *got, offsets = found(mask, m, n)
+    for x, want in zip(got, mask._interval(i, n), strict=True):
+        np.testing.assert_array_equal(x, np.broadcast_to(want, x.shape))
+    if mask._segments is not None:
+        first, end, own = mask._segments._rows(i, n)
+        np.testing.assert_array_equal(*np.broadcast_arrays(np.where(first < end, offsets, 0),
+                                                           np.where(first < end, own - i, 0)))  # fmt: skip
 
 
 UNIONS = {  # band, and arrays of one; intervals of both kinds; windows and prefixes within segments; two gaps
@@ -66,7 +71,7 @@ UNIONS = {  # band, and arrays of one; intervals of both kinds; windows and pref
 def test_unions(world, name):
     """An interval, and the gaps in it; what is in sight by no band."""
     mask, j = UNIONS[name]._fit((2, 3, 5, 6)), np.arange(6)
-    first, end, *gaps = (x[..., None] for x in found(mask, 5, 6))
+    first, end, *gaps, _ = (x[..., None] for x in found(mask, 5, 6))
     visible = (first <= j) & (j < end)
     for gap, gap_end in zip(gaps[::2], gaps[1::2], strict=True):
         visible &= ~((gap <= j) & (j < gap_end))
