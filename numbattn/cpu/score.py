@@ -23,23 +23,25 @@ PARTS = 16  # at most, of which a sum over all tiles of queries is made: a const
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift, reach or function
+    numbers: Any  # int64 (steps, 5): kind; rows, columns and stride of its matrices; shift, reach or function, which
+    # has its derivative, or 0, in place of rows
     caps: Any  # float64 (steps)
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
 
-def steps_of(problem, parts):
-    """The Steps of a score, and the arrays to keep alive."""
+def steps_of(problem, parts, derivatives=False):
+    """The Steps of a score, and the arrays to keep alive. derivatives: whether those of functions are wanted."""
     numbers, caps, values, alive = [], [], [], []
     for part in parts:
         if isinstance(part, Sink):
             continue
         if isinstance(part, Score):
             function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
-            numbers.append((FUNCTION, 0, 0, 0, function.address))
+            slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
+            numbers.append((FUNCTION, slope.address if derivatives else 0, 0, 0, function.address))
             caps.append(0.0)
             values.append(np.full(problem.matrices, record.ctypes.data))
-            alive += function, record
+            alive += function, slope, record
             continue
         x = readable(_compact(_matrix_of(part)), problem.sum_dtype)
         matrices = matrices_of(x, problem)
@@ -99,8 +101,11 @@ def score(S, steps, slopes, batch, head, m0, n0):
             cap(S, own_slopes, S.dtype.type(steps.caps[step]))
             number += 1
         elif kind == FUNCTION:
-            to, record = address_of(own_slopes) if slopes.size else 0, steps.values[step, batch, head]
-            call_at(extra, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, record)
+            record, derivative, value = steps.values[step, batch, head], rows, extra
+            if slopes.size:
+                to = address_of(own_slopes)
+                call_at(derivative, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, record)
+            call_at(value, address_of(S), 0, S.shape[0], S.shape[1], batch, head, m0, n0, record)
             number += 1
         elif kind == BIAS:
             add_bias(S, x, m0, n0)
