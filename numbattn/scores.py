@@ -7,26 +7,26 @@ Backends have tiles of their own for each kind of part.
 
 from __future__ import annotations
 
-import dis
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import import_module
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, TypeAlias, cast
-from uuid import uuid4
 
 import numpy as np
 
 from .checks import DTYPES, Array, flag, integer, library, number, words_for
+from .frozen import frozen
 from .masks import Held, Integers, _clip, _given, _integers
 from .values import Value, broadcasts, moved, shown, sum_broadcast
 
-PROCESS = uuid4().hex  # of all that is only known here
 FLOATING = ", ".join(map(str, DTYPES))
 FARTHEST = 2**30  # a farther offset means the same
+IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
 
 
@@ -372,21 +372,29 @@ class Score(Part):
     function : callable
         ``function(s, batch, head, i, j, *arrays)`` returns the new score.
     derivative : callable, optional
-        The derivative by s, called in the same way. By default it follows from the function, which is then compiled for
-        dual numbers: arithmetic, abs, min, max, branches, and the usual functions of math and NumPy.
+        The derivative by s, called in the same way, in the backward pass only. By default it follows from the function,
+        which is then compiled for dual numbers: operators, branches, and what math and NumPy have for floats.
     arrays : sequence of arrays, optional
-        Booleans, integers, float32 or float64, of any shape and strides: what the function looks up.
+        Booleans, integers, float32 or float64, of any shape and strides: what the function looks up. Nobody looks
+        whether it reads beyond their ends, but `check_score`.
+
+    Raises
+    ------
+    TypeError
+        If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
+        change unseen: arrays around it, lists, dictionaries, attributes of other things than modules.
 
     See Also
     --------
-    check_score : compare the derivative with finite differences.
+    check_score : compare the derivative with finite differences, and look for what it reads outside of its arrays.
 
     Notes
     -----
-    The function is known again by its code, its closure and the globals that it uses: one that is defined anew, in a
-    loop, say, is not compiled again. Numbers that change from call to call belong into arrays. Functions that it calls
-    are to be Numba's, too: made by njit. On a GPU there are at most 2**24 queries and keys, and np.float32(i) has to be
-    written float(i).
+    The function is taken when the Score is made, with the functions that it calls and the values of all globals,
+    closures and attributes of modules that they read. What changes later is seen by a Score that is made later. One
+    that does the same as another, defined anew in a loop, say, is not compiled again. Numbers that change from call to
+    call belong into arrays. On a GPU there are at most 2**24 queries and keys, and np.float32(i) has to be written
+    float(i).
 
     Examples
     --------
@@ -421,8 +429,14 @@ class Score(Part):
 
     def _like(self, array: Any) -> Score:
         copies = tuple(moved(x, array) for x in self.arrays)
-        same = all(x is y for x, y in zip(copies, self.arrays))
-        return self if same else Score(self.function, self.derivative, copies)
+        if all(x is y for x, y in zip(copies, self.arrays)):
+            return self
+        made = object.__new__(Score)  # with the function as it was taken
+        made._set(function=self.function, derivative=self.derivative, arrays=copies, _identity=self._identity)
+        return made
+
+    def __reduce__(self) -> Any:
+        return Score, (self.function, self.derivative, self.arrays)
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, tuple(map(id, self.arrays))
@@ -432,18 +446,37 @@ class Score(Part):
         return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self.arrays]
 
     def _applied(self, S: Any) -> Any:
-        return self._of_each(self.function, S)
+        return self._of_each(self._value, S)
 
     def _derivative(self, S: Any) -> Any:
-        if self.derivative is not None:
-            return self._of_each(self.derivative, S)
-        compiled: Any = import_module("numbattn.dual")  # Numba is not imported before it is needed
-        return self._of_each(compiled.derivative_of(self.function), S)
+        return self._of_each(self._slope, S)
+
+    def _value(self, *element: Any) -> Any:
+        """Of one element."""
+        found = self._identity.function.python(*element, *self.arrays)
+        if isinstance(found, bool | np.bool_):
+            raise TypeError(f"score: {self.function.__qualname__} {IS_A_MASK}")
+        return found
+
+    @property
+    def _slope(self) -> Callable[..., Any]:
+        """The derivative of one element."""
+        derivative: Any = self._identity.derivative
+        if derivative is None:
+            dual: Any = import_module("numbattn.dual")  # Numba is not imported before it is needed
+            derivative = dual.derivative_of(self._identity.function)
+
+            def slope(*element: Any) -> Any:
+                with dual.naming(self.function):
+                    return derivative(*element, *self.arrays)
+
+            return slope
+        return lambda *element: derivative.python(*element, *self.arrays)
 
     def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
-        """function(s, batch, head, i, j, *arrays) of each element of S (..., heads, seqlen_q, seqlen_k)."""
+        """function(s, batch, head, i, j) of each element of S (..., heads, seqlen_q, seqlen_k)."""
         by_batch = S.reshape(-1 if S.size else 0, *S.shape[-3:])
-        found = [function(float(s), *at, *self.arrays) for at, s in np.ndenumerate(by_batch)]
+        found = [function(float(s), *at) for at, s in np.ndenumerate(by_batch)]
         return np.array(found, S.dtype).reshape(S.shape)
 
     def __repr__(self) -> str:
@@ -452,11 +485,12 @@ class Score(Part):
 
 
 class Identity:
-    """Of functions: two are the same if their code, closures and the globals that they use are."""
+    """Of functions as they are now: two are the same if they do the same, with the same values."""
 
-    def __init__(self, *functions: Callable[..., Any] | None) -> None:
-        self.functions = functions
-        self.key = tuple(None if function is None else _key_of(function) for function in functions)
+    def __init__(self, function: Callable[..., Any], derivative: Callable[..., Any] | None = None) -> None:
+        self.function = frozen(function, "Score function")
+        self.derivative = None if derivative is None else frozen(derivative, "Score derivative")
+        self.key = self.function, self.derivative
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Identity) and self.key == other.key
@@ -466,80 +500,82 @@ class Identity:
 
     @cached_property
     def digest(self) -> str:
-        """What stands for it in names of compiled code, on disk, too: the same in another process, or in no other."""
-        return hashlib.sha256(repr(_lasting(self.key)).encode()).hexdigest()[:32]
+        """What stands for it in names of compiled code, on disk, too: the same in every process."""
+        digests = [None if function is None else function.digest for function in self.key]
+        return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
 
 
-def _lasting(key: Any) -> Any:
-    """What _key_of returns, with this process in place of what another one may know under the same name."""
-    if isinstance(key, tuple):
-        return tuple(map(_lasting, key))
-    lasts = int | float | complex | str | bytes | np.generic | type | ModuleType | None
-    return key if isinstance(key, lasts) else (id(key), PROCESS)
+def check_score(
+    score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
+) -> float:
+    """Compare the derivative of a score function with finite differences, and look for reads outside of its arrays.
 
-
-def _key_of(x: Any, above: tuple[Any, ...] = ()) -> Any:
-    """What a function computes with. Of what it finds around itself Numba makes constants: so arrays are refused."""
-    if isinstance(x, CodeType):
-        return x.co_code, x.co_names, x.co_varnames, tuple(_key_of(y, above) for y in x.co_consts)
-    if isinstance(x, FunctionType) and x not in above:      # one that calls itself ends here
-        cells = zip(x.__code__.co_freevars, x.__closure__ or ())
-        found = {name: cell.cell_contents for name, cell in cells}
-        used = {step.argval for step in dis.get_instructions(x.__code__) if step.opname == "LOAD_GLOBAL"}
-        found |= {name: x.__globals__[name] for name in sorted(used & x.__globals__.keys())}
-        for name, y in found.items():
-            if library(y):
-                raise TypeError(f"Score function: {x.__qualname__} uses the array {name} of its surroundings, expected "
-                                "it among arrays: Numba would make a constant of it")
-        above = *above, x
-        return _key_of(x.__code__, above), tuple(_key_of(y, above) for y in [*found.values(), *(x.__defaults__ or ())])
-    if isinstance(x, tuple):
-        return tuple(_key_of(y, above) for y in x)
-    return (type(x), x) if isinstance(x, Hashable) else (type(x), id(x))
-
-
-def check_score(score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0) -> float:
-    """Compare the derivative of a score function with finite differences.
+    Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
+    function the lengths, heads and elements of a batch that the score is to be used with.
 
     Parameters
     ----------
     score : Score
     seqlen_q, seqlen_k : int, optional
-        How many queries and keys there are, of one head; its arrays have to be large enough.
+        How many queries and keys there are. The function is called for all pairs; where there are more than 2**24,
+        heads and batches counted, for all queries with some keys, the first and last among them, and vice versa.
     spread : float, optional
-        The standard deviation of the scores, normally distributed, at which it is compared.
+        The standard deviation of the scores, normally distributed, at which it is called.
+    heads, batch : int, optional
+        How many heads there are, and elements of the batch.
 
     Returns
     -------
     error : float
-        The largest difference, relative to 1 or, if that is larger, to the derivative.
+        The largest difference, relative to 1 or, if that is larger, to the derivative, at up to 256 elements.
 
     Raises
     ------
     TypeError
         For what is no Score.
     ValueError
-        If the difference is more than 1e-4: with the element where it is largest.
+        If the difference is more than 1e-4, or the function reads outside of its arrays: with the element where.
 
     Examples
     --------
-    >>> import math, numbattn as na
+    >>> import math, numbattn as na, numpy as np
     >>> na.check_score(na.Score(lambda s, batch, head, i, j: math.tanh(s) - abs(i - j))) < 1e-8
     True
+    >>> looks_up = na.Score(lambda s, batch, head, i, j, x: s + x[j], arrays=[np.zeros(500)])
+    >>> na.check_score(looks_up, 500, 501)
+    Traceback (most recent call last):
+      ...
+    ValueError: score: <lambda> reads outside of its arrays, of shapes (500,), at batch = 0, head = 0, i = 0, j = 500
     """
     if not isinstance(score, Score):
         raise TypeError(f"score: got {words_for(score)}, expected a numbattn.Score")
-    shape = 1, 1, integer("seqlen_q", seqlen_q, low=1), integer("seqlen_k", seqlen_k, low=1)
-    S = np.random.default_rng(0).normal(scale=number("spread", spread), size=shape)
-    h = 1e-5
-    wanted = (score._applied(S + h) - score._applied(S - h)) / (2 * h)
-    got = score._derivative(S)
+    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    shape = [integer(name, size, low=1) for name, size in sizes.items()]
+    rng, spread = np.random.default_rng(0), number("spread", spread)
+    score = score._like(np.empty(0))
+    compiled: Any = import_module("numbattn.cpu.function")
+    outside = compiled.place_outside(score, shape, rng.normal(scale=spread, size=1021))
+    if outside is not None:
+        where = ", ".join(f"{name} = {x}" for name, x in zip(("batch", "head", "i", "j"), outside))
+        shapes = ", ".join(str(x.shape) for x in score.arrays)
+        raise ValueError(f"score: {score.function.__qualname__} reads outside of its arrays, of shapes {shapes}, at "
+                         f"{where}")
+    some = [np.unique(np.linspace(0, size - 1, most).astype(int)).tolist() for size, most in zip(shape, (1, 1, 16, 16))]
+    places = list(itertools.product(*some))
+    S, h = rng.normal(scale=spread, size=len(places)), 1e-5
+
+    def each(function: Callable[..., Any], S: Any) -> Any:
+        return np.array([function(float(s), *at) for s, at in zip(S, places)], np.float64)
+
+    wanted = (each(score._value, S + h) - each(score._value, S - h)) / (2 * h)
+    got = each(score._slope, S)
     errors = abs(got - wanted) / np.maximum(abs(wanted), 1)
-    _, _, i, j = at = np.unravel_index(np.argmax(errors), shape)
-    if not errors[at] <= 1e-4:
-        raise ValueError(f"score: the derivative is {got[at]:.6g}, finite differences give {wanted[at]:.6g}, at s = "
-                         f"{S[at]:.6g}, i = {i}, j = {j}")
-    return float(errors[at])
+    worst = np.argmax(errors)
+    if not errors[worst] <= 1e-4:
+        _, _, i, j = places[worst]
+        raise ValueError(f"score: the derivative is {got[worst]:.6g}, finite differences give {wanted[worst]:.6g}, at "
+                         f"s = {S[worst]:.6g}, i = {i}, j = {j}")
+    return float(errors[worst])
 
 
 # ----------------------------------------------------------------------------------------------- from the user's hand
@@ -561,7 +597,7 @@ def sink_of(parts: tuple[Part, ...]) -> Sink | None:
     return next((part for part in parts if isinstance(part, Sink)), None)
 
 
-def _function(name: str, function: Any) -> Callable[..., Any]:
+def _function(name: str, function: Any) -> FunctionType:
     """A Python function; of a function that Numba has compiled, what it was made of."""
     function = getattr(function, "py_func", function)
     if not isinstance(function, FunctionType):

@@ -9,6 +9,7 @@ from numba.core.errors import NumbaError
 
 import numbattn as na
 from numbattn import dual
+from numbattn.frozen import frozen
 
 FUNCTIONS = {
     "math": lambda s, b, h, i, j: math.exp(-s * s) + math.log(s * s + 1) + math.sqrt(s * s + 1) + math.erf(-s),
@@ -59,7 +60,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", [*ADDITIVE, *OTHERS])
 def test_what_only_adds_is_known_by_its_types(name):
     function = (ADDITIVE | OTHERS)[name]
-    assert dual.is_additive(function, (numba.int64,) * 4) == (name in ADDITIVE)
+    assert dual.is_additive(frozen(function), (numba.int64,) * 4) == (name in ADDITIVE)
 
 
 def test_what_cannot_be_compiled_is_named():

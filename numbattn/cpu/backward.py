@@ -53,7 +53,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
     dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
     sight, alive = sight_of(problem, inputs.mask)
-    steps, also_alive = steps_of(problem, inputs.score)
+    steps, also_alive = steps_of(problem, inputs.score, derivatives=True)
     drops, kept_scale = drops_of(inputs.dropout)
     curved = curved_in(inputs.score)
     scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)

@@ -3,6 +3,7 @@
 Kernels call it by its address: so they are compiled once for all functions, and a function without a kernel.
 """
 
+import math
 from functools import lru_cache
 
 import numba
@@ -11,21 +12,22 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..dual import compiled, derivative_of, naming
+from ..dual import INSTEAD, compiled, compiled_of, derivative_of, naming, number_of
 from .tile import INT64, array_at, contiguous_view
 
 SIGNATURE = types.void(*[types.int64] * 9)
+MOST_PLACES = 2**24  # that check_score looks at
 
 
-def tile_function(score, dtype):
-    """The cfunc (S, slopes, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
+def tile_function(score, dtype, derivative=False):
+    """The cfunc (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
 
-    S: address of a tile of keys x queries of this dtype. slopes: of one for the derivative; or 0, where none is wanted.
-    record: of what `record_of` makes of the arrays.
+    S: address of a tile of keys x queries of this dtype, which becomes what the function makes of it. With `derivative`
+    its derivative goes to F instead, another such tile. record: of what `record_of` makes of the arrays.
     """
     kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
     with naming(score.function):
-        return _tile_function(score._identity, kinds, np.dtype(dtype))
+        return _tile_function(score._identity, kinds, np.dtype(dtype), derivative)
 
 
 def applied(score, S):
@@ -39,25 +41,64 @@ def applied(score, S):
 
 
 @lru_cache(maxsize=256)
-def _tile_function(identity, kinds, dtype):
+def _tile_function(identity, kinds, dtype, derivative):
     """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
-    function, derivative = identity.functions
-    real, arrays_of, value_of = dtype.type, arrays_at(kinds), compiled(function)
-    slope = derivative_of(function) if derivative is None else compiled(derivative)
+    real, arrays_of = dtype.type, arrays_at(kinds)
+    of_user = _slope_of(identity) if derivative else compiled_of(identity.function)
 
     @numba.cfunc(SIGNATURE, error_model="numpy")
-    def apply(S, slopes, rows, cols, batch, head, m0, n0, record):
+    def apply(S, F, rows, cols, batch, head, m0, n0, record):
         S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record)
-        if slopes != 0:
-            F = contiguous_view(slopes, rows, cols, cols, real)
-            for j in range(rows):
-                for i in range(cols):
-                    F[j, i] = slope(S[j, i], batch, head, m0 + i, n0 + j, *arrays)
+        out = contiguous_view(F, rows, cols, cols, real) if derivative else S
         for j in range(rows):
             for i in range(cols):
-                S[j, i] = value_of(S[j, i], batch, head, m0 + i, n0 + j, *arrays)
+                out[j, i] = number_of(of_user(S[j, i], batch, head, m0 + i, n0 + j, *arrays))
 
     return apply
+
+
+def _slope_of(identity):
+    return derivative_of(identity.function) if identity.derivative is None else compiled_of(identity.derivative)
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+checked = numba.njit(error_model="numpy", boundscheck=True)
+
+
+def place_outside(score, shape, S):
+    """(batch, head, i, j) of `shape` where the function of a Score reads outside of its arrays, or None. S: scores."""
+    *lead, seqlen_q, seqlen_k = shape
+    room = MOST_PLACES // math.prod(lead)
+    steps = [(1, 1)] if seqlen_q * seqlen_k <= room else [
+        (1, max(2 * seqlen_q * seqlen_k // room, 1)), (max(2 * seqlen_q * seqlen_k // room, 1), 1)
+    ]  # fmt: skip
+    at = np.zeros(4, np.int64)
+    with naming(score.function):
+        for step_q, step_k in steps:
+            try:
+                _walk(score._identity.function)(S, *shape, step_q, step_k, at, score.arrays)
+            except IndexError:
+                return at.tolist()
+    return None
+
+
+@lru_cache(maxsize=64)
+def _walk(function):
+    of_user = checked(function.linked(checked, INSTEAD))
+
+    @compiled
+    def walk(S, batches, heads, seqlen_q, seqlen_k, step_q, step_k, at, arrays):
+        """Calls the function at each step-th query and key, and at the last ones."""
+        for batch in range(batches):
+            for head in range(heads):
+                for row in range(0, seqlen_q - 1 + step_q, step_q):
+                    i = min(row, seqlen_q - 1)
+                    for col in range(0, seqlen_k - 1 + step_k, step_k):
+                        j = min(col, seqlen_k - 1)
+                        at[0], at[1], at[2], at[3] = batch, head, i, j
+                        of_user(S[(i + j) % S.size], batch, head, i, j, *arrays)
+
+    return walk
 
 
 def record_of(arrays):

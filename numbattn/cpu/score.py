@@ -26,14 +26,15 @@ PARTS = 16  # at most, of which a sum over all tiles of queries is made: a const
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 7): kind; rows and columns of its matrices, strides; reach or function; is aligned
+    numbers: Any  # int64 (steps, 7): kind; rows and columns of its matrices, strides; reach or function; is aligned. A
+    # function has its derivative, or 0, in place of rows
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
 
-def steps_of(problem, parts):
-    """The Steps of a score, and the arrays to keep alive."""
+def steps_of(problem, parts, derivatives=False):
+    """The Steps of a score, and the arrays to keep alive. derivatives: whether those of functions are wanted."""
     numbers, caps, offsets, values, alive = [], [], [], [], []
     zero = np.zeros(problem.matrices, np.int64)
     for part in parts:
@@ -41,11 +42,12 @@ def steps_of(problem, parts):
             continue
         if isinstance(part, Score):
             function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
-            numbers.append((FUNCTION, 0, 0, 0, 0, function.address, False))
+            slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
+            numbers.append((FUNCTION, slope.address if derivatives else 0, 0, 0, 0, function.address, False))
             caps.append(0.0)
             offsets.append(zero)
             values.append(np.full(problem.matrices, record.ctypes.data))
-            alive += function, record
+            alive += function, slope, record
             continue
         x = compact(_matrix_of(part))
         x = np.require(x, x.dtype if isinstance(part, Bias) else problem.sum_dtype, "A")
@@ -100,8 +102,11 @@ def score(S, steps, slopes, batch, head, m0, n0, aligned):
             cap(S, own_slopes, S.dtype.type(steps.caps[step]))
             number += 1
         elif kind == FUNCTION:
-            to = address_of(own_slopes) if slopes.size else 0
-            call_at(extra, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, place[0])
+            record, derivative, value = place[0], rows, extra
+            if slopes.size:
+                to = address_of(own_slopes)
+                call_at(derivative, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, record)
+            call_at(value, address_of(S), 0, S.shape[0], S.shape[1], batch, head, m0, n0, record)
             number += 1
         elif kind == ALIBI:
             add_alibi(S, any_view(*place, S.dtype), m0 + offset_of(steps, step, batch, head, aligned) - n0)

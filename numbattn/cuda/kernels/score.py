@@ -37,7 +37,7 @@ from ..tile import (
 )
 from .layouts import DTYPES, array_type, places_of, sum_type
 from .softmax import LOG2_E
-from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, nothing_ahead, shift
+from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, nothing_ahead, shift, value
 from .visibility import EDGE, LINE, is_looked_up
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
@@ -133,8 +133,8 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S behind all parts, and F;
     (dS, F) -> dS F; (scale) -> what S is multiplied by to be an exponent of 2.
 
-    F is the derivative of what the parts behind number `behind` do, by what they are given. The tile's rows are
-    queries, or keys if it is transposed.
+    F is the derivative of what the parts behind number `behind` do, by what they are given; with behind=len(score),
+    in the forward pass, there is none. The tile's rows are queries, or keys if it is transposed.
     """
     look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, behind)
 
@@ -185,9 +185,10 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
     makers = STEPS | {"bias": boxed} if is_boxed else STEPS
+    makers = [makers if number > behind else makers | {FUNCTION: value} for number in range(len(parts))]
     steps = [
-        makers[kind_of(part)](part, number, units(parts[:number], part), layout, ACC, transposed)
-        for number, part in enumerate(parts)
+        make[kind_of(part)](part, number, units(parts[:number], part), layout, ACC, transposed)
+        for number, (part, make) in enumerate(zip(parts, makers))
     ]
     if behind >= 0:  # the derivatives of those before are not asked for
         steps[: behind + 1] = map(without_derivative, steps[: behind + 1])

@@ -5,12 +5,12 @@ stands for the function, and its arrays, dtype:ndim.
 """
 
 from functools import lru_cache
-from types import FunctionType
 
 import numpy as np
 from numba.cuda import types
 
-from ...dual import derivative_of, is_additive
+from ...dual import derivative_of, is_additive, linked, number_of
+from ...frozen import Frozen
 from ..tile import INDEX, device, full, map_elements, where
 from .layouts import array_type
 
@@ -21,9 +21,8 @@ KNOWN = {}  # scores.Identity by its digest: what has been asked for in this pro
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
     """What is compiled in for a scores.Identity and arrays of these (dtype, ndim)."""
-    function, derivative = identity.functions
     kinds = [array_type(dtype, ndim) for dtype, ndim in arrays]
-    only_adds = derivative is None and is_additive(function, (*[types.int64] * 4, *kinds))
+    only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
     return " ".join([SHIFT if only_adds else FUNCTION, identity.digest, *(f"{dtype}:{ndim}" for dtype, ndim in arrays)])
 
@@ -45,9 +44,8 @@ def function_types(part):
     return INDEX, INDEX, INDEX, types.Tuple([array_type(*about) for about in arrays_of(part)])
 
 
-def functions_of(part):
-    """A function and its derivative, or None."""
-    return KNOWN[part.split()[1]].functions
+def identity_of(part):
+    return KNOWN[part.split()[1]]
 
 
 @device
@@ -56,10 +54,10 @@ def nothing_ahead(scores, tile, batch, head, m0, n0):
 
 
 def function(part, number, unit, layout, ACC, transposed):
-    (_, natural), (of_user, derivative), ONE = unit, functions_of(part), ACC(1)
+    (_, natural), identity, ONE = unit, identity_of(part), ACC(1)
     mapped = mapped_over(layout, transposed, number)
-    value_of, slope_of = mapped(of_user), mapped(derivative or derivative_of(of_user))
-    HIDDEN = ACC(-np.inf)
+    value_of, HIDDEN = mapped(identity.function, number_of), ACC(-np.inf)
+    slope_of = mapped(identity.derivative or derivative_of(identity.function), same)
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
@@ -71,9 +69,21 @@ def function(part, number, unit, layout, ACC, transposed):
     return nothing_ahead, step
 
 
+def value(part, number, unit, layout, ACC, transposed):
+    """A function without its derivative: that is not even looked for."""
+    (_, natural), ONE = unit, ACC(1)
+    value_of = mapped_over(layout, transposed, number)(identity_of(part).function, number_of)
+
+    @device
+    def step(S, F, found, scores, batch, head, m0, n0):
+        return value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F
+
+    return nothing_ahead, step
+
+
 def shift(part, number, unit, layout, ACC, transposed):
-    (_, natural), (of_user, _), ONE, NOTHING = unit, functions_of(part), ACC(1), ACC(-0.0)  # x + -0.0 is x
-    added_by = mapped_over(layout, transposed, number)(of_user)
+    (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
+    added_by = mapped_over(layout, transposed, number)(identity_of(part).function, number_of)
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
@@ -82,19 +92,25 @@ def shift(part, number, unit, layout, ACC, transposed):
     return nothing_ahead, step
 
 
-def mapped_over(layout, transposed, number):
-    """Makes of a user's function the device function (S, scores, batch, head, m0, n0): of all elements of a tile."""
+@device
+def same(x):
+    return x
 
-    def mapped(of_user):
+
+def mapped_over(layout, transposed, number):
+    """Makes of a user's function the device function (S, scores, batch, head, m0, n0): of all elements of a tile, of
+    each what `result` makes of the function's result."""
+
+    def mapped(of_user, result):
         of_user = inlined(of_user)
 
         @device
         def of_rows(s, i, j, batch, head, arrays):
-            return of_user(s, batch, head, i, j, *arrays)
+            return result(of_user(s, batch, head, i, j, *arrays))
 
         @device
         def of_cols(s, j, i, batch, head, arrays):
-            return of_user(s, batch, head, i, j, *arrays)
+            return result(of_user(s, batch, head, i, j, *arrays))
 
         @device
         def queries_by_keys(S, scores, batch, head, m0, n0):
@@ -113,5 +129,5 @@ def mapped_over(layout, transposed, number):
 
 @lru_cache(maxsize=256)
 def inlined(function):
-    """As a device function; what is compiled already is one."""
-    return device(function) if isinstance(function, FunctionType) else function
+    """A Frozen as a device function; what is compiled already is one."""
+    return device(linked(function)) if isinstance(function, Frozen) else function

@@ -14,7 +14,7 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
 from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
-from ...dual import FUNCTIONS, Dual
+from ...dual import FUNCTIONS, Dual, logaddexp
 from .elementwise import emit_minimum
 from .emit import F32, I32, base, call
 from .fragment import FLOATS, Fragment, check_tile, fragment, registers
@@ -36,7 +36,7 @@ class PlaceType(Counting):
         """Of two values that a variable has, on two ways to a line."""
         if isinstance(other, types.Integer):
             return types.int64
-        return other if isinstance(other, types.Float) else None
+        return other if isinstance(other, types.Float | Dual) else None
 
 
 @register_model(PlaceType)
@@ -87,6 +87,11 @@ def to_float(context, b, source, target, x):
     return context.cast(b, real_of(b, x), source.real, target)
 
 
+@lower_cast(PlaceType, Dual)
+def to_dual(context, b, source, target, x):
+    return context.cast(b, context.cast(b, real_of(b, x), source.real, target.dtype), target.dtype, target)
+
+
 # ---------------------------------------------------------------------------------------------------------- operators
 def emit_sum(name):
     """Of "add" or "sub"."""
@@ -131,11 +136,13 @@ KEPT = {  # of Places and integers a Place again
 }  # fmt: skip
 OTHERS = (
     operator.mul, operator.floordiv, operator.mod, operator.pow, operator.and_, operator.or_,
-    operator.xor, operator.lshift, operator.rshift, operator.invert, *COMPARISONS
+    operator.xor, operator.lshift, operator.rshift, operator.invert, operator.not_, pow, bool, *COMPARISONS
 )  # fmt: skip
 MODULES = math, np
-OF_FLOATS = {operator.truediv, operator.itruediv, float}
+OF_TWO = "atan2", "hypot", "copysign", "pow"
+OF_FLOATS = {operator.truediv, operator.itruediv, float, round, math.floor, math.ceil, math.trunc}
 OF_FLOATS |= {getattr(module, name) for module in MODULES for name in FUNCTIONS if hasattr(module, name)}
+OF_FLOATS |= {logaddexp, *[getattr(math, name) for name in (*OF_TWO, "isnan", "isinf", "isfinite")]}
 
 
 def _define(function, kept=None):

@@ -7,7 +7,8 @@ import pytest
 from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, index, load, map_elements, save
-from numbattn.dual import derivative_of
+from numbattn.dual import derivative_of, linked
+from numbattn.frozen import frozen
 from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
 
@@ -113,11 +114,55 @@ def test_beyond_the_matrix_it_looks_up_what_is_there(weights):
 
 def test_derivatives(weights):
     """Functions that Numba has compiled already, with dual numbers in them."""
-    slope = derivative_of(lambda s, i, j: s * s * (i - j) if j > 9 else min(s, 0.5) + i)
+    slope = derivative_of(frozen(lambda s, i, j: s * s * (i - j) if j > 9 else min(s, 0.5) + i))
     x = numbers(SHAPE, np.float32)
     got = run(lambda s, i, j, weights: slope(s, i, j), x, weights)
     i, j = np.ogrid[ROW : ROW + SHAPE[0], COL : COL + SHAPE[1]]
     np.testing.assert_allclose(got, np.where(j > 9, 2 * x * (i - j), np.where(x <= 0.5, 1, 0)), rtol=1e-6)
+
+
+USERS = {  # what math, NumPy and Python have for numbers, in functions of the user's own
+    "exponentials": lambda s, i, j, weights: (
+        math.exp(-s * s) + np.exp(s / 9) + np.exp2(s / 9) + math.expm1(s / 9) + np.logaddexp(s, i - j) + 1.1**s
+        + math.log2(s * s + i + 1) + np.log10(s * s + 1) + np.log1p(s * s) + math.sqrt(s * s + j) + np.sqrt(i + 1)
+    ),
+    "angles": lambda s, i, j, weights: (
+        math.tan(s / 99) + np.sinh(s / 9) + math.cosh(s / 9) + np.arcsin(s / 99) + math.acos(s / 99) + np.arctan(s)
+        + math.atan2(s, i + 1) + np.arctan2(j, s * s + 1) + np.hypot(s, i + 1) + math.erfc(s) + np.deg2rad(s)
+        + math.copysign(s, i - j) + math.asinh(s) + np.arctanh(s / 99)
+    ),
+    "steps": lambda s, i, j, weights: (
+        math.floor(s) + np.floor(s) * np.ceil(s + i) + round(s * 3) + np.rint(s) + int(s) + np.trunc(s) + s * np.sign(s)
+        + s % 3 + s // 2 + np.mod(s, 7) + np.round(s) + math.trunc(s) + np.sign(i - j) + round(i) + np.floor(j)
+    ),
+    "choices": lambda s, i, j, weights: (
+        np.where(i > j, s, -0.5) + np.clip(s, -1, i) + np.minimum(s, j) + np.maximum(0, s) + np.fmin(i, s)
+        + (0 if math.isnan(s) or np.isinf(s) else s) + (2 * s if np.isfinite(s) else s) + np.minimum(i, j)
+        + min(s, 1, i) + np.fmax(s, 1)
+    ),
+    "arithmetic": lambda s, i, j, weights: (
+        np.abs(i - j) + np.abs(s) + np.square(s) + np.square(i) + np.negative(s) + np.add(s, i) + np.multiply(j, s)
+        + np.divide(s, i + 1) + np.power(s * s, 1.5) + math.pow(s, 2) + pow(s, 2) + np.reciprocal(s * s + 1)
+    ),
+}  # fmt: skip
+
+
+@compiled_only
+@pytest.mark.parametrize("name", USERS)
+def test_functions_of_math_and_numpy(weights, name):
+    """GPUs have them all, and their derivatives; what these are is tested on CPUs."""
+    made, layout = frozen(USERS[name]), LAYOUTS["mma"]
+    value, slope = device(linked(made)), derivative_of(made)
+
+    def kernel(x, weights, z):
+        where = (index(200), index(300))
+        S = load(x, layout, 0)
+        save(x, map_elements(value, S, index(0), index(0), where, (weights,)), 0)
+        save(z, map_elements(slope_of, S, index(0), index(0), where, (weights,)), 0)
+
+    slope_of = device(lambda s, i, j, weights: slope(s, i, j, weights))
+    x = poisoned(SHAPE, np.float32)
+    compile_ptx(kernel, (x, weights, x), THREADS, (8, 0))
 
 
 @compiled_only
