@@ -157,20 +157,20 @@ def wrong_elements(got, want, error):
 
 
 def rounding(do, q, k, v, dlse=None, **options):
-    """The largest error of o, lse, dq, dk, dv and the gradients of the score's arrays, element by element, that comes of
-    rounding what they are summed from. It follows to first order from the sizes of all terms, and is 0 where they are:
-    where nothing is seen. Takes arrays of NumPy and of CuPy, as the reference does.
+    """The largest errors of o, lse, dq, dk, dv and the gradients of the score's arrays, element by element, that come
+    of rounding what they are summed from. They follow to first order from the sizes of all terms, and are 0 where those
+    are: where nothing is seen. Takes arrays of NumPy and of CuPy, as the reference does.
     """
     problem, inputs = reference.describe(q, k, v, **options)
     Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
     seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
-    scale, (QT, KT, VT) = inputs.scale, (abs(X).swapaxes(-2, -1) for X in (Q, K, V))
+    scale, (KT, VT) = inputs.scale, (X.swapaxes(-2, -1) for X in (K, V))
     info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
     u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
     longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
     eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
 
-    S, S_error, slopes = scale * Q @ K.swapaxes(-2, -1), eps * scale * abs(Q) @ KT, []
+    S, S_error, slopes = scale * Q @ KT, eps * scale * abs(Q) @ abs(KT), []
     for part, before in zip(inputs.score, scores):
         S, slope = finite(part._applied(before)), finite(part._derivative(before))
         near = (part._derivative(before + side * S_error) for side in (-1, 1))
@@ -184,7 +184,7 @@ def rounding(do, q, k, v, dlse=None, **options):
 
     dO = np.where(some, do.astype(np.float64).reshape(*lse.shape[:-1], problem.head_dim_v), 0)
     dL = 0 if dlse is None else np.where(some, dlse.astype(np.float64).reshape(lse.shape), 0)
-    dP, dP_size = (dO @ V.swapaxes(-2, -1)) * Z, (abs(dO) @ VT) * Z
+    dP, dP_size = (dO @ VT) * Z, (abs(dO) @ abs(VT)) * Z
     delta = (P * dP).sum(-1, keepdims=True) - dL
     delta_error = (abs(dO) * O_error).sum(-1, keepdims=True) + eps * ((P * dP_size).sum(-1, keepdims=True) + abs(dL))
     dS = P * (dP - delta)
