@@ -400,32 +400,31 @@ def present(gradients):
     return [x for x in gradients if x is not None]
 
 
-def faults(problem):
-    """What is wrong with it, a line each."""
-    try:
-        return list(problem.wrong(problem.run()))
-    except Exception:
-        return [traceback.format_exc()]
-
-
 # ------------------------------------------------------------------------------------------------------------ devices
+WORLDS = "compiled", "simulated", "planned"  # of devices that are not there; planned: all but the kernels
+
+
 @contextmanager
 def on_device(name, world="compiled"):
-    """Inside, calls run on a device, on arrays of the library that this yields: on the CPU, on a GPU, or without one in
-    the tests' own, compiled or simulated."""
+    """Inside, calls run on a device, on arrays of the library that this yields."""
     if name in ("cpu", "gpu"):
         yield np if name == "cpu" else import_module("cupy")
         return
     device, launch = (import_module(f"tests.tools.{module}") for module in ("device", "launch"))
-    with launch.world_of(world), device.on(getattr(device, name.upper())):
+    execute = device.execute if world != "planned" else lambda *launched: None
+    with launch.world_of(world), device.on(getattr(device, name.upper()), execute):
         yield np
 
 
 def checked(seed, number, device, world="compiled"):
-    """A problem, and what is wrong with it."""
+    """A problem, and what is wrong with it, a line each."""
     with on_device(device, world) as xp:
         problem = Problem(seed, number, LIMITS[device], xp)
-        return problem, faults(problem)
+        try:
+            results = problem.run()
+            return problem, list(problem.wrong(results)) if world != "planned" else []
+        except Exception:
+            return problem, [traceback.format_exc()]
 
 
 def again(seed, number, device, world="compiled"):
@@ -447,7 +446,7 @@ def main():
     parser.add_argument("seed", type=int)
     parser.add_argument("number", type=int, nargs="?", help="of one problem (default: all from 0 on)")
     parser.add_argument("--device", choices=list(LIMITS), default="cpu")
-    parser.add_argument("--world", choices=["compiled", "simulated"], default="compiled")
+    parser.add_argument("--world", choices=WORLDS, default="compiled")
     parser.add_argument("--seconds", type=float, default=60, help="for all from 0 on (default: 60)")
     args = parser.parse_args()
     where = args.device, args.world
