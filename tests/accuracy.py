@@ -1,4 +1,7 @@
-"""The measure of all results: float64, and twice the error of the plain formula in the dtype under test."""
+"""The measure of all results: float64, and twice the error of the plain formula in the dtype under test; of random
+problems, of which there are many, what rounding explains, see `rounding`."""
+
+import math
 
 import ml_dtypes
 import numpy as np
@@ -143,3 +146,62 @@ def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     ):
         assert_accurate(name, *results, dtype, bits, largest)
     return o, lse, grads
+
+
+# ----------------------------------------------------------------------------------------------------- random problems
+def wrong_elements(got, want, error):
+    """Where a result is not what rounding, of all terms by `rounding` and of itself, makes of the exact one."""
+    info = ml_dtypes.finfo(got.dtype)
+    error = error + (float(info.eps) * abs(finite(want)) + float(info.smallest_subnormal)) * (error > 0)
+    close = abs(got.astype(np.float64) - finite(want)) <= error
+    return ~np.where(np.isfinite(want), close, got == want) & ~(abs(finite(want)) > float(info.max))
+
+
+def rounding(do, q, k, v, dlse=None, **options):
+    """The largest errors of o, lse, dq, dk, dv and the gradients of the score's arrays, element by element, that come
+    of rounding what they are summed from. They follow to first order from the sizes of all terms, and are 0 where those
+    are: where nothing is seen. Takes arrays of NumPy and of CuPy, as the reference does.
+    """
+    problem, inputs = reference.describe(q, k, v, **options)
+    Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
+    seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
+    scale, (KT, VT) = inputs.scale, (X.swapaxes(-2, -1) for X in (K, V))
+    info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
+    u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
+    longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
+    eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
+
+    S, S_error, slopes = scale * Q @ KT, eps * scale * abs(Q) @ abs(KT), []
+    for part, before in zip(inputs.score, scores):
+        S, slope = finite(part._applied(before)), finite(part._derivative(before))
+        near = (part._derivative(before + side * S_error) for side in (-1, 1))
+        bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
+        slopes.append((slope, bend))
+        S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
+    lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
+    P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
+    PZ, PZ_error = P * Z, (P_error + eps * P) * Z
+    O_error = PZ_error @ abs(V) + u * abs(PZ @ V)
+
+    dO = np.where(some, do.astype(np.float64).reshape(*lse.shape[:-1], problem.head_dim_v), 0)
+    dL = 0 if dlse is None else np.where(some, dlse.astype(np.float64).reshape(lse.shape), 0)
+    dP, dP_size = (dO @ VT) * Z, (abs(dO) @ abs(VT)) * Z
+    delta = (P * dP).sum(-1, keepdims=True) - dL
+    delta_error = (abs(dO) * O_error).sum(-1, keepdims=True) + eps * ((P * dP_size).sum(-1, keepdims=True) + abs(dL))
+    dS = P * (dP - delta)
+    dS_error = P_error * abs(dP - delta) + P * (eps * dP_size + delta_error) + u * abs(dS) + least * seen
+    of_score, of_sink = [], delta_error + (lse_error + eps * (1 + abs(lse))) * abs(delta)
+    for part, (slope, bend) in reversed(list(zip(inputs.score, slopes))):
+        if part._wants_gradient:
+            terms = dS_error + eps * abs(dS), np.where(some, lse, -math.inf)[..., 0], of_sink[..., 0]
+            of_score[:0] = [abs(part._gradient(*terms))]
+        dS_error, dS = dS_error * (abs(slope) + bend) + abs(dS) * bend, dS * slope
+    dS_error = scale * (dS_error + eps * abs(dS))
+    grads = dS_error @ abs(K), dS_error.swapaxes(-2, -1) @ abs(Q), PZ_error.swapaxes(-2, -1) @ abs(dO)
+    grads = [reference.sum_to(error, x.shape) for error, x in zip(grads, (q, k, v))]
+    return O_error.reshape(problem.out_shape), lse_error.reshape(problem.lse_shape), *grads, *of_score
+
+
+def finite(x):
+    """Without what is not: scores of -inf, NaN where nobody looks."""
+    return np.where(np.isfinite(x), x, 0)

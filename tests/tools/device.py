@@ -29,10 +29,18 @@ BY_UNIT = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
 ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 
 
+def execute(key, source, grid, *arguments):
+    """A kernel in the world of the test."""
+    if simulated():
+        simulate(source.function, grid, source.threads, source.shared, *arguments)
+    else:
+        interpret(compiled(key), grid, source.threads, source.shared, *arguments)
+
+
 @contextmanager
-def on(device):
-    """Inside, numbattn takes NumPy arrays for a device's and runs the CUDA kernels here."""
-    gpu = GPU(device)
+def on(device, execute=execute):
+    """Inside, numbattn takes NumPy arrays for a device's and runs the CUDA kernels here, or has others execute them."""
+    gpu = GPU(device, execute)
     with patch.dict(api.BACKENDS, numpy=Passes(lambda: gpu)):
         yield gpu
     assert not gpu.counts.any(), "a kernel has left counters behind that are not 0"
@@ -43,8 +51,8 @@ class GPU:
 
     zeros = staticmethod(np.zeros)
 
-    def __init__(self, device):
-        self.device, self.programs = device, {}
+    def __init__(self, device, execute=execute):
+        self.device, self.execute, self.programs = device, execute, {}
         self.keep = self.programs.__setitem__
         self.counts, self.memory = np.zeros(2, np.uint32), np.zeros(SINK_BYTES, np.uint8)
         self.sink = self.memory.ctypes.data
@@ -69,20 +77,20 @@ class GPU:
         return nullcontext()
 
     def load(self, plan, names, sum_dtype):
-        return Program(plan, names)
+        return Program(plan, names, self.execute)
 
 
 class Program:
-    def __init__(self, plan, names):
-        self.plan, self.names = plan, plan.names(names)
+    def __init__(self, plan, names, execute):
+        self.plan, self.names, self.execute = plan, plan.names(names), execute
 
     def __call__(self, addresses, numbers, stream):
         addresses, numbers = (dict(zip(*x, strict=True)) for x in ((self.names, addresses), (NUMBERS, numbers)))
         for step in self.plan.steps:
-            run(step, addresses, numbers)
+            run(step, addresses, numbers, self.execute)
 
 
-def run(step, addresses, numbers):
+def run(step, addresses, numbers, execute):
     """A step, its arguments put together again as the signature has them."""
     source, given, numbered = step.key.source(), iter(step.arguments), count()
     tensor_maps = {found.argument: found for found in source.tensor_maps}
@@ -100,7 +108,9 @@ def run(step, addresses, numbers):
         if tensor_map:
             return mapped(view(), tensor_map)
         if isinstance(kind, types.Array):
-            return np.asarray(Memory(view(), as_dtype(kind.dtype)))
+            array = np.asarray(Memory(view(), as_dtype(kind.dtype)))
+            assert array.ndim == kind.ndim, f"{step.key.name}: got {array.ndim} axes, expected {kind.ndim}"
+            return array
         number = next(given)
         dtype = np.int32 if kind == INDEX else as_dtype(kind).type
         return dtype(numbers[number] if isinstance(number, str) else number)
@@ -108,10 +118,7 @@ def run(step, addresses, numbers):
     arguments = [argument(kind) for kind in source.signature.args]
     assert next(given, None) is None, "there are more arguments than the signature has"
     grid = (step.blocks, 1, 1) if isinstance(step.blocks, int) else step.blocks
-    if simulated():
-        simulate(source.function, grid, source.threads, source.shared, *arguments)
-    else:
-        interpret(compiled(step.key), grid, source.threads, source.shared, *arguments)
+    execute(step.key, source, grid, *arguments)
 
 
 @lru_cache(maxsize=64)

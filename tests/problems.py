@@ -1,0 +1,467 @@
+"""Random problems: all that a call can be asked for.
+
+    python -m tests.problems 7 12 --device hopper       # problem 12 of seed 7: what it is, and what is wrong with it
+    python -m tests.problems 7 --seconds 60             # those of seed 7, one after the other
+
+A problem is drawn from (seed, number) and the Limit of a device, and is always the same. Compiling is what takes time:
+in a run of problems all are of one *kind*, that is of all that is compiled in, and differ in sizes and numbers. To add
+a mask or a score, add a line to MASKS or SCORES.
+"""
+
+import argparse
+import math
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from itertools import count
+from typing import NamedTuple
+from zlib import crc32
+
+import ml_dtypes
+import numpy as np
+
+import numbattn as na
+from numbattn import reference
+from numbattn.masks import as_mask
+from numbattn.values import shown, sum_broadcast
+
+from .accuracy import differentiated, rounding, to_numpy, wrong_elements
+
+DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+HEAD_DIMS = 1, 2, 3, 8, 16, 20, 32, 40, 64, 72, 96, 128, 160, 192, 256
+LENGTHS = 2, 3, 5, 8, 16, 17, 31, 33, 48, 63, 64, 65, 90, 127, 128, 129, 140, 200, 256, 257, 300
+NAMES = "o", "lse", "dq", "dk", "dv"
+
+
+class Limit(NamedTuple):
+    """How large problems are, and how many of a kind come in a row."""
+
+    longest: int  # queries, keys
+    elements: int  # of all score matrices, each with a margin
+    head_dim: int
+    run: int = 1
+
+
+MARGIN = 32  # rows and columns, so that there are not too many rows either
+LIMITS = {
+    "cpu": Limit(300, 100_000, 256),  # kernels there are compiled for all masks and scores
+    **dict.fromkeys(("turing", "ampere", "hopper"), Limit(140, 40_000, 192, 2)),
+    "gpu": Limit(100_000, 1 << 24, 256, 10),
+}
+ELEMENTS_IN_PYTHON = 30_000  # with a Score, whose function the reference calls for each element
+ELEMENTS_DROPPED = 1 << 20  # with dropout, which the reference has from the host
+
+
+# ------------------------------------------------------------------------------------------------ functions of scores
+def leaky(s, batch, head, i, j):
+    return s if s > 0 else 0.25 * s
+
+
+def bent(s, batch, head, i, j):
+    return 3.0 * math.tanh(s) + 0.1 * s
+
+
+def softplus(s, batch, head, i, j):
+    return max(s, 0.0) + math.log1p(math.exp(-abs(s)))
+
+
+def squared(s, batch, head, i, j):
+    return 0.125 * s * s
+
+
+def derivative_of_squared(s, batch, head, i, j):
+    return 0.25 * s
+
+
+def looked_up(s, batch, head, i, j, table):
+    return s + table[i, j]
+
+
+def groups(s, batch, head, i, j, mine, yours):
+    return s if mine[i] == yours[j] else s - 4.0
+
+
+def by_head(s, batch, head, i, j, factor, shift):
+    return s * factor[head] + shift[batch]
+
+
+def hiding(s, batch, head, i, j, hidden):
+    return -math.inf if hidden[j] else s
+
+
+def distance(slope):
+    def function(s, batch, head, i, j):
+        return s - slope * abs(i - j)
+
+    return function
+
+
+# --------------------------------------------------------------------------------------------------- masks and scores
+MASKS = {  # of a Problem
+    "causal": lambda x: na.Causal(x.offset()),
+    "window": lambda x: na.Window(x.reach(), x.reach(), x.offset()),
+    "lengths": lambda x: na.Lengths(*(x.length(size) if x.often() else None for size in (x.n, x.m))),
+    "prefix": lambda x: na.Prefix(x.length(x.n), x.offset()),
+    "segments": lambda x: na.Segments(*x.segments()),
+    "intervals": lambda x: na.Intervals(*(x.whole(-3, x.n + 3, *x.some_axes(), x.m) for _ in ("first", "end"))),
+    "dense": lambda x: na.Dense(x.truths(*x.broadcast(*x.batch, x.m, x.n))),
+    "array": lambda x: x.truths(*x.broadcast(*x.batch, x.m, x.n)),
+    "bits": lambda x: na.Bits.pack(x.truths(*x.some_axes(), x.m, x.n)),
+    "tree": lambda x: na.Bits.tree(x.parents()),
+    "blocks": lambda x: na.BlockSparse(*x.blocks(x.one_of(1, 3, 16, 64, 100), x.one_of(1, 7, 64, 128))),
+}
+SCORES = {
+    "softcap": lambda x: na.Softcap(x.one_of(0.7, 3.0, 30.0)),
+    "bias": lambda x: na.Bias(x.bias(), x.often()),
+    "hiding bias": lambda x: na.Bias(x.with_minus_inf(x.bias()), x.often()),
+    "alibi": lambda x: na.Alibi(x.floats(*x.broadcast(*x.batch), size=0.1), x.often()),
+    "relative": lambda x: na.RelativeBias(x.floats(*x.broadcast(*x.batch), x.one_of(1, 3, 9, 81)), x.often()),
+    "sink": lambda x: na.Sink(x.floats(*x.broadcast(*x.batch), size=2.0), x.often()),
+}
+FUNCTIONS = {
+    "leaky": lambda x: na.Score(leaky),
+    "bent": lambda x: na.Score(bent),
+    "softplus": lambda x: na.Score(softplus),
+    "squared": lambda x: na.Score(squared, derivative_of_squared),
+    "looked up": lambda x: na.Score(looked_up, arrays=[x.numbers(x.m, x.n)]),
+    "groups": lambda x: na.Score(groups, arrays=[x.whole(0, 2, x.m), x.whole(0, 2, x.n)]),
+    "by head": lambda x: na.Score(by_head, arrays=[x.numbers(size) for size in x.heads_and_batches()]),
+    "hiding": lambda x: na.Score(hiding, arrays=[x.truths(x.n)]),
+    "distance": lambda x: na.Score(distance(float(x.kind.choice([0.5, 0.125])))),
+}
+HIDING = {"hiding bias", "hiding"}
+ONCE = {"segments", "sink"}
+CURVED = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # are not drawn behind those
+
+
+# ------------------------------------------------------------------------------------------------------------ drawing
+class Draw:
+    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else."""
+
+    def __init__(self, seed, number, limit, xp):
+        self.kind, self.rng = (np.random.default_rng(x) for x in ([seed, number // limit.run], [seed, number, 1]))
+        self.xp = xp
+
+    def often(self):
+        return bool(self.kind.random() < 0.75)
+
+    def one_of(self, *values):
+        return values[self.rng.integers(len(values))]
+
+    # shapes: batch axes, queries and keys
+    def shapes(self, limit, square):
+        """Those of q, k and v; sets m, n and batch."""
+        d, e, axes, group = (int(self.kind.choice(x)) for x in (HEAD_DIMS, HEAD_DIMS, [0, 1, 2, 2, 3], [1, 1, 2, 4]))
+        d = 0 if self.kind.random() < 0.01 else min(d, limit.head_dim)
+        e = d if self.often() and d else min(e, limit.head_dim)
+        lead, heads_k = self.rng.integers(1, 4, max(axes - 1, 0)).tolist(), int(self.rng.integers(1, 4))
+        m, n = self.seqlen(limit.longest), self.seqlen(limit.longest)
+        n = m if square or self.rng.random() < 0.4 else n
+        while math.prod(lead) * heads_k * group * (m + MARGIN) * (n + MARGIN) > limit.elements:
+            if max(lead, default=1) > 1:
+                lead = [1] * len(lead)
+            elif heads_k > 1:
+                heads_k -= 1
+            else:
+                m, n = (x * 2 // 3 if x == max(m, n) or square else x for x in (m, n))
+        alone = self.kind.choice(["", "", "", "", "k", "v", "q" if group == 1 else ""])     # has one head for all
+        sizes = (heads_k * group, m, d), (heads_k, n, d), (heads_k, n, e)
+        shapes = [self.part_of(lead, 1 if x == alone else heads, *size) for x, (heads, *size) in zip("qkv", sizes)]
+        shapes = shapes if axes else [shape[-2:] for shape in shapes]
+        self.m, self.n, self.batch = m, n, reference.describe(*map(np.empty, shapes))[0].batch
+        return shapes
+
+    def part_of(self, lead, heads, *size):
+        """A shape that is broadcast along some axes, or has less of them."""
+        own = [size if self.kind.random() < 0.85 else 1 for size in lead]
+        own = [] if self.kind.random() < 0.15 else own
+        return size if heads == 1 and not own and self.often() else (*own, heads, *size)
+
+    def seqlen(self, longest):
+        if self.rng.random() < 0.15:
+            return self.one_of(0, 1, 1, 1, 1)
+        if self.rng.random() < 0.5:
+            return self.one_of(*(size for size in LENGTHS if size <= longest))
+        return round(math.exp(self.rng.uniform(0, math.log(longest))))
+
+    def some_axes(self):
+        """Of all batch axes, each of full size or 1."""
+        return [size if self.often() else 1 for size in self.batch]
+
+    def broadcast(self, *shape):
+        """What NumPy broadcasts to this shape."""
+        own = [size if self.kind.random() < 0.6 else 1 for size in shape]
+        return own[self.kind.integers(max(len(own), 1)) :] if not self.often() else own
+
+    # arrays
+    def floats(self, *shape, size=1.0, dtype=None):
+        dtype = DTYPES[self.kind.integers(len(DTYPES))] if dtype is None else dtype
+        return np.asarray(size * self.rng.standard_normal(shape, np.float32), dtype)
+
+    def numbers(self, *shape):
+        """For a Score: of float64 beside float64, since Python makes float32 of a float and a float32."""
+        return self.floats(*shape, dtype=np.float64 if self.often() or self.dtype == np.float64 else np.float32)
+
+    def whole(self, low, high, *shape):
+        dtype = self.kind.choice(["i4", "i8", "i2", *["u2", "u4"] * (low >= 0)])
+        return self.rng.integers(low, high, shape, endpoint=True).astype(dtype)
+
+    def truths(self, *shape):
+        return self.rng.random(shape) < self.one_of(0.3, 0.7, 0.7, 0.95)
+
+    def number_or_array(self, low, high):
+        shape = self.some_axes()
+        return self.whole(low, high, *shape) if self.often() and shape else int(self.rng.integers(low, high + 1))
+
+    # masks
+    def offset(self):
+        return self.number_or_array(-self.m // 2 - 2, self.n + 3) if self.kind.random() < 0.5 else None
+
+    def reach(self):
+        return int(self.rng.integers(-2, self.n + 1)) if self.often() else None
+
+    def length(self, size):
+        return self.number_or_array(0, self.one_of(size, size, 0))
+
+    def segments(self):
+        lead, count = [] if self.often() else self.some_axes(), self.rng.integers(1, 7)
+        sides = [np.sort(self.rng.integers(0, size + 1, (*lead, count + 1)), axis=-1) for size in (self.m, self.n)]
+        if self.rng.random() < 0.6:  # all tokens are in one
+            for side, size in zip(sides, (self.m, self.n)):
+                side[..., 0], side[..., -1] = 0, size
+        return sides[: 1 if self.often() and self.m == self.n else 2]
+
+    def parents(self):
+        nodes = [self.rng.integers(-1, node) for node in range(self.m)]
+        return np.array(nodes, int).reshape(*[1] * len(self.batch), self.m)
+
+    def blocks(self, rows, cols):
+        return self.truths(*self.some_axes(), -(-self.m // rows), -(-self.n // cols)), (rows, cols)
+
+    # scores
+    def heads_and_batches(self):
+        return self.batch[-1] if self.batch else 1, math.prod(self.batch[:-1])
+
+    def bias(self):
+        """NaN where nobody looks."""
+        bias = self.floats(*self.broadcast(*self.batch, self.m, self.n))
+        if self.rng.random() < 0.5:
+            bias[sum_broadcast(self.visible, bias.shape) == 0] = np.nan
+        return bias
+
+    def with_minus_inf(self, bias):
+        rows = (*bias.shape[:-1], 1) if self.rng.random() < 0.5 else bias.shape
+        bias[np.broadcast_to(self.rng.random(rows) < self.one_of(0.1, 0.5), bias.shape)] = -np.inf
+        return bias
+
+    # memory
+    def placed(self, x):
+        """An array in `xp`, in some layout; a mask or part of a score, all whose arrays are."""
+        if isinstance(x, na.Score):
+            return na.Score(x.function, x.derivative, [*map(self.placed, x.arrays)])
+        if isinstance(x, na.Mask) and len(x._parts) > 1:
+            return type(x)(tuple(map(self.placed, x._parts)))
+        if not hasattr(x, "shape"):
+            return replace(x, **{name: self.placed(y) for name, y in x._arrays().items()})
+        axes, axis = range(x.ndim), self.kind.integers(max(x.ndim, 1))
+        how = self.kind.choice(["plain", "swapped", "negative", "steps", "offset", "Fortran"] if x.ndim else ["plain"])
+        shape, along, order = list(x.shape), [slice(None)] * x.ndim, [*axes]
+        if how == "swapped" and x.ndim > 2:
+            order[-3], order[-2] = order[-2], order[-3]
+        if how == "Fortran":
+            order.reverse()
+        if how == "negative":
+            along[axis] = slice(None, None, -1)
+        if how == "steps":
+            shape[axis], along[axis] = 2 * shape[axis] + 1, slice(1, None, 2)
+        memory = self.xp.empty(math.prod(shape) + 3, x.dtype)[3 * (how == "offset") :][: math.prod(shape)]
+        y = memory.reshape([shape[axis] for axis in order]).transpose(np.argsort(order).tolist())[(*along, ...)]
+        y[...] = self.xp.asarray(x)
+        return y
+
+
+class Problem(Draw):
+    """The arrays and options of a call."""
+
+    def __init__(self, seed, number, limit, xp=np):
+        super().__init__(seed, number, limit, xp)
+        self.dtype = dtype = DTYPES[self.kind.integers(len(DTYPES))]
+        masks, score = self.names()
+        dropout, dlse, self.deterministic = map(bool, self.kind.random(3) < (0.25, 0.5, 0.5))
+        most = ELEMENTS_IN_PYTHON if FUNCTIONS.keys() & score else ELEMENTS_DROPPED if dropout else limit.elements
+        shapes = self.shapes(limit._replace(elements=min(most, limit.elements)), "tree" in masks)
+        q, k, v, do = (self.floats(*x, dtype=dtype) for x in (*shapes, (*self.batch, self.m, shapes[-1][-1])))
+        dlse = self.floats(*self.batch, self.m, dtype="f8" if dtype == np.float64 else "f4") if dlse else None
+        mask = self.joined(masks)
+        causal, scale = bool(self.kind.random() < 0.2), self.one_of(None, None, float(self.rng.uniform(0.05, 1.5)))
+        _, inputs = reference.describe(q, k, v, causal, mask)
+        self.visible = np.broadcast_to(inputs.mask.dense(self.m, self.n), (*self.batch, self.m, self.n))
+        self.hide(inputs.mask._parts, q, k, v, do, dlse)
+        score = [(SCORES | FUNCTIONS)[name](self) for name in score]
+        self.arrays, self.do = [*map(self.placed, (q, k, v))], self.placed(do)
+        self.dlse = None if dlse is None else self.placed(dlse)
+        on_host = xp is not np and self.kind.random() < 0.3     # NumPy's arrays beside CuPy's
+        mask = mask if mask is None or on_host else self.placed(mask)
+        score = score if on_host else [*map(self.placed, score)]
+        dropout = na.Dropout(self.one_of(0.0, 0.1, 0.5, 0.9), int(self.rng.integers(2**63)), 5) if dropout else None
+        self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
+
+    def names(self):
+        """Of masks and of the parts of a score."""
+        masks, score = [], []
+        for _ in range(self.kind.choice([0, 1, 1, 2, 2, 3])):
+            name = self.pick(MASKS)
+            if name not in ONCE or name not in masks:
+                masks.append(name)
+        for _ in range(self.kind.choice([0, 0, 1, 1, 2, 3])):
+            name = self.pick(SCORES if self.often() else FUNCTIONS)
+            if (name not in ONCE or name not in score) and not (name in CURVED and HIDING.intersection(score)):
+                score.append(name)
+        return masks, score
+
+    def pick(self, table):
+        """A name. Where a table has got one more, most problems stay as they are."""
+        salt = self.kind.integers(2**32)
+        return max(table, key=lambda name: crc32(f"{name} {salt}".encode()))
+
+    def joined(self, names):
+        mask = None
+        for name in names:
+            other = MASKS[name](self)
+            mask = other if mask is None else mask & other
+        return mask
+
+    def hide(self, masks, q, k, v, do, dlse):
+        """Put NaN or inf where nobody may look: beyond Lengths, and in dlse of rows that see nothing."""
+        shape, nothing = self.visible.shape, self.one_of(np.nan, np.nan, np.inf, -np.inf)
+        i, j = np.arange(self.m)[:, None], np.arange(self.n)
+        queries, keys = np.ones(shape, bool), np.ones(shape, bool)
+        for mask in masks:
+            if isinstance(mask, na.Lengths):
+                for seen, at, length in ((queries, i, mask.queries), (keys, j, mask.keys)):
+                    seen &= True if length is None else at < np.asarray(length)[..., None, None]
+        if self.n:
+            do[~queries[..., 0]] = nothing
+            q[reference.sum_to(queries[..., :1], (*q.shape[:-1], 1))[..., 0] == 0] = nothing
+        for x in (k, v) if self.m else ():
+            x[reference.sum_to(keys[..., :1, :].swapaxes(-2, -1), (*x.shape[:-1], 1))[..., 0] == 0] = nothing
+        if dlse is not None:
+            dlse[~self.visible.any(-1)] = nothing
+
+    def __repr__(self):
+        q, k, v = map(shown, self.arrays)
+        options = ", ".join(f"{name}={shown(x)}" for name, x in self.options.items() if x is not None and x != [])
+        return (f"q {q}, k {k}, v {v}, strides {[x.strides for x in self.arrays]}, {options}, "
+                f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic")
+
+    # -------------------------------------------------------------------------------------------------------- measure
+    def run(self):
+        """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted."""
+        o, saved = na.attention_forward(*self.arrays, **self.options)
+        grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
+        return o, saved.lse, *grads, *present(grads.score)
+
+    def expected(self):
+        """What the results are, and their largest errors; on the host where the reference has to call Python."""
+        call, options = [self.do, *self.arrays, self.dlse], dict(self.options)
+        if any(isinstance(part, na.Score) for part in options["score"]):
+            call, host = [None if x is None else to_numpy(x) for x in call], np.empty(0)
+            options["mask"] = as_mask(options["mask"])._like(host)
+            options["score"] = [part._like(host) for part in options["score"]]
+        do, q, k, v, dlse = call
+        with np.errstate(all="ignore"):
+            grads = reference.attention_backward(*call[:4], **options, dlse=dlse)
+            exact = *reference.attention_forward(q, k, v, **options), *grads, *present(grads.score)
+            return exact, rounding(*call, **options)
+
+    def wrong(self, results):
+        """A line for each result that is wrong."""
+        lse = np.float64 if self.dtype == np.float64 else np.float32
+        inputs, scores = self.arrays, differentiated(self.options["score"])
+        dtypes = [self.dtype, lse, *[self.dtype] * 3, *(x.dtype for x in scores)]
+        shapes = [self.do.shape, self.do.shape[:-1], *(x.shape for x in (*inputs, *scores))]
+        names = [*NAMES, *(f"gradient {number} of score" for number in range(len(scores)))]
+        for name, dtype, shape, got, exact, error in zip(names, dtypes, shapes, results, *self.expected(), strict=True):
+            if (got.dtype, got.shape) != (dtype, shape):
+                yield f"{name}: got {shown(got)}, expected {dtype} {shape}"
+                continue
+            got = to_numpy(got) if self.xp is not np and isinstance(exact, np.ndarray) else got
+            wrong = wrong_elements(got, exact, error)
+            if wrong.any():
+                at = tuple(int(x) for x in np.argwhere(wrong)[0])
+                yield (f"{name}: {int(wrong.sum())} of {wrong.size} are wrong, at {at} {float(got[at]):.6g}, "
+                       f"exactly {float(exact[at]):.6g}, give or take {float(error[at]):.2g}")
+
+
+def present(gradients):
+    return [x for x in gradients if x is not None]
+
+
+# ------------------------------------------------------------------------------------------------------------ devices
+WORLDS = "compiled", "simulated", "planned"  # of devices that are not there; planned: all but the kernels
+
+
+@contextmanager
+def on_device(name, world="compiled"):
+    """Inside, calls run on a device, on arrays of the library that this yields."""
+    if name in ("cpu", "gpu"):
+        yield np if name == "cpu" else import_module("cupy")
+        return
+    device, launch = (import_module(f"tests.tools.{module}") for module in ("device", "launch"))
+    execute = device.execute if world != "planned" else lambda *launched: None
+    with launch.world_of(world), device.on(getattr(device, name.upper()), execute):
+        yield np
+
+
+def checked(seed, number, device, world="compiled"):
+    """A problem, and what is wrong with it, a line each."""
+    with on_device(device, world) as xp:
+        problem = Problem(seed, number, LIMITS[device], xp)
+        try:
+            results = problem.run()
+            return problem, list(problem.wrong(results)) if world != "planned" else []
+        except Exception:
+            return problem, [traceback.format_exc()]
+
+
+def again(seed, number, device, world="compiled"):
+    """How to repeat a problem."""
+    return f"python -m tests.problems {seed} {number} --device {device}" + f" --world {world}" * (world != "compiled")
+
+
+def many(seed, seconds, device, world="compiled", first=0):
+    """(number, problem, what is wrong with it) of one after the other, for so many seconds."""
+    end = time.monotonic() + seconds
+    for number in count(first):
+        if time.monotonic() > end:
+            return
+        yield number, *checked(seed, number, device, world)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("number", type=int, nargs="?", help="of one problem (default: all from 0 on)")
+    parser.add_argument("--device", choices=list(LIMITS), default="cpu")
+    parser.add_argument("--world", choices=WORLDS, default="compiled")
+    parser.add_argument("--seconds", type=float, default=60, help="for all from 0 on (default: 60)")
+    args = parser.parse_args()
+    where = args.device, args.world
+    if args.number is not None:
+        problem, found = checked(args.seed, args.number, *where)
+        print(problem, *found or ["right"], sep="\n")
+        return bool(found)
+    total = failed = 0
+    for number, problem, found in many(args.seed, args.seconds, *where):
+        total, failed = total + 1, failed + bool(found)
+        if found:
+            print(again(args.seed, number, *where), problem, *found, sep="\n", flush=True)
+    print(f"{total} problems, {failed} wrong")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
