@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.dual import naming
 from numbattn.problem import DTYPES
 from tests.tools.device import BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
@@ -194,6 +195,27 @@ def test_functions_of_too_many_places_are_refused():
     q, k = np.zeros((1, 8), np.float16), np.broadcast_to(np.float16(0), (2**24 + 1, 8))
     with on(HOPPER), pytest.raises(NotImplementedError, match="1 queries and 16777217 keys, at most 16777216 on a GPU"):
         na.attention(q, k, k, score=na.Score(lambda s, batch, head, i, j: s))
+
+
+def hides(s, batch, head, i, j):
+    return i >= j
+
+
+def unruly(s, batch, head, i, j):
+    return 2 * s.real
+
+
+def test_a_derivative_is_only_asked_for_in_the_backward_pass(rng, small):
+    """Of a function of which none can be found; and a mask is refused at once."""
+    q, k, v = scores.qkv(rng, np.float32, heads_k=1, d=8)
+    with world_of("compiled"), on(TURING):
+        o, saved = na.attention_forward(q, k, v, score=na.Score(unruly))
+        np.testing.assert_allclose(o, na.reference.attention_forward(2 * q, k, v)[0], rtol=1e-4, atol=1e-5)
+        message = r"derivative of unruly, line .*\nattribute 'real' of type Dual.* has no rule here\n.*derivative="
+        with pytest.raises(TypeError, match=message), naming(unruly):
+            na.attention_backward(o, saved)
+        with pytest.raises(TypeError, match=r"hides, line .* returns True or False, as a mask does"), naming(hides):
+            na.attention(q, k, v, score=na.Score(hides))
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
