@@ -397,8 +397,8 @@ def naming(*functions):
 
 def without_rule(text):
     """What of an error of Numba's says that something has no meaning for dual numbers."""
-    calls = re.findall(r">>> (\S+\(.*Dual\(.*\))", text)
-    return f"{calls[-1]} has no rule here" if calls else text.strip().splitlines()[-1]
+    found = re.findall(r">>> (\S+\(.*Dual\(.*\))", text) or re.findall(r"attribute '\w+' of type Dual\(\w+\)", text)
+    return f"{found[-1]} has no rule here" if found else text.strip().splitlines()[0]
 
 
 def linked(function):

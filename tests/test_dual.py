@@ -1,5 +1,6 @@
 """Derivatives by dual numbers, against finite differences."""
 
+import itertools
 import math
 
 import numba
@@ -20,12 +21,80 @@ FUNCTIONS = {
     "branches": lambda s, b, h, i, j: s * s if s > 1 else 0 if i == j else 2 * s - 1 if s != 0 else s,
     "comparisons": lambda s, b, h, i, j: s * ((s < 0) + 2 * (s <= 1) + 4 * (i < s) + 8 * (j >= s)),
     "number": lambda s, b, h, i, j: 3 if i > j else 2.0,
-}
+    "exponentials": lambda s, b, h, i, j: (
+        math.log2(s * s + 1) + np.log10(s * s + 1) + np.exp2(s / 9) + np.logaddexp(s, i) + np.logaddexp(j, s * s)
+        + np.logaddexp(s, s) + (s * s) ** s
+    ),
+    "angles": lambda s, b, h, i, j: (
+        math.tan(s / 9) + np.sinh(s / 9) + math.cosh(s / 9) + np.arcsin(s / 19) + math.acos(s / 19) + math.asinh(s)
+        + np.arctanh(s / 19) + math.acosh(s * s + 2) + math.atan2(s, i + 1) + np.arctan2(j + 1, s) + np.hypot(s, i + 1)
+        + math.erfc(s) + np.deg2rad(s) + math.degrees(s / 99)
+    ),
+    "steps": lambda s, b, h, i, j: (
+        math.floor(s) + np.floor(s) * s + np.ceil(s) + round(s) + np.rint(s) + round(s, 1) + np.round(s, 2) + int(s)
+        + np.trunc(s) * s + math.trunc(s) + s * np.sign(s) + s % 3 + s // 2 + np.mod(s, 2.5) + np.mod(9, s * s + 1)
+    ),
+    "choices": lambda s, b, h, i, j: (
+        np.where(i > j, s, -0.5) + np.where(s > 0, s * s, s) + np.clip(s, -1, i) + np.minimum(s, j) + np.fmin(s, 1)
+        + np.fmax(0.5, s * s) + min(s, 1, i) + max(s, 0, -s) + (0 if math.isnan(s) or np.isinf(s) else 3 * s)
+        + (s * s if np.isfinite(s) else s) + (s if s else 1) + (not s) * s + bool(s) * s
+    ),
+    "arithmetic": lambda s, b, h, i, j: (
+        np.abs(s) + np.absolute(-s) + np.square(s) + np.negative(s) + np.positive(s) + np.add(s, i) + np.subtract(j, s)
+        + np.multiply(j, s) + np.divide(s, i + 1) + np.power(s * s, 1.5) + math.pow(s, 2) + pow(s, 3) + s**0
+        + np.reciprocal(s * s + 1) + math.copysign(s, i - 5) + np.copysign(2.0, s) * s
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives_follow(name):
     assert na.check_score(na.Score(FUNCTIONS[name]), 12, 17) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["steps", "choices", "arithmetic", "exponentials"])
+def test_compiled_values_are_those_of_numpy(name):
+    function = FUNCTIONS[name]
+    made = dual.compiled_of(frozen(function))
+    for s, i, j in itertools.product((-7.3, -0.5, 0.5, 2.5, 3.0), (0, 3, 9), (1, 5)):
+        assert made(s, 0, 0, i, j) == pytest.approx(function(s, 0, 0, i, j), rel=1e-13)
+
+
+@np.errstate(invalid="ignore")
+def test_numpy_at_infinity_and_nan():
+    def compiled(function):
+        return dual.compiled_of(frozen(lambda *x: function(*x)))
+
+    values = -math.inf, 0.0, 1e300, math.inf, math.nan
+    for function in np.floor, np.rint, np.sign:
+        for x in values:
+            np.testing.assert_array_equal(compiled(function)(x), function(x))
+    for function in np.minimum, np.fmax, np.logaddexp:
+        for x, y in itertools.product(values, values):
+            np.testing.assert_array_equal(compiled(function)(x, y), function(x, y))
+
+
+CORNERS = {  # of a function, where, and its derivative there
+    "a factor": (lambda s: 0.5 * s, -math.inf, 0.5),
+    "no factor": (lambda s: s * 0 + 1 + s, math.inf, 1),
+    "a divisor": (lambda s: s / 4, -math.inf, 0.25),
+    "a sum": (lambda s: s - 1 + math.inf, -math.inf, 1),
+    "what is not seen": (lambda s: math.sqrt(max(s, 0.0)), -1.0, 0),
+    "a power": (lambda s: s**0 + s, 0.0, 1),
+    "a power of 0": (lambda s: 0.0 ** (s + 2), 0.0, 0),
+    "a constant power": (lambda s: s**2, -math.inf, -math.inf),
+    "far": (lambda s: np.logaddexp(s, 0), -math.inf, 0),
+    "both far": (lambda s: np.logaddexp(s, -math.inf), -math.inf, 1),
+    "rounded": (lambda s: np.floor(s) + s, -math.inf, 1),
+    "nothing": (lambda s: math.hypot(s, 0.0), 0.0, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_add_nothing_to_a_derivative(dtype):
+    """Not even where values are infinite."""
+    for name, (function, s, want) in CORNERS.items():
+        assert dual.derivative_of(frozen(function))(dtype(s)) == want, name
 
 
 def test_in_place_operators_follow():

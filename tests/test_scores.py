@@ -596,9 +596,8 @@ def test_a_derivative_is_only_asked_for_in_the_backward_pass(rng):
 
 @pytest.mark.parametrize(("lengths", "reads", "at"), [
     ((5, 7), lambda s, batch, head, i, j, x: s + x[i, j], "i = 0, j = 6"),
-    ((6, 6), lambda s, batch, head, i, j, x: s + x[i, j], "i = 5, j = 0"),
     ((5, 6), lambda s, batch, head, i, j, x: s + x[i - 6, j] , "i = 0, j = 0"),
-    ((9000, 6000), lambda s, batch, head, i, j, x: s + x[1 if i < 8999 else j, 0], r"i = 8999, j = 5\b"),
+    ((9000, 6000), lambda s, batch, head, i, j, x: s + x[1 if i < 8999 else j, 0], "i = 8999"),
     ((5, 6), lambda s, batch, head, i, j, x: s + x[2 * head, batch], "batch = 0, head = 3, i = 0, j = 0"),
 ])  # fmt: skip
 def test_reads_outside_of_arrays_are_found(lengths, reads, at):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.dual import naming
 from numbattn.problem import DTYPES
 from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
@@ -264,6 +265,27 @@ def test_keys_of_length_0_may_be_nan(rng, score):
         results = o, *backprop(o)
     assert not gpu.programs                                     # nothing is compiled, nothing launched
     assert all((x == 0).all() for x in results)
+
+
+def hides(s, batch, head, i, j):
+    return i >= j
+
+
+def unruly(s, batch, head, i, j):
+    return 2 * s.real
+
+
+def test_a_derivative_is_only_asked_for_in_the_backward_pass(rng, small):
+    """Of a function of which none can be found; and a mask is refused at once."""
+    q, k, v = scores.qkv(rng, np.float32, heads_k=1, d=8)
+    with world_of("compiled"), on(TURING):
+        o, saved = na.attention_forward(q, k, v, score=na.Score(unruly))
+        np.testing.assert_allclose(o, na.reference.attention_forward(2 * q, k, v)[0], rtol=1e-4, atol=1e-5)
+        message = r"derivative of unruly, line .*\nattribute 'real' of type Dual.* has no rule here\n.*derivative="
+        with pytest.raises(TypeError, match=message), naming(unruly):
+            na.attention_backward(o, saved)
+        with pytest.raises(TypeError, match=r"hides, line .* returns True or False, as a mask does"), naming(hides):
+            na.attention(q, k, v, score=na.Score(hides))
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
