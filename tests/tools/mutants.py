@@ -402,9 +402,9 @@ TABLE = [
     Faults("cuda/kernels/score.py", SCORES, {
         "cap - 2 * cap * r": "cap - cap * r",
         "F * (4 * r * (1 - r))": "F * (4 * r)",
-        "convert(SIGN * (n0 - (m0 + offset)), ACC)": "convert(n0 - (m0 + offset), ACC)",
-        "n0 - (m0 + offset)": "n0 - m0",
-        "diagonal_index(layout, SIGN * ahead) * SIGN": "diagonal_index(layout, SIGN * ahead)",
+        "convert(SIGN * (n0 - key), ACC)": "convert(n0 - key, ACC)",
+        "m0 + offset, ()": "m0, ()",
+        "diagonal_index(layout, SIGN * (n0 - key)) * SIGN": "diagonal_index(layout, SIGN * (n0 - key))",
         "maximum(minimum(ahead, reach), -reach)": "minimum(ahead, reach)",
         "number > curved[0]": "number >= curved[0]",
         "load(matrix[m0:].T, layout, n0)": "load(matrix.T, layout, n0)",
@@ -413,8 +413,8 @@ TABLE = [
         "return alpha * reciprocal(total)": "return reciprocal(total)",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_entries_far_from_the_diagonal"], {
-        "entry_of(ahead - BEFORE, table)": "entry_of(ahead, table)",
-        "entry_of(ahead + AHEAD, table)": "entry_of(ahead, table)",
+        "entry_of(n0 - key - BEFORE, table)": "entry_of(n0 - key, table)",
+        "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
         "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
         "table[batch, head, least]": "table[batch, head, 0]",
     }),
@@ -431,7 +431,7 @@ TABLE = [
         "            fence_async_proxy()\n": "",
         "k == 2, whole - high - middle": "k == 2, whole - high",
         "slopes[batch, head] * scores.inverse_scale": "slopes[batch, head]",
-        "m0 + offset_of(scores, batch, head, m0) - n0)": "m0 + offset_of(scores, batch, head, m0))",
+        "key - n0)": "key)",
         "ramp.at + TILE_M - 1:": "ramp.at:",
         "Side(-ramp.slope,": "Side(ramp.slope,",
         "operand(-ramp.pieces, COLUMNS)": "operand(ramp.pieces, COLUMNS)",
@@ -456,15 +456,15 @@ TABLE = [
         "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
     }),
     Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
-        "opaque(m0), n0)), sums)": "0, n0)), sums)",
-        "m0 + DOWN, n0 + RIGHT": "m0, n0",
+        "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
+        "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
     }),
     Faults("cuda/kernels/score.py", [
         "cuda/test_scores.py::test_offsets", "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
     ], {
-        "return index(offsets[batch, head])": "return index(offsets[batch, 0])",
-        "convert(offset_of(scores, batch, head, m0) * SIGN, ACC)": "convert(offset_of(scores, batch, head, m0), ACC)",
-        "* SIGN - offset_of(scores, batch, head, m0)": "* SIGN",
+        "index(offsets[batch, head])": "index(offsets[batch, 0])",
+        "convert(of_queries(offsets, m0) * SIGN, ACC)": "convert(of_queries(offsets, m0), ACC)",
+        "* SIGN - of_queries(offsets, m0)": "* SIGN",
     }),
     Faults("cuda/kernels/score.py", [
         "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own[slopes and sink-1-24]"

@@ -28,7 +28,7 @@ from ..tile import (
     wgmma,
     where,
 )
-from .score import BY_QUERY, kind_of, offset_kind, offset_step, parts_of
+from .score import BY_QUERY, kind_of, offset_kind, own_key_step, parts_of
 
 DEPTH = 16  # of the product: k of one instruction, of which three are used
 PIECES = 3
@@ -67,7 +67,7 @@ def ramp_steps(score, layout, columns, ACC):
     LEFT, COLUMNS, BFLOAT16, ROWS = wgmma(DEPTH), columns, columns.dtype, layout.row_vector()
     RIGHT, ZERO = simt(columns.rows, DEPTH, WARPGROUP, DEPTH // 2, 2), ACC(0)
     (TILE_M, TILE_N), MIDDLE = layout.shape, columns.rows // 2
-    offset_of = offset_step(parts_of(score)[0], 0)
+    own_key = own_key_step(parts_of(score)[0], 0)
 
     @device
     def put_columns():
@@ -82,13 +82,13 @@ def ramp_steps(score, layout, columns, ACC):
 
     @device
     def ramp_of(scores, batch, head, m0, n0):
-        slopes, _ = scores.parts[0]
+        (slopes, _), (key, _) = scores.parts[0], own_key(scores, batch, head, m0)
         slope = slopes[batch, head] * scores.inverse_scale
         whole, k = full(LEFT, slope), col_index(LEFT, 0)
         high = rounded(whole)
         middle = rounded(whole - high)
         pieces = where(k == 0, high, where(k == 1, middle, where(k == 2, whole - high - middle, ZERO)))
-        return Ramp(slope, pieces, m0 + offset_of(scores, batch, head, m0) - n0)
+        return Ramp(slope, pieces, key - n0)
 
     @device
     def side_of(ramp, n_block, end):

@@ -293,7 +293,7 @@ def softcap(part, number, unit, layout, ACC, transposed):
 
 
 def alibi(part, number, unit, layout, ACC, transposed):
-    (own, _), distance = unit, distance_of(part, number, layout, ACC, transposed)
+    (own, _), (own_key, distance) = unit, distance_steps(part, number, layout, ACC, transposed)
 
     @device
     def look_up(scores, tile, batch, head, m0, n0):
@@ -302,50 +302,60 @@ def alibi(part, number, unit, layout, ACC, transposed):
 
     @device
     def step(S, F, slope, scores, batch, head, m0, n0):
-        return S - distance(scores, batch, head, m0, n0) * slope, F
+        key, offsets = own_key(scores, batch, head, m0)
+        return S - distance(key, offsets, n0) * slope, F
 
     return look_up, step
 
 
-def distance_of(part, number, layout, ACC, transposed=False):
-    """The device function (scores, batch, head, m0, n0): how far the keys of a tile are from the queries' own."""
-    SIGN, offset_of = -1 if transposed else 1, offset_step(part, number, layout, transposed)
+def own_key_step(part, number):
+    """The device function (scores, batch, head, m0): the own key of query m0, and nothing; or m0, where each query has
+    an offset, and all of these."""
 
     @device
-    def distance(scores, batch, head, m0, n0):
-        offset = offset_of(scores, batch, head, m0)
-        return abs(diagonal_index(layout, convert(SIGN * (n0 - (m0 + offset)), ACC)))
+    def by_number(scores, batch, head, m0):
+        _, offset = scores.parts[number]
+        return m0 + offset, ()
 
     @device
-    def by_query(scores, batch, head, m0, n0):
-        offsets = convert(offset_of(scores, batch, head, m0) * SIGN, ACC)
-        return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)) - offsets)
+    def by_matrix(scores, batch, head, m0):
+        _, offsets = scores.parts[number]
+        return m0 + index(offsets[batch, head]), ()
 
-    return by_query if offset_kind(part) == BY_QUERY else distance
+    @device
+    def by_query(scores, batch, head, m0):
+        _, offsets = scores.parts[number]
+        return m0, offsets[batch, head]
+
+    return {BY_MATRIX: by_matrix, BY_QUERY: by_query}.get(offset_kind(part), by_number)
 
 
-def offset_step(part, number, layout=None, transposed=False):
-    """The device function (scores, batch, head, m0): the offset of own keys; by query those of the tile's queries."""
+def offsets_step(layout, transposed):
+    """The device function (offsets, m0): those of a tile's queries from m0 on."""
     places = places_of(transposed)
 
     @device
-    def of_all(scores, batch, head, m0):
-        _, offset = scores.parts[number]
-        return offset
+    def of_queries(offsets, m0):
+        (seqlen_q,), (i, _) = shape(offsets), places(layout, m0, 0)
+        return take(offsets, minimum(i, seqlen_q - 1))
+
+    return of_queries
+
+
+def distance_steps(part, number, layout, ACC, transposed=False):
+    """As `own_key_step`; and (key, offsets, n0): how far the keys of a tile from n0 on are from the queries' own."""
+    SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device
-    def of_matrix(scores, batch, head, m0):
-        _, offsets = scores.parts[number]
-        return index(offsets[batch, head])
+    def from_key(key, nothing, n0):
+        return abs(diagonal_index(layout, convert(SIGN * (n0 - key), ACC)))
 
     @device
-    def of_queries(scores, batch, head, m0):
-        _, offsets = scores.parts[number]
-        _, _, seqlen_q = shape(offsets)
-        i, _ = places(layout, m0, 0)
-        return take(offsets[batch, head], minimum(i, seqlen_q - 1))
+    def from_keys(m0, offsets, n0):
+        apart = convert(of_queries(offsets, m0) * SIGN, ACC)
+        return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)) - apart)
 
-    return {BY_MATRIX: of_matrix, BY_QUERY: of_queries}.get(offset_kind(part), of_all)
+    return own_key_step(part, number), from_keys if offset_kind(part) == BY_QUERY else from_key
 
 
 def within_segment(score):
@@ -408,21 +418,30 @@ def slopes_steps(number, score, layout, ACC, transposed=False):
 
     if number is None:
         return start_none, add_none
-    return start, slopes_step(parts_of(score)[number], number, layout, ACC, transposed)
+
+    part = parts_of(score)[number]
+    own_key, add_tile = own_key_step(part, number), slopes_step(part, number, layout, ACC, transposed)
+
+    @device
+    def add(sums, dS, scores, batch, head, m0, n0):
+        key, offsets = own_key(scores, batch, head, m0)
+        return add_tile(sums, dS, key, offsets, n0)
+
+    return start, add
 
 
 def slopes_step(part, number, layout, ACC, transposed):
-    """The device function (sums, dS, scores, batch, head, m0, n0) -> sums.
+    """The device function (sums, dS, key, offsets, n0) -> sums.
 
     By parts of the tile, each a basic block: else ptxas keeps the distances of a whole one in registers, and spills.
     """
     if layout.shape[1] <= COLS_AT_ONCE:
-        distance = distance_of(part, number, layout, ACC, transposed)
+        _, distance = distance_steps(part, number, layout, ACC, transposed)
 
         @device
-        def add_part(sums, dS, scores, batch, head, m0, n0):
-            if always():                                        # the distance is computed anew, not kept since S
-                sums = part_sum(-(dS * distance(scores, batch, head, opaque(m0), n0)), sums)
+        def add_part(sums, dS, key, offsets, n0):
+            if always():
+                sums = part_sum(-(dS * distance(opaque(key), offsets, n0)), sums)   # computed anew, not kept since S
             return sums
 
         return add_part
@@ -432,60 +451,55 @@ def slopes_step(part, number, layout, ACC, transposed):
     add_half = slopes_step(part, number, HALF, ACC, transposed)
 
     @device
-    def add_halves(sums, dS, scores, batch, head, m0, n0):
+    def add_halves(sums, dS, key, offsets, n0):
         left, right = column_halves(dS)
-        sums = add_half(sums, left, scores, batch, head, m0, n0)
-        return add_half(sums, right, scores, batch, head, m0 + DOWN, n0 + RIGHT)
+        return add_half(add_half(sums, left, key, offsets, n0), right, key + DOWN, offsets, n0 + RIGHT)
 
     return add_halves
 
 
-def entry_step(part, number, layout, transposed=False):
-    """The device function (scores, batch, head, m0, n0): which entries of the table the elements of a tile take."""
-    SIGN, offset_of = -1 if transposed else 1, offset_step(part, number, layout, transposed)
+def entry_steps(part, number, layout, transposed=False):
+    """As `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from n0 on take."""
+    SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device
-    def entries(scores, batch, head, m0, n0):
-        ahead = n0 - (m0 + offset_of(scores, batch, head, m0))          # of the first element
-        return entry_of(diagonal_index(layout, SIGN * ahead) * SIGN, scores.parts[number][0])
+    def from_key(key, nothing, n0, table):
+        return entry_of(diagonal_index(layout, SIGN * (n0 - key)) * SIGN, table)
 
     @device
-    def by_query(scores, batch, head, m0, n0):
-        ahead = diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - offset_of(scores, batch, head, m0)
-        return entry_of(ahead, scores.parts[number][0])
+    def from_keys(m0, offsets, n0, table):
+        return entry_of(diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - of_queries(offsets, m0), table)
 
-    return by_query if offset_kind(part) == BY_QUERY else entries
+    return own_key_step(part, number), from_keys if offset_kind(part) == BY_QUERY else from_key
 
 
 @device
 def entry_of(ahead, table):
-    """That of elements so far ahead of the own key of their query."""
+    """That of keys so far ahead of their query's own."""
     _, _, count = shape(table)
     reach = count // 2
     return maximum(minimum(ahead, reach), -reach) + reach
 
 
 def relative(part, number, unit, layout, ACC, transposed):
-    (_, natural), offset_of, ONE = unit, offset_step(part, number), ACC(1)
-    entries = entry_step(part, number, layout, transposed)
+    (_, natural), (own_key, entries), ONE = unit, entry_steps(part, number, layout, transposed), ACC(1)
     LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
     BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
 
     @device
-    def by_query(S, F, found, scores, batch, head, m0, n0):
-        table, _ = scores.parts[number]
-        return S * natural(ONE, scores) + take(table[batch, head], entries(scores, batch, head, m0, n0)), F
+    def by_element(S, F, found, scores, batch, head, m0, n0):
+        (table, _), (key, offsets) = scores.parts[number], own_key(scores, batch, head, m0)
+        return S * natural(ONE, scores) + take(table[batch, head], entries(key, offsets, n0, table)), F
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
-        table, _ = scores.parts[number]
-        ahead = n0 - (m0 + offset_of(scores, batch, head, m0))          # of the first element
-        least, most = entry_of(ahead - BEFORE, table), entry_of(ahead + AHEAD, table)
+        (table, _), (key, _) = scores.parts[number], own_key(scores, batch, head, m0)
+        least, most = entry_of(n0 - key - BEFORE, table), entry_of(n0 - key + AHEAD, table)
         if least == most:                                               # far from the diagonal all share an entry
             return S * natural(ONE, scores) + table[batch, head, least], F
-        return by_query(S, F, found, scores, batch, head, m0, n0)
+        return by_element(S, F, found, scores, batch, head, m0, n0)
 
-    return nothing_ahead, by_query if offset_kind(part) == BY_QUERY else step
+    return nothing_ahead, by_element if offset_kind(part) == BY_QUERY else step
 
 
 def bias(part, number, unit, layout, ACC, transposed):

@@ -42,7 +42,7 @@ from ..tile import (
 from .backward import CROWDED_Q, TILES_Q
 from .dropout import DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type, sums, vector
-from .score import distance_of, entry_step, parts_of, score_steps, scores_type
+from .score import distance_steps, entry_steps, parts_of, score_steps, scores_type
 from .tables import Tiles, parameters, rows_of
 from .visibility import FARTHEST, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
@@ -162,7 +162,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     (TILE_M, TILE_N), ROWS = S_TILE.shape, S_TILE.row_vector()
     ZERO, SUMS_ROWS, SUMS_COLS, OF_DISTANCE = ACC(0), sums_rows, sums_cols, weight == "distance"
     band_at, shown = band_of(mask), is_shown(mask)
-    distance = distance_of(parts_of(score)[behind], behind, S_TILE, ACC) if weight else None
+    own_key, distance = distance_steps(parts_of(score)[behind], behind, S_TILE, ACC)
 
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
@@ -192,7 +192,8 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
                             kept_scale, batch, head, m0, n0,
                         )  # fmt: skip
                         if OF_DISTANCE:
-                            dS = -(dS * distance(scores, batch, head, m0, n0))
+                            key, offsets = own_key(scores, batch, head, m0)
+                            dS = -(dS * distance(key, offsets, n0))
                         dB = dB + dS
         target, m0 = mDB[own_batch, own_head][:, n_first * TILE_N :], m_first * TILE_M
         if SUMS_COLS:
@@ -260,7 +261,8 @@ def entry_sums(*, behind, **about):
     S_TILE, shared, ds_of = ds_step(**about, behind=behind)
     ACC = sum_type(DTYPES[dtype])
     (TILE_M, TILE_N), ROWS, ZERO, NUMBER = S_TILE.shape, S_TILE.row_vector(), ACC(0), behind
-    band_at, shown, entries_of = band_of(mask), is_shown(mask), entry_step(parts_of(score)[behind], behind, S_TILE)
+    _, entries_of = entry_steps(parts_of(score)[behind], behind, S_TILE)
+    band_at, shown = band_of(mask), is_shown(mask)
 
     @device
     def keys_with(entry, entries, offsets, m0, m_end):
@@ -281,7 +283,8 @@ def entry_sums(*, behind, **about):
         total = full(S_TILE, ZERO)
         for batch in range(own_batch, batch_end):
             for head in range(own_head, head_end):
-                band, offsets = band_at(sight, batch, head), scores.parts[NUMBER][1][batch, head]
+                band, (table, offsets) = band_at(sight, batch, head), scores.parts[NUMBER]
+                offsets = offsets[batch, head]
                 for m_block in range((seqlen_q + TILE_M - 1) // TILE_M):
                     m0, m_end = m_block * TILE_M, minimum((m_block + 1) * TILE_M, seqlen_q)
                     first, end = keys_in_sight(band, m0, m_end)
@@ -295,7 +298,7 @@ def entry_sums(*, behind, **about):
                             (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
                             kept_scale, batch, head, m0, n0,
                         )  # fmt: skip
-                        total = total + where(entries_of(scores, batch, head, m0, n0) == entry, dS, 0)
+                        total = total + where(entries_of(m0, offsets, n0, table) == entry, dS, 0)
         target, sums = mSums[own_batch, own_head][:, entry], row_sum(total)
         if adds:
             sums = sums + load(target, ROWS, 0)
