@@ -45,7 +45,7 @@ def attention(
         strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``.
     causal : bool, optional
         The same as ``mask=Causal()``; with a mask too, both hold.
-    mask : a mask such as Causal, Window, Lengths or Segments, an ``&`` of masks, or a boolean array, optional
+    mask : a mask such as Causal, Window, Lengths or Segments, ``&`` and ``|`` of masks, or a boolean array, optional
         True = visible. A query that sees nothing gets o = 0. A boolean array broadcasts as in NumPy against
         (..., seqlen_q, seqlen_k).
     scale : float, optional
@@ -56,7 +56,7 @@ def attention(
         What happens to S = scale Q K^T before the mask, in this order. What it makes of a masked element does not
         matter.
     out : array, (..., seqlen_q, head_dim_v), optional
-        Where to put the result. It must not overlap q, k, v or itself.
+        Where to put the result. It must not overlap q, k, v, an array of the mask or of the score, or itself.
 
     Returns
     -------

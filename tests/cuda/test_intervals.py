@@ -8,7 +8,9 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from numbattn.cuda.steps import At
 from numbattn.problem import DTYPES
+from tests.tools import device as tools
 from tests.tools.device import BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
 
@@ -47,6 +49,62 @@ def test_compiled(rng, small, kind, dropout):
     with world_of("compiled"), on(HOPPER):
         check(*masks.qkv(rng, np.float16, heads_k=1), rng, mask=MASKS[kind](rng), causal=True, bits=ONE_KEY,
               dropout=dropout)  # fmt: skip
+
+
+UNIONS = "stream", "segments"
+
+
+@pytest.mark.parametrize("kind", UNIONS)
+def test_unions(rng, small, kind):
+    """Two intervals a query, with a gap between them; on Hopper, and compiled."""
+    with world_of("compiled"), on(HOPPER):
+        check(*masks.qkv(rng, np.float16, heads_k=1), rng, mask=masks.UNIONS[kind](rng), bits=ONE_KEY)
+
+
+@simulated_only
+@pytest.mark.parametrize(("device", "kind"), [("CUDA cores", "stream"), ("tensor cores", "segments")])
+def test_small_unions(rng, monkeypatch, device, kind):
+    for name, size in zip("BHMN", (1, 1, 34, 40)):
+        monkeypatch.setattr(masks, name, size)
+    monkeypatch.setitem(masks.UNIONS, "segments", lambda rng: na.Segments([0, 20, 34], [0, 30, 40]) & (
+        na.Window(2, 0) | na.Prefix(2)))  # fmt: skip
+    with world_of("simulated"), on(BY_UNIT[device]):
+        check(*masks.qkv(rng, np.float32), rng, mask=masks.UNIONS[kind](rng), bits=ONE_KEY)
+
+
+@pytest.mark.parametrize("mask", [
+    na.Causal() & (na.Window(20, 0) | na.Lengths(keys=4)),
+    na.Segments(np.array([0, 30, 400])) & (na.Window(20, 0) | na.Prefix(4)) & na.Causal(),
+], ids=["stream", "within segments"])  # fmt: skip
+def test_tiles_in_the_gap_are_empty(monkeypatch, mask):
+    """By the states that kernels loop by, from the side of queries and from that of keys."""
+    run, kept, visible = tools.run, set(), mask.dense(400, 400)
+
+    def run_states(step, addresses, numbers):
+        if step.key.name in ("intervals", "tile_states"):
+            run(step, addresses, numbers)
+        if step.key.name == "tile_states":
+            about = dict(step.key.parameters)
+            (states,) = (x for x in step.arguments if isinstance(x, At) and x.array.startswith("states"))
+            view = states.view._replace(pointer=states.view.pointer + addresses[states.array])
+            words = np.asarray(tools.Memory(view, np.dtype(np.uint32)))[0, 0]
+            assert_states(words, visible, about["tile_m"], about["tile_n"], about["kept"])
+            kept.add(about["kept"])
+
+    monkeypatch.setattr(tools, "run", run_states)
+    q = np.zeros((1, 1, 400, 64), np.float16)
+    with world_of("compiled"), on(HOPPER):
+        _, saved = na.attention_forward(q, q, q, mask=mask)
+        na.attention_backward(q, saved)
+    assert kept == {"q", "k"}
+
+
+def assert_states(words, visible, tile_m, tile_n, kept):
+    tiles = np.array([[visible[m0 : m0 + tile_m, n0 : n0 + tile_n].any() for n0 in range(0, visible.shape[1], tile_n)]
+                      for m0 in range(0, visible.shape[0], tile_m)])  # fmt: skip
+    tiles = tiles if kept == "q" else tiles.T
+    bits = words[:, ::2, None] >> np.arange(32, dtype=np.uint32) & 1
+    assert_equal(bits.reshape(len(words), -1)[:, : tiles.shape[1]], tiles)
 
 
 PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [na.Alibi, na.Sink]}

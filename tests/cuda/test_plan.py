@@ -351,6 +351,23 @@ def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
     assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
 
 
+@pytest.mark.parametrize(("mask", "names", "kinds"), [
+    (na.Causal() & (na.Window(3, 0) | na.Lengths(2)), STEPS_OF_ALL, ("intervals", "gap")),
+    (na.Segments(OFFSETS) & (na.Window(3, 0) | na.Lengths(2)), STEPS_OF_ALL, ("intervals", "gap")),
+    (na.Window(3, 0) | na.Lengths(2) | na.Causal(-9), None, ("bits",)),
+    (na.Window(3, 0) | np.ones((1000, 1000), bool), None, ("bits",)),
+], ids=repr)  # fmt: skip
+def test_two_intervals_and_more(mask, names, kinds):
+    """The first are computed by kernels; no number compiles anything."""
+    found = plans(HOPPER, Q, Q, Q, mask=mask)
+    assert names is None or tuple(map(kernels, found)) == names
+    masks = {dict(step.key.parameters).get("mask") for plan in found for step in plan.steps}
+    assert {mask for mask in masks if mask} == {kinds}
+    other = na.Causal() if mask._segments is None else na.Segments(OFFSETS)
+    one, another = (plans(HOPPER, Q, Q, Q, mask=other & (na.Window(n, n) | na.Lengths(n))) for n in (1, 200))
+    assert [step.key for step in one[1].steps] == [step.key for step in another[1].steps]
+
+
 def test_padded_lines_have_room_for_the_slots_of_all_segments():
     _, backward = plans(HOPPER, Q, Q, Q, mask=na.Segments(OFFSETS))
     slots = 1000 // 128 + len(OFFSETS) + 1
