@@ -85,6 +85,7 @@ from .gradients import (
     source,
     with_results,
 )
+from .intervals import has_offsets
 from .layouts import DTYPES, array_type
 from .schedule import place
 from .score import is_curved, kind_of, looks_up, place_of_part, score_steps_ahead, slopes_steps, within_segment
@@ -491,10 +492,11 @@ def keeps_both(work):
     """Whether a consumer has registers for both accumulators, dK and dV.
 
     Not for a score's derivative beside what is looked up for each element, or, at 128, beside dropout; nor for the
-    intervals of a mask at 64.
+    intervals of a mask at 64, nor beside an offset of each query.
     """
     size = size_of(work)
     crowded = is_curved(work.score) and (looks_up_elements(work) or (work.problem.dropout and size > 64))
+    crowded = crowded or has_offsets(work)
     return takes(work) and size in KEYS and not crowded and not (BY_INTERVALS in work.mask and size == 64)
 
 
