@@ -340,6 +340,17 @@ def test_a_bias_is_read_as_it_lies(rng, view):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("view", [lambda x: x.swapaxes(-2, -1), lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+                                  lambda x: np.broadcast_to(x[0].T, x.shape)])  # fmt: skip
+def test_booleans_are_read_as_they_lie(rng, view):
+    q, k, v = random(rng, (3, 4, 500, 8), np.float32)
+    mask = view(rng.random((4, 500, 500)) < 0.5)
+    want = na.attention(q, k, v, mask=mask.copy())
+    used, got = traced(lambda: na.attention(q, k, v, mask=mask))
+    assert used < mask.size
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_every_number_of_16_bits_is_read(dtype):
     bias = np.arange(2**16, dtype=np.uint16).view(dtype)[:, None]

@@ -37,7 +37,7 @@ class Sight(NamedTuple):
     intervals: Matrices  # int64, two rows: the first key that each query sees, and the end of those; or no rows
     # and two more rows for each gap between these
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
-    grids: Any  # int64 (grids, 5): rows and row stride of the cells; rows, columns and packed of a cell
+    grids: Any  # int64 (grids, 7): rows and columns of cells, and strides; rows, columns and packed of a cell
 
 
 class Drops(NamedTuple):
@@ -62,7 +62,7 @@ class Scratch(NamedTuple):
     words: Any  # uint64
 
 
-NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 5)))
+NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
@@ -156,7 +156,7 @@ def sight_of(problem, mask):
     grids = [_compact(grid) for grid in grids]
     matrices = [matrices_of(grid.cells, problem) for grid in grids]
     cells = np.stack([x.address + x.offsets for x in matrices])
-    numbers = [(x.rows, x.stride, grid.rows, grid.cols, grid.packed) for grid, x in zip(grids, matrices)]
+    numbers = [(*x.shape[-2:], *x.strides[-2:], rows, cols, packed) for x, rows, cols, packed in grids]
     return Sight(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (alive, grids)
 
 
@@ -171,13 +171,13 @@ def _intervals(problem, mask):
 
 
 def _compact(grid):
-    """A Grid with readable cells; equal rows of cells, or columns, that share memory become one."""
+    """A Grid in which equal rows of cells, or columns, that share memory are one."""
     cells, rows, cols, packed = grid
     if cells.strides[-2] == 0 and cells.shape[-2] > 1:
         cells, rows = cells[..., :1, :], rows * cells.shape[-2]
     if cells.strides[-1] == 0 and cells.shape[-1] > 1 and not packed:
         cells, cols = cells[..., :1], cols * cells.shape[-1]
-    return Grid(readable(cells, np.uint8), rows, cols, packed)
+    return Grid(cells, rows, cols, packed)
 
 
 def drops_of(dropout):

@@ -305,8 +305,8 @@ def tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end):
         return EMPTY
     state = FULL
     for g in range(sight.grids.shape[0]):
-        height, stride, rows, cols, packed = sight.grids[g]
-        cells = contiguous_view(sight.cells[g, batch, head], height, stride, stride, np.uint8)
+        height, width, row_stride, col_stride, rows, cols, packed = sight.grids[g]
+        cells = any_view(sight.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
         some = every = total = 0
         for r in range(m0 // rows, (m_end + rows - 1) // rows):
             for c in range(n0 // cols, (n_end + cols - 1) // cols):
@@ -324,8 +324,8 @@ def tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end):
 def mask_cells(S, sight, batch, head, m0, n0):
     """S = -inf where a cell is not set."""
     for g in range(sight.grids.shape[0]):
-        height, stride, rows, cols, packed = sight.grids[g]
-        cells = contiguous_view(sight.cells[g, batch, head], height, stride, stride, np.uint8)
+        height, width, row_stride, col_stride, rows, cols, packed = sight.grids[g]
+        cells = any_view(sight.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
         for j in range(S.shape[0]):
             c, bit = (n0 + j) // cols, (n0 + j) % cols * packed
             first, r = 0, m0 // rows
