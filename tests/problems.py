@@ -15,6 +15,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from importlib import import_module
 from itertools import count
 from typing import NamedTuple
@@ -279,7 +280,8 @@ class Draw:
             shape[axis], along[axis] = 2 * shape[axis] + 1, slice(1, None, 2)
         memory = self.xp.empty(math.prod(shape) + 3, x.dtype)[3 * (how == "offset") :][: math.prod(shape)]
         y = memory.reshape([shape[axis] for axis in order]).transpose(np.argsort(order).tolist())[(*along, ...)]
-        y[...] = self.xp.asarray(x)
+        bits = f"u{x.itemsize}"  # which every library can copy
+        y.view(bits)[...] = self.xp.asarray(x.view(bits))
         return y
 
 
@@ -358,12 +360,17 @@ class Problem(Draw):
                 f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic")
 
     # -------------------------------------------------------------------------------------------------------- measure
+    @property
+    def names_of_results(self):
+        return [*NAMES, *(f"gradient {at} of score" for at in range(len(differentiated(self.options["score"]))))]
+
     def run(self):
         """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted."""
         o, saved = na.attention_forward(*self.arrays, **self.options)
         grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
         return o, saved.lse, *grads, *present(grads.score)
 
+    @cached_property
     def expected(self):
         """What the results are, and their largest errors; on the host where the reference has to call Python."""
         call, options = [self.do, *self.arrays, self.dlse], dict(self.options)
@@ -383,8 +390,8 @@ class Problem(Draw):
         inputs, scores = self.arrays, differentiated(self.options["score"])
         dtypes = [self.dtype, lse, *[self.dtype] * 3, *(x.dtype for x in scores)]
         shapes = [self.do.shape, self.do.shape[:-1], *(x.shape for x in (*inputs, *scores))]
-        names = [*NAMES, *(f"gradient {number} of score" for number in range(len(scores)))]
-        for name, dtype, shape, got, exact, error in zip(names, dtypes, shapes, results, *self.expected(), strict=True):
+        found = zip(self.names_of_results, dtypes, shapes, results, *self.expected, strict=True)
+        for name, dtype, shape, got, exact, error in found:
             if (got.dtype, got.shape) != (dtype, shape):
                 yield f"{name}: got {shown(got)}, expected {dtype} {shape}"
                 continue
@@ -392,8 +399,9 @@ class Problem(Draw):
             wrong = wrong_elements(got, exact, error)
             if wrong.any():
                 at = tuple(int(x) for x in np.argwhere(wrong)[0])
-                yield (f"{name}: {int(wrong.sum())} of {wrong.size} are wrong, at {at} {float(got[at]):.6g}, "
-                       f"exactly {float(exact[at]):.6g}, give or take {float(error[at]):.2g}")
+                here, there, most = (float(x[at].astype(np.float64)) for x in (got, exact, error))
+                yield (f"{name}: {int(wrong.sum())} of {wrong.size} are wrong, at {at} {here:.6g}, "
+                       f"exactly {there:.6g}, give or take {most:.2g}")
 
 
 def present(gradients):
