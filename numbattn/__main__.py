@@ -108,8 +108,8 @@ PASSES = ["forward", "backward"]
 
 
 def _offsets(m, n):
-    """Of eight segments."""
-    return np.linspace(0, m, 9).astype(np.int32), np.linspace(0, n, 9).astype(np.int32)
+    """Of eight segments: those of queries, and those of keys if they are others."""
+    return [np.linspace(0, length, 9).astype(np.int32) for length in ([m] if m == n else [m, n])]
 
 
 def _far(s, batch, head, i, j):

@@ -20,6 +20,7 @@ for function in dropout.wide_product, dropout.philox_round:
 philox4x32 = register_jitable(dropout.philox4x32)
 EMPTY, PARTIAL, FULL = 0, 1, 2
 INT64 = ir.IntType(64)
+LN_2_TAIL = 2.3190468138462996e-17  # ln(2) - math.log(2)
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -155,28 +156,32 @@ def exp(x):
 
 
 def _polynomial_exp(dtype, integer, degree):
-    """2**n 2**f, n an integer, |f| <= 1/2: Taylor's polynomial for 2**f, n added to the exponent's bits."""
+    """2**n e**r, n an integer, |r| <= ln(2) / 2: Taylor's polynomial for e**r, n added to the exponent's bits."""
     LOWEST, ZERO = dtype(np.finfo(dtype).minexp), dtype(0)
-    LOG2_E, ROUND, SHIFT, (first, *rest) = _numbers_of_exp(dtype, integer, degree)
+    LOG2_E, ROUND, LN_2, LN_2_REST, SHIFT, (first, *rest) = _numbers_of_exp(dtype, integer, degree)
     rest = tuple(rest)
 
     def exp(x):
         shifted = x * LOG2_E + ROUND  # n is in its last bits
-        f = x * LOG2_E - (shifted - ROUND)
+        n = shifted - ROUND
+        r = x - n * LN_2 - n * LN_2_REST
         y = first
         for c in rest:
-            y = y * f + c
+            y = y * r + c
         y = float_of(integer(bits_of(y) + (bits_of(shifted) << SHIFT)))
-        return ZERO if x * LOG2_E < LOWEST else y if x == x else x  # to add to the bits of a NaN might make a number
+        return ZERO if n < LOWEST else y if x == x else x  # to add to the bits of a NaN might make a number
 
     return exp
 
 
 def _numbers_of_exp(dtype, integer, degree):
-    """log2(e), what rounds to integers, the bits of a mantissa, Taylor's polynomial for 2**f, highest power first."""
+    """log2(e), what rounds to integers, ln(2) in two parts, of which the first has so few digits that no product with n
+    is rounded, the bits of a mantissa, Taylor's polynomial for e**r, highest power first."""
     mantissa = np.finfo(dtype).nmant
-    polynomial = [dtype(math.log(2) ** k / math.factorial(k)) for k in range(degree, -1, -1)]
-    return dtype(math.log2(math.e)), dtype(1.5 * 2**mantissa), integer(mantissa), polynomial
+    ln_2 = round(math.log(2) * 2 ** (mantissa - 12)) / 2 ** (mantissa - 12)
+    polynomial = [dtype(1 / math.factorial(k)) for k in range(degree, -1, -1)]
+    return (dtype(math.log2(math.e)), dtype(1.5 * 2**mantissa), dtype(ln_2), dtype(math.log(2) - ln_2 + LN_2_TAIL),
+            integer(mantissa), polynomial)  # fmt: skip
 
 
 def expm1(x):
@@ -185,19 +190,20 @@ def expm1(x):
 
 
 def _polynomial_expm1(dtype, integer, degree):
-    """2**n (2**f - 1) + (2**n - 1), as in _polynomial_exp: near 0, n is 0, and no digits are lost."""
-    LOG2_E, ROUND, SHIFT, (first, *rest, ONE) = _numbers_of_exp(dtype, integer, degree)
-    rest, FARTHEST = tuple(rest), dtype(40 * math.log2(math.e))
+    """2**n (e**r - 1) + (2**n - 1), as in _polynomial_exp: near 0, n is 0, and no digits are lost."""
+    LOG2_E, ROUND, LN_2, LN_2_REST, SHIFT, (first, *rest, ONE) = _numbers_of_exp(dtype, integer, degree)
+    rest, FARTHEST = tuple(rest), dtype(40)
 
     def expm1(x):
-        t = min(max(x * LOG2_E, -FARTHEST), FARTHEST)
-        shifted = t + ROUND
-        f = t - (shifted - ROUND)
+        inside = min(max(x, -FARTHEST), FARTHEST)
+        shifted = inside * LOG2_E + ROUND
+        n = shifted - ROUND
+        r = inside - n * LN_2 - n * LN_2_REST
         y = first
         for c in rest:
-            y = y * f + c
+            y = y * r + c
         power = float_of(integer(bits_of(ONE) + (bits_of(shifted) << SHIFT)))
-        return power * (y * f) + (power - ONE) if x == x else x
+        return power * (y * r) + (power - ONE) if x == x else x
 
     return expm1
 

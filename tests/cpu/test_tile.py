@@ -19,11 +19,10 @@ def exp_of(x):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_exp_is_right_to_the_last_bit_or_so(rng, dtype):
-    """log2(e) is rounded, too: the exponent is off by its last bit."""
     x = np.concatenate([-rng.random(10000) * 87, rng.random(1000) * 5, np.arange(-87, 10)]).astype(dtype)
     got, want = exp_of(x), np.exp(x.astype(np.longdouble))
     assert got.dtype == dtype
-    assert (np.abs((got - want) / want) / (1 + np.abs(x))).max() <= np.finfo(dtype).eps
+    assert np.abs((got - want) / want).max() <= np.finfo(dtype).eps
     assert exp_of(np.zeros(1, dtype)) == 1
 
 

@@ -77,6 +77,8 @@ class GPU:
         return nullcontext()
 
     def load(self, plan, names, sum_dtype):
+        for step in plan.steps if self.execute is execute and not simulated() else ():
+            compiled(step.key)                                  # where a GPU does it, too
         return Program(plan, names, self.execute)
 
 

@@ -273,7 +273,11 @@ class Block(Hopper):
     op_xor = elementwise(lambda a, b: a ^ b)
     op_not = elementwise(lambda a: ~a)
     op_max = elementwise(np.fmax)
-    op_min = elementwise(np.fmin)
+
+    def op_min(self, op, args):
+        smaller = np.minimum if "NaN" in op else np.fmin
+        self.put(args[0], smaller(*(self.get(arg, op[-1]) for arg in args[1:])))
+
     op_neg = elementwise(lambda a: -a)
     op_abs = elementwise(np.abs)
     op_ex2 = elementwise(np.exp2)

@@ -5,7 +5,7 @@ Unlike in the paper m_new comes first: P is taken relative to it at once, and ne
 
 import numpy as np
 
-from ..tile import device, exp2, log2, maximum, part_sum, row_max, warp_any, where
+from ..tile import device, exp2, log2, maximum, part_sum, row_max, where
 
 LOG2_E, LN_2 = np.log2(np.e), np.log(2)
 SLACK = 1  # bits
@@ -15,17 +15,20 @@ def softmax_steps(ACC, far=False):
     """m of rows that have seen no key yet, and the device function (S, m, l, scale_log2, level=None) -> P, the new m
     and l, and alpha, the factor that rescales the sums so far.
 
-    m is finite, since (-inf) - (-inf) is NaN. far: a row's maximum may be as low as that of a mask of finfo.min, which
-    times log2(e) is -inf.
+    m is finite, since (-inf) - (-inf) is NaN. far: all scores of a row may be finfo.min, which times log2(e) is -inf:
+    they are subtracted first then, an instruction more for each element.
     """
-    FAR, LOWEST, HIDDEN = far, ACC(np.finfo(ACC).min), ACC(-np.inf)
-    NO_MAX = LOWEST if far else ACC(LOWEST * 2.0**-28)          # finite, times a scale_log2 up to 2**28
+    NO_MAX = ACC(np.finfo(ACC).min * (1 if far else 2.0**-28))  # else it is finite times a scale_log2 up to 2**28
 
     @device
-    def exponents(S, zero, m, scale_log2):
-        if FAR and warp_any(m * scale_log2 == HIDDEN):          # m of before: it is at hand before S is
-            return (S - zero) * scale_log2
+    def fused(S, zero, scale_log2):
         return S * scale_log2 - zero * scale_log2
+
+    @device
+    def subtracted_first(S, zero, scale_log2):
+        return (S - zero) * scale_log2
+
+    exponents = subtracted_first if far else fused
 
     @device
     def softmax_step(S, m, l, scale_log2, level=None):
@@ -40,7 +43,7 @@ def softmax_steps(ACC, far=False):
         m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)   # Alg. 2 line 13: m_new = max(m, rowmax(S))
         alpha = exp2((m - m_new) * scale_log2)              # line 13: alpha = exp(m - m_new)
         zero = m_new if level is None else m_new - level    # the S whose P is 1
-        P = exp2(exponents(S, zero, m, scale_log2))         # line 12: P = exp(S - m_new)
+        P = exp2(exponents(S, zero, scale_log2))            # line 12: P = exp(S - m_new)
         return P, m_new, part_sum(P, l * alpha), alpha      # line 13: l = alpha l + rowsum(P)
 
     return NO_MAX, softmax_step

@@ -19,8 +19,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | map_elements | any function of numbers and places | |
 | row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
 | convert | another dtype | cvt |
-| rescaled, warp_any | by what is often 1; whether a truth holds anywhere in the warp | vote.any |
-| spread, wide_product | shared values; 64-bit products | mul.wide |
+| rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
 | column_halves, beside | of a tile | |
 | transposed_halves | of words in two lanes, a 2x2 matrix | shfl.bfly, prmt |
 | dot | a product of tiles; (positive_)operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
@@ -58,7 +57,6 @@ from .elementwise import (
     rescaled,
     spread,
     transposed_halves,
-    warp_any,
     where,
     wide_product,
 )
@@ -189,7 +187,6 @@ __all__ = [
     "wait",
     "wait_copies",
     "wait_on_dependencies",
-    "warp_any",
     "warpgroup_index",
     "wgmma",
     "wgmma_wait",

@@ -1,7 +1,7 @@
 """Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
 
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 
 import numpy as np
 from llvmlite import ir
@@ -29,7 +29,7 @@ from .fragment import (
     registers,
 )
 from .integers import INDEX
-from .simulator import exchange, gather_lanes
+from .simulator import exchange
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -343,7 +343,10 @@ def rescaled(x, factor):
     _check_rescaled(x, factor)
 
     def differs(b, f):
-        return any_lane(b, b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)))
+        """Whether it is not 1, in any lane of this warp."""
+        other = b.zext(b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)), I32)
+        text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
+        return b.icmp_unsigned("!=", asm(b, text, I32, other, effect=True), I32(0))
 
     def generate(b, tile, by):
         def product(row, f):
@@ -363,32 +366,3 @@ def _check_rescaled(x, factor):
     check_tile("rescaled", x, FLOATS)
     check_tile("rescaled", factor, {name_of(x.dtype)})
     check_repeats("rescaled", factor, x.layout.row_vector())
-
-
-def any_lane(b, condition):
-    """Whether it holds in any lane of this warp."""
-    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
-    return b.icmp_unsigned("!=", asm(b, text, I32, b.zext(condition, I32), effect=True), I32(0))
-
-
-@primitive
-def warp_any(x):
-    """Whether any element that this WARP holds of a tile of truths is true.
-
-    >>> def kernel(y):
-    ...     save(y, full(TILE, 1 if warp_any(row_index(TILE, 0) > 0) else 0), 0)
-    >>> run(kernel, np.zeros((1, 2)))
-    array([[1., 1.]])
-    """
-    check_tile("warp_any", x, TRUTHS)
-    return any(gather_lanes(x.registers.any()).values())
-
-
-@warp_any.lowering
-def warp_any(x):
-    check_tile("warp_any", x, TRUTHS)
-
-    def generate(b, tile):
-        return any_lane(b, reduce(b.or_, [truth for row in registers(b, x, tile) for truth in row]))
-
-    return types.boolean(x), generate

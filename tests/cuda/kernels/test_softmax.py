@@ -80,10 +80,11 @@ def steps_of(case, world):
 def test_a_row_of_the_lowest_scores(world, dtype):
     """Which padding has, times log2(e), they are beyond the floats: they are visible all the same; -inf is not."""
     layout, (NO_MAX, softmax_step) = simt(4, 8, 32, 8, 1), softmax_steps(dtype, far=True)
+    ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
     ZERO, LN2, LOG2E = dtype(0), dtype(LN_2), dtype(np.log2(np.e))
 
     def kernel(mS, mP, mLse):
-        m, l = full(layout.row_vector(), NO_MAX), full(layout.row_parts(), ZERO)
+        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
         for tile in range(2):
             P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, LOG2E)
             save(mP[tile], P, 0)

@@ -9,7 +9,6 @@ from numbattn.cuda.tile import (
     col_index,
     column_halves,
     exp2,
-    full,
     load,
     log2,
     maximum,
@@ -20,7 +19,6 @@ from numbattn.cuda.tile import (
     save,
     simt,
     transposed_halves,
-    warp_any,
     where,
     wide_product,
 )
@@ -113,22 +111,10 @@ def test_capped(dtype):
     def kernel(x, z):
         save(z, capped(load(x, layout, 0), -0.25), 0)
 
-    x = numbers(SHAPE, dtype)
+    x, z = numbers(SHAPE, dtype), poisoned(SHAPE, dtype)
     x[0, :3] = np.nan, -np.inf, np.inf
-    np.testing.assert_array_equal(run(kernel, x), np.minimum(x, dtype(-0.25)))     # np.minimum keeps NaN
-
-
-def test_warp_any():
-    """Of 16 rows each: in the layout of mma.sync a warp holds these."""
-    layout = LAYOUTS["mma"]
-
-    def kernel(x, z):
-        X = load(x, layout, 0)
-        save(z, full(layout, 1 if warp_any(X > 5) else 0), 0)
-
-    x = numbers(SHAPE) * 0
-    x[21, 7] = 6
-    np.testing.assert_array_equal(run(kernel, x), np.repeat([0, 1], 16)[:, None] * np.ones(32))
+    launch(kernel, (1, 1, 1), THREADS, 0, x, z)
+    np.testing.assert_array_equal(z, np.minimum(x, dtype(-0.25)))   # np.minimum keeps NaN
 
 
 @each_layout
