@@ -21,8 +21,6 @@ from ..tile import (
     exp2,
     launch_dependents,
     load,
-    maximum,
-    minimum,
     row_index,
     row_sum,
     save,
@@ -62,7 +60,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
-    LARGEST, FAR, MARGIN = ACC(np.finfo(ACC).max), ACC(2.0**23), ACC(2.0**-20)
+    LOWEST, FAR, MARGIN = ACC(np.finfo(ACC).min), ACC(2.0**23), ACC(2.0**-20)
     TILES_A_SLOT, segment_of, HAS_SINK = PADDED // TILE_M, slot_step(mask, "q", PADDED), sink
 
     @device
@@ -91,7 +89,8 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
 
     @device
     def to_log2(lse, sees):
-        return where(sees, minimum(maximum(lse * LOG2E, -LARGEST), LARGEST), INFINITE)
+        lse_log2 = lse * LOG2E
+        return where(sees, where(lse_log2 < LOWEST, LOWEST, lse_log2), INFINITE)    # NaN stays NaN
 
     @device
     def bounded(lse_log2):

@@ -12,7 +12,7 @@ from tests.tools.launch import launch, poisoned
 def test_delta(rng, has_dlse):
     o, do = rng.standard_normal((2, 2, 3, 45, 13)).astype(np.float32)
     lse, dlse = rng.standard_normal((2, 2, 3, 45)).astype(np.float32)
-    lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40] = -np.inf, np.nan, np.nan
+    lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40], lse[1, 0, 7] = -np.inf, np.nan, np.nan, np.nan
     source = delta(dtype="float32", head_dim_v=32, dlse=has_dlse, nbytes=0)
     got, base_2 = poisoned((2, *lse.shape))
     launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, (), got, base_2)
