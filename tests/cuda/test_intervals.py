@@ -8,7 +8,6 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
-from numbattn.cuda.steps import At
 from numbattn.problem import DTYPES
 from tests.tools import device as tools
 from tests.tools.device import BY_UNIT, HOPPER, TURING, on
@@ -76,24 +75,20 @@ def test_small_unions(rng, monkeypatch, device, kind):
     na.Causal() & (na.Window(20, 0) | na.Lengths(keys=4)),
     na.Segments(np.array([0, 30, 400])) & (na.Window(20, 0) | na.Prefix(4)) & na.Causal(),
 ], ids=["stream", "within segments"])  # fmt: skip
-def test_tiles_in_the_gap_are_empty(monkeypatch, mask):
+def test_tiles_in_the_gap_are_empty(mask):
     """By the states that kernels loop by, from the side of queries and from that of keys."""
-    run, kept, visible = tools.run, set(), mask.dense(400, 400)
+    kept, visible = set(), mask.dense(400, 400)
 
-    def run_states(step, addresses, numbers):
-        if step.key.name in ("intervals", "tile_states"):
-            run(step, addresses, numbers)
-        if step.key.name == "tile_states":
-            about = dict(step.key.parameters)
-            (states,) = (x for x in step.arguments if isinstance(x, At) and x.array.startswith("states"))
-            view = states.view._replace(pointer=states.view.pointer + addresses[states.array])
-            words = np.asarray(tools.Memory(view, np.dtype(np.uint32)))[0, 0]
-            assert_states(words, visible, about["tile_m"], about["tile_n"], about["kept"])
+    def run_states(key, source, grid, *arguments):
+        if key.name in ("intervals", "tile_states"):
+            tools.execute(key, source, grid, *arguments)
+        if key.name == "tile_states":
+            about, (sight, *_) = dict(key.parameters), arguments
+            assert_states(sight.states[0][0, 0], visible, about["tile_m"], about["tile_n"], about["kept"])
             kept.add(about["kept"])
 
-    monkeypatch.setattr(tools, "run", run_states)
     q = np.zeros((1, 1, 400, 64), np.float16)
-    with world_of("compiled"), on(HOPPER):
+    with world_of("compiled"), on(HOPPER, run_states):
         _, saved = na.attention_forward(q, q, q, mask=mask)
         na.attention_backward(q, saved)
     assert kept == {"q", "k"}
