@@ -11,7 +11,7 @@ from .problem import Problem
 
 STATED = NotImplementedError, MemoryError, OSError, ImportError, Warning  # say themselves what is wrong
 # what errors that users can make begin with
-NAMED = r"[qkvo]|lse|do|dlse|out|scale|dropout|score|Score|head_dim|mask|lo|hi|queries|keys|cells"
+NAMED = r"[qkvo]|lse|do|dlse|out|scale|dropout|score|Score|head_dim|head_dim_v|mask|lo|hi|queries|keys|cells"
 NAMING = re.compile(rf"({NAMED})\b.*?: ")
 OURS = "numbattn", "numba", "llvmlite", "numpy", "cupy", "cuda"
 
