@@ -200,8 +200,8 @@ def queries_of(scratch, given, row):
     first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
     QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
     vectors = tile(scratch.vectors, 2, m_end - m0)
-    lse_log2, D = vectors[0], vectors[1]
-    return Queries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse_log2, D)
+    lse, D = vectors[0], vectors[1]
+    return Queries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, D)
 
 
 @inline
