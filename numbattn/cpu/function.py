@@ -13,14 +13,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..dual import INSTEAD, compiled, compiled_of, derivative_of, naming, number_of
+from .compile import c_function
 from .tile import INT64, array_at, contiguous_view
 
-SIGNATURE = types.void(*[types.int64] * 9)
+ARGUMENTS = 9  # of a CFunction here
 MOST_PLACES = 2**24  # that check_score looks at
 
 
 def tile_function(score, dtype, derivative=False):
-    """The cfunc (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
+    """The CFunction (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
 
     S: address of a tile of keys x queries of this dtype, which becomes what the function makes of it. With `derivative`
     its derivative goes to F instead, another such tile. record: of what `record_of` makes of the arrays.
@@ -43,18 +44,21 @@ def applied(score, S):
 @lru_cache(maxsize=256)
 def _tile_function(identity, kinds, dtype, derivative):
     """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
-    real, arrays_of = dtype.type, arrays_at(kinds)
-    of_user = _slope_of(identity) if derivative else compiled_of(identity.function)
 
-    @numba.cfunc(SIGNATURE, error_model="numpy")
-    def apply(S, F, rows, cols, batch, head, m0, n0, record):
-        S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record)
-        out = contiguous_view(F, rows, cols, cols, real) if derivative else S
-        for j in range(rows):
-            for i in range(cols):
-                out[j, i] = number_of(of_user(S[j, i], batch, head, m0 + i, n0 + j, *arrays))
+    def make():
+        real, arrays_of = dtype.type, arrays_at(kinds)
+        of_user = _slope_of(identity) if derivative else compiled_of(identity.function)
 
-    return apply
+        def apply(S, F, rows, cols, batch, head, m0, n0, record):
+            S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record)
+            out = contiguous_view(F, rows, cols, cols, real) if derivative else S
+            for j in range(rows):
+                for i in range(cols):
+                    out[j, i] = number_of(of_user(S[j, i], batch, head, m0 + i, n0 + j, *arrays))
+
+        return apply
+
+    return c_function((identity.digest, kinds, dtype.str, derivative), ARGUMENTS, make)
 
 
 def _slope_of(identity):
@@ -132,8 +136,8 @@ def call_at(typingctx, address, S, slopes, rows, cols, batch, head, m0, n0, reco
     """Call the cfunc at an address."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * 9)
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * ARGUMENTS)
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10), generate
+    return types.void(*[types.int64] * (ARGUMENTS + 1)), generate

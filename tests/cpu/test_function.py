@@ -1,5 +1,9 @@
 """Score functions, compiled for tiles."""
 
+import os
+import subprocess
+import sys
+
 import numba
 import numpy as np
 import pytest
@@ -45,6 +49,38 @@ def test_what_does_the_same_is_compiled_once():
     for number in (5, 6, 5, 6, 5):
         na.attention(x, x, x, score=na.Score(lambda s, batch, head, i, j, number=number: s + number))
     assert compiled._tile_function.cache_info().misses == misses + 2
+
+
+PROCESS = """
+import sys
+import numpy as np
+import numbattn as na
+from numbattn.cpu import compile, function
+
+class NoCompiler:
+    def __init__(self, *args):
+        sys.exit("compiles")
+
+if sys.argv[1] == "read":
+    compile.CFunc = NoCompiler
+for factor in map(float, sys.argv[2:]):
+    score = na.Score(lambda s, batch, head, i, j: factor * s)
+    print(*function.applied(score, np.ones((1, 1, 1))).ravel())
+"""
+
+
+def test_what_several_processes_kept_on_disk_is_told_apart(tmp_path):
+    """Each compiles its function first, so that Numba gives both the same names."""
+    def process(*arguments):
+        environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", PROCESS, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.stdout.split(), done.stderr
+
+    assert process("compile", "2") == (["2.0"], "")
+    assert process("compile", "3") == (["3.0"], "")
+    assert process("read", "2", "3") == (["2.0", "3.0"], "")
+    assert process("read", "4") == ([], "compiles\n")
 
 
 @numba.njit
