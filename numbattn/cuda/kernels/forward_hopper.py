@@ -76,9 +76,9 @@ from .score import (
     looks_up,
     may_be_far,
     parts_of,
-    score_steps_ahead,
     scores_type,
     sink_steps,
+    softmax_score_steps,
     within_segment,
 )
 from .segments import Segment, count_step, queries_of, sight_step, slot_step, whole
@@ -225,7 +225,7 @@ def forward(
     HAS_KEY_LENGTHS = has_key_lengths(mask)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, sight_of, scores_of = count_step(mask, TILE_M), sight_step(mask, ROWS), within_segment(score)
-    look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, behind=len(score), is_boxed=IS_BOXED)
+    look_up, apply = softmax_score_steps(score, S_TILE, ACC, is_boxed=IS_BOXED)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, ramp_of, side_of, add_ramp, level_of = ramp_steps(score, S_TILE, SHARED_C, ACC)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
@@ -396,8 +396,7 @@ def forward(
     @device
     def scored(S, found, tile, scores, n_block):
         m0, n0 = place_of(tile, n_block)
-        S, _ = apply(S, found, scores, tile.batch, tile.head, m0, n0)
-        return S
+        return apply(S, found, scores, tile.batch, tile.head, m0, n0)
 
     @device
     def masked(S, tile, sight, n_block):
@@ -457,10 +456,10 @@ def forward(
                 level = level_of(call.ramp, side, here)
                 P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level)
             else:
-                S = scored(S, found, tile, call.scores, here)
+                S, level, factor = scored(S, found, tile, call.scores, here)
                 if masks:
                     S = masked(S, tile, call.sight, here)
-                P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)     # lines 12 and 13
+                P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level, factor)  # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
             P = left_operand(P_f32, tile, call, here)
@@ -489,10 +488,10 @@ def forward(
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
         found = at_hand(looked_up_ahead, K, tile, call.scores)
         release(K)
-        K, S = advance(K, 1), scored(S, found, tile, call.scores, n_block)
+        K, (S, level, factor) = advance(K, 1), scored(S, found, tile, call.scores, n_block)
         if needs_mask(tile, call.sight, n_block):
             S = masked(S, tile, call.sight, n_block)
-        P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2)
+        P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level, factor)
         return Accumulators(full(O_TILE, ZERO), left_operand(P_f32, tile, call, n_block), m, l, alpha), K
 
     @device
@@ -651,7 +650,7 @@ CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie w
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
-OF_TABLE = USUAL | {128: LONG[128]}  # for a RelativeBias and nothing else: far from the diagonal one number a tile
+OF_TABLE = USUAL | LONG  # for a RelativeBias and nothing else: far from the diagonal one number a tile
 
 BOXED = {  # for a bias whose tiles come with those of K
     64: Warpgroups(128, 2, 3, 4),

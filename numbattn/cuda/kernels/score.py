@@ -201,6 +201,36 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
     return look_up, apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
 
 
+def softmax_score_steps(score, layout, ACC, is_boxed=False):
+    """As `score_steps_ahead`, for the forward pass; but the second device function returns S, level and factor. Behind
+    all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway."""
+    *before, last = parts_of(score) or [""]
+    if kind_of(last) != "relative" or offset_kind(last) == BY_QUERY:
+        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), is_boxed=is_boxed)
+
+        @device
+        def apply_all(S, found, scores, batch, head, m0, n0):
+            S, _ = apply(S, found, scores, batch, head, m0, n0)
+            return S, None, None
+
+        return look_up, apply_all
+
+    look_up, apply, *_ = score_steps_ahead(before, layout, ACC, behind=len(before))
+    (unit, number), ZERO, ONE = (units(before, last), len(before)), ACC(0), ACC(1)
+    by_element, shared_entry = relative_steps(last, number, unit, layout, ACC)
+    _, natural = unit
+
+    @device
+    def apply_but_level(S, found, scores, batch, head, m0, n0):
+        S, _ = apply(S, found, scores, batch, head, m0, n0)
+        (table, _), (is_shared, entry) = scores.parts[number], shared_entry(scores, batch, head, m0, n0)
+        if is_shared:
+            return S, table[batch, head, entry], natural(ONE, scores)
+        return by_element(S, scores, batch, head, m0, n0), ZERO, ONE
+
+    return look_up, apply_but_level
+
+
 def units(before, part):
     """Device functions (x, scores) of a part behind these: a number, in the unit in which it is added; S's factor."""
 
@@ -482,24 +512,42 @@ def entry_of(ahead, table):
 
 
 def relative(part, number, unit, layout, ACC, transposed):
+    (_, natural), ONE = unit, ACC(1)
+    by_element, shared_entry = relative_steps(part, number, unit, layout, ACC, transposed)
+
+    @device
+    def one_by_one(S, F, found, scores, batch, head, m0, n0):
+        return by_element(S, scores, batch, head, m0, n0), F
+
+    @device
+    def step(S, F, found, scores, batch, head, m0, n0):
+        (table, _), (is_shared, entry) = scores.parts[number], shared_entry(scores, batch, head, m0, n0)
+        if is_shared:
+            return S * natural(ONE, scores) + table[batch, head, entry], F
+        return by_element(S, scores, batch, head, m0, n0), F
+
+    return nothing_ahead, one_by_one if offset_kind(part) == BY_QUERY else step
+
+
+def relative_steps(part, number, unit, layout, ACC, transposed=False):
+    """Device functions (S, scores, batch, head, m0, n0) -> S with the entry of each element; and (scores, batch, head,
+    m0, n0): whether all of the tile share one, as far from the diagonal, and which."""
     (_, natural), (own_key, entries), ONE = unit, entry_steps(part, number, layout, transposed), ACC(1)
     LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
     BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
 
     @device
-    def by_element(S, F, found, scores, batch, head, m0, n0):
+    def by_element(S, scores, batch, head, m0, n0):
         (table, _), (key, offsets) = scores.parts[number], own_key(scores, batch, head, m0)
-        return S * natural(ONE, scores) + take(table[batch, head], entries(key, offsets, n0, table)), F
+        return S * natural(ONE, scores) + take(table[batch, head], entries(key, offsets, n0, table))
 
     @device
-    def step(S, F, found, scores, batch, head, m0, n0):
+    def shared_entry(scores, batch, head, m0, n0):
         (table, _), (key, _) = scores.parts[number], own_key(scores, batch, head, m0)
         least, most = entry_of(n0 - key - BEFORE, table), entry_of(n0 - key + AHEAD, table)
-        if least == most:                                               # far from the diagonal all share an entry
-            return S * natural(ONE, scores) + table[batch, head, least], F
-        return by_element(S, F, found, scores, batch, head, m0, n0)
+        return least == most, least
 
-    return nothing_ahead, by_element if offset_kind(part) == BY_QUERY else step
+    return by_element, shared_entry
 
 
 def bias(part, number, unit, layout, ACC, transposed):
