@@ -545,7 +545,8 @@ def table_choices():
     """The forward kernel on Hopper with a RelativeBias, beside a mask's arrays or not."""
     kinds = (64, ()), (64, KINDS[1]), (128, ()), (128, (PACKED,)), (192, ()), (256, (PACKED,))
     for i, (d, mask) in enumerate(kinds):
-        dtype, table = ("float16", "bfloat16")[i % 2], "relative segment" if PACKED in mask else "relative matrix"
+        dtype = ("float16", "bfloat16")[i % 2]
+        table = "relative segment" if PACKED in mask else "relative matrix" if mask else "relative"
         score = ((table,), ("sink", table))[i // 2 % 2]
         found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
