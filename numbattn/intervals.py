@@ -45,9 +45,9 @@ class Segments(Mask):
     Warns
     -----
     UserWarning
-        When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens: they
-        are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``. If they are meant,
-        ``warnings.filterwarnings("ignore", "mask: Segments")`` says so.
+        When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
+        whose sum is no more than that: they are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``.
+        If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so.
 
     See Also
     --------

@@ -421,8 +421,9 @@ def _shape_to_pass(name: str, given: tuple[int, ...], batch: tuple[int, ...], ow
 
 
 def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:
-    if offsets.size and offsets[..., 0].all() and (offsets[..., -1] != length).all():
-        warn(f"{name}: got offsets from {offsets[..., 0].min()} to {offsets[..., -1].max()} for {length} tokens: "
+    first, last = offsets[..., :1], offsets[..., -1:]
+    if offsets.size and first.all() and (last != length).all() and (offsets.sum(-1) <= length).all():
+        warn(f"{name}: got offsets from {first.min()} to {last.max()} for {length} tokens: "
              "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")
 
 

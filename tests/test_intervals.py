@@ -176,7 +176,7 @@ def test_offsets_that_are_lengths_warn():
         assert [warning.filename for warning in found] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for offsets in ([0, 2, 4], [1, 9], [0], [9], np.array([[0, 3], [1, 8]])):
+        for offsets in ([0, 2, 4], [1, 9], [0], [9], [2, 8], np.array([[0, 3], [1, 8]])):
             na.attention(q, q, q, mask=na.Segments(offsets))
 
 
