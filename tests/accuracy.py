@@ -176,6 +176,7 @@ def rounding(do, q, k, v, dlse=None, **options):
         S, slope = finite(part._applied(before)), finite(part._derivative(before))
         near = (part._derivative(before + side * S_error) for side in (-1, 1))
         bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
+        bend = bend + eps * isinstance(part, na.Softcap)    # 1 - tanh(x)**2 has that of tanh
         slopes.append((slope, bend))
         S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
     lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some

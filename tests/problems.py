@@ -355,7 +355,8 @@ class Problem(Draw):
 
     def __repr__(self):
         q, k, v = map(shown, self.arrays)
-        options = ", ".join(f"{name}={shown(x)}" for name, x in self.options.items() if x is not None and x != [])
+        options = ", ".join(f"{name}={shown(x)}" for name, x in self.options.items()
+                            if x is not None and not (isinstance(x, list) and not x))
         return (f"q {q}, k {k}, v {v}, strides {[x.strides for x in self.arrays]}, {options}, "
                 f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic")
 

@@ -296,6 +296,14 @@ def test_intervals_are_broadcast_as_in_numpy(rng):
     assert_equal(na.attention(q, k, v, mask=na.Intervals([0], end)), want)
 
 
+def test_intervals_of_any_strides(rng):
+    """The axes in any order in memory."""
+    q, k, v = qkv(rng)
+    bounds = rng.integers(-9, N, (2, B, H, M))
+    turned = na.Intervals(*map(np.asfortranarray, bounds))
+    assert_equal(na.attention(q, k, v, mask=turned), na.attention(q, k, v, mask=na.Intervals(*bounds)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(rng, dtype):
     d, e = (4, 2) if dtype == np.float64 else (64, 40)  # float64 is checked in long doubles, which are slow
