@@ -559,7 +559,7 @@ def table_choices():
 def query_choices():
     """Where each query has an offset of its own: the gradient of a table, and kernels that take slopes and table."""
     about = {"mask": ("intervals",), "score": ("relative query",)}
-    for dtype, d, device in (("float16", 64, HOPPER), ("float32", 64, DEVICES[7, 5])):
+    for dtype, d, device in (("float16", 64, HOPPER), ("float32", 64, DEVICES[7, 5]), ("float64", 128, HOPPER)):
         yield pytest.param(spec_of(entry_sums, "sums", behind=0), work(dtype, d, d, device=device, **about), 0,
                            id=f"entries {dtype} {d}")  # fmt: skip
     for i, d in enumerate((64, 128)):
@@ -600,6 +600,8 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
         return 64 if head_dim <= 64 else 384
     if spec.factory is diagonal_sums_hopper and others["mask"]:
         return 48
+    if spec.factory is entry_sums and dtype == "float64":       # addresses and offsets, of what is slow anyway
+        return 1024
     if spec.factory is diagonal_sums and head_dim > 128:
         return 160
     if spec.factory is backward_hopper_wide.backward_wide and head_dim > 192 and others["score"]:

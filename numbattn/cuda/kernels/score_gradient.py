@@ -340,7 +340,7 @@ SUMMED = {  # for sums along the rows, instead: a warp holds whole ones
 
 
 def rows(factory, work, sums_cols=False, **others):
-    tables = (SUMMED, TILES[factory]) if sums_cols else (TILES[factory],)
+    tables = (SUMMED, TILES[factory]) if sums_cols or factory is entry_sums else (TILES[factory],)
     found = (rows_of(table, {}, work) for table in tables)
     return next(filter(None, found), tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work)))
 
