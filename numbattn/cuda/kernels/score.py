@@ -201,11 +201,12 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
     return look_up, apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
 
 
-def softmax_score_steps(score, layout, ACC, is_boxed=False):
+def softmax_score_steps(score, layout, ACC, has_levels=True, is_boxed=False):
     """As `score_steps_ahead`, for the forward pass; but the second device function returns S, level and factor. Behind
-    all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway."""
+    all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway. Not if
+    has_levels is False, nor where no tile has a level."""
     *before, last = parts_of(score) or [""]
-    if kind_of(last) != "relative" or offset_kind(last) == BY_QUERY:
+    if not has_levels or kind_of(last) != "relative" or offset_kind(last) == BY_QUERY:
         look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), is_boxed=is_boxed)
 
         @device
