@@ -116,7 +116,7 @@ def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
     """Tiles of which all elements are added the first entry of the table, or the last one."""
     sizes(1, 1, 140, 140)
     with world_of("compiled"), on(device):
-        score = na.RelativeBias(random(rng, 9, dtype))
+        score = na.RelativeBias(random(rng, 9, dtype), offset=10)
         check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=score)
 
 

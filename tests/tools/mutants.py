@@ -414,7 +414,9 @@ TABLE = [
         "entry_of(n0 - key - BEFORE, table)": "entry_of(n0 - key, table)",
         "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
         "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
-        "table[batch, head, least]": "table[batch, head, 0]",
+        "table[batch, head, entry], F": "table[batch, head, 0], F",
+        "table[batch, head, entry], natural(ONE, scores)": "table[batch, head, 0], natural(ONE, scores)",
+        "head, entry], natural(ONE, scores)": "head, entry], ONE",
     }),
     Faults("cuda/kernels/visibility.py", ["cuda/test_scores.py::test_gradients_where_tiles_are_empty"], {
         "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
@@ -593,8 +595,11 @@ TABLE = [
         "log2(total) * ln_2": "log2(total)",
     }),
     Faults("cuda/kernels/softmax.py", ["cuda/test_scores.py::test_slopes_far_from_the_diagonal"], {
-        "maximum(row_max(S) + level, m)": "row_max(S, m)",
+        "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
         "else m_new - level": "else m_new",
+    }),
+    Faults("cuda/kernels/softmax.py", ["cuda/test_scores.py::test_entries_far_from_the_diagonal"], {
+        "else factor * scale_log2": "else scale_log2",
     }),
     Faults("cuda/kernels/dropout.py", ["cuda/kernels/test_dropout.py"], {
         "[device(round_by(wide_product))] * ROUNDS": "[device(round_by(wide_product))] * (ROUNDS - 1)",
