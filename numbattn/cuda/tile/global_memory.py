@@ -151,9 +151,8 @@ def _first(layout, ndim, first):
 
 def places(layout, row=0, col=0):
     """Rows and columns of this thread's registers, to index with."""
-    rows = int(row) + layout.rows.base(my_index()) + np.array(layout.rows.offsets)
-    cols = int(col) + layout.cols.base(my_index()) + np.array(layout.cols.offsets)
-    return rows[:, None], cols[None, :]
+    rows, cols = layout.positions(my_index())
+    return int(row) + rows, int(col) + cols
 
 
 @primitive
@@ -324,7 +323,7 @@ def _check_save(matrix, tile):
 
 
 def holds_first_copy(layout):
-    return not any(my_index() >> bit & 1 for bit in layout.idle_bits())
+    return layout.is_first_holder(my_index())
 
 
 @save.lowering

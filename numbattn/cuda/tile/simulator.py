@@ -48,6 +48,9 @@ class DeadlockError(RuntimeError):
     """
 
 
+_running = threading.local()  # .thread: the simulated one, which is quicker to find than by current_thread()
+
+
 class Stopped(BaseException):
     """Ends a thread after another one has failed."""
 
@@ -55,37 +58,41 @@ class Stopped(BaseException):
 # ------------------------------------------------------------------------------------------- what primitives call
 def thread_index():
     """The number of this thread in its block."""
-    return threading.current_thread().number
+    return _running.thread.number
 
 
 def block():
     """The block of this thread."""
-    return threading.current_thread().block
+    return _running.thread.block
 
 
 def exchange(value, mask):
     """`value` of the lane whose number differs in the bits of `mask`. All lanes of a warp have to come."""
-    return gather_lanes(value)[(thread_index() ^ mask) % WARP]
+    return _meet_in_warp(value)[thread_index() ^ mask]
 
 
 def gather_lanes(value):
     """The values of all lanes of the warp: {lane: value}."""
-    thread = threading.current_thread()
-    return {number % WARP: posted for number, posted in thread.block.warp_of(thread).meet(value).items()}
+    return {number % WARP: posted for number, posted in _meet_in_warp(value).items()}
+
+
+def _meet_in_warp(value):
+    thread = _running.thread
+    return thread.block.warp_of(thread).meet(value)
 
 
 def sync_lanes():
-    gather_lanes(None)
+    _meet_in_warp(None)
 
 
 def shared_memory():
     """The block's shared memory."""
-    return threading.current_thread().block.shared
+    return _running.thread.block.shared
 
 
 def barrier(what, count):
     """The block's barrier of this name, for `count` arrivals."""
-    block = threading.current_thread().block
+    block = _running.thread.block
     if what not in block.barriers:
         block.barriers[what] = Barrier(what, count)
     return block.barriers[what]
@@ -197,10 +204,10 @@ class SharedMemory:
         self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 
     def _demand_written(self, granules, writer, what, work):
-        fresh, written = writer < 0, self.written[granules]
-        known, shared = (fresh | (written <= self.clocks[i, thread_index(), writer]) for i in range(2))
-        self._demand(known, granules, writer, what)
+        fresh, written, mine = writer < 0, self.written[granules], self.clocks[:, thread_index()]
+        self._demand(fresh | (written <= mine[0, writer]), granules, writer, what)
         if work:
+            shared = fresh | (written <= mine[1, writer])
             self._demand(shared, granules, writer, what, "fence_async_proxy() before the barrier")
 
     def _demand(self, known, granules, other, what, missing="barrier between"):
@@ -218,7 +225,7 @@ class Meeting:
         self.what, self.members, self.posts, self.waiting = what, set(members), {}, []
 
     def meet(self, value=None):
-        thread = threading.current_thread()
+        thread = _running.thread
         self.posts[thread.number] = value
         if len(self.posts) < len(self.members):
             self.waiting.append(thread)
@@ -265,7 +272,7 @@ class Barrier:
         if self.arrived == self.count:
             self.arrived = 0
             self.ends.append(self.told)
-            threading.current_thread().block.ready.extend(self.waiting)
+            _running.thread.block.ready.extend(self.waiting)
             self.waiting = []
 
     def wait(self, phase):
@@ -273,7 +280,7 @@ class Barrier:
 
         On a GPU a phase is known by its parity alone, so a wait for the phase after the next one would end at once.
         """
-        thread = threading.current_thread()
+        thread = _running.thread
         if phase > self.phases or (phase > 0 and not thread.block.shared.knows(self.ends[phase - 1])):
             raise RaceError(f"thread {thread.number} waits for phase {phase} of {self.what} and cannot know that phase "
                             f"{phase - 1} is over: phase {phase - 2} has the same parity")
@@ -296,9 +303,11 @@ class Thread(threading.Thread):
     def __init__(self, block, number):
         super().__init__(daemon=True)
         self.block, self.number, self.received, self.gate = block, number, None, None
-        self.baton = threading.Semaphore(0)
+        self.baton = threading.Lock()
+        self.baton.acquire()
 
     def run(self):
+        _running.thread = self
         self.baton.acquire()
         try:
             with np.errstate(all="ignore"):  # a GPU does not warn
@@ -351,7 +360,7 @@ class Block:
 
     def wait(self, gate):
         """Called by a thread: wait until somebody has put it among the ready ones, and its turn has come."""
-        thread = threading.current_thread()
+        thread = _running.thread
         thread.gate = gate
         self.pass_on()
         thread.baton.acquire()
