@@ -906,6 +906,13 @@ TABLE = [
         "over = _products().phases - later": "over = _products().phases",
         "    shared_memory().note_end(unit, over)\n": "",
         "_products().sync(shared_memory().tell_waits())": "_products().sync()",
+        ", by=np.arange(first, first + WARPGROUP))": ")",
+        "products.of != (acc.layout, y)": "False",
+    }),
+    Faults("cuda/tile/simulator.py", ["cuda/tile/test_pipeline.py", "cuda/tile/test_warpgroup.py"], {
+        "self.last_read[who, _pages(granules)] = when": "when",
+        "granules.max() >> PAGE_BITS) + 1)": "granules.min() >> PAGE_BITS) + 1)",
+        "clocks.min(0)[writer]": "clocks.max(0)[writer]",
     }),
     Faults("cuda/tile/integers.py", ["cuda/tile/test_integers.py"], {
         'operator.rshift: "ashr"': 'operator.rshift: "lshr"',
@@ -942,8 +949,8 @@ TABLE = [
         "shared.memory.note_fetch(shared.granules_of(*places(layout)))": "pass",
     }),
     Faults("cuda/tile/shared_memory.py", ["cuda/tile/test_shared_memory.py", "cuda/tile/test_boxes.py"], {
-        "self.memory.note_read(self.granules_of(rows, cols), work)": "pass",
-        "int(stage) * plan.stride": "0",
+        "self.memory.note_read(self.granules[at], work, by)": "pass",
+        "plan.offset + stage * plan.stride": "plan.offset",
     }),
 ]
 # fmt: on

@@ -63,7 +63,7 @@ def broadcast(*layouts):
 
 
 def is_tile(x):
-    return isinstance(x, TILES)
+    return isinstance(x, Fragment) or type(x) is FragmentType  # an instance of an ABC takes longer to tell
 
 
 def is_number(x):
@@ -120,7 +120,7 @@ class Fragment:
     __array_ufunc__ = None  # np.float32(2) * fragment is ours
 
     def __init__(self, layout, registers):
-        if np.shape(registers) != layout.slots:
+        if registers.shape != layout.slots:
             registers = np.broadcast_to(registers, layout.slots)
         self.layout, self.registers = layout, registers
 
@@ -155,9 +155,6 @@ class FragmentType(types.Type):
 class FragmentModel(core_models.PrimitiveModel):
     def __init__(self, manager, ty):
         super().__init__(manager, ty, ty.llvm)
-
-
-TILES = Fragment, FragmentType
 
 
 class ConstantType(types.Dummy):

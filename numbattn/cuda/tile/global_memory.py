@@ -152,7 +152,7 @@ def _first(layout, ndim, first):
 def places(layout, row=0, col=0):
     """Rows and columns of this thread's registers, to index with."""
     rows, cols = layout.positions(my_index())
-    return int(row) + rows, int(col) + cols
+    return rows + int(row) if row else rows, cols + int(col) if col else cols
 
 
 @primitive
@@ -177,6 +177,8 @@ def _check_first(word, first):
 
 def _gather(array, rows, cols, layout):
     inside = (rows >= 0) & (rows < array.shape[0]) & (cols >= 0) & (cols < array.shape[1])
+    if inside.all():
+        return Fragment(layout, array[rows, cols])
     values = array[np.clip(rows, 0, array.shape[0] - 1), np.clip(cols, 0, array.shape[1] - 1)]
     return Fragment(layout, np.where(inside, values, array.dtype.type(0)))
 

@@ -9,6 +9,7 @@ that name the threads, whatever order the threads happened to run in. When no th
 for what. Units that copy or multiply in the background count as threads of their own.
 """
 
+import mmap
 import random
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from .layout import WARP_BITS
 WARP = 1 << WARP_BITS
 GRANULE = 2  # bytes of shared memory that share one record
 WORKERS = 32  # units of a block, at most, that work in the background
+PAGE_BITS = 10  # of granules: by pages it is quickly seen that nobody has read something lately
 
 
 class RaceError(RuntimeError):
@@ -90,11 +92,11 @@ def shared_memory():
     return _running.thread.block.shared
 
 
-def barrier(what, count):
+def barrier(what, count, kind=None):
     """The block's barrier of this name, for `count` arrivals."""
     block = _running.thread.block
     if what not in block.barriers:
-        block.barriers[what] = Barrier(what, count)
+        block.barriers[what] = (kind or Barrier)(what, count)
     return block.barriers[what]
 
 
@@ -114,12 +116,15 @@ class SharedMemory:
         self.granules = np.arange(granules)
         self.writer = np.full(granules, -1, np.int32)
         self.written = np.zeros(granules, np.int32)
-        self.read = np.zeros((threads + WORKERS, granules), np.int32)
+        pages = mmap.mmap(-1, 4 * (threads + WORKERS) * granules + 1)  # zeros that take no time until they are touched
+        self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
+        self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # of each page
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
+        self.fetches = {}  # what that is, for each thread
         self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
-        self.pipelines = {}  # see pipeline.init_pipeline
+        self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipeline
 
     def merge(self, threads):
         """A barrier for these threads: each knows what all have done so far."""
@@ -171,50 +176,64 @@ class SharedMemory:
     def note_fetch(self, granules):
         """What was written just now arrives when this thread waits for it."""
         self.fetched_by[granules] = thread_index()
+        self.fetches.setdefault(thread_index(), []).append(granules)
 
     def note_arrival(self):
-        self.fetched_by[self.fetched_by == thread_index()] = -1
+        for granules in self.fetches.pop(thread_index(), ()):
+            self.fetched_by[granules] = -1
 
     def _demand_arrival(self, granules):
+        if not self.fetches:
+            return
         on_the_way = self.fetched_by[granules]
         if (on_the_way >= 0).any():
             at, by = GRANULE * int(granules[on_the_way >= 0].flat[0]), on_the_way.max()
             what = f"thread {thread_index()} touches byte {at} of shared memory"
             raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
 
-    def note_read(self, granules, work=None):
-        """By this thread, or by a piece of work that it starts."""
+    def note_read(self, granules, work=None, by=None):
+        """By this thread, or by a piece of work that it starts, or that the threads in `by` start together."""
         self._demand_arrival(granules)
         me, writer = thread_index(), self.writer[granules]
         if (writer < 0).any():
             at = GRANULE * int(granules[writer < 0].flat[0])
             raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
-        self._demand_written(granules, writer, "reads what {} wrote", work)
+        self._demand_written(granules, writer, "reads what {} wrote", work, by)
         who, when = work or (me, self.clocks[0, me, me])
-        self.read[who, granules] = when
+        self.read[who, granules] = self.last_read[who, _pages(granules)] = when
 
     def note_write(self, granules, work=None, of=(0,)):
         """of: what is to be known of those who have read, see `clocks`; one of these is enough."""
         self._demand_arrival(granules)
         me = thread_index()
         self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
-        count = len(self.numbers)
-        known = self.read[:count, granules] <= self.clocks[of, me, :count].max(0).reshape(-1, *[1] * granules.ndim)
-        self._demand(known.all(0), granules, known.argmin(0), "overwrites what {} reads")
+        known = self.clocks[of, me].max(0)
+        (readers,) = (self.last_read[:, _pages(granules)].max(1) > known).nonzero()
+        if len(readers):
+            missed = self.read[readers[:, None], granules.ravel()] > known[readers, None]
+            self._demand(~missed.any(0), granules.ravel(), readers[missed.argmax(0)], "overwrites what {} reads")
         self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 
-    def _demand_written(self, granules, writer, what, work):
-        fresh, written, mine = writer < 0, self.written[granules], self.clocks[:, thread_index()]
-        self._demand(fresh | (written <= mine[0, writer]), granules, writer, what)
-        if work:
-            shared = fresh | (written <= mine[1, writer])
-            self._demand(shared, granules, writer, what, "fence_async_proxy() before the barrier")
+    def _demand_written(self, granules, writer, what, work, by=None):
+        """That this thread knows it, or all the threads in `by` do; and where work begins, that it has been shared."""
+        fresh, written, by = writer < 0, self.written[granules], [thread_index()] if by is None else by
+        missing = "barrier between", "fence_async_proxy() before the barrier"
+        for clocks, what_is_missing in zip(self.clocks[: 2 if work else 1, by], missing):
+            known = fresh | (written <= clocks.min(0)[writer])
+            if not known.all():
+                who = by[clocks[:, writer[~known].flat[0]].argmin()]
+                self._demand(known, granules, writer, what, what_is_missing, who)
 
-    def _demand(self, known, granules, other, what, missing="barrier between"):
+    def _demand(self, known, granules, other, what, missing="barrier between", who=None):
         if not known.all():
             at, other = GRANULE * int(granules[~known].flat[0]), list(self.numbers)[int(other[~known].flat[0])]
-            what = f"thread {thread_index()} {what.format(other)} at byte {at} of shared memory"
-            raise RaceError(f"{what}, with no {missing}")
+            who = thread_index() if who is None else who
+            raise RaceError(f"thread {who} {what.format(other)} at byte {at} of shared memory, with no {missing}")
+
+
+def _pages(granules):
+    """All on which some of these lie, and those between."""
+    return slice(granules.min() >> PAGE_BITS, (granules.max() >> PAGE_BITS) + 1) if granules.size else slice(1)
 
 
 # ------------------------------------------------------------------------------------------------ threads, barriers
