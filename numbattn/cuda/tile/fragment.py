@@ -67,7 +67,7 @@ def is_tile(x):
 
 
 def is_number(x):
-    return isinstance(x, A_NUMBER)
+    return not is_tile(x) and isinstance(x, A_NUMBER)
 
 
 def check_dtype(word, dtype, takes):
@@ -86,7 +86,7 @@ def check_operands(word, takes, *operands):
     tiles = [x for x in operands if is_tile(x)]
     if len(tiles) < len(operands):
         for x in operands:
-            if not is_number(x) and not is_tile(x):
+            if not is_tile(x) and not is_number(x):
                 raise TypingError(f"{word}: got {x}, expected a tile or a number")
     if not tiles:
         raise TypingError(f"{word}: got numbers only, expected a tile")

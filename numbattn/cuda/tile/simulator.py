@@ -216,13 +216,14 @@ class SharedMemory:
 
     def _demand_written(self, granules, writer, what, work, by=None):
         """That this thread knows it, or all the threads in `by` do; and where work begins, that it has been shared."""
-        fresh, written, by = writer < 0, self.written[granules], [thread_index()] if by is None else by
-        missing = "barrier between", "fence_async_proxy() before the barrier"
-        for clocks, what_is_missing in zip(self.clocks[: 2 if work else 1, by], missing):
-            known = fresh | (written <= clocks.min(0)[writer])
+        fresh, written = writer < 0, self.written[granules]
+        all_know = self.clocks[:, thread_index()] if by is None else self.clocks[:, by].min(1)
+        for time, missing in enumerate(("barrier between", "fence_async_proxy() before the barrier")[: 1 + bool(work)]):
+            known = fresh | (written <= all_know[time, writer])
             if not known.all():
-                who = by[clocks[:, writer[~known].flat[0]].argmin()]
-                self._demand(known, granules, writer, what, what_is_missing, who)
+                by = [thread_index()] if by is None else by
+                who = by[self.clocks[time, by, writer[~known].flat[0]].argmin()]
+                self._demand(known, granules, writer, what, missing, who)
 
     def _demand(self, known, granules, other, what, missing="barrier between", who=None):
         if not known.all():
