@@ -109,6 +109,7 @@ def check_repeats(word, x, layout):
         raise TypingError(f"{word}: {x.layout} does not fit into {layout}")
 
 
+# plain ones first: whether one is Numba's takes longer to tell
 A_NUMBER = (int, float, np.integer, np.floating, np.bool_, types.Integer, types.Float, types.Boolean, IndexType)
 
 

@@ -318,35 +318,44 @@ class Barrier:
 
 
 class Thread(threading.Thread):
-    """One GPU thread; it runs while it holds its baton."""
+    """One GPU thread of each block in turn; it runs while it holds its baton."""
 
-    def __init__(self, block, number):
+    def __init__(self, number):
         super().__init__(daemon=True)
-        self.block, self.number, self.received, self.gate = block, number, None, None
+        self.number, self.block, self.received, self.gate = number, None, None, None
         self.baton = threading.Lock()
         self.baton.acquire()
 
     def run(self):
         _running.thread = self
-        self.baton.acquire()
+        with np.errstate(all="ignore"):  # a GPU does not warn
+            while self.baton.acquire() and self.block:
+                self.run_block()
+
+    def run_block(self):
+        block = self.block
         try:
-            with np.errstate(all="ignore"):  # a GPU does not warn
-                if not self.block.failure:
-                    self.block.body()
+            if not block.failure:
+                block.body()
         except Stopped:
             pass
         except BaseException as error:
-            self.block.fail(error, f"in thread {self.number} of block {self.block.place}")
-        self.block.leave(self)
+            block.fail(error, f"in thread {self.number} of block {block.place}")
+        block.leave(self)
+
+    def dismiss(self):
+        """There are no more blocks."""
+        self.block = None
+        self.baton.release()
+        self.join()
 
 
 class Block:
-    def __init__(self, body, place, grid, threads, shared_bytes, order):
-        self.body, self.place, self.grid, self.order = body, place, grid, order
+    def __init__(self, body, place, grid, crew, shared_bytes, order):
+        self.body, self.place, self.grid, self.threads, self.order = body, place, grid, crew, order
+        threads = self.alive = len(crew)
         self.shared = SharedMemory(shared_bytes, threads)
-        self.threads = [Thread(self, number) for number in range(threads)]
-        self.ready, self.alive = deque(self.threads), threads
-        self.barriers = {}
+        self.ready, self.barriers = deque(crew), {}
         self.everyone = Meeting("sync_threads()", range(threads))
         self.warps = [
             Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
@@ -358,14 +367,12 @@ class Block:
         return self.warps[thread.number // WARP]
 
     def run(self):
+        """Returns an error, if there has been one."""
         for thread in self.threads:
-            thread.start()
+            thread.block = self
         self.pass_on()
         self.finished.acquire()
-        for thread in self.threads:
-            thread.join()
-        if self.failure:
-            raise self.failure
+        return self.failure
 
     def pass_on(self):
         """Hand the baton to a thread that is ready."""
@@ -447,6 +454,15 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
     >>> y
     array([4., 4., 4., 4.])
     """
-    order = None if seed is None else random.Random(seed)
+    order, failure = None if seed is None else random.Random(seed), None
+    crew = [Thread(number) for number in range(threads)]
+    for thread in crew:
+        thread.start()
     for place in np.ndindex(*grid[::-1]):
-        Block(lambda: kernel(*arguments), place[::-1], grid, threads, shared_bytes, order).run()
+        failure = Block(lambda: kernel(*arguments), place[::-1], grid, crew, shared_bytes, order).run()
+        if failure:
+            break
+    for thread in crew:
+        thread.dismiss()
+    if failure:
+        raise failure
