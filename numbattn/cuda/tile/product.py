@@ -61,11 +61,12 @@ def dot(acc, x, y):
 
 def whole_rows(x):
     """This thread's rows of a fragment, with the columns that other lanes hold."""
-    bits = sum(1 << bit for bit in x.layout.row_lane_bits())
+    bits, me = sum(1 << bit for bit in x.layout.row_lane_bits()), my_index() % WARP
     rows = np.empty((x.layout.rows.slots, x.layout.cols.size), x.dtype)
     for lane, registers in gather_lanes(x.registers).items():
-        if (lane ^ my_index()) % WARP & ~bits == 0:
-            rows[:, x.layout.cols.base(lane) + np.array(x.layout.cols.offsets)] = registers
+        if (lane ^ me) & ~bits == 0:
+            _, cols = x.layout.positions(lane)
+            rows[:, cols[0]] = registers
     return rows
 
 
