@@ -83,11 +83,12 @@ def check_tile(word, x, takes=ANY):
 
 def check_operands(word, takes, *operands):
     """Tiles of one dtype and numbers. Returns the dtype, and the layout of them together."""
-    tiles = [x for x in operands if is_tile(x)]
-    if len(tiles) < len(operands):
-        for x in operands:
-            if not is_tile(x) and not is_number(x):
-                raise TypingError(f"{word}: got {x}, expected a tile or a number")
+    tiles, others = [], []
+    for x in operands:
+        (tiles if is_tile(x) else others).append(x)
+    for x in others:
+        if not is_number(x):
+            raise TypingError(f"{word}: got {x}, expected a tile or a number")
     if not tiles:
         raise TypingError(f"{word}: got numbers only, expected a tile")
     return _check_tiles(word, takes, tuple([x.dtype for x in tiles]), tuple([x.layout for x in tiles]))
