@@ -9,6 +9,7 @@ What is a mistake in one meaning of a word is one in the other: both call the sa
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -41,12 +42,14 @@ def element_type(dtype):
     return types.bfloat16 if dtype == bfloat16 else numpy_support.from_dtype(np.dtype(dtype))
 
 
+@cache
 def name_of(dtype):
     """Of one of NumPy's or Numba's."""
     return dtype.name.removeprefix("__nv_")
 
 
 # --------------------------------------------------------------------------------------------- checks, of both worlds
+@cache
 def broadcast(*layouts):
     def common(axes, what):
         long = {axis for axis in axes if axis.size > 1}
@@ -60,12 +63,11 @@ def broadcast(*layouts):
 
 
 def is_tile(x):
-    return isinstance(x, Fragment | FragmentType)
+    return isinstance(x, Fragment) or type(x) is FragmentType  # an instance of an ABC takes longer to tell
 
 
 def is_number(x):
-    plain = isinstance(x, int | float | np.integer | np.floating | np.bool_)
-    return plain or isinstance(x, types.Integer | types.Float | types.Boolean | IndexType)
+    return not is_tile(x) and isinstance(x, A_NUMBER)
 
 
 def check_dtype(word, dtype, takes):
@@ -81,16 +83,24 @@ def check_tile(word, x, takes=ANY):
 
 def check_operands(word, takes, *operands):
     """Tiles of one dtype and numbers. Returns the dtype, and the layout of them together."""
-    tiles = [x for x in operands if is_tile(x)]
+    tiles, others = [], []
     for x in operands:
-        if not is_tile(x) and not is_number(x):
+        (tiles if is_tile(x) else others).append(x)
+    for x in others:
+        if not is_number(x):
             raise TypingError(f"{word}: got {x}, expected a tile or a number")
     if not tiles:
         raise TypingError(f"{word}: got numbers only, expected a tile")
-    check_tile(word, tiles[0], takes)
-    if len({name_of(tile.dtype) for tile in tiles}) > 1:
-        raise TypingError(f"{word}: tiles of {', '.join(name_of(tile.dtype) for tile in tiles)} do not mix")
-    return tiles[0].dtype, broadcast(*(tile.layout for tile in tiles))
+    return _check_tiles(word, takes, tuple([x.dtype for x in tiles]), tuple([x.layout for x in tiles]))
+
+
+@cache
+def _check_tiles(word, takes, dtypes, layouts):
+    check_dtype(word, dtypes[0], takes)
+    names = [name_of(dtype) for dtype in dtypes]
+    if len({*names}) > 1:
+        raise TypingError(f"{word}: tiles of {', '.join(names)} do not mix")
+    return dtypes[0], broadcast(*layouts)
 
 
 def check_repeats(word, x, layout):
@@ -98,6 +108,10 @@ def check_repeats(word, x, layout):
     both = broadcast(layout, x.layout)
     if both.shape != layout.shape:
         raise TypingError(f"{word}: {x.layout} does not fit into {layout}")
+
+
+# plain ones first: whether one is Numba's takes longer to tell
+A_NUMBER = (int, float, np.integer, np.floating, np.bool_, types.Integer, types.Float, types.Boolean, IndexType)
 
 
 # ------------------------------------------------------------------------------------------------- plain Python
@@ -108,7 +122,9 @@ class Fragment:
     __array_ufunc__ = None  # np.float32(2) * fragment is ours
 
     def __init__(self, layout, registers):
-        self.layout, self.registers = layout, np.broadcast_to(registers, layout.slots)
+        if registers.shape != layout.slots:
+            registers = np.broadcast_to(registers, layout.slots)
+        self.layout, self.registers = layout, registers
 
     def __repr__(self):
         return f"Fragment({self.layout}, {self.registers})"

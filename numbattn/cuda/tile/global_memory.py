@@ -151,9 +151,8 @@ def _first(layout, ndim, first):
 
 def places(layout, row=0, col=0):
     """Rows and columns of this thread's registers, to index with."""
-    rows = int(row) + layout.rows.base(my_index()) + np.array(layout.rows.offsets)
-    cols = int(col) + layout.cols.base(my_index()) + np.array(layout.cols.offsets)
-    return rows[:, None], cols[None, :]
+    rows, cols = layout.positions(my_index())
+    return rows + int(row) if row else rows, cols + int(col) if col else cols
 
 
 @primitive
@@ -178,6 +177,8 @@ def _check_first(word, first):
 
 def _gather(array, rows, cols, layout):
     inside = (rows >= 0) & (rows < array.shape[0]) & (cols >= 0) & (cols < array.shape[1])
+    if inside.all():
+        return Fragment(layout, array[rows, cols])
     values = array[np.clip(rows, 0, array.shape[0] - 1), np.clip(cols, 0, array.shape[1] - 1)]
     return Fragment(layout, np.where(inside, values, array.dtype.type(0)))
 
@@ -324,7 +325,7 @@ def _check_save(matrix, tile):
 
 
 def holds_first_copy(layout):
-    return not any(my_index() >> bit & 1 for bit in layout.idle_bits())
+    return layout.is_first_holder(my_index())
 
 
 @save.lowering

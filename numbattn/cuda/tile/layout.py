@@ -1,6 +1,9 @@
 """Where the elements of a tile live: in which thread, in which register. Pure Python, the same in both worlds."""
 
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
 
 WARP_BITS = 5
 WARPGROUP_BITS = 7
@@ -37,11 +40,18 @@ class Axis:
             total = total + ((thread >> shift) & ((1 << bits) - 1)) * weight
         return total
 
-    @property
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash((self.size, self.fields, self.offsets))
+
+    @cached_property
     def slots(self):
         return len(self.offsets)
 
-    @property
+    @cached_property
     def thread_bits(self):
         """The bits of the thread number that this axis depends on."""
         return frozenset(shift + i for shift, bits, _ in self.fields for i in range(bits))
@@ -119,6 +129,13 @@ class Layout:
     threads: int
     unit: str = "fma"
 
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash((self.rows, self.cols, self.threads))
+
     def __str__(self):
         return f"{self.unit} {self.rows.size}x{self.cols.size} in {self.rows.slots}x{self.cols.slots} registers"
 
@@ -126,29 +143,44 @@ class Layout:
     def shape(self):
         return self.rows.size, self.cols.size
 
-    @property
+    @cached_property
     def slots(self):
         return self.rows.slots, self.cols.slots
 
+    @cache  # noqa: B019, layouts are few
+    def positions(self, thread):
+        """Rows and columns of a thread's registers, to index a tile with."""
+        rows, cols = (axis.base(thread) + np.array(axis.offsets) for axis in (self.rows, self.cols))
+        return rows[:, None], cols[None, :]
+
+    @cache  # noqa: B019
+    def is_first_holder(self, thread):
+        """Whether no thread before this one holds the same elements."""
+        return not any(thread >> bit & 1 for bit in self.idle_bits())
+
+    @cache  # noqa: B019
     def row_vector(self):
         """The layout of one value a row, held by every thread that has a part of the row."""
         return Layout(self.rows, ONE, self.threads)
 
+    @cache  # noqa: B019
     def col_vector(self):
         """The layout of one value a column."""
         return Layout(ONE, self.cols, self.threads)
 
+    @cache  # noqa: B019
     def row_parts(self):
         """The layout of one value a row AND thread: what is left to add up once each thread has summed its own."""
         bits = self.row_lane_bits()
         parts = Axis(1 << len(bits), tuple((bit, 1, 1 << i) for i, bit in enumerate(bits)))
         return Layout(self.rows, parts, self.threads)
 
-    @property
+    @cached_property
     def has_whole_rows(self):
         """Whether no row is shared by several warps."""
         return max(self.cols.thread_bits, default=0) < WARP_BITS
 
+    @cache  # noqa: B019
     def row_lane_bits(self):
         """The bits of the thread number in which the threads that share a row differ."""
         if self.rows.thread_bits & self.cols.thread_bits or not self.has_whole_rows:

@@ -25,7 +25,7 @@ from .shared_memory import SharedTile, Tile, TileType
 from .simulator import WARP, gather_lanes
 from .simulator import thread_index as my_index
 from .tensor_cores import check_mma, emit_mma
-from .warpgroup import InFlight, check_wgmma, emit_wgmma, meet_for_product, product_of_warpgroup
+from .warpgroup import check_wgmma, emit_wgmma, start_product
 from .world import primitive
 
 
@@ -50,26 +50,23 @@ def dot(acc, x, y):
     if isinstance(acc, Layout):
         acc = Fragment(acc, np.zeros(1, np.float64 if y.plan.dtype == np.float64 else np.float32))
     _check(acc, x, y)
-    work = product_of_warpgroup() if acc.layout.unit == "wgmma" else None
-    before = acc.sums if isinstance(acc, InFlight) else acc.registers
+    if acc.layout.unit == "wgmma":
+        return start_product(acc, x, y)
     rows, cols = places(acc.layout)
     depth = np.arange(y.plan.shape[0])
-    left = x.read(rows, depth, work) if isinstance(x, Tile) else round_to(y.plan.dtype, whole_rows(x))
-    right = y.read(depth[:, None], cols, work)
-    sums = before + left.astype(before.dtype) @ right.astype(before.dtype)
-    if not work:
-        return Fragment(acc.layout, sums)
-    meet_for_product()
-    return InFlight(acc.layout, sums, work)
+    left = x.read(rows, depth) if isinstance(x, Tile) else round_to(y.plan.dtype, whole_rows(x))
+    right = y.read(depth[:, None], cols)
+    return Fragment(acc.layout, acc.registers + left.astype(acc.dtype) @ right.astype(acc.dtype))
 
 
 def whole_rows(x):
     """This thread's rows of a fragment, with the columns that other lanes hold."""
-    bits = sum(1 << bit for bit in x.layout.row_lane_bits())
+    bits, me = sum(1 << bit for bit in x.layout.row_lane_bits()), my_index() % WARP
     rows = np.empty((x.layout.rows.slots, x.layout.cols.size), x.dtype)
     for lane, registers in gather_lanes(x.registers).items():
-        if (lane ^ my_index()) % WARP & ~bits == 0:
-            rows[:, x.layout.cols.base(lane) + np.array(x.layout.cols.offsets)] = registers
+        if (lane ^ me) & ~bits == 0:
+            _, cols = x.layout.positions(lane)
+            rows[:, cols[0]] = registers
     return rows
 
 

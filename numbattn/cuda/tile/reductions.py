@@ -20,7 +20,8 @@ from .fragment import (
     name_of,
     registers,
 )
-from .simulator import exchange
+from .simulator import WARP, gather_lanes
+from .simulator import thread_index as my_index
 from .world import primitive
 
 REDUCED = FLOATS | WORDS  # dtypes that lanes exchange
@@ -29,11 +30,23 @@ REDUCED = FLOATS | WORDS  # dtypes that lanes exchange
 def _reduce_rows(word, function, x, seed):
     out = _check(word, x, seed)
     total = function.reduce(x.registers, axis=1, keepdims=True, dtype=x.dtype)
-    for bit in x.layout.row_lane_bits():
-        total = function(total, exchange(total, 1 << bit))
+    total = _over_lanes(function, total, x.layout.row_lane_bits())
     if seed is not None:
         total = function(total, seed.registers if is_tile(seed) else np.asarray(seed).astype(x.dtype))
     return Fragment(out, total)
+
+
+def _over_lanes(function, value, bits):
+    """Of the lanes whose numbers differ in these bits, by twos as a GPU does, only that all of them meet at once."""
+    if not bits:
+        return value
+    values, peers = gather_lanes(value), [my_index() % WARP]
+    for bit in bits:
+        peers += [peer ^ 1 << bit for peer in peers]
+    found = np.stack([values[peer] for peer in peers])
+    while len(found) > 1:
+        found = function(found[::2], found[1::2])
+    return found[0]
 
 
 def _lower_reduction(word, emit, chains=1):

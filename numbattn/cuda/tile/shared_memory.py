@@ -1,7 +1,7 @@
 """Tiles in the memory that the threads of a block share."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from llvmlite import ir
@@ -112,7 +112,7 @@ class Tile:
     def __init__(self, plan, memory, values, granules, places):
         self.plan, self.memory, self.values, self.granules, self.places = plan, memory, values, granules, places
 
-    @property
+    @cached_property
     def T(self):
         plan = replace(self.plan, transposed=not self.plan.transposed)
         return Tile(plan, self.memory, self.values, self.granules, self.places.T)
@@ -120,13 +120,15 @@ class Tile:
     def granules_of(self, rows, cols):
         return self.granules[self.places[rows, cols]]
 
-    def read(self, rows, cols, work=None):
-        self.memory.note_read(self.granules_of(rows, cols), work)
-        return self.values[self.places[rows, cols]]
+    def read(self, rows, cols, work=None, by=None):
+        at = self.places[rows, cols]
+        self.memory.note_read(self.granules[at], work, by)
+        return self.values[at]
 
     def write(self, rows, cols, values, work=None):
-        self.memory.note_write(self.granules_of(rows, cols), work)
-        self.values[self.places[rows, cols]] = values
+        at = self.places[rows, cols]
+        self.memory.note_write(self.granules[at], work)
+        self.values[at] = values
 
 
 class TileType(types.Type):
@@ -167,7 +169,14 @@ def allocate(plan, stage=0):
            [2., 6.],
            [3., 7.]], dtype=float32)
     """
-    memory, item, start = simulator.shared_memory(), plan.dtype.itemsize, plan.offset + int(stage) * plan.stride
+    memory, stage = simulator.shared_memory(), int(stage)
+    if (plan, stage) not in memory.tiles:
+        memory.tiles[plan, stage] = _tile(plan, stage, memory)
+    return memory.tiles[plan, stage]
+
+
+def _tile(plan, stage, memory):
+    item, start = plan.dtype.itemsize, plan.offset + stage * plan.stride
 
     def cut(flat, step):
         return flat[start // step :][: plan.nbytes // step]

@@ -9,6 +9,7 @@ that name the threads, whatever order the threads happened to run in. When no th
 for what. Units that copy or multiply in the background count as threads of their own.
 """
 
+import mmap
 import random
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from .layout import WARP_BITS
 WARP = 1 << WARP_BITS
 GRANULE = 2  # bytes of shared memory that share one record
 WORKERS = 32  # units of a block, at most, that work in the background
+PAGE_BITS = 10  # of granules: by pages it is quickly seen that nobody has read something lately
 
 
 class RaceError(RuntimeError):
@@ -48,6 +50,9 @@ class DeadlockError(RuntimeError):
     """
 
 
+_running = threading.local()  # .thread: the simulated one, which is quicker to find than by current_thread()
+
+
 class Stopped(BaseException):
     """Ends a thread after another one has failed."""
 
@@ -55,39 +60,43 @@ class Stopped(BaseException):
 # ------------------------------------------------------------------------------------------- what primitives call
 def thread_index():
     """The number of this thread in its block."""
-    return threading.current_thread().number
+    return _running.thread.number
 
 
 def block():
     """The block of this thread."""
-    return threading.current_thread().block
+    return _running.thread.block
 
 
 def exchange(value, mask):
     """`value` of the lane whose number differs in the bits of `mask`. All lanes of a warp have to come."""
-    return gather_lanes(value)[(thread_index() ^ mask) % WARP]
+    return _meet_in_warp(value)[thread_index() ^ mask]
 
 
 def gather_lanes(value):
     """The values of all lanes of the warp: {lane: value}."""
-    thread = threading.current_thread()
-    return {number % WARP: posted for number, posted in thread.block.warp_of(thread).meet(value).items()}
+    return {number % WARP: posted for number, posted in _meet_in_warp(value).items()}
+
+
+def _meet_in_warp(value):
+    thread = _running.thread
+    return thread.block.warp_of(thread).meet(value)
 
 
 def sync_lanes():
-    gather_lanes(None)
+    _meet_in_warp(None)
 
 
 def shared_memory():
     """The block's shared memory."""
-    return threading.current_thread().block.shared
+    return _running.thread.block.shared
 
 
-def barrier(what, count):
+def barrier(what, count, kind=None):
     """The block's barrier of this name, for `count` arrivals."""
-    block = threading.current_thread().block
+    block = _running.thread.block
     if what not in block.barriers:
-        block.barriers[what] = Barrier(what, count)
+        block.barriers[what] = (kind or Barrier)(what, count)
     return block.barriers[what]
 
 
@@ -107,12 +116,15 @@ class SharedMemory:
         self.granules = np.arange(granules)
         self.writer = np.full(granules, -1, np.int32)
         self.written = np.zeros(granules, np.int32)
-        self.read = np.zeros((threads + WORKERS, granules), np.int32)
+        pages = mmap.mmap(-1, 4 * (threads + WORKERS) * granules + 1)  # zeros that take no time until they are touched
+        self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
+        self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # of each page
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
+        self.fetches = {}  # what that is, for each thread
         self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
-        self.pipelines = {}  # see pipeline.init_pipeline
+        self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipeline
 
     def merge(self, threads):
         """A barrier for these threads: each knows what all have done so far."""
@@ -164,50 +176,65 @@ class SharedMemory:
     def note_fetch(self, granules):
         """What was written just now arrives when this thread waits for it."""
         self.fetched_by[granules] = thread_index()
+        self.fetches.setdefault(thread_index(), []).append(granules)
 
     def note_arrival(self):
-        self.fetched_by[self.fetched_by == thread_index()] = -1
+        for granules in self.fetches.pop(thread_index(), ()):
+            self.fetched_by[granules] = -1
 
     def _demand_arrival(self, granules):
+        if not self.fetches:
+            return
         on_the_way = self.fetched_by[granules]
         if (on_the_way >= 0).any():
             at, by = GRANULE * int(granules[on_the_way >= 0].flat[0]), on_the_way.max()
             what = f"thread {thread_index()} touches byte {at} of shared memory"
             raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
 
-    def note_read(self, granules, work=None):
-        """By this thread, or by a piece of work that it starts."""
+    def note_read(self, granules, work=None, by=None):
+        """By this thread, or by a piece of work that it starts, or that the threads in `by` start together."""
         self._demand_arrival(granules)
         me, writer = thread_index(), self.writer[granules]
         if (writer < 0).any():
             at = GRANULE * int(granules[writer < 0].flat[0])
             raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
-        self._demand_written(granules, writer, "reads what {} wrote", work)
+        self._demand_written(granules, writer, "reads what {} wrote", work, by)
         who, when = work or (me, self.clocks[0, me, me])
-        self.read[who, granules] = when
+        self.read[who, granules] = self.last_read[who, _pages(granules)] = when
 
     def note_write(self, granules, work=None, of=(0,)):
         """of: what is to be known of those who have read, see `clocks`; one of these is enough."""
         self._demand_arrival(granules)
         me = thread_index()
         self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
-        count = len(self.numbers)
-        known = self.read[:count, granules] <= self.clocks[of, me, :count].max(0).reshape(-1, *[1] * granules.ndim)
-        self._demand(known.all(0), granules, known.argmin(0), "overwrites what {} reads")
+        known = self.clocks[of, me].max(0)
+        (readers,) = (self.last_read[:, _pages(granules)].max(1) > known).nonzero()
+        if len(readers):
+            missed = self.read[readers[:, None], granules.ravel()] > known[readers, None]
+            self._demand(~missed.any(0), granules.ravel(), readers[missed.argmax(0)], "overwrites what {} reads")
         self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 
-    def _demand_written(self, granules, writer, what, work):
+    def _demand_written(self, granules, writer, what, work, by=None):
+        """That this thread knows it, or all the threads in `by` do; and where work begins, that it has been shared."""
         fresh, written = writer < 0, self.written[granules]
-        known, shared = (fresh | (written <= self.clocks[i, thread_index(), writer]) for i in range(2))
-        self._demand(known, granules, writer, what)
-        if work:
-            self._demand(shared, granules, writer, what, "fence_async_proxy() before the barrier")
+        all_know = self.clocks[:, thread_index()] if by is None else self.clocks[:, by].min(1)
+        for time, missing in enumerate(("barrier between", "fence_async_proxy() before the barrier")[: 1 + bool(work)]):
+            known = fresh | (written <= all_know[time, writer])
+            if not known.all():
+                by = [thread_index()] if by is None else by
+                who = by[self.clocks[time, by, writer[~known].flat[0]].argmin()]
+                self._demand(known, granules, writer, what, missing, who)
 
-    def _demand(self, known, granules, other, what, missing="barrier between"):
+    def _demand(self, known, granules, other, what, missing="barrier between", who=None):
         if not known.all():
             at, other = GRANULE * int(granules[~known].flat[0]), list(self.numbers)[int(other[~known].flat[0])]
-            what = f"thread {thread_index()} {what.format(other)} at byte {at} of shared memory"
-            raise RaceError(f"{what}, with no {missing}")
+            who = thread_index() if who is None else who
+            raise RaceError(f"thread {who} {what.format(other)} at byte {at} of shared memory, with no {missing}")
+
+
+def _pages(granules):
+    """All on which some of these lie, and those between."""
+    return slice(granules.min() >> PAGE_BITS, (granules.max() >> PAGE_BITS) + 1) if granules.size else slice(1)
 
 
 # ------------------------------------------------------------------------------------------------ threads, barriers
@@ -218,7 +245,7 @@ class Meeting:
         self.what, self.members, self.posts, self.waiting = what, set(members), {}, []
 
     def meet(self, value=None):
-        thread = threading.current_thread()
+        thread = _running.thread
         self.posts[thread.number] = value
         if len(self.posts) < len(self.members):
             self.waiting.append(thread)
@@ -265,7 +292,7 @@ class Barrier:
         if self.arrived == self.count:
             self.arrived = 0
             self.ends.append(self.told)
-            threading.current_thread().block.ready.extend(self.waiting)
+            _running.thread.block.ready.extend(self.waiting)
             self.waiting = []
 
     def wait(self, phase):
@@ -273,7 +300,7 @@ class Barrier:
 
         On a GPU a phase is known by its parity alone, so a wait for the phase after the next one would end at once.
         """
-        thread = threading.current_thread()
+        thread = _running.thread
         if phase > self.phases or (phase > 0 and not thread.block.shared.knows(self.ends[phase - 1])):
             raise RaceError(f"thread {thread.number} waits for phase {phase} of {self.what} and cannot know that phase "
                             f"{phase - 1} is over: phase {phase - 2} has the same parity")
@@ -291,33 +318,44 @@ class Barrier:
 
 
 class Thread(threading.Thread):
-    """One GPU thread; it runs while it holds its baton."""
+    """One GPU thread of each block in turn; it runs while it holds its baton."""
 
-    def __init__(self, block, number):
+    def __init__(self, number):
         super().__init__(daemon=True)
-        self.block, self.number, self.received, self.gate = block, number, None, None
-        self.baton = threading.Semaphore(0)
+        self.number, self.block, self.received, self.gate = number, None, None, None
+        self.baton = threading.Lock()
+        self.baton.acquire()
 
     def run(self):
-        self.baton.acquire()
+        _running.thread = self
+        with np.errstate(all="ignore"):  # a GPU does not warn
+            while self.baton.acquire() and self.block:
+                self.run_block()
+
+    def run_block(self):
+        block = self.block
         try:
-            with np.errstate(all="ignore"):  # a GPU does not warn
-                if not self.block.failure:
-                    self.block.body()
+            if not block.failure:
+                block.body()
         except Stopped:
             pass
         except BaseException as error:
-            self.block.fail(error, f"in thread {self.number} of block {self.block.place}")
-        self.block.leave(self)
+            block.fail(error, f"in thread {self.number} of block {block.place}")
+        block.leave(self)
+
+    def dismiss(self):
+        """There are no more blocks."""
+        self.block = None
+        self.baton.release()
+        self.join()
 
 
 class Block:
-    def __init__(self, body, place, grid, threads, shared_bytes, order):
-        self.body, self.place, self.grid, self.order = body, place, grid, order
+    def __init__(self, body, place, grid, crew, shared_bytes, order):
+        self.body, self.place, self.grid, self.threads, self.order = body, place, grid, crew, order
+        threads = self.alive = len(crew)
         self.shared = SharedMemory(shared_bytes, threads)
-        self.threads = [Thread(self, number) for number in range(threads)]
-        self.ready, self.alive = deque(self.threads), threads
-        self.barriers = {}
+        self.ready, self.barriers = deque(crew), {}
         self.everyone = Meeting("sync_threads()", range(threads))
         self.warps = [
             Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
@@ -329,14 +367,12 @@ class Block:
         return self.warps[thread.number // WARP]
 
     def run(self):
+        """Returns an error, if there has been one."""
         for thread in self.threads:
-            thread.start()
+            thread.block = self
         self.pass_on()
         self.finished.acquire()
-        for thread in self.threads:
-            thread.join()
-        if self.failure:
-            raise self.failure
+        return self.failure
 
     def pass_on(self):
         """Hand the baton to a thread that is ready."""
@@ -351,7 +387,7 @@ class Block:
 
     def wait(self, gate):
         """Called by a thread: wait until somebody has put it among the ready ones, and its turn has come."""
-        thread = threading.current_thread()
+        thread = _running.thread
         thread.gate = gate
         self.pass_on()
         thread.baton.acquire()
@@ -418,6 +454,15 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
     >>> y
     array([4., 4., 4., 4.])
     """
-    order = None if seed is None else random.Random(seed)
+    order, failure = None if seed is None else random.Random(seed), None
+    crew = [Thread(number) for number in range(threads)]
+    for thread in crew:
+        thread.start()
     for place in np.ndindex(*grid[::-1]):
-        Block(lambda: kernel(*arguments), place[::-1], grid, threads, shared_bytes, order).run()
+        failure = Block(lambda: kernel(*arguments), place[::-1], grid, crew, shared_bytes, order).run()
+        if failure:
+            break
+    for thread in crew:
+        thread.dismiss()
+    if failure:
+        raise failure

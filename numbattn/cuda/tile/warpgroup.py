@@ -33,8 +33,9 @@ from .emit import I32, VOID, asm, asm_in_place
 from .fragment import HALF_FLOATS, Fragment, check_dtype, check_tile, element_type, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
+from .global_memory import places
 from .layout import WARPGROUP, WARPGROUP_ROWS, Layout
-from .simulator import RaceError, barrier, shared_memory
+from .simulator import Barrier, RaceError, barrier, shared_memory
 from .synchronisation import demand_literal, warpgroup_of
 from .world import primitive
 
@@ -152,15 +153,44 @@ class InFlight(Fragment):
         raise RaceError("the sum of a product is used before `wgmma_wait`")
 
 
+class Products(Barrier):
+    """Where the threads of a warpgroup meet for each product: there have been as many as phases."""
+
+    def __init__(self, what, count):
+        super().__init__(what, count)
+        self.of, self.shares = None, []  # the next one: layout and right operand, what those who have come bring
+        self.sums = None  # of the last one
+
+
 def _products():
-    """Where the threads of this warpgroup meet for each product: there have been as many as phases."""
-    return barrier(f"a product of warpgroup {warpgroup_of()}", WARPGROUP)
+    return barrier(f"a product of warpgroup {warpgroup_of()}", WARPGROUP, Products)
 
 
-def product_of_warpgroup():
-    """The next product as a piece of work, see simulator.SharedMemory."""
-    products = _products()
-    return shared_memory().unit(products.what), products.phases + 1
+def start_product(acc, x, y):
+    """acc + x @ y, in flight, in plain Python: each thread brings its registers, the last to come multiplies for all.
+
+    The product is a piece of work, see simulator.SharedMemory.
+    """
+    products, at = _products(), places(acc.layout)
+    work = shared_memory().unit(products.what), products.phases + 1
+    if isinstance(x, Operand):
+        left = places(x.layout), x.registers
+    else:
+        row_of_x = at[0], np.arange(y.plan.shape[0])
+        left = row_of_x, x.read(*row_of_x, work)
+    if products.shares and products.of != (acc.layout, y):
+        raise ValueError("dot: the threads of a warpgroup multiply different tiles")
+    products.of = acc.layout, y
+    products.shares.append((at, acc.sums if isinstance(acc, InFlight) else acc.registers, *left))
+    if len(products.shares) == WARPGROUP:
+        first = warpgroup_of() * WARPGROUP
+        right = y.read(slice(None), slice(None), work, by=np.arange(first, first + WARPGROUP))
+        sums, rows = np.empty(acc.layout.shape, acc.dtype), np.empty((WARPGROUP_ROWS, len(right)), right.dtype)
+        for where, registers, part, values in products.shares:
+            sums[where], rows[part] = registers, values
+        products.sums, products.shares = sums + rows.astype(acc.dtype) @ right.astype(acc.dtype), []
+    meet_for_product()
+    return InFlight(acc.layout, products.sums[at], work)
 
 
 def meet_for_product():

@@ -74,6 +74,21 @@ def test_a_write_too_early(seed):
         run(turn, seed=seed)
 
 
+def test_a_write_to_the_end_of_what_is_read():
+    def turn(x, y):
+        tile, everything = allocate(TILE), (slice(None), slice(None))
+        if thread_index() == 0:
+            tile.write(*everything, 1)
+        sync_threads()
+        if thread_index() == THREADS - 1:  # the last one to come goes on
+            tile.read(*everything)
+        elif thread_index() == 0:
+            tile.write(31, everything[1], 2)
+
+    with pytest.raises(RaceError, match=rf"thread 0 overwrites what thread {THREADS - 1} reads"):
+        run(turn)
+
+
 def test_a_read_of_what_nobody_wrote():
     def read(x, y):
         save(y, get(allocate(OTHER), ROWS), 0)

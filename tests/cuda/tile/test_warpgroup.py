@@ -31,6 +31,7 @@ from numbattn.cuda.tile import (
     simulate,
     stage,
     sync_threads,
+    sync_warp,
     sync_warpgroup,
     thread_index,
     tma_load,
@@ -273,6 +274,39 @@ def test_what_a_product_reads_has_been_shared(xy, missing):
         wgmma_wait(dot(TILE, sX, sX.T), 0)
 
     with pytest.raises(RaceError, match="with no fence_async_proxy" if missing == "fence_async_proxy" else "reads"):
+        simulate(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, next(xy))
+
+
+@simulated_only
+def test_all_threads_know_what_a_product_reads(xy):
+    """The last one to come for it, which has written it, is not enough."""
+    shared = SharedMemory()
+    X, LAYOUT = shared.boxes(64, 64, np.float16), copy_layout(64, 64, 32, 8)
+
+    def multiply(x):
+        if thread_index() >= 96:
+            put(allocate(X), load(x, LAYOUT, 0))
+            fence_async_proxy()
+            sync_warp()
+        wgmma_wait(dot(TILE, operand(full(TILE, np.float32(1)), X), allocate(X)), 0)
+
+    with pytest.raises(RaceError, match=r"thread \d reads what thread \d+ wrote"):
+        simulate(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, next(xy))
+
+
+@simulated_only
+def test_all_threads_multiply_the_same(xy):
+    shared = SharedMemory()
+    X = shared.boxes(64, 64, np.float16, stages=2)
+
+    def multiply(x):
+        for i in range(2):
+            put(allocate(X, i), load(x, TILE, 0))
+        fence_async_proxy()
+        sync_warpgroup()
+        wgmma_wait(dot(TILE, operand(full(TILE, np.float32(1)), X), allocate(X, thread_index() // 64)), 0)
+
+    with pytest.raises(ValueError, match="the threads of a warpgroup multiply different tiles"):
         simulate(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, next(xy))
 
 
