@@ -109,7 +109,9 @@ class Kernel:
         return sum(bool(re.search(pattern, found.line)) for block in self.blocks for found in block)
 
     def kind_of(self, register):
-        return self.kinds.get(register) or self.kinds[re.match(r"%[a-zA-Z_]+", register)[0]]
+        if register not in self.kinds:
+            self.kinds[register] = self.kinds[re.match(r"%[a-zA-Z_]+", register)[0]]
+        return self.kinds[register]
 
     def run(self, grid, threads, shared_bytes, values, memory):
         parameters = dict(zip(self.parameters, values, strict=True))
@@ -136,6 +138,19 @@ def split_address(token):
     """The base and the offset in "[%rd1+16]"."""
     base, offset = re.fullmatch(r"\[([^+\]]+)(?:\+(-?\d+))?\]", token).groups()
     return base, int(offset or 0)
+
+
+@lru_cache(1024)
+def conflicts(pattern, lanes, size):
+    """Wavefronts beyond one that groups of so many lanes need for accesses at these addresses, an int64 each."""
+    addresses = np.frombuffer(pattern, np.int64)
+    words = addresses[:, None] // 4 + np.arange(max(1, size // 4))
+    words = np.sort(words.reshape(-1, lanes * words.shape[1]))
+    new = np.ones(words.shape, bool)
+    new[:, 1:] = words[:, 1:] != words[:, :-1]
+    row, _ = np.nonzero(new)
+    wanted = np.bincount(row * BANKS + words[new] % BANKS, minlength=len(words) * BANKS)
+    return int((wanted.reshape(-1, BANKS).max(1) - 1).sum())
 
 
 def split_operands(text):
@@ -300,7 +315,9 @@ class Block(Hopper):
     def put(self, token, value):
         if token == "_":
             return
-        register = self.register(token)
+        register = self.values.get(token)
+        if register is None:
+            register = self.register(token)
         home = register.dtype
         if value.dtype != home:
             if value.itemsize != home.itemsize:
@@ -319,7 +336,7 @@ class Block(Hopper):
     # ----------------------------------------------------------------------------------------------- arithmetic
     def elementwise(function):
         def op(self, op, args):
-            self.put(args[0], function(*(self.get(arg, op[-1]) for arg in args[1:])))
+            self.put(args[0], function(*[self.get(arg, op[-1]) for arg in args[1:]]))
 
         return op
 
@@ -652,12 +669,6 @@ class Block(Hopper):
         self._count_conflicts(name, address.reshape(-1, WARP)[whole].reshape(-1, lanes), size)
 
     def _count_conflicts(self, name, addresses, size):
-        """Of each row of addresses."""
-        if not len(addresses):
-            return
-        words = addresses[..., None] // 4 + np.arange(max(1, size // 4))
-        words = np.sort(words.reshape(len(addresses), -1))
-        new = np.diff(words, prepend=-1) != 0
-        row, _ = np.nonzero(new)
-        wanted = np.bincount(row * BANKS + words[new] % BANKS, minlength=len(words) * BANKS)
-        self.kernel.conflicts[name] += int((wanted.reshape(-1, BANKS).max(1) - 1).sum())
+        """Of each row of addresses. Where a row begins makes no difference."""
+        pattern = addresses - addresses[:, :1] // 4 * 4
+        self.kernel.conflicts[name] += conflicts(pattern.tobytes(), addresses.shape[1], size)
