@@ -13,7 +13,11 @@ SHARED_BYTES = 1 << 14  # of the kernels of examples
 
 
 def pytest_configure(config):
-    """With a worker for each core, more threads for NumPy's products would stand in each other's way."""
+    """With a worker for each core, more threads for NumPy's products would stand in each other's way.
+
+    What Numba has typed stays; to look for garbage among it all, again and again, takes a tenth of the time.
+    """
+    gc.set_threshold(*gc.get_threshold()[:2], 500)
     if hasattr(config, "workerinput"):
         threadpool_limits(1, "blas")
 

@@ -8,6 +8,7 @@ overwritten.
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from .memory import ATOM, CHUNK, ROW, AccessError, swizzled
 WARP, WARPGROUP = 32, 128
 NAMED_BARRIERS = 16
 OF_WARP, OF_WARPGROUP = 17, 18  # what threads wait for: these, a named barrier's number + 1, an mbarrier's address
+WHOLE = (1 << WARPGROUP) - 1  # of a warpgroup, all threads as bits
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")
 
@@ -46,7 +48,7 @@ class Group:
     reads: list = field(default_factory=list)  # (number, places)
 
     def read(self, shared, places):
-        shared.users[places] += 1
+        places.set(shared.users, places.of(shared.users) + 1)
         self.reads.append((self.number, places))
 
     def commit(self):
@@ -56,13 +58,19 @@ class Group:
         self.finished = max(self.finished, self.number - 1 - later)
         for number, places in self.reads:
             if number <= self.finished:
-                shared.users[places] -= 1
+                places.set(shared.users, places.of(shared.users) - 1)
         self.reads = [(number, places) for number, places in self.reads if number > self.finished]
 
 
+@lru_cache(4096)
 def members(vector):
     """The names in "{%r1, %r2}"."""
-    return [part.strip() for part in vector.strip("{}").split(",")]
+    return tuple(part.strip() for part in vector.strip("{}").split(","))
+
+
+def bits_of(mask):
+    """Threads as bits of an int: what is done for every instruction is cheapest so."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def truncated(x):
@@ -77,10 +85,9 @@ def ranges(mask):
     return ", ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in edges.reshape(-1, 2))
 
 
-def place_of_sums(cols):
-    """Rows and columns [thread, register] of a warpgroup's 64 x cols sums."""
-    thread, i = np.arange(WARPGROUP)[:, None], np.arange(cols // 2)
-    return 16 * (thread // 32) + thread % 32 // 4 + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * (thread % 4) + (i & 1)
+def registers_of_sums(sums):
+    """64 x cols sums of a warpgroup as [register, thread]: see the manual's figure of wgmma's accumulator."""
+    return sums.reshape(4, 2, 8, -1, 4, 2).transpose(3, 1, 5, 0, 2, 4).reshape(-1, WARPGROUP)
 
 
 class Hopper:
@@ -192,7 +199,7 @@ class Hopper:
     def open_barrier(self, address, count, thread):
         places = self.shared.places(np.array([address]), 8, "mbarrier.init", read=False)
         self.shared.demand_unused(places)
-        self.shared.users[places] += 1
+        places.set(self.shared.users, 1)
         self.barriers[address] = Barrier(count, thread, count)
 
     def barrier(self, address):
@@ -217,7 +224,7 @@ class Hopper:
             over |= (addresses == address) & (self.barrier(address).phase % 2 != parity)
         again = self.mask & ~over & (self.tried == self.pc)
         self.waiting[again], self.pcs[again] = addresses[again], self.pc
-        self.mask = self.mask & ~again
+        self.only(self.mask & ~again)
         self.tried[self.mask] = np.where(over, -1, self.pc)[self.mask]
         if self.mask.any():
             self.put(args[0], over)
@@ -271,7 +278,7 @@ class Hopper:
         tensor_map, addresses, inside = self._box(thread, source)
         item = tensor_map.array.itemsize
         values = np.zeros((len(inside), item), np.uint8)  # beyond the array
-        values[inside] = self.memory.bytes[self.memory.places(addresses[inside], item, "a box", read=True)]
+        values[inside] = self.memory.places(addresses[inside], item, "a box", read=True).of(self.memory.bytes)
         target, barrier = int(self.address(target)[thread]), int(self.address(barrier)[thread])
         places = self.shared.places_of_units(tensor_map.chunks(target), "a box", read=False)
         self._send("a box", barrier, places, values.reshape(-1, CHUNK))
@@ -280,7 +287,7 @@ class Hopper:
         """Consecutive bytes of global memory."""
         target, source, barrier = (int(self.address(x)[thread]) for x in (target, source, barrier))
         chunks = self._chunks(thread, size)
-        values = self.memory.bytes[self.memory.places(source + chunks, CHUNK, "a line", read=True)]
+        values = self.memory.places(source + chunks, CHUNK, "a line", read=True).of(self.memory.bytes)
         places = self.shared.places_of_units(target + chunks, "a line", read=False)
         self._send("a line", barrier, places, values)
 
@@ -293,7 +300,7 @@ class Hopper:
         """It is on its way to shared memory; the mbarrier counts its bytes when it arrives."""
         if not self.barrier(barrier).fenced:
             raise AccessError(f"{what} for the mbarrier at {barrier:#x} without a fence.mbarrier_init before")
-        self.shared.written[places] = False  # until it has arrived
+        places.set(self.shared.written, False)  # until it has arrived
         self.arriving.append((barrier, places, values))
 
     def _add_line(self, thread, group, target, source, size):
@@ -303,7 +310,7 @@ class Hopper:
         places = self.shared.places_of_units(source + chunks, "a line", read=True)
         group.read(self.shared, places)
         to = self.memory.places(target + chunks, CHUNK, "a line", read=True)
-        sums = self.memory.bytes[to].view(np.float32) + self.shared.bytes[places].view(np.float32)
+        sums = to.of(self.memory.bytes).view(np.float32) + places.of(self.shared.bytes).view(np.float32)
         self.memory.write(to, sums.view(np.uint8), None)
 
     def receive(self):
@@ -313,7 +320,8 @@ class Hopper:
         last = self.arriving[-1][0]
         for barrier, places, values in self.arriving:
             if barrier == last:
-                self.shared.bytes[places], self.shared.written[places] = values, True
+                places.set(self.shared.bytes, values)
+                places.set(self.shared.written, True)
                 self.arrive(barrier, 0, -values.size)
         self.arriving = [box for box in self.arriving if box[0] != last]
         return True
@@ -324,11 +332,11 @@ class Hopper:
         places = self.shared.places_of_units(chunks, "a box", read=True)
         group.read(self.shared, places)
         to = self.memory.places(addresses[inside], item, "a box", read=False)
-        self.memory.write(to, self.shared.bytes[places].reshape(-1, item)[inside], None)
+        self.memory.write(to, places.of(self.shared.bytes).reshape(-1, item)[inside], None)
 
     # ------------------------------------------------------------------------------------------------- products
     def op_wgmma(self, op, args):
-        for number in self._whole(WARPGROUP, "wgmma"):
+        for number in self._whole(WARPGROUP, "wgmma").tolist():
             group, threads = self.products[number], slice(WARPGROUP * number, WARPGROUP * (number + 1))
             if op[1] == "fence":
                 group.fenced = True
@@ -349,9 +357,9 @@ class Hopper:
                 for name in [name for name, numbers in registers.items() if (numbers <= self.finished).all()]:
                     del registers[name]
 
-    def demand_finished(self, registers, name, what):
-        """No thread's register takes part in a product on its way."""
-        if (registers[name] > self.finished)[self.mask].any():
+    def demand_finished(self, registers, name, what, bits):
+        """None of these threads' register takes part in a product on its way."""
+        if bits_of(registers[name] > self.finished) & bits:
             raise AccessError(f"{name} {what} while a product with it is on its way")
 
     def copy_of_sum(self, target, source, kind):
@@ -373,27 +381,24 @@ class Hopper:
         else:
             left = self._tile(group, threads, kind, a, 64, turned[0] == "1")
         products = left @ self._tile(group, threads, kind, b, cols, turned[-1] == "1").T * (int(sign_a) * int(sign_b))
-        found = products[place_of_sums(cols)]  # thread, register
+        found, here = registers_of_sums(products), WHOLE << threads.start
         if self._uniform(accumulates, "pred", threads):
             for name in names:
-                if name not in self.values or not self.defined[name][threads].all():
+                if here & ~self.defined.get(name, 0):
                     raise AccessError(f"{name} is read before it is written")
-            found += np.stack([self.values[name][threads] for name in names], 1)
-        for name, value in zip(names, truncated(found).T):
-            if name not in self.values:
-                self.values[name], self.defined[name] = np.zeros(self.n, np.float32), np.zeros(self.n, bool)
-            self.values[name][threads], self.defined[name][threads] = value, True
+            found += np.stack([self.values[name][threads] for name in names])
+        for name, value in zip(names, truncated(found)):
+            self.register(name)[threads] = value
+            self.defined[name] |= here
             self.sums.setdefault(name, np.zeros(self.n, np.int64))[threads] = group.number
 
     def _left(self, group, threads, kind, names):
         """64 x 16 elements in registers, of each warp as mma.m16n8k16 has them."""
-        left, lane, pair = np.zeros((WARPGROUP // WARP, 16, DEPTH)), np.arange(WARP)[:, None], np.arange(2)
-        for i, name in enumerate(names):
-            values = np.ascontiguousarray(self.get(name, "b32")[threads]).view(self.types[kind])
-            row, k = lane // 4 + 8 * (i % 2), 2 * (lane % 4) + pair + 8 * (i // 2)
-            left[:, row, k] = values.reshape(-1, WARP, 2)
+        values = np.stack([self.get(name, "b32")[threads] for name in names]).view(self.types[kind])
+        for name in names:
             self.lefts.setdefault(name, np.zeros(self.n, np.int64))[threads] = group.number
-        return left.reshape(-1, DEPTH)
+        left = values.reshape(2, 2, 4, 8, 4, 2)  # upper half of k, lower rows; warp, row, column / 2, column % 2
+        return left.transpose(2, 1, 3, 0, 4, 5).reshape(-1, DEPTH).astype(np.float64)
 
     def _tile(self, group, threads, kind, token, rows, turned):
         """rows x 16 elements in shared memory, k along the rows, from a descriptor of them."""
@@ -411,7 +416,7 @@ class Hopper:
             address = start + row // 8 * stride + row % 8 * ROW + chunk * CHUNK
         places = self.shared.places_of_units(swizzled(address).reshape(-1), "wgmma", read=True)
         group.read(self.shared, places)
-        tile = self.shared.bytes[places].view(self.types[kind]).reshape(len(address), -1).astype(np.float64)
+        tile = places.of(self.shared.bytes).view(self.types[kind]).reshape(len(address), -1).astype(np.float64)
         return tile.T if turned else tile
 
     def _uniform(self, token, kind, threads):

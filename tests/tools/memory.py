@@ -1,5 +1,7 @@
 """What the interpreter's threads read and write: bytes that know who may touch them."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
@@ -18,10 +20,25 @@ class AccessError(RuntimeError):
     """An access that is misaligned, lies outside of all arrays, or reads what nobody has written."""
 
 
+class Places(NamedTuple):
+    """Pieces of memory of one size, each aligned to it."""
+
+    size: int
+    rows: np.ndarray
+
+    def of(self, x):
+        """Their elements [..., size] of an array with an element for each byte."""
+        return x.reshape(-1, self.size)[self.rows]
+
+    def set(self, x, values):
+        x.reshape(-1, self.size)[self.rows] = values
+
+
 class Memory:
     """Bytes with holes: those that belong to an array, and those of them that have been written."""
 
     def __init__(self, nbytes, base):
+        nbytes = -(-nbytes // GAP) * GAP  # so that it is rows of any size
         self.bytes, self.base, self.end = np.zeros(nbytes, np.uint8), base, 0
         self.owned, self.written = np.zeros(nbytes, bool), np.zeros(nbytes, bool)
         self.maps = {}  # address: TensorMap and the address of its array
@@ -32,8 +49,9 @@ class Memory:
         start = -(-(self.end + GAP) // align) * align
         self.end = start + nbytes
         if self.end + GAP > len(self.bytes):
+            more = -(-self.end // GAP) * GAP + GAP
             self.bytes, self.owned, self.written = (
-                np.concatenate([x, np.zeros(self.end + GAP, x.dtype)]) for x in (self.bytes, self.owned, self.written)
+                np.concatenate([x, np.zeros(more, x.dtype)]) for x in (self.bytes, self.owned, self.written)
             )
         return start + self.base
 
@@ -61,24 +79,25 @@ class Memory:
         return at
 
     def places(self, address, size, what, read, parts=1):
-        """Indices of the bytes [..., size] of accesses, after all checks.
+        """The Places of accesses, after all checks.
 
         parts: of what is read, one of so many has to have been written, the others may be padding.
         """
         start = address.astype(np.int64) - self.base
         if (start % size).any():
             raise AccessError(f"{what}: misaligned by {int((start % size).max())} bytes of {size}")
-        if (start < 0).any() or (start + size > len(self.bytes)).any():
+        found = Places(size, start // size)
+        if (start < 0).any() or (start >= len(self.bytes)).any() or not found.of(self.owned).all():
             raise AccessError(f"{what} outside of all arrays")
-        found = start[:, None] + np.arange(size)
-        if not self.owned[found].all():
-            raise AccessError(f"{what} outside of all arrays")
-        if read and not self.written[found].reshape(-1, parts, size // parts).all(2).any(1).all():
-            raise AccessError(f"{what} reads what nobody has written")
+        if read:
+            written = found.of(self.written)
+            if not written.all() and not written.reshape(-1, parts, size // parts).all(2).any(1).all():
+                raise AccessError(f"{what} reads what nobody has written")
         return found
 
     def write(self, places, values, threads):
-        self.bytes[places], self.written[places] = values, True
+        places.set(self.bytes, values)
+        places.set(self.written, True)
 
 
 class Shared(Memory):
@@ -92,22 +111,22 @@ class Shared(Memory):
         self.users = np.zeros(len(self.bytes), np.int32)  # barriers, and products and copies on their way
 
     def write(self, places, values, threads):
-        """By ordinary stores, a row of places for each thread."""
+        """By ordinary stores, one of the places for each thread."""
         self.demand_unused(places)
         super().write(places, values, threads)
-        self.unfenced[places] = threads[:, None]
+        places.set(self.unfenced, threads[:, None])
 
     def fence(self, mask):
         self.unfenced[np.append(mask, False)[self.unfenced]] = NOBODY
 
     def demand_unused(self, places):
-        if self.users[places].any():
+        if places.of(self.users).any():
             raise AccessError("overwrites shared memory that a barrier, a product or a copy on its way uses")
 
     def places_of_units(self, address, what, read):
         """As `places`, of chunks that an asynchronous unit reads or writes."""
         found = self.places(address, CHUNK, what, read)
-        threads = self.unfenced[found]
+        threads = found.of(self.unfenced)
         if (threads != NOBODY).any():
             raise AccessError(f"{what} touches what thread {threads.max()} stored without a fence.proxy.async since")
         if not read:

@@ -8,11 +8,13 @@ instructions that the kernels use, and refuses others. It runs in lockstep, so i
 import math
 import re
 from collections import Counter
+from functools import lru_cache
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from .hopper import DeadlockError, Hopper, members, truncated
+from .hopper import DeadlockError, Hopper, bits_of, members, truncated
 from .memory import GLOBAL_BASE, AccessError, Memory, Shared, TensorMap, bounds
 
 __all__ = ["AccessError", "DeadlockError", "Kernel", "TensorMap", "interpret"]
@@ -25,12 +27,27 @@ KINDS = {  # registers by the letters of their names, as ptx declares them
     "pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "f32": np.float32, "f64": np.float64,
     "u16": np.uint16, "s16": np.uint16, "u32": np.uint32, "s32": np.uint32, "u64": np.uint64, "s64": np.uint64,
 }  # fmt: skip
+DTYPES = {kind: np.dtype(dtype) for kind, dtype in TYPES.items()}
+BOOL = np.dtype(bool)
+COMPARE = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
 WARP, BANKS = 32, 32
 TF32 = np.uint32(0xFFFFE000)  # the bits of a float32 that tensor cores look at
 STATEMENT = re.compile(r"""
     (?P<line>//.*|\.(?:loc|file)\b.*) | (?P<directive>\.[^;]*;) | (?P<brace>[{}]) | (?P<label>[\w$]+)\s*: |
     (?P<instruction>[^\s;{}][^;]*;)
 """, re.X)  # fmt: skip
+
+
+class Instruction(NamedTuple):
+    guard: str | None
+    negated: bool
+    op: list  # the parts of its name
+    operands: list
+    name: str
+    line: str  # as the text has it
 
 
 class Kernel:
@@ -74,20 +91,27 @@ class Kernel:
         if not match:
             raise NotImplementedError(line)
         negated, guard, op, operands = match.groups()
-        name, *_ = op = op.split(".")
+        full_name, op = op, op.split(".")
+        name = op[0]
         if op[:2] == ["mbarrier", "try_wait"] and self.blocks[-1]:
             self.blocks.append([])  # where threads come again
         if name == "wgmma" and op[1] in ("fence", "wait_group"):  # where the warps wait for each other
-            self.blocks[-1].append((None, False, ["meet"], [], ""))
+            self.blocks[-1].append(Instruction(None, False, ["meet"], [], "meet", ""))
             self.blocks.append([])
         operands = split_operands(re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands))
-        self.blocks[-1].append((guard and scope.rename(guard), bool(negated), op, operands, line))
+        guard = guard and scope.rename(guard)
+        self.blocks[-1].append(Instruction(guard, bool(negated), op, operands, full_name, line))
         if name in ("bra", "ret", "bar", "barrier") or op[:2] == ["mbarrier", "try_wait"]:
             self.blocks.append([])
 
     def count(self, pattern):
         """How many instructions there are that match."""
-        return sum(bool(re.search(pattern, line)) for block in self.blocks for *_, line in block)
+        return sum(bool(re.search(pattern, found.line)) for block in self.blocks for found in block)
+
+    def kind_of(self, register):
+        if register not in self.kinds:
+            self.kinds[register] = self.kinds[re.match(r"%[a-zA-Z_]+", register)[0]]
+        return self.kinds[register]
 
     def run(self, grid, threads, shared_bytes, values, memory):
         parameters = dict(zip(self.parameters, values, strict=True))
@@ -107,6 +131,26 @@ class Scope:
 
     def rename(self, name):
         return self.names.get(name) or (self.outer.rename(name) if self.outer else name)
+
+
+@lru_cache(4096)
+def split_address(token):
+    """The base and the offset in "[%rd1+16]"."""
+    base, offset = re.fullmatch(r"\[([^+\]]+)(?:\+(-?\d+))?\]", token).groups()
+    return base, int(offset or 0)
+
+
+@lru_cache(1024)
+def conflicts(pattern, lanes, size):
+    """Wavefronts beyond one that groups of so many lanes need for accesses at these addresses, an int64 each."""
+    addresses = np.frombuffer(pattern, np.int64)
+    words = addresses[:, None] // 4 + np.arange(max(1, size // 4))
+    words = np.sort(words.reshape(-1, lanes * words.shape[1]))
+    new = np.ones(words.shape, bool)
+    new[:, 1:] = words[:, 1:] != words[:, :-1]
+    row, _ = np.nonzero(new)
+    wanted = np.bincount(row * BANKS + words[new] % BANKS, minlength=len(words) * BANKS)
+    return int((wanted.reshape(-1, BANKS).max(1) - 1).sum())
 
 
 def split_operands(text):
@@ -154,7 +198,10 @@ def round_to_tf32(x):
 
 
 class Block(Hopper):
-    """One block of threads; a register is an array with an element for each thread."""
+    """One block of threads; a register is an array with an element for each thread.
+
+    `mask` says which threads are at the instruction; `bits` says the same.
+    """
 
     types = TYPES
 
@@ -165,8 +212,10 @@ class Block(Hopper):
         self.special["%dynamic_smem_size"] = shared_bytes
         for axis, at, extent in zip("xyz", index, grid):
             self.special[f"%ctaid.{axis}"], self.special[f"%nctaid.{axis}"] = at, extent
-        self.values, self.mask = {}, np.ones(threads, bool)
-        self.defined = {}
+        self.everyone = (1 << threads) - 1
+        self.only(np.ones(threads, bool))
+        self.values, self.defined = {}, {}  # of registers; the threads, as bits, that have written them
+        self.constants, self.groups = {}, {}  # known operands; groups of threads that were whole
         self.on_the_way = []
         self.pc, self.pcs, self.done = 0, np.zeros(threads, np.int64), np.zeros(threads, bool)
         self.waiting = np.zeros(threads, np.int64)  # for what, see Hopper
@@ -187,83 +236,107 @@ class Block(Hopper):
 
     def _step(self, active):
         """Run these threads through the basic block that they are at."""
-        self.mask = active
+        self.only(active)
+        bits = self.bits
         self.pcs[active] = self.pc + 1
         if self.pc >= len(self.kernel.blocks):
             self.done |= active
             return
-        for guard, negated, op, operands, line in self.kernel.blocks[self.pc]:
-            taken = active if guard is None else active & (self.get(guard, "pred") ^ negated)
+        for guard, negated, op, operands, name, line in self.kernel.blocks[self.pc]:
             try:
+                if guard:
+                    self.only(active & (self.get(guard, "pred") ^ negated))
                 if op[0] == "bra":
-                    self.pcs[taken] = self.kernel.labels[operands[-1]]
+                    self.pcs[self.mask] = self.kernel.labels[operands[-1]]
                 elif op[0] == "ret":
-                    self.done |= taken
+                    self.done |= self.mask
                 else:
-                    self.mask = taken
-                    self.kernel.executed[".".join(op)] += 1
+                    self.kernel.executed[name] += 1
                     getattr(self, f"op_{op[0]}")(op, operands)
             except Exception as error:
                 if hasattr(error, "add_note"):
                     error.add_note(f"in {line}")
                 raise
-            self.mask = active
+            self.mask, self.bits = active, bits
+
+    def only(self, mask):
+        self.mask, self.bits = mask, bits_of(mask)
 
     # ------------------------------------------------------------------------------------------------- registers
-    def kind_of(self, name):
-        return self.kernel.kinds.get(name) or self.kernel.kinds[re.match(r"%[a-zA-Z_]+", name)[0]]
+    def get(self, token, kind, bits=None):
+        """An operand that these threads read. Not to be written to."""
+        value = self.values.get(token)
+        if value is None:
+            return self._constant(token, kind, bits)
+        bits = self.bits if bits is None else bits
+        if bits & ~self.defined[token]:
+            raise AccessError(f"{token} is read before it is written")
+        if token in self.sums:
+            self.demand_finished(self.sums, token, "is read", bits)
+        dtype = DTYPES[kind]
+        if value.dtype == dtype or value.dtype == BOOL or dtype == BOOL:
+            return value
+        if value.itemsize == dtype.itemsize:
+            return value.view(dtype)
+        return value.astype(f"u{value.itemsize}").astype(f"u{dtype.itemsize}").view(dtype)
 
-    def get(self, token, kind):
-        dtype = np.dtype(TYPES[kind])
-        if token in self.special:
-            return np.broadcast_to(np.asarray(self.special[token], np.uint32), self.n).view(dtype)
-        if token in self.values:
-            if token in self.sums:
-                self.demand_finished(self.sums, token, "is read")
-            if not self.defined[token][self.mask].all():
+    def _constant(self, token, kind, bits):
+        """What is no register, or one that nobody has written yet."""
+        if (token, kind) not in self.constants:
+            if token[0] == "%" and token not in self.special:
+                if bits == 0:
+                    return np.zeros(self.n, DTYPES[kind])
                 raise AccessError(f"{token} is read before it is written")
-            value = self.values[token]
-            if value.dtype == np.bool_ or dtype == np.bool_:
-                return value
-            if value.itemsize == dtype.itemsize:
-                return value.view(dtype)
-            return value.astype(f"u{value.itemsize}").astype(f"u{dtype.itemsize}").view(dtype)
+            constant = np.broadcast_to(self._number(token, DTYPES[kind]), self.n).copy()
+            constant.flags.writeable = False
+            self.constants[token, kind] = constant
+        return self.constants[token, kind]
+
+    def _number(self, token, dtype):
+        if token in self.special:
+            return np.asarray(self.special[token], np.uint32).view(dtype)
         if token.startswith(("0f", "0d")):
             bits, of = (np.uint32, np.float32) if token[1] == "f" else (np.uint64, np.float64)
-            return np.full(self.n, int(token[2:], 16), bits).view(of)
+            return np.asarray(int(token[2:], 16), bits).view(of)
         if token == "numbattn_shared":
-            return np.full(self.n, self.shared.at, dtype)
+            return np.asarray(self.shared.at, dtype)
         if token in self.parameters:  # the address of a tensor map
-            return np.full(self.n, self.parameters[token]).view(dtype)
-        if token.startswith("%"):
-            raise AccessError(f"{token} is read before it is written")
-        if dtype == np.bool_:
-            return np.full(self.n, bool(int(token, 0)))
+            return np.asarray(self.parameters[token]).view(dtype)
+        if dtype == BOOL:
+            return np.asarray(bool(int(token, 0)))
         bits = 8 * dtype.itemsize
-        return np.full(self.n, int(token, 0) % 2**bits, f"u{bits // 8}").view(dtype)
+        return np.asarray(int(token, 0) % 2**bits, f"u{bits // 8}").view(dtype)
+
+    def register(self, token):
+        if token not in self.values:
+            self.values[token], self.defined[token] = np.zeros(self.n, self.kernel.kind_of(token)), 0
+        return self.values[token]
 
     def put(self, token, value):
         if token == "_":
             return
-        home, value = np.dtype(self.kind_of(token)), np.broadcast_to(value, self.n)
-        if home != np.bool_:
+        register = self.values.get(token)
+        if register is None:
+            register = self.register(token)
+        home = register.dtype
+        if value.dtype != home:
             if value.itemsize != home.itemsize:
                 wide = value.astype(np.int64) if value.dtype.kind == "i" else value.view(f"u{value.itemsize}")
                 value = wide.astype(f"u{home.itemsize}")
             value = value.view(home)
         for registers in (self.sums, self.lefts):
             if token in registers:
-                self.demand_finished(registers, token, "is overwritten")
-        old = self.values.get(token)
-        if old is None:
-            old, self.defined[token] = np.zeros(self.n, home), np.zeros(self.n, bool)
-        self.values[token] = np.where(self.mask, value, old)
-        self.defined[token] = self.defined[token] | self.mask
+                self.demand_finished(registers, token, "is overwritten", self.bits)
+        if self.bits == self.everyone:
+            register[:] = value
+        else:
+            np.copyto(register, value, where=self.mask)
+        self.defined[token] |= self.bits
 
     # ----------------------------------------------------------------------------------------------- arithmetic
     def elementwise(function):
         def op(self, op, args):
-            self.put(args[0], function(*(self.get(arg, op[-1]) for arg in args[1:])))
+            self.put(args[0], function(*[self.get(arg, op[-1]) for arg in args[1:]]))
 
         return op
 
@@ -396,18 +469,15 @@ class Block(Hopper):
 
     def op_setp(self, op, args):
         a, b = (self.get(arg, op[-1]) for arg in args[1:3])
-        compare = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-                   "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
-                   "hs": np.greater_equal}  # fmt: skip
         how = op[1]
         if how in ("nan", "num"):
             result = (np.isnan(a) | np.isnan(b)) == (how == "nan")
-        elif how in compare:
-            result = compare[how](a, b)
+        elif how in COMPARE:
+            result = COMPARE[how](a, b)
             if op[-1][0] == "f" and how == "ne":
                 result &= ~(np.isnan(a) | np.isnan(b))
         else:  # ltu, geu, ...: true where unordered
-            result = compare[how[:2]](a, b) | np.isnan(a) | np.isnan(b)
+            result = COMPARE[how[:2]](a, b) | np.isnan(a) | np.isnan(b)
         if op[2] in ("and", "or", "xor"):
             other = self.get(args[3], "pred")
             result = {"and": result & other, "or": result | other, "xor": result ^ other}[op[2]]
@@ -415,21 +485,20 @@ class Block(Hopper):
 
     def op_selp(self, op, args):
         # the value that is not chosen may be undefined
-        chosen, mask = self.get(args[3], "pred"), self.mask
-        self.mask = mask & chosen
-        yes = self.get(args[1], op[-1]) if self.mask.any() else np.zeros(self.n, TYPES[op[-1]])
-        self.mask = mask & ~chosen
-        no = self.get(args[2], op[-1]) if self.mask.any() else np.zeros(self.n, TYPES[op[-1]])
-        self.mask = mask
+        chosen = self.get(args[3], "pred")
+        bits = bits_of(chosen)
+        yes, no = self.get(args[1], op[-1], self.bits & bits), self.get(args[2], op[-1], self.bits & ~bits)
         self.put(args[0], np.where(chosen, yes, no))
 
     # ------------------------------------------------------------------------------------------- warp operations
     def _whole(self, size, what):
         """Which warps, or groups of another size, are here, all of their threads."""
-        groups = np.resize(self.mask, (-(-self.n // size), size))
-        if self.n % size or (groups.any(1) != groups.all(1)).any():
-            raise RuntimeError(f"{what} that not all {size} threads come to")
-        return np.flatnonzero(groups.any(1))
+        if (self.bits, size) not in self.groups:
+            groups = np.resize(self.mask, (-(-self.n // size), size))
+            if self.n % size or (groups.any(1) != groups.all(1)).any():
+                raise RuntimeError(f"{what} that not all {size} threads come to")
+            self.groups[self.bits, size] = np.flatnonzero(groups.any(1))
+        return self.groups[self.bits, size]
 
     def op_shfl(self, op, args):
         self._whole(WARP, "a shuffle")
@@ -470,60 +539,50 @@ class Block(Hopper):
         address, here = self.address(args[1]), self.mask.reshape(-1, WARP)[:, 0]
         places = self.shared.places(address[self.mask], 16, "ldmatrix", read=True)
         rows = np.zeros((self.n // WARP, 4, 8, 8), np.uint16)  # warp, matrix, row, column
-        rows[here] = self.shared.bytes[places].view(np.uint16).reshape(-1, 4, 8, 8)
-        for quarter in address[self.mask].reshape(-1, 8):
-            self._count_conflicts(".".join(op), quarter, 16, 8)
-        lane = np.arange(WARP)
+        rows[here] = places.of(self.shared.bytes).view(np.uint16).reshape(-1, 4, 8, 8)
+        self._count_conflicts(".".join(op), address[self.mask].reshape(-1, 8), 16)
+        if "trans" in op:
+            rows = np.ascontiguousarray(rows.swapaxes(2, 3))
+        words = rows.view(np.uint32).reshape(-1, 4, WARP)  # a lane has two of a row's elements
         for i, name in enumerate(members(args[0])):
-            matrix = rows[:, i].swapaxes(1, 2) if "trans" in op else rows[:, i]
-            low, high = (matrix[:, lane // 4, 2 * (lane % 4) + half].astype(np.uint32) for half in range(2))
-            self.put(name, (low | high << 16).reshape(-1))
+            self.put(name, words[:, i].reshape(-1))
 
     def op_stmatrix(self, op, args):
         self._whole(WARP, "stmatrix")
         address, names = self.address(args[0]), members(args[1])
-        rows = np.zeros((self.n // WARP, 4, 8, 8), np.uint16)  # warp, matrix, row, column
-        lane = np.arange(WARP)
+        rows = np.zeros((self.n // WARP, 4, 8, 4), np.uint32)  # warp, matrix, row, two columns
         for i, name in enumerate(names):
-            words = self.get(name, "b32").reshape(-1, WARP)
-            for half in range(2):
-                rows[:, i, lane // 4, 2 * (lane % 4) + half] = words >> 16 * half & 0xFFFF
+            rows[:, i] = self.get(name, "b32").reshape(-1, 8, 4)
         here = self.mask.reshape(-1, WARP)[:, 0]
         places = self.shared.places(address[self.mask], 16, "stmatrix", read=False)
-        self.shared.write(places, rows[here].reshape(-1, 8).view(np.uint8), np.flatnonzero(self.mask))
-        for quarter in address[self.mask].reshape(-1, 8):
-            self._count_conflicts(".".join(op), quarter, 16, 8)
+        self.shared.write(places, rows[here].reshape(-1, 4).view(np.uint8), np.flatnonzero(self.mask))
+        self._count_conflicts(".".join(op), address[self.mask].reshape(-1, 8), 16)
 
     def op_mma(self, op, args):
         self._whole(WARP, "mma")
         kind, (d, a, b, c) = op[-3], map(members, args)
         height, depth = map(int, re.fullmatch(r"m(\d+)n8k(\d+)", op[3]).groups())
-        per_register = 2 if kind in ("f16", "bf16") else 1
-        lane, half = np.arange(WARP)[:, None], np.arange(per_register)
-        line, k = lane // 4, per_register * (lane % 4) + half
-        middle = depth // 2
+        pair = 2 if kind in ("f16", "bf16") else 1  # elements in a register
 
-        def operand(shape, names, places):
-            out = np.zeros((self.n // WARP, *shape), np.float64)
-            for name, (rows, cols) in zip(names, places):
-                bits = np.ascontiguousarray(self.get(name, "b64" if kind == "f64" else "b32"))
-                values = (bits & TF32).view(np.float32) if kind == "tf32" else bits.view(TYPES[kind])
-                out[:, rows, cols] = values.reshape(-1, WARP, per_register)
-            return out
+        def operand(names):
+            """Elements [..., warp, lane // 4, lane % 4, element] of registers, which lie along k, then along rows."""
+            bits = np.stack([self.get(name, "b64" if kind == "f64" else "b32") for name in names])
+            values = (bits & TF32).view(np.float32) if kind == "tf32" else bits.view(TYPES[kind])
+            return values.astype(np.float64).reshape(-1, height // 8, self.n // WARP, 8, 4, pair)
 
         # the smallest form, m8n8k4, has only the first register of each operand and the first row of the sums
-        A = operand((height, depth), a, ((line, k), (line + 8, k), (line, k + middle), (line + 8, k + middle)))
-        B = operand((depth, 8), b, ((k, line), (k + middle, line)))
-        products = A @ B
-        for out, add, (row, half) in zip(d, c, ((0, 0), (0, 1), (8, 0), (8, 1))):
-            found = products[:, lane // 4 + row, 2 * (lane % 4) + half].reshape(-1) + self.get(add, op[-1])
-            self.put(out, found if kind == "f64" else truncated(found))
+        A = operand(a).transpose(2, 1, 3, 0, 4, 5).reshape(-1, height, depth)
+        B = operand(b).reshape(-1, self.n // WARP, 8, 4, pair).transpose(1, 0, 3, 4, 2).reshape(-1, depth, 8)
+        sums = (A @ B).reshape(-1, height // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(len(d), self.n)
+        sums = sums + np.stack([self.get(name, op[-1]) for name in c])
+        for name, found in zip(d, sums if kind == "f64" else truncated(sums)):
+            self.put(name, found)
 
     # ------------------------------------------------------------------------------------------------- memory
     def address(self, token):
-        name, offset = re.fullmatch(r"\[([^+\]]+)(?:\+(-?\d+))?\]", token).groups()
-        kind = "u64" if name[0] == "%" and np.dtype(self.kind_of(name)).itemsize == 8 else "u32"
-        return self.get(name, kind).astype(np.int64) + int(offset or 0)
+        name, offset = split_address(token)
+        kind = "u64" if name[0] == "%" and self.register(name).itemsize == 8 else "u32"
+        return self.get(name, kind).astype(np.int64) + offset
 
     def op_ld(self, op, args):
         if "param" in op:
@@ -540,7 +599,8 @@ class Block(Hopper):
             return self.bulk(op, args)
         if op[2] == "wait_all":
             for places, values in self.on_the_way:
-                self.shared.bytes[places], self.shared.written[places] = values, True
+                places.set(self.shared.bytes, values)
+                places.set(self.shared.written, True)
             self.on_the_way = []
             return
         active = self.mask
@@ -549,13 +609,13 @@ class Block(Hopper):
         size, used = int(args[2]), self.get(args[3], "u32")[active]
         target, source = self.address(args[0])[active], self.address(args[1])[active]
         places = self.shared.places(target, size, ".".join(op), read=False)
-        values = np.zeros(places.shape, np.uint8)
+        values = np.zeros((len(target), size), np.uint8)
         whole = used == size
         if not (whole | (used == 0)).all():
             raise NotImplementedError("cp.async of a part")
-        values[whole] = self.memory.bytes[self.memory.places(source[whole], size, ".".join(op), read=True)]
+        values[whole] = self.memory.places(source[whole], size, ".".join(op), read=True).of(self.memory.bytes)
         self.shared.write(places, 0, np.flatnonzero(active))
-        self.shared.written[places] = False  # until it has arrived
+        places.set(self.shared.written, False)  # until it has arrived
         self.on_the_way.append((places, values))
 
     def _access(self, op, names, place, read):
@@ -567,17 +627,21 @@ class Block(Hopper):
         places = memory.places(address[active], size, ".".join(op), read, parts=len(names))
         if memory is self.shared:
             self._wavefronts(".".join(op), address, size)
+        if not read:
+            values = np.stack([self.get(name, op[-1])[active] for name in names], 1)
+            memory.write(places, values.view(np.uint8), np.flatnonzero(active))
+            return
+        values = places.of(memory.bytes).view(dtype)
+        written = places.of(memory.written).reshape(len(values), len(names), -1).all(2)
+        everything = written.all()
         for i, name in enumerate(names):
-            at = places[:, i * dtype.itemsize : (i + 1) * dtype.itemsize]
-            if read:
-                value = np.zeros(self.n, dtype)
-                value[active] = memory.bytes[at].view(dtype)[:, 0]
-                self.put(name, value)
-                if name != "_":  # it may be padding, of which nothing may be made
-                    self.defined[name][active] = memory.written[at].all(1)
-            else:
-                values = np.ascontiguousarray(self.get(name, op[-1])[active])
-                memory.write(at, values[:, None].view(np.uint8), np.flatnonzero(active))
+            value = np.zeros(self.n, dtype)
+            value[active] = values[:, i]
+            self.put(name, value)
+            if not everything and name != "_":  # it may be padding, of which nothing may be made
+                unwritten = active.copy()
+                unwritten[active] = ~written[:, i]
+                self.defined[name] &= ~bits_of(unwritten)
 
     def op_atom(self, op, args):
         kind, memory = np.dtype(TYPES[op[-1]]), self.shared if "shared" in op else self.memory
@@ -587,7 +651,7 @@ class Block(Hopper):
         address, given, found = self.address(args[1]), self.get(args[2], op[-1]), np.zeros(self.n, kind)
         for thread in np.flatnonzero(self.mask):
             places = memory.places(address[thread : thread + 1], kind.itemsize, ".".join(op), read=True)
-            found[thread] = memory.bytes[places].view(kind)[0, 0]
+            found[thread] = places.of(memory.bytes).view(kind)[0, 0]
             value = np.asarray(change(found[thread], given[thread]), kind).reshape(1, 1)
             memory.write(places, value.view(np.uint8), np.array([thread]))
         self.put(args[0], found)
@@ -601,12 +665,10 @@ class Block(Hopper):
     def _wavefronts(self, name, address, size):
         """A warp's access goes in groups of lanes that make 128 bytes; in each a bank serves one word at a time."""
         lanes = max(1, min(WARP, 128 // size))
-        for warp, active in zip(address.reshape(-1, WARP), self.mask.reshape(-1, WARP)):
-            if active.all():
-                for group in warp.reshape(-1, lanes):
-                    self._count_conflicts(name, group, size, lanes)
+        whole = self.mask.reshape(-1, WARP).all(1)
+        self._count_conflicts(name, address.reshape(-1, WARP)[whole].reshape(-1, lanes), size)
 
-    def _count_conflicts(self, name, addresses, size, lanes):
-        words = {int(a) // 4 + i for a in addresses for i in range(max(1, size // 4))}
-        degree = max(Counter(word % BANKS for word in words).values())
-        self.kernel.conflicts[name] += degree - 1
+    def _count_conflicts(self, name, addresses, size):
+        """Of each row of addresses. Where a row begins makes no difference."""
+        pattern = addresses - addresses[:, :1] // 4 * 4
+        self.kernel.conflicts[name] += conflicts(pattern.tobytes(), addresses.shape[1], size)
