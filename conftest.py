@@ -13,20 +13,17 @@ SHARED_BYTES = 1 << 14  # of the kernels of examples
 
 
 def pytest_configure(config):
-    """With a worker for each core, more threads for NumPy's products would stand in each other's way.
-
-    What Numba has typed stays; to look for garbage among it all, again and again, takes a tenth of the time.
-    """
-    gc.set_threshold(*gc.get_threshold()[:2], 500)
+    """With a worker for each core, more threads for NumPy's products would stand in each other's way."""
     if hasattr(config, "workerinput"):
         threadpool_limits(1, "blas")
 
 
 def pytest_collection_finish():
-    """What is imported stays. To look through it for garbage again and again takes a tenth of the time of tests."""
+    """What is imported stays, and most of what Numba types: to look through it for garbage, again and again, takes a
+    tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
+    gc.set_threshold(20_000, 20, 500)
 
 
 @pytest.fixture(autouse=True)
