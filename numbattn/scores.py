@@ -451,27 +451,40 @@ class Score(Part):
     def _derivative(self, S: Any) -> Any:
         return self._of_each(self._slope, S)
 
-    def _value(self, *element: Any) -> Any:
-        """Of one element."""
-        found = self._identity.function.python(*element, *self.arrays)
-        if isinstance(found, bool | np.bool_):
-            raise TypeError(f"score: {self.function.__qualname__} {IS_A_MASK}")
-        return found
+    @property
+    def _value(self) -> Callable[..., Any]:
+        """The function of one element, in plain Python."""
+        python, arrays = self._identity.function.python, self._wide_arrays
+
+        def value(*element: Any) -> Any:
+            found = python(*element, *arrays)
+            if isinstance(found, bool | np.bool_):
+                raise TypeError(f"score: {self.function.__qualname__} {IS_A_MASK}")
+            return found
+
+        return value
 
     @property
     def _slope(self) -> Callable[..., Any]:
         """The derivative of one element."""
-        derivative: Any = self._identity.derivative
-        if derivative is None:
-            dual: Any = import_module("numbattn.dual")  # Numba is not imported before it is needed
-            derivative = dual.derivative_of(self._identity.function)
+        derivative, arrays = self._identity.derivative, self._wide_arrays
+        if derivative is not None:
+            return lambda *element: derivative.python(*element, *arrays)
+        dual: Any = import_module("numbattn.dual")  # Numba is not imported before it is needed
+        of_dual = dual.derivative_of(self._identity.function)
 
-            def slope(*element: Any) -> Any:
-                with dual.naming(self.function):
-                    return derivative(*element, *self.arrays)
+        def slope(*element: Any) -> Any:
+            with dual.naming(self.function):
+                return of_dual(*element, *arrays)
 
-            return slope
-        return lambda *element: derivative.python(*element, *self.arrays)
+        return slope
+
+    @property
+    def _wide_arrays(self) -> list[Any]:
+        """For plain Python, where s * float32 would be float32 and integers of 8 bits would wrap around."""
+        arrays: Any = self.arrays
+        wide = {"f": np.float64, "i": np.int64, "u": np.int64}
+        return [x if x.dtype.itemsize == 8 or x.dtype == bool else x.astype(wide[x.dtype.kind]) for x in arrays]
 
     def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
         """function(s, batch, head, i, j) of each element of S (..., heads, seqlen_q, seqlen_k)."""

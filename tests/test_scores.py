@@ -43,11 +43,6 @@ def nearer(s, batch, head, i, j, slopes, marked):
     return s - slopes[batch, head] * abs(i - j)
 
 
-def weights_of(rng, shape, dtype):
-    """In the precision of sums: where a function multiplies by a float32, NumPy's product is one."""
-    return rng.random(shape, np.float64 if dtype == np.float64 else np.float32) / 20
-
-
 PARTS = {
     "softcap": lambda rng, dtype: na.Softcap(2.0),
     "alibi": lambda rng, dtype: na.Alibi(random(rng, H, dtype) / 50),
@@ -58,8 +53,8 @@ PARTS = {
     "relative": lambda rng, dtype: na.RelativeBias(random(rng, (H, 41), dtype)),
     "sink": lambda rng, dtype: na.Sink(np.linspace(-2, 6, H).astype(dtype)),
     "function": lambda rng, dtype: na.Score(far_and_foreign, arrays=(rng.integers(3, size=N),
-                                                                     weights_of(rng, H, dtype))),
-    "shift": lambda rng, dtype: na.Score(nearer, arrays=(weights_of(rng, (B, H), dtype), rng.random(N) < 0.5)),
+                                                                     rng.random(H, np.float32) / 20)),
+    "shift": lambda rng, dtype: na.Score(nearer, arrays=(rng.random((B, H), np.float32) / 20, rng.random(N) < 0.5)),
 }
 MASKS = {
     "none": lambda rng: None,
@@ -568,6 +563,18 @@ def test_a_function_is_taken_when_the_score_is_made(rng, monkeypatch):
             np.testing.assert_allclose(x, z, rtol=1e-10, atol=1e-13)
         reference_o, _ = reference.attention_forward(q, k, v, score=score)
         np.testing.assert_allclose(reference_o, got[c][0], rtol=1e-10)
+
+
+def test_in_plain_python_numbers_are_as_wide_as_compiled():
+    """float32 beside float is float64 there, and integers of 8 bits do not wrap around."""
+    def function(s, batch, head, i, j, weights, groups):
+        return s * weights[j] + (groups[i] - groups[j]) * 2
+
+    S, weights, groups = np.full((1, 3, 3), 1 / 3), np.full(3, 0.1, np.float32), np.array([3, 200, 90], np.uint8)
+    for dtype in np.uint8, np.int16:
+        found = na.Score(function, arrays=[weights, groups.astype(dtype)])._applied(S)
+        i, j = np.indices((3, 3))
+        assert_equal(found[0], S[0] * np.float64(weights[0]) + (groups[i] - groups[j].astype(int)) * 2)
 
 
 def test_a_score_with_its_arrays_elsewhere_is_the_same_function(monkeypatch):
