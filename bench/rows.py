@@ -36,6 +36,7 @@ from numbattn import api
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, NARROW, SPEC, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import Passes
+from numbattn.cuda.spec import Route, everything
 
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
 CALLS = 5  # in a graph
@@ -68,7 +69,7 @@ def cycles(read_clocks, replay, repetitions):
 def always(row):
     """Every plan takes this row."""
     spec = replace(SPEC, tiles=lambda work: (row,))
-    return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, forward=((spec,),)))
+    return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, forward=(Route(everything, (spec,)),)))
 
 
 def prepare(arrays, row, options):

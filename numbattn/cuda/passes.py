@@ -163,8 +163,8 @@ def plans(device, q, k, v, deterministic=False, **options):
     wanted = [(number, part._array) for number, part in enumerate(inputs.score) if part._wants_gradient]
     grads |= {gradient_of_part(number): contiguous(x.shape, x.dtype) for number, x in wanted}
     forward, backward = (
-        plan(candidates, problem, device, Call(layouts | others, *masked[1:], deterministic, score))
-        for candidates, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
+        plan(routes, problem, device, Call(layouts | others, *masked[1:], deterministic, score))
+        for routes, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward
 

@@ -10,7 +10,7 @@ from .kernels.intervals import SEGMENTS, count_of_gaps, has_offsets, own_axes
 from .kernels.intervals import SPEC as INTERVALS_SPEC
 from .kernels.score import BY_MATRIX, BY_QUERY, BY_SEGMENT, SINK_PART, is_natural, kind_of, offset_kind, place_of_part
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
-from .kernels.score_gradient_hopper import bias_spec_of, diagonals_spec_of
+from .kernels.score_gradient_hopper import bias_route, diagonals_route
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
 from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
@@ -31,10 +31,12 @@ from .spec import (
     Line,
     Matrix,
     Own,
+    Route,
     SlopeSums,
     Sums,
     Tails,
     Work,
+    everything,
 )
 from .steps import (
     SINK,
@@ -74,9 +76,9 @@ OFFSETS = "offsets of own keys"  # of each query, within its segment
 ALIGNED = "aligned"  # of a part of a score: within segments, by segment or by query, as kernels take them
 
 
-def plan(candidates, problem, device, call):
-    """The Plan of a pass whose kernels are, in order, the first of the candidates that take the work."""
-    return Planner(problem, device, call).plan(candidates)
+def plan(routes, problem, device, call):
+    """The Plan of a pass by the first of these Routes that takes the work."""
+    return Planner(problem, device, call).plan(routes)
 
 
 class Planner:
@@ -95,8 +97,8 @@ class Planner:
         self.sink = sinks[0] if "do" in self.layouts and sinks else None
         self.segments = self.segments_of_packed()
 
-    def plan(self, candidates):
-        chosen = [self.first_of(*specs) for specs in candidates]
+    def plan(self, routes):
+        chosen = self.first_of(*routes)
         arguments = [(argument, spec) for spec in chosen for argument in spec.arguments]
         # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], Boxes)):
@@ -110,9 +112,9 @@ class Planner:
         counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
 
-    def first_of(self, *specs):
-        """The first that takes the work."""
-        return next(spec for spec in specs if spec.takes(self.work(spec)))
+    def first_of(self, *routes):
+        """The Specs of the first Route that takes the work."""
+        return next(route.specs for route in routes if route.takes(self.work(route.specs[0])))
 
     def find_array(self, argument, spec):
         if isinstance(argument, Matrix | Boxes):
@@ -304,7 +306,9 @@ class Planner:
 
     def gradient_spec(self, own, **about):
         """That of the kernel for the gradient of a bias, or of slopes."""
-        return self.first_of(bias_spec_of(own, **about), spec_of(bias_gradient, own, **about))
+        general = Route(everything, (spec_of(bias_gradient, own, **about),))
+        (spec,) = self.first_of(bias_route(own, **about), general)
+        return spec
 
     def add_gradient_of_table(self, number, offset, shape, about):
         """The steps of the gradient of a RelativeBias' table; offset: its kind."""
@@ -321,7 +325,8 @@ class Planner:
 
     def add_diagonal_sums(self, name, lead, about):
         """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
-        spec = self.first_of(diagonals_spec_of(name, **about), spec_of(diagonal_sums, name, **about))
+        general = Route(everything, (spec_of(diagonal_sums, name, **about),))
+        (spec,) = self.first_of(diagonals_route(name, **about), general)
         tiles, dtype = self.fitting(spec), self.problem.sum_dtype
         m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
         most = DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors

@@ -136,7 +136,6 @@ class Spec:
     arguments: tuple
     tiles: Callable  # (work) -> rows of a table, the fastest first: the first whose shared memory fits is taken
     parameters: Callable  # (work, tiles) -> what the factory is called with
-    takes: Callable = lambda work: True  # whether it can do this work
     variants: Callable = lambda work: ({},)  # (work) -> more parameters, for each of several launches
     numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
     keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
@@ -160,3 +159,14 @@ class Spec:
             if self.factory(**self.parameters(work, tiles), **more).shared <= work.device.shared:
                 return tiles
         return None
+
+
+class Route(NamedTuple):
+    """Kernels that do a pass together, one after the other, and for which work they are."""
+
+    takes: Callable  # (the first one's work) -> whether they can do it, and should
+    specs: tuple
+
+
+def everything(work):
+    return True

@@ -21,7 +21,7 @@ from numbattn.cuda.kernels import (
 )
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
-from numbattn.cuda.kernels.score_gradient_hopper import bias_spec_of, diagonal_sums_hopper, diagonals_spec_of
+from numbattn.cuda.kernels.score_gradient_hopper import bias_route, diagonal_sums_hopper, diagonals_route
 from numbattn.cuda.kernels.visibility import PACKED
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, plan
@@ -46,6 +46,11 @@ def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, 
                               dropout=dropout, **about)  # fmt: skip
     return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,
                 score, slopes=slopes)
+
+
+def specs_of(routes, work):
+    """Those of the first Route that takes the work."""
+    return next((route.specs for route in routes if route.takes(work)), ())
 
 
 def array(*shape, dtype=np.float16):
@@ -124,7 +129,7 @@ def test_few_queries_have_the_row_in_which_most_heads_share(keys):
     ((10, 0), "bfloat16", False),
 ])  # fmt: skip
 def test_warpgroups_are_for_hopper(cc, dtype, takes):
-    assert forward_hopper.SPEC.takes(work(dtype, device=DEVICES[cc])) == takes
+    assert forward_hopper.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
 
 
 # -------------------------------------------------------------------------------------------------------------- plans
@@ -443,7 +448,7 @@ def test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits(seqlen, to_sink):
     q = array(2, 8, seqlen, 64)
     problem, _ = describe(q, q, q)
     layouts = dict.fromkeys("qkvo", contiguous(q.shape, q.dtype))
-    found = plan(((forward.SPEC,),), problem, DEVICES[8, 0], Call(layouts, seqlen, seqlen))
+    found = plan(FORWARD, problem, DEVICES[8, 0], Call(layouts, seqlen, seqlen))
     assert [x.name for x in found.temporaries] == ([] if to_sink else ["lse"])
     (step,) = found.steps
     assert (SINK in [x.array for x in step.arguments if isinstance(x, At)]) == to_sink
@@ -486,8 +491,7 @@ def backward_choices():
         if i % 5 == 0 or (not dropout and mask == KINDS[1] and d == e):
             found = work(("float16", "bfloat16")[i % 2], d, e, mask=mask, dropout=dropout, nbytes=(16, 0)[i % 5 == 0],
                          deterministic=bool(i % 4 == 3))  # fmt: skip
-            for candidates in BACKWARD[1:]:
-                spec = next(spec for spec in candidates if spec.takes(found))
+            for spec in specs_of(BACKWARD, found):
                 if spec.arch:
                     title = f"{spec.name} {found.problem.dtype} {d} {e} {'+'.join(mask)}{' dropout' * dropout}"
                     yield pytest.param(spec, found, 0, id=title)
@@ -500,8 +504,7 @@ def packed_choices():
     ):
         dtype = ("float16", "bfloat16")[i % 2]
         found = work(dtype, d, d, mask=(PACKED,), keys=keys, deterministic=deterministic)
-        for candidates in (*FORWARD, *BACKWARD[1:]):
-            spec = next(spec for spec in candidates if spec.takes(found))
+        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found)):
             if MASK in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"{spec.name} packed {dtype} {d} {keys}")
 
@@ -516,9 +519,8 @@ def boxed_choices():
         score = tuple(part.format(dtype) for part in score)
         found = work(dtype, d, d, mask=KINDS[i // 2 % 2], score=score, deterministic=i % 4 == 2, keys=MANY)
         about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
-        gradient = bias_spec_of("dbias", **about)
-        for candidates in (*FORWARD, *BACKWARD[1:], *[[gradient]] * gradient.takes(found)):
-            spec = next(spec for spec in candidates if spec.takes(found))
+        gradients = specs_of([bias_route("dbias", **about)], found)
+        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found), *gradients):
             if SCORE in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"{spec.name} boxed {dtype} {d} {' '.join(score)}")
 
@@ -551,7 +553,7 @@ def table_choices():
         found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
         yield pytest.param(forward_hopper.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
         if PACKED not in mask or d > 128:
-            gradient = diagonals_spec_of("sums", behind=0)
+            (gradient,) = diagonals_route("sums", behind=0).specs
             found = found._replace(mask=KINDS[1] if mask else (), score=("relative",))
             yield pytest.param(gradient, found, 0, id=f"sums {dtype} {d} {'+'.join(found.mask)}")
 
@@ -564,8 +566,7 @@ def query_choices():
                            id=f"entries {dtype} {d}")  # fmt: skip
     for i, d in enumerate((64, 128)):
         found = work(("float16", "bfloat16")[i], d, d, mask=("intervals",), score=("alibi query", "relative query"))
-        for candidates in (*FORWARD, *BACKWARD[1:]):
-            spec = next(spec for spec in candidates if spec.takes(found))
+        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found)):
             if SCORE in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"query {spec.name} {d}")
 
@@ -585,8 +586,7 @@ def score_choices():
             gradients = [spec_of(bias_gradient, "dbias", **about | {"behind": 0})]
         elif "relative" in score:
             gradients = [spec_of(diagonal_sums, "sums", behind=1)]
-        for candidates in (*FORWARD, *BACKWARD[1:], *([spec] for spec in gradients)):
-            spec = next(spec for spec in candidates if spec.takes(found))
+        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found), *gradients):
             if SCORE in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"{spec.name} {dtype} {d} {'+'.join(mask)} {' '.join(score)}")
 

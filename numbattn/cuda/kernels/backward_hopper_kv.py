@@ -55,7 +55,7 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .forward_hopper import head_dims, takes
+from .forward_hopper import head_dims, is_for_hopper
 from .gradients import (
     BIAS,
     CONSUMER_REGISTERS,
@@ -497,7 +497,7 @@ def keeps_both(work):
     size = size_of(work)
     crowded = is_curved(work.score) and (looks_up_elements(work) or (work.problem.dropout and size > 64))
     crowded = crowded or has_offsets(work)
-    return takes(work) and size in KEYS and not crowded and not (BY_INTERVALS in work.mask and size == 64)
+    return is_for_hopper(work) and size in KEYS and not crowded and not (BY_INTERVALS in work.mask and size == 64)
 
 
 def adds_dq(work):
@@ -545,8 +545,8 @@ NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched 
 
 SLOPE_SUMS = SlopeSums(adds_slopes, "k")
 
-SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, adds_dq, (*GIVEN, BIAS), (DQ_SUMS, SLOPE_SUMS))
-SPEC = keys_spec(backward_kv, KEYS, parameters_kv, keeps_both, (*GIVEN, BIAS), (NO_SUMS, SLOPE_SUMS))
+SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), (DQ_SUMS, SLOPE_SUMS))
+SPEC = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), (NO_SUMS, SLOPE_SUMS))
 SPEC_ROUND = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
@@ -556,7 +556,6 @@ SPEC_ROUND = Spec(
         "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,
         "mask": packing_of(work.mask),
     },
-    takes=adds_dq,
     blocks=lambda work, tiles, m_blocks, n_blocks: (
         work.problem.heads * (work.padded_length // PART) * (head_dims(work.problem)[0] // PART)
     ),

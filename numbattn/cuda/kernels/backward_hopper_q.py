@@ -42,7 +42,6 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .forward_hopper import takes
 from .gradients import (
     BIAS,
     CONSUMER_REGISTERS,
@@ -293,7 +292,6 @@ SPEC = Spec(
     (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *LINES_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
-    takes=takes,
     numbers=at_once,
     arch="a",
     packs=True,

@@ -37,7 +37,7 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .forward_hopper import takes
+from .forward_hopper import is_for_hopper
 from .gradients import (
     CONSUMER_REGISTERS,
     CONSUMERS,
@@ -241,10 +241,10 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
 
 
-def takes_it(work):
+def tells_dropped(work):
     """With dropout the sign of P says what is dropped: of P F, too, unless F is negative, as a function's may be."""
     may_be_negative = any(kind_of(part) == FUNCTION for part in work.score)
-    return takes(work) and not (work.problem.dropout and may_be_negative)
+    return is_for_hopper(work) and not (work.problem.dropout and may_be_negative)
 
 
-SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"), takes_it)
+SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"))

@@ -29,7 +29,6 @@ from ..tile import (
     wait_on_dependencies,
     where,
 )
-from . import forward_hopper
 from .layouts import DTYPES, array_type, sum_type, vector
 from .schedule import place
 from .segments import slot_step
@@ -143,7 +142,6 @@ SPEC_PADDED = Spec(
     (*GIVEN, Line("delta", padded=True), Line("lse_log2", padded=True), PACKING),
     tiles=lambda work: (TILES,),
     parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True, "mask": packing_of(work.mask)},
-    takes=forward_hopper.takes,
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (work.padded_length // tiles.tile_m),
     packs=True,
 )  # fmt: skip

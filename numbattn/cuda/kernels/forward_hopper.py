@@ -703,7 +703,8 @@ def head_dims(problem):
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
 
 
-def takes(work):
+def is_for_hopper(work):
+    """Whether wgmma and TMA do the work, in the kernels that are called so."""
     problem = work.problem
     return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
 
@@ -727,7 +728,6 @@ SPEC = Spec(
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
         "boxed": boxed_dtype(work),
     },
-    takes=takes,
     numbers=numbers,
     persistent=True,
     arch="a",

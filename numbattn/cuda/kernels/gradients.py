@@ -410,14 +410,13 @@ def at_once(work, tiles):
     return {"at_once": 8}
 
 
-def keys_spec(factory, rows, parameters, takes, given=GIVEN, sums=()):
+def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):
     """The Spec of a kernel that keeps keys."""
     return Spec(
         factory,
         (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
         tiles=lambda work: (rows[size_of(work)],),
         parameters=parameters,
-        takes=takes,
         numbers=at_once,
         keeps="k",
         packs=True,

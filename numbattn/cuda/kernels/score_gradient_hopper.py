@@ -9,7 +9,7 @@ the next one meanwhile.
 import numpy as np
 from numba.cuda import types
 
-from ..spec import MASK, SCORE, BoxedBias, Line, Own, Spec
+from ..spec import MASK, SCORE, BoxedBias, Line, Own, Route, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -49,7 +49,7 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .forward_hopper import head_dims, takes, warp_specialised
+from .forward_hopper import head_dims, is_for_hopper, warp_specialised
 from .gradients import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
 from .layouts import DTYPES, array_type
 from .score import boxed_bias, boxed_dtype, kind_of, score_steps_ahead, scores_type
@@ -261,37 +261,37 @@ BESIDE_OTHERS = BIASES | {64: Tiles(128, 64, 2)}  # parts of a score, which take
 LINES = Line("lse_log2", padded=True), Line("delta", padded=True)
 
 
-def bias_spec_of(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
-    """The Spec of the kernel that writes to an array of this name."""
+def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
+    """The Route to an array of this name."""
 
-    def takes_it(work):
+    def takes(work):
         whole = not (weight or sums_rows or sums_cols)
-        return whole and takes(work) and bool(boxed_dtype(work))
+        return whole and is_for_hopper(work) and bool(boxed_dtype(work))
 
-    return Spec(
+    spec = Spec(
         bias_gradient_hopper,
         (*GIVEN, BoxedBias(boxed_bias), Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS),
         tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
             "out_dtype": out_dtype, "behind": behind, "boxed": boxed_dtype(work), "nbytes": work.nbytes,
         },
-        takes=takes_it,
         arch="a",
     )  # fmt: skip
+    return Route(takes, (spec,))
 
 
-def diagonals_spec_of(name, *, behind):
+def diagonals_route(name, *, behind):
     """The same for the sums of a table."""
 
-    def takes_it(work):
+    def takes(work):
         looked_up = {kind_of(part) for part in work.score} - {"relative", "softcap", "alibi", "sink"}
-        return takes(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        return is_for_hopper(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
 
-    return Spec(
+    spec = Spec(
         diagonal_sums_hopper,
         (*GIVEN, Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
         tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
-        takes=takes_it,
         arch="a",
     )
+    return Route(takes, (spec,))
