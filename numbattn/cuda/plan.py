@@ -4,49 +4,29 @@ import math
 
 import numpy as np
 
+from .arguments import Boxes, Matrix, Own, Word
 from .build import Key
 from .kernels.gradients import comes_with_dq
-from .kernels.intervals import SEGMENTS, count_of_gaps, has_offsets, own_axes
+from .kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
 from .kernels.intervals import SPEC as INTERVALS_SPEC
 from .kernels.score import BY_MATRIX, BY_QUERY, BY_SEGMENT, SINK_PART, is_natural, kind_of, offset_kind, place_of_part
 from .kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from .kernels.score_gradient_hopper import bias_route, diagonals_route
 from .kernels.softmax import LOG2_E
 from .kernels.tile_states import STATES, states_shape
-from .kernels.user_functions import FUNCTION, SHIFT, arrays_of
-from .kernels.visibility import BY_INTERVALS, GAP, GRIDS, PACKED, diagonals_of, has_states, sides_of
-from .spec import (
-    COUNTERS,
-    DROPOUT,
-    INTERVALS,
-    MASK,
-    NUMBERS,
-    PACKING,
-    SCORE,
-    SIDES,
-    SINK_SUMS,
-    BoxedBias,
-    Boxes,
-    Device,
-    Line,
-    Matrix,
-    Own,
-    Route,
-    SlopeSums,
-    Sums,
-    Tails,
-    Work,
-    everything,
-)
+from .kernels.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
+from .spec import NUMBERS, SIDES, Device, Route, Work, everything
 from .steps import (
-    SINK,
-    SINK_BYTES,
+    COUNTERS_ARRAY,
+    END,
+    FIRST,
+    GAPS,
+    OFFSETS,
     At,
     Plan,
     StandIn,
     Step,
     Temporary,
-    array_of_function,
     array_of_mask,
     array_of_offset,
     array_of_part,
@@ -69,10 +49,6 @@ DEVICES = {  # a typical one of each compute capability, to plan for without a G
 }
 RESULTS = "o", "dq", "dk", "dv"
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
-OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
-FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
-GAPS = "first of gap {}", "end of gap {}"
-OFFSETS = "offsets of own keys"  # of each query, within its segment
 ALIGNED = "aligned"  # of a part of a score: within segments, by segment or by query, as kernels take them
 
 
@@ -92,43 +68,29 @@ class Planner:
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
         slopes = [number for number, part in enumerate(call.score) if kind_of(part.kind) == "alibi" and part.gradient]
-        self.slopes = slopes[0] if "do" in self.layouts and len(slopes) == 1 else None
+        self.slopes = slopes[0] if self.call.is_backward and len(slopes) == 1 else None
         sinks = [number for number, part in enumerate(call.score) if part.kind == SINK_PART and part.gradient]
-        self.sink = sinks[0] if "do" in self.layouts and sinks else None
+        self.sink = sinks[0] if self.call.is_backward and sinks else None
         self.segments = self.segments_of_packed()
 
     def plan(self, routes):
         chosen = self.first_of(*routes)
-        arguments = [(argument, spec) for spec in chosen for argument in spec.arguments]
+        arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Word)]
         # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], Boxes)):
-            self.find_array(argument, spec)
+            argument.find(self, self.work(spec))
         for spec in chosen:
             self.add(spec)
-        if "do" in self.layouts:
+        if self.call.is_backward:
             for number, part in enumerate(self.call.score):
                 self.add_gradient(number, part)
         stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
-        counted = any(isinstance(x, At) and x.array == COUNTERS.name for step in self.steps for x in step.arguments)
+        counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
 
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work."""
         return next(route.specs for route in routes if route.takes(self.work(route.specs[0])))
-
-    def find_array(self, argument, spec):
-        if isinstance(argument, Matrix | Boxes):
-            self.find_matrix(argument)
-        elif isinstance(argument, Line):
-            self.find_line(argument, self.work(spec))
-        elif isinstance(argument, Sums):
-            self.find_sums(argument, self.work(spec))
-        elif isinstance(argument, SlopeSums) and argument.are_made(self.work(spec)):
-            rows = self.problem.seqlen_q if argument.rows == "q" else self.problem.seqlen_k
-            shape = *self.problem.lse_shape[:-1], rows
-            self.add_temporary(sums_by_row(self.slopes), shape, self.problem.sum_dtype)
-        elif argument is SINK_SUMS and self.sink is not None:
-            self.add_temporary(sums_by_row(self.sink), self.problem.lse_shape, self.problem.sum_dtype)
 
     def add(self, spec):
         """The steps of a kernel."""
@@ -173,48 +135,31 @@ class Planner:
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
         wanted = [number for number, part in enumerate(self.call.score) if part.gradient and part.kind != SINK_PART]
         with_dq = wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)
-        alone = "do" in self.layouts and wanted and not with_dq
+        alone = self.call.is_backward and wanted and not with_dq
         if self.problem.dropout or alone or any(kind_of(kind) == "bias" for kind in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
         return 0 if by_head else offsets[0][-1] + 1
 
     # ------------------------------------------------------------------------------------------------------- arrays
-    def find_matrix(self, argument):
-        """Let the kernel take this array as it is given, or a stand-in."""
-        name = argument.name
+    def find_matrix(self, name, heads, by_tma=False):
+        """Let a kernel take this array as it is given, or a stand-in."""
         if name in self.stand_ins:
             return
-        given, is_result = self.layouts[name], name in RESULTS and not (name == "o" and "do" in self.layouts)
+        given, is_result = self.layouts[name], name in RESULTS and not (name == "o" and self.call.is_backward)
         shape, dtype, why = given.shape, given.dtype, None
-        heads = self.problem.heads if argument.heads == "q" else self.problem.heads_k
+        heads = self.problem.heads if heads == "q" else self.problem.heads_k
         if name in ("dq", "dk", "dv") and shape[:-2] != (whole := self.batch(heads)):
             shape, dtype, why = (*whole, *shape[-2:]), self.problem.sum_dtype, "summed over the axes that are broadcast"
         if not shape[-1]:
             shape, why = (*shape[:-1], 1), "has no features"
-        if isinstance(argument, Boxes) and not fits_tensor_map(given):
+        if by_tma and not fits_tensor_map(given):
             columns = VECTOR_BYTES // dtype.itemsize
             shape = *shape[:-1], -(-shape[-1] // columns) * columns
             why = "does not lie as tensor maps need it"
         if why is not None:
             self.stand_ins[name] = StandIn(name, shape, dtype, why, is_result)
             self.layouts[name] = contiguous(shape, dtype)
-
-    def find_line(self, argument, work):
-        """Where the call has no such array: a temporary, or one line of the sink for all heads if it is not wanted."""
-        name, shape, dtype = argument.name, self.problem.lse_shape, self.problem.sum_dtype
-        if name in self.layouts or name == "dlse":
-            return
-        if argument.padded:
-            shape = *shape[:-1], work.padded_length
-        if name == "lse" and shape[-1] * dtype.itemsize <= SINK_BYTES:
-            self.layouts[SINK] = contiguous(shape[-1:], dtype)
-            return
-        self.add_temporary(name, shape, dtype)
-
-    def find_sums(self, argument, work):
-        size = work.padded_length * max(64, -(-self.problem.head_dim // 64) * 64)
-        self.add_temporary(argument.name, (*self.problem.lse_shape[:-1], size), self.problem.sum_dtype, is_zero=True)
 
     def add_temporary(self, name, shape, dtype, is_zero=False):
         self.temporaries[name] = Temporary(name, shape, dtype, is_zero)
@@ -366,84 +311,14 @@ class Planner:
 
     def flat(self, argument, numbers, work):
         """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
-        problem, mask = self.problem, work.mask
-        if isinstance(argument, Boxes) and argument.heads == "k":
-            yield self.at(argument.name, "k", rows=max(self.call.last_key, 1))
-        elif isinstance(argument, Boxes) and argument.name in ("q", "do") and self.call.last_query is not None:
-            yield self.at(argument.name, rows=max(self.call.last_query, 1))
-        elif isinstance(argument, Matrix | Boxes):
-            yield self.at(argument.name, argument.heads)
-        elif isinstance(argument, Sums):
-            yield self.at(argument.name, own=1)
-        elif isinstance(argument, Own):
-            yield self.at(argument.name)
-        elif isinstance(argument, Tails):
-            if PACKED in mask:
-                yield self.at(argument.name)
-        elif isinstance(argument, Line):
-            other = {"lse": SINK, "dlse": "lse"}            # not wanted; not given, and no kernel reads it
-            name = argument.name if argument.name in self.layouts else other[argument.name]
-            yield self.at(name, own=1, rows=None if argument.padded else problem.seqlen_q)
-        elif argument is DROPOUT:
-            yield from ("threshold", "offset", "key_low", "key_high", "first")
-        elif argument is COUNTERS:
-            yield At(COUNTERS.name, View(0, 4, (2,), (4,)), has_batch=False)
-        elif argument is MASK:
-            yield from self.sight(mask)
-        elif isinstance(argument, BoxedBias):
-            number = argument.number(work)
-            if number is not None:
-                yield self.at(array_of_part(number))
-        elif isinstance(argument, SlopeSums):
-            if argument.are_made(work):
-                yield self.at(sums_by_row(self.slopes), own=1)
-        elif argument is SINK_SUMS:
-            if self.sink is not None:
-                yield from (self.at(array_of_part(self.sink), own=0), self.at(sums_by_row(self.sink), own=1))
-        elif argument is PACKING:
-            yield from self.packing(mask)
-        elif argument is INTERVALS:
-            yield from self.intervals(work)
-        elif argument is SCORE:
-            yield from self.scores(work.score)
+        if isinstance(argument, Word):
+            yield from argument.flat(self, work)
         elif argument == "scale_log2" and is_natural(self.score):
             yield LOG2_E
         elif argument in numbers:
             yield numbers[argument]
         else:
-            yield argument if argument in NUMBERS else getattr(problem, argument)
-
-    def sight(self, mask):
-        """The fields of a kernels.visibility.Sight."""
-        yield from SIDES
-        for side in sides_of(mask):
-            yield self.at(side, own=0)
-        for side in diagonals_of(mask):
-            yield f"{side}_shift"
-        for number, sizes in enumerate(self.call.grids):
-            yield self.at(f"cells {number}")
-            yield from sizes
-        yield from self.packing(mask)
-        if BY_INTERVALS in mask:
-            yield from (self.at(name, own=1) for name in (FIRST, END, *self.names_of_gaps()))
-        if has_states(mask):
-            yield self.at(self.states)
-
-    def packing(self, mask):
-        """The fields of a kernels.visibility.Packing, if there is one."""
-        if PACKED in mask:
-            yield from (self.at(array_of_mask(0, which), own=1) for which in range(2))
-            yield from (self.problem.seqlen_q, self.problem.seqlen_k, "own_lo", "own_hi")
-
-    def intervals(self, work):
-        """The fields of a kernels.intervals.Parts."""
-        yield from (self.at(FIRST, own=1), self.at(END, own=1), "own_lo", "own_hi")
-        yield from (self.at(name, own=1) for name in self.names_of_gaps())
-        if has_offsets(work):
-            yield self.at(OFFSETS, own=1)
-        for number, part in enumerate(self.call.intervals):
-            for which, x in enumerate(part.numbers):
-                yield self.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x
+            yield argument if argument in NUMBERS else getattr(self.problem, argument)
 
     def kind_of_part(self, number, kind):
         """With dtype and alignment of a bias: see kernels.score."""
@@ -453,30 +328,6 @@ class Planner:
         boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
         return f"{kind} {layout.dtype.name} {alignment(layout)}{boxes}"
 
-    def scores(self, kinds):
-        """The fields of a kernels.score.Scores."""
-        parts = sorted(enumerate(kinds), key=lambda x: x[1] == SINK_PART)
-        if parts:
-            yield from ("scale", "inverse_scale")
-        for number, kind in parts:
-            yield from self.arrays_of_part(number, kind)
-            yield from self.call.score[number].numbers
-
-    def arrays_of_part(self, number, kind):
-        if kind_of(kind) in OWN_AXES:
-            yield self.at(array_of_part(number), own=OWN_AXES[kind_of(kind)])
-        if offset_kind(kind) == BY_MATRIX:
-            yield self.at(array_of_offset(number), own=0)
-        elif offset_kind(kind) == BY_SEGMENT:
-            yield 0                                         # kernels know it
-        elif offset_kind(kind) == BY_QUERY:
-            yield self.at(OFFSETS, own=1)
-        elif kind_of(kind) in (FUNCTION, SHIFT):
-            yield from ("first_batch", self.problem.seqlen_q, self.problem.seqlen_k)
-            for which in range(len(arrays_of(kind))):
-                shape, strides, dtype, _ = self.layouts[name := array_of_function(number, which)]
-                yield At(name, View(0, dtype.itemsize, shape, strides), has_batch=False)
-
     def at(self, name, heads="q", own=2, rows=None):
         """A View with all batch axes, stride 0 where it is broadcast, of the first `rows` of its own first axis."""
         shape, strides, dtype, _ = self.layouts[name]
@@ -485,3 +336,8 @@ class Planner:
             shape = *shape[:lead], min(rows, shape[lead]), *shape[lead + 1 :]
         heads = self.problem.heads if heads == "q" else self.problem.heads_k
         return At(name, broadcast(View(0, dtype.itemsize, shape, strides), (*self.axes, heads), own))
+
+    def whole(self, name):
+        """All of an array that is not laid out by batch and head."""
+        shape, strides, dtype, _ = self.layouts[name]
+        return At(name, View(0, dtype.itemsize, shape, strides), has_batch=False)

@@ -3,13 +3,13 @@
     SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, SCORE,
                           DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
 
-The arguments are in the order of the kernel's signature. A name alone is a number: one of NUMBERS, which come with each
-call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's `numbers` computes.
+The arguments are in the order of the kernel's signature; their words are in arguments.py. A name alone is a number: one
+of NUMBERS, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's
+`numbers` computes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 NUMBERS = (
@@ -54,73 +54,6 @@ class Work(NamedTuple):
         seqlen = self.problem.seqlen_q
         tiles = seqlen // PADDED + self.segments if self.segments else -(-seqlen // PADDED)
         return tiles * PADDED
-
-
-class Matrix(NamedTuple):
-    """An array (batch, heads, rows, features), with the heads of "q" or of "k"."""
-
-    name: str
-    heads: str = "q"
-
-
-class Boxes(NamedTuple):
-    """A Matrix that TMA moves: passed as a tensor map."""
-
-    name: str
-    heads: str = "q"
-
-
-class Tails(NamedTuple):
-    """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing where arrays are not packed:
-    see kernels.segments."""
-
-    name: str
-
-
-class Line(NamedTuple):
-    """An array (batch, heads, seqlen_q), or longer if it is padded: see `Work.padded_length`."""
-
-    name: str
-    padded: bool = False
-
-
-class Sums(NamedTuple):
-    """Sums for a matrix (batch, heads, seqlen_q, head_dim) to which blocks add, from zero: see tile.accumulation."""
-
-    name: str
-
-
-class BoxedBias(NamedTuple):
-    """A bias whose tiles TMA loads, a tensor map, if there is one; number: (work) -> that of its part, or None."""
-
-    number: Callable
-
-
-class SlopeSums(NamedTuple):
-    """Sums for the gradient of slopes, (batch, heads, rows), rows of "q" or of "k"; nothing where a kernel makes none.
-    are_made: (work) -> whether it does."""
-
-    are_made: Callable
-    rows: str = "q"
-
-
-class Own(NamedTuple):
-    """An array (batch, heads, ..., ...) with axes of its own: of one matrix for all where it is broadcast."""
-
-    name: str
-
-
-class Role(Enum):
-    MASK = "a kernels.visibility.Sight"
-    PACKING = "a kernels.visibility.Packing where arrays are packed, else nothing"
-    INTERVALS = "a kernels.intervals.Parts"
-    SCORE = "a kernels.score.Scores, nothing without a score"
-    SINK_SUMS = "a sink's logits, and sums for their gradient (batch, heads, seqlen_q), if it is wanted, else nothing"
-    DROPOUT = "a kernels.dropout.Drops"
-    COUNTERS = "two counters, from which persistent blocks draw work: see counters.py"
-
-
-MASK, PACKING, INTERVALS, SCORE, SINK_SUMS, DROPOUT, COUNTERS = Role
 
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):

@@ -4,10 +4,13 @@ import math
 from typing import Any, NamedTuple
 
 from .build import Key
-from .spec import COUNTERS
 from .views import View
 
 SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
+COUNTERS_ARRAY = "counters"
+FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
+GAPS = "first of gap {}", "end of gap {}"
+OFFSETS = "offsets of own keys"  # of each query, within its segment
 
 
 class StandIn(NamedTuple):
@@ -61,7 +64,7 @@ class Plan(NamedTuple):
 
     def names(self, arrays):
         """The names of all whose addresses its launches take, in order, for a call with arrays of these names."""
-        return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS.name] * self.uses_counters]
+        return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
 class Part(NamedTuple):
@@ -87,6 +90,10 @@ class Call(NamedTuple):
     intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
     deterministic: bool = True
     score: tuple = ()  # a Part for each of its parts
+
+    @property
+    def is_backward(self):
+        return "do" in self.layouts
 
 
 def array_of_mask(number, which):

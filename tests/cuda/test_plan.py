@@ -20,12 +20,13 @@ from numbattn.cuda.kernels import (
     tables,
 )
 from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
+from numbattn.cuda.kernels.score import SCORE
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.score_gradient_hopper import bias_route, diagonal_sums_hopper, diagonals_route
-from numbattn.cuda.kernels.visibility import PACKED
+from numbattn.cuda.kernels.visibility import MASK, PACKED
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import DEVICES, plan
-from numbattn.cuda.spec import MASK, SCORE, Work
+from numbattn.cuda.spec import Work
 from numbattn.cuda.steps import SINK, At, Call
 from numbattn.cuda.views import contiguous, without_memory
 from numbattn.problem import DTYPES, describe

@@ -10,8 +10,9 @@ Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP 
 
 from numba.cuda import types
 
+from ..arguments import Line, Matrix
 from ..build import Source
-from ..spec import DROPOUT, MASK, SCORE, Line, Matrix, Spec
+from ..spec import Spec
 from ..tile import (
     INDEX,
     Alignment,
@@ -37,12 +38,13 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .dropout import DROPS, drop_step
+from .dropout import DROPOUT, DROPS, drop_step
 from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .schedule import place
-from .score import score_steps, scores_type
+from .score import SCORE, score_steps, scores_type
 from .tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
 from .visibility import (
+    MASK,
     band_of,
     element_test,
     keys_in_sight,

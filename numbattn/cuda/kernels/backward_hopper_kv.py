@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from ..arguments import Line, Matrix, SlopeSums, Sums
 from ..build import Source
-from ..spec import PACKING, PADDED, Line, Matrix, SlopeSums, Spec, Sums
+from ..spec import PADDED, Spec
 from ..tile import (
     WARPGROUP,
     Pipeline,
@@ -93,6 +94,7 @@ from .segments import keys_of, queries_of, slot_step
 from .visibility import (
     BY_INTERVALS,
     PACKED,
+    PACKING,
     band_of,
     element_test,
     has_key_lengths,

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ..spec import Matrix, Spec
+from ..arguments import Matrix
+from ..spec import Spec
 from ..tile import (
     Pipeline,
     SharedMemory,

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from ..arguments import Line, Matrix, Word
 from ..build import Source
-from ..spec import PACKING, PADDED, SINK_SUMS, Line, Matrix, Spec
+from ..spec import PADDED, Spec
+from ..steps import array_of_part, sums_by_row
 from ..tile import (
     Alignment,
     aligned,
@@ -34,7 +36,7 @@ from .schedule import place
 from .segments import slot_step
 from .softmax import LOG2_E
 from .tables import rounded
-from .visibility import packing_of, packing_type
+from .visibility import PACKING, packing_of, packing_type
 
 
 class Rows(NamedTuple):
@@ -135,6 +137,19 @@ def parameters(work, tiles):
     }  # fmt: skip
 
 
+class SinkSums(Word):
+    """A sink's logits, and sums for their gradient (batch, heads, seqlen_q), if it is wanted, else nothing."""
+
+    def find(self, planner, work):
+        if work.sink is not None:
+            planner.add_temporary(sums_by_row(work.sink), work.problem.lse_shape, work.problem.sum_dtype)
+
+    def flat(self, planner, work):
+        if work.sink is not None:
+            yield from (planner.at(array_of_part(work.sink), own=0), planner.at(sums_by_row(work.sink), own=1))
+
+
+SINK_SUMS = SinkSums()
 GIVEN = Matrix("do"), Matrix("o"), Line("lse"), Line("dlse"), SINK_SUMS
 SPEC = Spec(delta, (*GIVEN, Line("delta"), Line("lse_log2")), tiles=lambda work: (TILES,), parameters=parameters)
 SPEC_PADDED = Spec(

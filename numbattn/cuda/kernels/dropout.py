@@ -7,6 +7,7 @@ import numpy as np
 from numba.cuda import types
 
 from ...dropout import ROUNDS, round_by
+from ..arguments import Numbers
 from ..tile import convert, device, full, spread, transposed_halves, where, wide_product
 from .layouts import places_of
 
@@ -35,6 +36,7 @@ class Drops(NamedTuple):
 
 
 DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4, Drops)
+DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first"))
 
 
 def keep_test(layout, transposed=False):

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from ..arguments import COUNTERS, BoxedBias, Boxes, Line, Tails
 from ..build import Source, TensorMap
-from ..spec import COUNTERS, DROPOUT, MASK, SCORE, BoxedBias, Boxes, Line, Spec, Tails
+from ..spec import Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -66,11 +67,12 @@ from ..tile import (
     wgmma_wait,
     where,
 )
-from .dropout import DROPS, drop_step
+from .dropout import DROPOUT, DROPS, drop_step
 from .layouts import DTYPES, array_type, sum_type
 from .ramp import DEPTH, is_ramp, ramp_steps
 from .schedule import finish, next_number, place_grouped
 from .score import (
+    SCORE,
     boxed_bias,
     boxed_dtype,
     looks_up,
@@ -87,6 +89,7 @@ from .tables import compiled_in
 from .visibility import (
     FARTHEST,
     GRIDS,
+    MASK,
     PACKED,
     band_of,
     element_test,

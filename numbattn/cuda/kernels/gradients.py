@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ..spec import DROPOUT, MASK, SCORE, BoxedBias, Boxes, Line, Matrix, SlopeSums, Spec
+from ..arguments import BoxedBias, Boxes, Line, Matrix, SlopeSums
+from ..spec import Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -58,14 +59,14 @@ from ..tile import (
     warpgroup_index,
     where,
 )
-from .dropout import DROPS, keep_test
+from .dropout import DROPOUT, DROPS, keep_test
 from .forward_hopper import head_dims, warp_specialised
 from .layouts import DTYPES, array_type, vector
 from .schedule import place_grouped
-from .score import boxed_bias, dtype_of_part, is_curved, scores_type
+from .score import SCORE, boxed_bias, dtype_of_part, is_curved, scores_type
 from .segments import count_step, sight_step, slot_step
 from .tables import compiled_in
-from .visibility import PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
+from .visibility import MASK, PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
 
 ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
 PART = 64  # rows and columns of a part of dQ

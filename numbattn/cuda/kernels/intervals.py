@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
+from ..arguments import Word
 from ..build import Source
-from ..spec import INTERVALS, SIDES, Spec
+from ..spec import SIDES, Spec
+from ..steps import END, FIRST, OFFSETS, array_of_mask
 from ..tile import (
     INDEX,
     block_index,
@@ -54,6 +56,22 @@ class Segment(NamedTuple):
     first: Any
     end: Any
     own: Any
+
+
+class IntervalsWord(Word):
+    """The fields of Parts."""
+
+    def flat(self, planner, work):
+        yield from (planner.at(FIRST, own=1), planner.at(END, own=1), "own_lo", "own_hi")
+        yield from (planner.at(name, own=1) for name in planner.names_of_gaps())
+        if has_offsets(work):
+            yield planner.at(OFFSETS, own=1)
+        for number, part in enumerate(planner.call.intervals):
+            for which, x in enumerate(part.numbers):
+                yield planner.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x
+
+
+INTERVALS = IntervalsWord()
 
 
 def own_axes(part):

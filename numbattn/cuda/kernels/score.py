@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from ..arguments import Word
+from ..steps import OFFSETS, array_of_function, array_of_offset, array_of_part
 from ..tile import (
     INDEX,
     Alignment,
@@ -37,7 +39,17 @@ from ..tile import (
 )
 from .layouts import DTYPES, array_type, places_of, sum_type
 from .softmax import LOG2_E
-from .user_functions import FUNCTION, SHIFT, function, function_types, has_matrices, nothing_ahead, shift, value
+from .user_functions import (
+    FUNCTION,
+    SHIFT,
+    arrays_of,
+    function,
+    function_types,
+    has_matrices,
+    nothing_ahead,
+    shift,
+    value,
+)
 from .visibility import EDGE, LINE, is_looked_up
 
 CURVED = "softcap", FUNCTION  # kinds with a derivative that is not 1
@@ -98,6 +110,39 @@ def offset_kind(part):
 
 def offset_type(part):
     return {BY_MATRIX: EDGE, BY_QUERY: LINE}.get(offset_kind(part), INDEX)
+
+
+OWN_AXES = {"alibi": 0, "relative": 1, "bias": 2, SINK_PART: 0}  # of a part's array, beside those of the batch
+
+
+class ScoreWord(Word):
+    """The fields of Scores; nothing without a score."""
+
+    def flat(self, planner, work):
+        parts = sorted(enumerate(work.score), key=lambda x: x[1] == SINK_PART)
+        if parts:
+            yield from ("scale", "inverse_scale")
+        for number, part in parts:
+            yield from arrays_of_part(planner, work, number, part)
+            yield from planner.call.score[number].numbers
+
+
+SCORE = ScoreWord()
+
+
+def arrays_of_part(planner, work, number, part):
+    """What part number `number` of a score passes, without its numbers."""
+    if kind_of(part) in OWN_AXES:
+        yield planner.at(array_of_part(number), own=OWN_AXES[kind_of(part)])
+    if offset_kind(part) == BY_MATRIX:
+        yield planner.at(array_of_offset(number), own=0)
+    elif offset_kind(part) == BY_SEGMENT:
+        yield 0                                             # kernels know it
+    elif offset_kind(part) == BY_QUERY:
+        yield planner.at(OFFSETS, own=1)
+    elif kind_of(part) in (FUNCTION, SHIFT):
+        yield from ("first_batch", work.problem.seqlen_q, work.problem.seqlen_k)
+        yield from (planner.whole(array_of_function(number, which)) for which in range(len(arrays_of(part))))
 
 
 def scores_type(score, dtype):

@@ -9,7 +9,8 @@ the next one meanwhile.
 import numpy as np
 from numba.cuda import types
 
-from ..spec import MASK, SCORE, BoxedBias, Line, Own, Route, Spec
+from ..arguments import BoxedBias, Line, Own
+from ..spec import Route, Spec
 from ..tile import (
     INDEX,
     WARPGROUP,
@@ -52,10 +53,10 @@ from ..tile import (
 from .forward_hopper import head_dims, is_for_hopper, warp_specialised
 from .gradients import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
 from .layouts import DTYPES, array_type
-from .score import boxed_bias, boxed_dtype, kind_of, score_steps_ahead, scores_type
+from .score import SCORE, boxed_bias, boxed_dtype, kind_of, score_steps_ahead, scores_type
 from .score_gradient import OWN_NUMBERS, Diagonal, diagonal_steps, matrices_of
 from .tables import compiled_in
-from .visibility import band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
+from .visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 

@@ -18,7 +18,9 @@ import numpy as np
 from numba.cuda import types
 
 from ...masks import Bits, BlockSparse, Dense
+from ..arguments import Word
 from ..spec import SIDES
+from ..steps import END, FIRST, array_of_mask
 from ..tile import (
     INDEX,
     cols_between,
@@ -78,6 +80,35 @@ class Sight(NamedTuple):
     states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
 
 
+class MaskWord(Word):
+    """The fields of a Sight."""
+
+    def flat(self, planner, work):
+        yield from SIDES
+        for side in sides_of(work.mask):
+            yield planner.at(side, own=0)
+        for side in diagonals_of(work.mask):
+            yield f"{side}_shift"
+        for number, sizes in enumerate(planner.call.grids):
+            yield planner.at(f"cells {number}")
+            yield from sizes
+        yield from PACKING.flat(planner, work)
+        if BY_INTERVALS in work.mask:
+            yield from (planner.at(name, own=1) for name in (FIRST, END, *planner.names_of_gaps()))
+        if has_states(work.mask):
+            yield planner.at(planner.states)
+
+
+class PackingWord(Word):
+    """The fields of a Packing where arrays are packed, else nothing."""
+
+    def flat(self, planner, work):
+        if PACKED in work.mask:
+            yield from (planner.at(array_of_mask(0, which), own=1) for which in range(2))
+            yield from (work.problem.seqlen_q, work.problem.seqlen_k, "own_lo", "own_hi")
+
+
+MASK, PACKING = MaskWord(), PackingWord()
 BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
 EDGE, LINE = types.Array(types.int32, 2, "A"), types.Array(types.int32, 3, "A")
