@@ -23,7 +23,7 @@ def pytest_collection_finish():
     tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 500)
+    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

@@ -143,7 +143,7 @@ class Binary:
 def build(key):
     """The Binary of a Key: from the disk, else compiled and put there. A Given one is known by its PTX."""
     ptx = compile_ptx(key.given, key.cc, key.name) if isinstance(key, Given) else None
-    name = _digest(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
+    name = digest_of(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
     binary = _unpack(disk.read("cuda", name))
     if binary is None:
         with disk.compiling("cuda"):
@@ -295,7 +295,7 @@ def _missing(what):
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
-def _digest(key):
+def digest_of(key):
     """What a Key stands for here: its kernel's sources and the versions of all that compiles them are in it."""
     module = key.factory.partition(":")[0]
     parts = repr(key), _versions(), _package_sources(), _module_source(module)

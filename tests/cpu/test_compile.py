@@ -15,11 +15,17 @@ from numbattn.cpu.backward import backward_kernel, score_kernel
 from numbattn.cpu.forward import forward_kernel
 
 CALL = """
-import sys, warnings, numpy as np, numbattn as na
+import warnings
+from numbattn.cpu.compile import kernel
+
 warnings.simplefilter("always")
-na.attention(*np.zeros((3, 4, 4)))
-from numbattn.cpu.forward import forward_kernel
-print(sum(forward_kernel.stats.cache_hits.values()), sum(forward_kernel.stats.cache_misses.values()))
+
+@kernel
+def doubled(x):
+    return 2 * x
+
+assert doubled(3) == 6
+print(sum(doubled.stats.cache_hits.values()), sum(doubled.stats.cache_misses.values()))
 """
 
 

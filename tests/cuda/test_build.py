@@ -225,23 +225,23 @@ def test_two_processes_at_once(no_compiler, cache_dir):
 
 @pytest.mark.parametrize("other", [key(times=4), key((8, 6), times=3), key((9, 0, "a"), times=3)])
 def test_another_key(other):
-    assert building._digest(other) != building._digest(key(times=3))
+    assert building.digest_of(other) != building.digest_of(key(times=3))
 
 
 @pytest.mark.parametrize("what", ["_versions", "_package_sources"])
 def test_another_version(what, monkeypatch):
-    before = building._digest(key())
+    before = building.digest_of(key())
     monkeypatch.setattr(building, what, lambda: "another")
-    assert building._digest(key()) != before
+    assert building.digest_of(key()) != before
 
 
 def test_another_state_of_a_factory(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "factory_to_edit.py"
     file.write_text("times = 1")
-    before = building._digest(Key("factory_to_edit:f", (8, 0)))
+    before = building.digest_of(Key("factory_to_edit:f", (8, 0)))
     file.write_text("times = 2")
-    assert building._digest(Key("factory_to_edit:f", (8, 0))) != before
+    assert building.digest_of(Key("factory_to_edit:f", (8, 0))) != before
 
 
 @pytest.mark.parametrize("damage", [

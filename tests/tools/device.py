@@ -1,6 +1,7 @@
 """A device without a GPU: the CUDA kernels on NumPy arrays, simulated, or compiled and interpreted."""
 
 import re
+import zlib
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from itertools import count
@@ -11,8 +12,8 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
-from numbattn import api
-from numbattn.cuda.build import compile_ptx
+from numbattn import api, cache
+from numbattn.cuda.build import compile_ptx, digest_of
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan import DEVICES
 from numbattn.cuda.spec import NUMBERS
@@ -125,13 +126,22 @@ def run(step, addresses, numbers, execute):
 
 @lru_cache(maxsize=64)
 def compiled(key):
-    source = key.source()
-    text = compile_ptx(source, key.cc)
+    source, text = key.source(), ptx_of(key)
     if source.overlaps and key.cc >= (9, 0):
         before, waits, _ = text.partition("griddepcontrol.wait")
         assert waits, f"{key} does not wait for the kernel before it"
         assert not ACCESS.search(before), f"{key} does not wait for the kernel before it"
     return ptx.Kernel(text)
+
+
+def ptx_of(key):
+    """The PTX of a Key. It is kept on disk as binaries are: workers share it, and runs while no source changes."""
+    name = digest_of(key)
+    kept = cache.read("ptx", name)
+    if kept is None:
+        kept = zlib.compress(compile_ptx(key.source(), key.cc).encode(), 1)
+        cache.write("ptx", name, kept)
+    return zlib.decompress(kept).decode()
 
 
 def mapped(view, tensor_map):
