@@ -13,7 +13,7 @@ from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import api, cache
-from numbattn.cuda.build import compile_ptx, digest_of
+from numbattn.cuda.build import Given, compile_ptx, digest_of
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan import DEVICES
 from numbattn.cuda.spec import NUMBERS
@@ -136,6 +136,8 @@ def compiled(key):
 
 def ptx_of(key):
     """The PTX of a Key. It is kept on disk as binaries are: workers share it, and runs while no source changes."""
+    if isinstance(key, Given):
+        return compile_ptx(key.given, key.cc)
     name = digest_of(key)
     kept = cache.read("ptx", name)
     if kept is None:
