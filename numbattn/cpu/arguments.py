@@ -167,7 +167,7 @@ def _intervals(problem, mask):
         return NO_INTERVALS, None
     gaps = mask._gaps(np.arange(problem.seqlen_q), problem.seqlen_k)
     bounds = np.stack(np.broadcast_arrays(*interval, *(bound for gap in gaps for bound in gap)), axis=-2)
-    bounds = np.ascontiguousarray(bounds)  # or its axes are in the order of those it is made of
+    bounds = readable(bounds, np.int64)  # stacked, axes are in the order in memory of what they are made of
     return matrices_of(bounds, problem), bounds
 
 

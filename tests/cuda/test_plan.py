@@ -54,6 +54,11 @@ def specs_of(routes, work):
     return next((route.specs for route in routes if route.takes(work)), ())
 
 
+def specs_of_both(work):
+    """Those of both passes."""
+    return *specs_of(FORWARD, work), *specs_of(BACKWARD, work)
+
+
 def array(*shape, dtype=np.float16):
     return without_memory(shape, np.dtype(dtype))
 
@@ -505,7 +510,7 @@ def packed_choices():
     ):
         dtype = ("float16", "bfloat16")[i % 2]
         found = work(dtype, d, d, mask=(PACKED,), keys=keys, deterministic=deterministic)
-        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found)):
+        for spec in specs_of_both(found):
             if MASK in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"{spec.name} packed {dtype} {d} {keys}")
 
@@ -521,7 +526,7 @@ def boxed_choices():
         found = work(dtype, d, d, mask=KINDS[i // 2 % 2], score=score, deterministic=i % 4 == 2, keys=MANY)
         about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
         gradients = specs_of([bias_route("dbias", **about)], found)
-        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found), *gradients):
+        for spec in (*specs_of_both(found), *gradients):
             if SCORE in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"{spec.name} boxed {dtype} {d} {' '.join(score)}")
 
@@ -567,7 +572,7 @@ def query_choices():
                            id=f"entries {dtype} {d}")  # fmt: skip
     for i, d in enumerate((64, 128)):
         found = work(("float16", "bfloat16")[i], d, d, mask=("intervals",), score=("alibi query", "relative query"))
-        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found)):
+        for spec in specs_of_both(found):
             if SCORE in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"query {spec.name} {d}")
 
@@ -587,7 +592,7 @@ def score_choices():
             gradients = [spec_of(bias_gradient, "dbias", **about | {"behind": 0})]
         elif "relative" in score:
             gradients = [spec_of(diagonal_sums, "sums", behind=1)]
-        for spec in (*specs_of(FORWARD, found), *specs_of(BACKWARD, found), *gradients):
+        for spec in (*specs_of_both(found), *gradients):
             if SCORE in spec.arguments:
                 yield pytest.param(spec, found, 0, id=f"{spec.name} {dtype} {d} {'+'.join(mask)} {' '.join(score)}")
 

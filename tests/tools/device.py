@@ -126,7 +126,8 @@ def run(step, addresses, numbers, execute):
 
 @lru_cache(maxsize=64)
 def compiled(key):
-    source, text = key.source(), ptx_of(key)
+    source = key.source()
+    text = kept_ptx(key, source)
     if source.overlaps and key.cc >= (9, 0):
         before, waits, _ = text.partition("griddepcontrol.wait")
         assert waits, f"{key} does not wait for the kernel before it"
@@ -134,14 +135,14 @@ def compiled(key):
     return ptx.Kernel(text)
 
 
-def ptx_of(key):
+def kept_ptx(key, source):
     """The PTX of a Key. It is kept on disk as binaries are: workers share it, and runs while no source changes."""
     if isinstance(key, Given):
-        return compile_ptx(key.given, key.cc)
+        return compile_ptx(source, key.cc)
     name = digest_of(key)
     kept = cache.read("ptx", name)
     if kept is None:
-        kept = zlib.compress(compile_ptx(key.source(), key.cc).encode(), 1)
+        kept = zlib.compress(compile_ptx(source, key.cc).encode(), 1)
         cache.write("ptx", name, kept)
     return zlib.decompress(kept).decode()
 
