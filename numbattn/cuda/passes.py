@@ -51,6 +51,8 @@ class Passes:
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
         gpu, lse = self.current(), None
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
+        if out is not None:
+            gpu.addresses({"out": out})     # an error names it as the user does
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o}
         if save:
             arrays["lse"] = lse = gpu.empty(problem.lse_shape, problem.sum_dtype)

@@ -605,7 +605,7 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
     if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32:
         return 64 if head_dim <= 64 else 384
     if spec.factory is diagonal_sums_hopper and others["mask"]:
-        return 48
+        return 80
     if spec.factory is entry_sums and dtype == "float64":       # addresses and offsets, of what is slow anyway
         return 1024
     if spec.factory is diagonal_sums and head_dim > 128:
@@ -617,8 +617,8 @@ def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
             return 8 if head_dim > 64 else 32
         if PACKED in others["mask"] and others["lines_early"]:
             return 64                                           # outside the loop over tiles that need no mask
-        if head_dim <= 64 and others["slopes"] is not None:
-            return 32
+        if others["slopes"] is not None:
+            return 128 if head_dim <= 64 else 16
     return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
 
 

@@ -7,7 +7,7 @@ from ..tile import atomic_add, atomic_inc, device, grid_size, minimum
 def split(number, size):
     """number // size and number % size."""
     whole = number // size
-    return whole, number - whole * size
+    return whole, number % size
 
 
 @device

@@ -57,8 +57,40 @@ def call(b, name, result, *operands):
     return b.call(function, operands)
 
 
+def special_register(b, name):
+    """The value of %tid, %ctaid or %nctaid, which LLVM then knows not to be negative."""
+    found = call(b, f"llvm.nvvm.read.ptx.sreg.{name}", I32)
+    found.set_metadata("range", b.module.add_metadata([I32(0), I32(2**31 - 1)]))
+    return found
+
+
 def thread_index(b):
-    return call(b, "llvm.nvvm.read.ptx.sreg.tid.x", I32)
+    return special_register(b, "tid.x")
+
+
+def floor_divided(b, x, y):
+    """x // y of signed integers, rounded down; y is positive."""
+    if is_power_of_two(y):
+        return b.ashr(x, ir.Constant(x.type, y.constant.bit_length() - 1))
+    sign = sign_of(b, x)
+    return b.xor(b.udiv(b.xor(x, sign), y), sign)
+
+
+def modulo(b, x, y):
+    """x % y of signed integers, from 0 on; y is positive."""
+    if is_power_of_two(y):
+        return b.and_(x, ir.Constant(x.type, y.constant - 1))
+    sign = sign_of(b, x)
+    return b.add(b.xor(b.urem(b.xor(x, sign), y), sign), b.and_(y, sign))
+
+
+def is_power_of_two(x):
+    return isinstance(x, ir.Constant) and x.constant > 0 and x.constant & (x.constant - 1) == 0
+
+
+def sign_of(b, x):
+    """-1 or 0: a negative x is divided as ~x. LLVM drops it where it knows that x is not negative."""
+    return b.ashr(x, ir.Constant(x.type, x.type.width - 1))
 
 
 class Index:

@@ -16,7 +16,7 @@ from numba.cuda.extending import core_models, lower_builtin, lower_cast, registe
 from numba.cuda.models import cuda_data_manager
 from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
-from .emit import I1, I32, asm
+from .emit import I1, I32, asm, floor_divided, modulo
 from .emit import always as emit_always
 from .world import primitive
 
@@ -173,8 +173,10 @@ def to_truth(context, b, source, target, x):
 
 # --------------------------------------------------------------------------------------------------------- operators
 RESULTS = {
-    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "udiv", operator.mod: "urem",
-    operator.and_: "and_", operator.or_: "or_", operator.xor: "xor", operator.lshift: "shl", operator.rshift: "ashr",
+    operator.add: ir.IRBuilder.add, operator.sub: ir.IRBuilder.sub, operator.mul: ir.IRBuilder.mul,
+    operator.floordiv: floor_divided, operator.mod: modulo,
+    operator.and_: ir.IRBuilder.and_, operator.or_: ir.IRBuilder.or_, operator.xor: ir.IRBuilder.xor,
+    operator.lshift: ir.IRBuilder.shl, operator.rshift: ir.IRBuilder.ashr,
 }  # fmt: skip
 COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
                operator.ne: "!="}  # fmt: skip
@@ -191,9 +193,9 @@ def _define(op, result, emit):
     lower_builtin(op, INDEX, INDEX)(lambda context, b, signature, xs: emit(b, *xs))
 
 
-for op, name in RESULTS.items():
+for op, emit in RESULTS.items():
     for form in op, getattr(operator, f"i{op.__name__.strip('_')}"):
-        _define(form, INDEX, lambda b, x, y, name=name: getattr(b, name)(x, y))
+        _define(form, INDEX, emit)
 for op, sign in COMPARISONS.items():
     _define(op, types.boolean, lambda b, x, y, sign=sign: b.icmp_signed(sign, x, y))
 

@@ -1,6 +1,7 @@
 """Operators on tiles: + - * / // unary - abs, comparisons, & | ^ ~ << >>, also in place.
 
-`/` is of floats, `//` of integers that are not negative, & | ^ ~ of integers and truths, shifts of integers.
+`/` is of floats, `//` of integers: it rounds down, and what it divides by is positive. & | ^ ~ are of integers and
+truths, shifts of integers.
 """
 
 import operator
@@ -10,14 +11,14 @@ from numba.cuda import types
 from numba.cuda.extending import lower_builtin
 from numba.cuda.typing.templates import AbstractTemplate, infer_global
 
-from .emit import F32, call
+from .emit import F32, call, floor_divided
 from .fragment import BITS, FLOATS, INTEGERS, NUMBERS, Fragment, FragmentType, Operation, is_float, is_signed
 from .integers import COMPARISONS
 
 ARITHMETIC = {  # of two: LLVM's instruction for integers, by whether they are signed or not, and for floats
     operator.add: (NUMBERS, "add", "add", "fadd"), operator.sub: (NUMBERS, "sub", "sub", "fsub"),
     operator.mul: (NUMBERS, "mul", "mul", "fmul"), operator.truediv: (FLOATS, None, None, "fdiv"),
-    operator.floordiv: (INTEGERS, "udiv", "udiv", None), operator.and_: (BITS, "and_", "and_", None),
+    operator.floordiv: (INTEGERS, floor_divided, "udiv", None), operator.and_: (BITS, "and_", "and_", None),
     operator.or_: (BITS, "or_", "or_", None), operator.xor: (BITS, "xor", "xor", None),
     operator.lshift: (INTEGERS, "shl", "shl", None), operator.rshift: (INTEGERS, "ashr", "lshr", None),
 }  # fmt: skip
@@ -25,7 +26,8 @@ ARITHMETIC = {  # of two: LLVM's instruction for integers, by whether they are s
 
 def emit_binary(signed, unsigned, floats):
     def emit(b, dtype, x, y):
-        return getattr(b, floats if is_float(dtype) else signed if is_signed(dtype) else unsigned)(x, y)
+        how = floats if is_float(dtype) else signed if is_signed(dtype) else unsigned
+        return how(b, x, y) if callable(how) else getattr(b, how)(x, y)
 
     return emit
 

@@ -10,7 +10,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from .arrays import memory_type
-from .emit import GLOBAL, I8, I32, I64, VOID, asm, call, capability
+from .emit import GLOBAL, I8, I32, I64, VOID, asm, call, capability, special_register
 from .emit import thread_index as emit_thread_index
 from .fragment import WORDS, name_of
 from .integers import INDEX, data_models
@@ -71,8 +71,8 @@ def _lower_register(name):
     def lower(axis=0):
         if isinstance(axis, types.Integer) and not isinstance(axis, types.IntegerLiteral):
             return None
-        register = f"llvm.nvvm.read.ptx.sreg.{name}.{'xyz'[getattr(axis, 'literal_value', axis)]}"
-        return INDEX(types.int32 if axis == 0 else axis), lambda b, _: call(b, register, I32)
+        register = f"{name}.{'xyz'[getattr(axis, 'literal_value', axis)]}"
+        return INDEX(types.int32 if axis == 0 else axis), lambda b, _: special_register(b, register)
 
     return lower
 

@@ -88,7 +88,7 @@ STEPS = [
     lambda X, Y, r, c: row_sum(part_sum(X, part_sum(Y)), 1) + X,
     lambda X, Y, r, c: full(TILE, r) + full(TILE, c),
     lambda X, Y, r, c: rescaled(X, r),
-    lambda X, Y, r, c: convert(convert(abs(X * 8), np.int32) // 2 ^ (row_index(TILE, 3) << 1), np.float32),
+    lambda X, Y, r, c: convert(convert(X * 8, np.int32) // 3 // 2 ^ (row_index(TILE, 3) << 1), np.float32),
     lambda X, Y, r, c: convert(convert(X, np.float16), np.float32),
     lambda X, Y, r, c: convert(convert(X, np.float64) / 3 + 0.1, np.float32),
     lambda X, Y, r, c: convert(col_index(TILE, 1) & 5, np.float32) + X,
