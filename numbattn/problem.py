@@ -417,7 +417,7 @@ def _shape_to_pass(name: str, given: tuple[int, ...], batch: tuple[int, ...], ow
             index = ["None"] * before + [":"] * len(lead) + ["None"] * (len(batch) - len(lead) - before)
             shape = *(1,) * before, *lead, *(1,) * (len(batch) - len(lead) - before), *own
             ways.insert(0, f"{name}[{', '.join(index)}], of the shape {shape}")
-    return f"; pass {' or '.join(ways)}" if ways else ""
+    return f"; pass {' or '.join(dict.fromkeys(ways))}" if ways else ""
 
 
 def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:

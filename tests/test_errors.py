@@ -140,7 +140,8 @@ OPTIONS = [
     ({"mask": na.Bits(np.ones((4, 1), np.uint32))}, ValueError,
      r"mask: got Bits words of the shape \(4, 1\), which do not broadcast to \(2, 4, 5, 1\)"),
     ({"mask": na.BlockSparse(np.ones((1, 1, 2, 2), bool), (2, 4))}, ValueError, r"BlockSparse blocks: .*, 3, 2\)"),
-    ({"mask": na.BlockSparse(np.ones((3, 2), bool), (2, 4))}, ValueError, r"BlockSparse blocks: .*, 3, 2\)"),
+    ({"mask": na.BlockSparse(np.ones((3, 2), bool), (2, 4))}, ValueError,
+     r"BlockSparse blocks: .* size or 1; pass blocks\[None, None\], of the shape \(1, 1, 3, 2\)$"),
     ({"mask": na.Lengths(np.array([3, 4]))}, ValueError,
      r"mask: Lengths keys: got the shape \(2,\), expected \(2 or 1, 4 or 1\): all batch axes, heads included, "
      r"each of full size or 1; pass keys\[:, None\], of the shape \(2, 1\)$"),

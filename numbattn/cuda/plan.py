@@ -179,15 +179,15 @@ class Planner:
         return [name.format(number) for number in self.gaps for name in GAPS]
 
     def find_states(self, spec, tiles, work):
-        """The temporary for the states of tiles, and the step that computes them."""
+        """The temporary for the states of tiles, and the step that computes them, once for kernels of the same tiles."""
         if self.call.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
         m_blocks, n_blocks = self.tiles_of(tiles, work)
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)
-        name, states = f"states of {spec.name}", STATES[spec.keeps]
+        name, states = f"states of {tiles.tile_m}x{tiles.tile_n}, kept {spec.keeps}", STATES[spec.keeps]
         self.states = name
-        if name in self.temporaries:  # of a part before
+        if name in self.temporaries:
             return
         self.add_temporary(name, shape, UINT32)
         self.add_launches(states, work, tiles, states.parameters(work, tiles))

@@ -129,6 +129,17 @@ def test_distances_within_segments_of_unequal_lengths(rng, device, dtype, kinds,
         check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
 
 
+@pytest.mark.parametrize("mask", [
+    na.Segments([0, 7, 20], [0, 9, 30]), na.BlockSparse(np.eye(3, 4, dtype=bool)[None], (8, 8)),
+])  # fmt: skip
+def test_kernels_of_different_tiles_look_up_their_own(rng, mask):
+    """The gradient of a bias has 64 x 32 here, that of slopes 64 x 16."""
+    q, k, v = (random(rng, (1, n, 128), np.float64) for n in (20, 30, 30))
+    score = [na.Bias(random(rng, (1, 20, 30), np.float64)), na.Alibi(np.array([0.1]))]
+    with world_of("simulated"), on(HOPPER):
+        check(q, k, v, rng, mask=mask, score=score)
+
+
 def results_of(arrays, xp, **options):
     """o, lse and the gradients as NumPy arrays."""
     q, k, v, do = (xp.asarray(arrays[name]) for name in ("q", "k", "v", "do"))
