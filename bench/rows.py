@@ -1,4 +1,4 @@
-"""What the rows of the tables in kernels/forward_hopper.py reach: the share of the tensor cores' peak.
+"""What the rows of the tables in kernels/hopper/forward.py reach: the share of the tensor cores' peak.
 
     python bench/rows.py --head-dim 128
     python bench/rows.py --head-dim 64 --row 64,4,6,5 --row 128,3,3,5 --mask none causal --seqlen 2048 16384
@@ -33,10 +33,10 @@ from peers import (
 
 import numbattn as na
 from numbattn import api
-from numbattn.cuda.kernels.forward_hopper import CELLS, LONG, NARROW, SPEC, USUAL, Warpgroups
+from numbattn.cuda.kernels.hopper.forward import CELLS, LONG, NARROW, SPEC, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import Passes
-from numbattn.cuda.spec import Route, everything
+from numbattn.cuda.plan.spec import Route, everything
 
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
 CALLS = 5  # in a graph

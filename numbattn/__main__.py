@@ -72,7 +72,7 @@ def _add_options(parser, command):
 
 
 def _cc(text):
-    from numbattn.cuda.plan import DEVICES
+    from numbattn.cuda.plan.planner import DEVICES
 
     cc = tuple(map(int, text.split(".")))
     if cc not in DEVICES:
@@ -118,7 +118,7 @@ def _far(s, batch, head, i, j):
 
 def _device(cc):
     """The Device with this compute capability; the current one if it is None."""
-    from numbattn.cuda.plan import DEVICES
+    from numbattn.cuda.plan.planner import DEVICES
 
     if cc is not None:
         return DEVICES[cc]
@@ -130,7 +130,7 @@ def _device(cc):
 def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
     """Both passes for arrays of these shapes, of which there is no memory."""
     from numbattn.cuda.passes import plans
-    from numbattn.cuda.views import without_memory
+    from numbattn.cuda.plan.views import without_memory
 
     arrays = [without_memory(shape, dtype) for shape in (q, k, v)]
     scores = *q[-3:-1], k[-2]  # their shape

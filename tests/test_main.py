@@ -79,7 +79,7 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("cc", "cores"), [((7, 5), "CUDA cores"), ((8, 6), "tensor cores")])
 def test_which_cores_compute(cc, cores):
-    plan = pytest.importorskip("numbattn.cuda.plan", exc_type=ImportError)
+    plan = pytest.importorskip("numbattn.cuda.plan.planner", exc_type=ImportError)
     for name in ("forward", "backward"):
         assert main._unit(plan.DEVICES[cc], name, np.dtype(np.float32)) == cores
 
@@ -122,7 +122,7 @@ MASKS_OF_INTERVALS = ["segments", "causal-segments", "window-segments", "prefix"
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 def test_every_mask_and_score_is_planned(cc, gradient):
     """Each mask beside a score, each score beside a mask; with gradients their kernels are there."""
-    device, shape = pytest.importorskip("numbattn.cuda.plan", exc_type=ImportError).DEVICES[cc], (1, 2, 256, 64)
+    device, shape = pytest.importorskip("numbattn.cuda.plan.planner", exc_type=ImportError).DEVICES[cc], (1, 2, 256, 64)
     assert set(MASKS_OF_INTERVALS) <= set(main.MASKS)
     assert {"softcap", "alibi", "bias", "relative", "sink", "function"} <= set(main.SCORES)
     for number in range(max(len(main.MASKS), len(main.SCORES))):

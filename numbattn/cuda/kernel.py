@@ -8,10 +8,10 @@ from numba.cuda.np.numpy_support import from_dtype
 
 from .build import Given, Source
 from .build import TensorMap as MapArgument
-from .spec import NUMBERS
-from .steps import At, Plan, Step
+from .plan.spec import NUMBERS
+from .plan.steps import At, Plan, Step
+from .plan.views import View, fits_tensor_map, layout_of
 from .tile import INDEX, bfloat16, simulate
-from .views import View, fits_tensor_map, layout_of
 
 
 class TensorMap(NamedTuple):

@@ -20,9 +20,9 @@ import numpy as np
 
 from .build import build
 from .counters import Counters
-from .spec import NUMBERS, Device
-from .steps import At
-from .views import VECTOR_BYTES, for_tensor_map
+from .plan.spec import NUMBERS, Device
+from .plan.steps import At
+from .plan.views import VECTOR_BYTES, for_tensor_map
 
 LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z
 PROGRAMS = 4096  # that a device keeps

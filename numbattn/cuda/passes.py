@@ -16,13 +16,14 @@ from ..masks import AnyOf, Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Alibi, Bias, DistancePart, RelativeBias, Score, Sink, Softcap
 from ..values import sum_broadcast
-from .kernels import BACKWARD, FORWARD, user_functions
+from .kernels import BACKWARD, FORWARD
 from .kernels.intervals import CLOSE, OPEN, OR
-from .kernels.score import BY_MATRIX, SINK_PART
-from .kernels.visibility import FARTHEST
-from .plan import ALIGNED, plan
-from .spec import SIDES
-from .steps import (
+from .kernels.scores import BY_MATRIX, SINK_PART
+from .kernels.scores.function import part_of
+from .kernels.shared.visibility import FARTHEST
+from .plan.planner import ALIGNED, plan
+from .plan.spec import SIDES
+from .plan.steps import (
     Call,
     Part,
     array_of_function,
@@ -33,7 +34,7 @@ from .steps import (
     sums_by_row,
     sums_of_part,
 )
-from .views import VECTOR_BYTES, contiguous, layout_of
+from .plan.views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
 NO_DROPS, EVERYWHERE = (0, 0, 0, 0), (-FARTHEST, FARTHEST)
@@ -291,7 +292,7 @@ def score_and_arrays(parts, problem):
             if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
                 raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
                                           f"keys, at most {FARTHEST_PLACE} on a GPU")
-            kind = user_functions.part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
+            kind = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
             arrays |= {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
         elif isinstance(part, Softcap):
             numbers = part.cap, 1 / part.cap

@@ -295,9 +295,9 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     """What a factory returns runs with cuda.jit, too."""
     from numba import cuda
 
-    from numbattn.cuda.kernels.dropout import Drops
     from numbattn.cuda.kernels.forward import forward
-    from numbattn.cuda.kernels.visibility import Sight
+    from numbattn.cuda.kernels.shared.dropout import Drops
+    from numbattn.cuda.kernels.shared.visibility import Sight
 
     source = forward(
         dtype="float32", head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128, unit="fma", lanes=8,

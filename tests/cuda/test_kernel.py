@@ -10,7 +10,7 @@ import pytest
 from numbattn.cuda import kernel as own
 from numbattn.cuda.build import Given, Source, build
 from numbattn.cuda.kernel import TensorMap, launch, type_of
-from numbattn.cuda.plan import DEVICES
+from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.tile import (
     INDEX,
     Pipeline,

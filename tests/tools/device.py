@@ -15,11 +15,11 @@ from numba.cuda.np.numpy_support import as_dtype
 from numbattn import api, cache
 from numbattn.cuda.build import Given, compile_ptx, digest_of
 from numbattn.cuda.passes import Passes
-from numbattn.cuda.plan import DEVICES
-from numbattn.cuda.spec import NUMBERS
-from numbattn.cuda.steps import SINK_BYTES, At
+from numbattn.cuda.plan.planner import DEVICES
+from numbattn.cuda.plan.spec import NUMBERS
+from numbattn.cuda.plan.steps import SINK_BYTES, At
+from numbattn.cuda.plan.views import VECTOR_BYTES, for_tensor_map
 from numbattn.cuda.tile import INDEX, simulate
-from numbattn.cuda.views import VECTOR_BYTES, for_tensor_map
 
 from . import ptx
 from .launch import simulated

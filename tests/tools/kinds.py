@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import numbattn as na
 from numbattn.cuda.build import compile_ptx
-from numbattn.cuda.plan import DEVICES
+from numbattn.cuda.plan.planner import DEVICES
 from tests.problems import bent, distance, looked_up, squared
 
 from .device import on

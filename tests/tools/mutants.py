@@ -48,7 +48,7 @@ SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
 APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
          "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
 PACKED = ["cuda/test_intervals.py::test_small_problems[CUDA cores-segments by head]"]
-SCORES = [f"cuda/test_scores.py::test_small_problems[CUDA cores-{parts}]" for parts in (
+SCORES = [f"cuda/kernels/test_scores.py::test_small_problems[CUDA cores-{parts}]" for parts in (
     "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
     "relative-function-shift",
 )]  # fmt: skip
@@ -308,7 +308,7 @@ TABLE = [
         "INDEX if isinstance(x, np.int32) else": "",
         "if isinstance(x, TensorMap) and not fits_tensor_map(": "if False and not fits_tensor_map(",
     }),
-    Faults("cuda/plan.py", [f"cuda/test_plan.py::test_{name}" for name in (
+    Faults("cuda/plan/planner.py", [f"cuda/plan/test_planner.py::test_{name}" for name in (
         "steps_in_their_order", "what_tensor_maps_cannot_move_is_copied", "gradients_are_summed_over_broadcast_axes",
         "blocks_of_a_mask_are_looked_up_first", "blocks_that_draw_work_are_one_a_multiprocessor",
         "a_batch_that_is_no_single_stride_takes_a_launch_a_piece", "matrices_without_features_get_a_column",
@@ -320,7 +320,9 @@ TABLE = [
         "if has_states(work.mask) and MASK in spec.arguments": "if MASK in spec.arguments",
         "if not shape[-1]": "if False",
     }),
-    Faults("cuda/arguments.py", ["cuda/test_plan.py::test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits"], {
+    Faults("cuda/plan/arguments.py", [
+        "cuda/plan/test_planner.py::test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits"
+    ], {
         "<= SINK_BYTES": ">= SINK_BYTES",
     }),
     Faults("cuda/launch.py", ["cuda/test_launch.py"], {
@@ -331,14 +333,14 @@ TABLE = [
         "(0, 0, math.prod(view.shape), itemsize)": "(0, 0, itemsize, math.prod(view.shape))",
         "if not 0 < grid[0] <= LARGEST_GRID or": "if grid[0] > LARGEST_GRID or",
     }),
-    Faults("cuda/views.py", ["cuda/test_views.py"], {
+    Faults("cuda/plan/views.py", ["cuda/plan/test_views.py"], {
         "0 if n == 1 else stride": "stride",
         "common >= dtype.itemsize": "common > dtype.itemsize",
         "min(layout.strides) >= 0": "True",
         "number * batch, batch, piece": "number, batch, piece",
     }),
     # ------------------------------------------------------------------------------------------------- CUDA: kernels
-    Faults("cuda/kernels/visibility.py", ["cuda/kernels/test_visibility.py"], {
+    Faults("cuda/kernels/shared/visibility.py", ["cuda/kernels/shared/test_visibility.py"], {
         "maximum(sight.lo, lo_of(sight, batch, head, sight.lo))": "lo_of(sight, batch, head, sight.lo)",
         "minimum(sight.hi, hi_of(sight, batch, head, sight.hi))": "hi_of(sight, batch, head, sight.hi)",
         "minimum(sight.edges[at][batch, head], sight.keys - shift)": "sight.edges[at][batch, head]",
@@ -382,7 +384,7 @@ TABLE = [
         "first[i] < n_end and n0 < end[i]": "first[i] < n0 and n0 < end[i]",
         "every and (first[i] <= n0 and n_end <= end[i])": "every and first[i] <= n0",
     }),
-    Faults("cuda/kernels/visibility.py", PACKED, {
+    Faults("cuda/kernels/shared/visibility.py", PACKED, {
         "i = minimum(i, seqlen_q - 1)": "pass",
         "(take(first[batch, head], i) <= j)": "(take(first[batch, head], i) < j)",
         "(j < take(end[batch, head], i))": "(j <= take(end[batch, head], i))",
@@ -398,7 +400,7 @@ TABLE = [
         "return maximum(first, other_first)": "return first",
         "first if some else seqlen_k": "first",
     }),
-    Faults("cuda/kernels/score.py", SCORES, {
+    Faults("cuda/kernels/scores/__init__.py", SCORES, {
         "cap - 2 * cap * r": "cap - cap * r",
         "F * (4 * r * (1 - r))": "F * (4 * r)",
         "convert(SIGN * (n0 - key), ACC)": "convert(n0 - key, ACC)",
@@ -411,7 +413,7 @@ TABLE = [
         "total * alpha + where": "total + where",
         "return alpha * reciprocal(total)": "return reciprocal(total)",
     }),
-    Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_entries_far_from_the_diagonal"], {
+    Faults("cuda/kernels/scores/__init__.py", ["cuda/kernels/test_scores.py::test_entries_far_from_the_diagonal"], {
         "entry_of(n0 - key - BEFORE, table)": "entry_of(n0 - key, table)",
         "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
         "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
@@ -419,14 +421,16 @@ TABLE = [
         "table[batch, head, entry], natural(ONE, scores)": "table[batch, head, 0], natural(ONE, scores)",
         "head, entry], natural(ONE, scores)": "head, entry], ONE",
     }),
-    Faults("cuda/kernels/visibility.py", ["cuda/test_scores.py::test_gradients_where_tiles_are_empty"], {
+    Faults("cuda/kernels/shared/visibility.py", ["cuda/kernels/test_scores.py::test_gradients_where_tiles_are_empty"], {
         "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
     }),
-    Faults("cuda/plan.py", ["cuda/test_plan.py::test_kernels_of_gradients_look_up_which_tiles_are_empty"], {
+    Faults("cuda/plan/planner.py", [
+        "cuda/plan/test_planner.py::test_kernels_of_gradients_look_up_which_tiles_are_empty"
+    ], {
         "if name in self.temporaries:": "if False:",
     }),
-    Faults("cuda/kernels/ramp.py", ["cuda/test_scores.py::test_slopes_far_from_the_diagonal",
-                                    "cuda/test_scores.py::test_slopes_far_from_the_diagonal_simulated"], {
+    Faults("cuda/kernels/hopper/ramp.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal",
+                                    "cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal_simulated"], {
         "row_index(RIGHT, -MIDDLE)": "row_index(RIGHT, 0)",
         "PIECES = 3": "PIECES = 2",
         "            fence_async_proxy()\n": "",
@@ -439,16 +443,16 @@ TABLE = [
         "(ramp.at + 1, 0) // TILE_N": "(ramp.at + TILE_N, 0) // TILE_N",
         "ramp.at - MIDDLE - n_block": "ramp.at - n_block",
     }),
-    Faults("cuda/kernels/forward_hopper.py", ["cuda/test_scores.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
         "IS_RAMP and not masks": "IS_RAMP",
     }),
-    Faults("cuda/kernels/forward_hopper.py", [
-        "cuda/test_plan.py::test_nothing_is_spilled[ramp bfloat16 256 100 of 100]"
+    Faults("cuda/kernels/hopper/forward.py", [
+        "cuda/plan/test_planner.py::test_nothing_is_spilled[ramp bfloat16 256 100 of 100]"
     ], {
         "row._replace(q_stages=row.consumers)": "row",
     }),
-    Faults("cuda/kernels/backward_hopper_kv.py", [
-        "cuda/test_plan.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
+    Faults("cuda/kernels/hopper/backward_kv.py", [
+        "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
     ], {
         "(looks_up_elements(work) or (work.problem.dropout and size > 64))": "looks_up_elements(work)",
         "(work.problem.dropout and size > 64))": "work.problem.dropout)",
@@ -456,18 +460,19 @@ TABLE = [
         " and not (BY_INTERVALS in work.mask and size == 64)": "",
         "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
     }),
-    Faults("cuda/kernels/score.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
+    Faults("cuda/kernels/scores/__init__.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
         "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
     }),
-    Faults("cuda/kernels/score.py", [
-        "cuda/test_scores.py::test_offsets", "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+    Faults("cuda/kernels/scores/__init__.py", [
+        "cuda/kernels/test_scores.py::test_offsets",
+        "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
     ], {
         "index(offsets[batch, head])": "index(offsets[batch, 0])",
         "convert(of_queries(offsets, m0) * SIGN, ACC)": "convert(of_queries(offsets, m0), ACC)",
         "* SIGN - of_queries(offsets, m0)": "* SIGN",
     }),
-    Faults("cuda/kernels/score.py", [
+    Faults("cuda/kernels/scores/__init__.py", [
         "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own[slopes and sink-1-24]"
     ], {
         "within(scores.parts, own - query)": "within(scores.parts, own)",
@@ -479,76 +484,86 @@ TABLE = [
         "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
         "== entry, dS, 0)": "== entry, 0, dS)",
     }),
-    Faults("cuda/passes.py", ["cuda/test_scores.py::test_offsets"], {
+    Faults("cuda/passes.py", ["cuda/kernels/test_scores.py::test_offsets"], {
         "first = 1 - -(-seqlen_q // tile_m) * tile_m - offset": "first = 1 - -(-seqlen_q // tile_m) * tile_m",
         "(at >= 0) & (at < whole.shape[-1])": "at >= 0",
     }),
-    Faults("cuda/plan.py", ["cuda/test_plan.py::test_what_offsets_depend_on",
-                            "cuda/test_plan.py::test_the_gradient_of_a_table_by_its_offset"], {
+    Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_what_offsets_depend_on",
+                            "cuda/plan/test_planner.py::test_the_gradient_of_a_table_by_its_offset"], {
         "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
         "lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)": "pass",
     }),
-    Faults("cuda/passes.py", ["cuda/test_scores.py::test_slopes_of_all_heads_or_some"], {
+    Faults("cuda/passes.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)":
             "arrays[sums_by_row(number)].sum(axis=-1)",
     }),
-    Faults("cuda/kernels/score.py", ["cuda/test_plan.py::test_biases_that_tma_loads"], {
+    Faults("cuda/kernels/scores/__init__.py", ["cuda/plan/test_planner.py::test_biases_that_tma_loads"], {
         " and len(boxed) == 1": "",
         "looking_up == boxed and": "boxed and",
         "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
     }),
-    Faults("cuda/kernels/gradients.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
+    Faults("cuda/kernels/hopper/backward_steps.py", [
+        "cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"
+    ], {
         "return slopes is not None and not": "return slopes is not None or not",
         "(is_curved(score) or dropout)": "is_curved(score)",
     }),
-    Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/test_plan.py::test_no_sums_that_are_much_larger_than_dq",
-                                                  "cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
+    Faults("cuda/kernels/hopper/backward_kv.py", [
+        "cuda/plan/test_planner.py::test_no_sums_that_are_much_larger_than_dq",
+        "cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"
+    ], {
         " or work.problem.head_dim <= 32": "",
         " or slopes_apart\n": "\n",
         "work.problem.group_size > 1 or looks_up_elements(work)": "looks_up_elements(work)",
         "(work.problem.group_size > 1 or looks_up_elements(work))": "work.problem.group_size > 1",
     }),
-    Faults("cuda/plan.py", ["cuda/test_plan.py::test_slopes_get_their_gradient_with_dq"], {
+    Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
         "and len(slopes) == 1 else None": "and slopes else None",
         " or sums_by_row(number) in self.temporaries": "",
     }),
-    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
         "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
         "mDB[at.own_batch, at.own_head][:, at.n_first :]": "mDB[at.own_batch, at.own_head]",
     }),
-    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_scores.py::test_a_table_of_all_batches"], {
+    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/test_scores.py::test_a_table_of_all_batches"], {
         "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
         "K, V = load_tiles(K, V, mQ": "load_tiles(K, V, mQ",
     }),
-    Faults("cuda/kernels/score_gradient.py", ["cuda/test_scores.py::test_a_table_of_all_batches"], {
+    Faults("cuda/kernels/score_gradient.py", ["cuda/kernels/test_scores.py::test_a_table_of_all_batches"], {
         "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",
         "(number + PER_TILE * m_first - before)": "(number - before)",
     }),
-    Faults("cuda/kernels/score_gradient_hopper.py", ["cuda/test_plan.py::test_gradients_by_warpgroups"], {
+    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/plan/test_planner.py::test_gradients_by_warpgroups"], {
         " - {\"relative\", \"softcap\", \"alibi\", \"sink\"}": " - {\"relative\"}",
         "looked_up or is_looked_up(work.mask) or work.problem.dropout": "looked_up or is_looked_up(work.mask)",
         "not (looked_up or is_looked_up": "not (is_looked_up",
     }),
-    Faults("cuda/kernels/forward_hopper.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]",
-                                              "cuda/test_scores.py::test_biases_in_stages_that_are_filled_again"], {
+    Faults("cuda/kernels/hopper/forward.py", [
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]",
+        "cuda/kernels/test_scores.py::test_biases_in_stages_that_are_filled_again"
+    ], {
         "place = allocate(SHARED_B, K.index * CONSUMERS + consumer)": "place = allocate(SHARED_B, K.index * CONSUMERS)",
         "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
             "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
     }),
-    Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]",
-                                                  "cuda/test_scores.py::test_biases_that_tma_loads_simulated"], {
+    Faults("cuda/kernels/hopper/backward_kv.py", [
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]",
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads_simulated"
+    ], {
         "tile.segment.first_key + tile.first + consumer * ROWS": "tile.segment.first_key + tile.first",
         "sync_warpgroup()                                    # all have read it": "pass  # all have read it",
     }),
-    Faults("cuda/kernels/backward_hopper_q.py", ["cuda/test_scores.py::test_biases_that_tma_loads[deterministic]"], {
+    Faults("cuda/kernels/hopper/backward_q.py", [
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[deterministic]"
+    ], {
         "m_block * TILE_M + consumer * ROWS\n                    tma_load_part":
             "m_block * TILE_M\n                    tma_load_part",
     }),
-    Faults("cuda/tile/tma.py", ["cuda/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/tile/tma.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
         "b.add(col, right)": "col",
     }),
-    Faults("cuda/kernels/user_functions.py", SCORES, {
+    Faults("cuda/kernels/scores/function.py", SCORES, {
         "S = S * natural(ONE, scores)": "pass",
         "map_elements(of_cols, S, n0, m0": "map_elements(of_rows, S, n0, m0",
         "F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)": "F",
@@ -572,7 +587,7 @@ TABLE = [
         "np.minimum(places, size - 1)": "places",
         "isinstance(x, Dual | types.Float) for x in args)": "isinstance(x, Dual) for x in args)",
     }),
-    Faults("cuda/kernels/schedule.py", ["cuda/kernels/test_schedule.py"], {
+    Faults("cuda/kernels/shared/schedule.py", ["cuda/kernels/shared/test_schedule.py"], {
         "number - whole * size": "number - whole",
         "split(matrix, heads)\n    return tile, batch, head\n\n\n@device\ndef place_grouped":
             "split(matrix, heads)\n    return tile, head, batch\n\n\n@device\ndef place_grouped",
@@ -583,7 +598,7 @@ TABLE = [
         "counters, 1, grid_size() - 1)": "counters, 1, grid_size())",
         "counters[0] = 0": "pass",
     }),
-    Faults("cuda/kernels/softmax.py", ["cuda/kernels/test_softmax.py"], {
+    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/shared/test_softmax.py"], {
         "SLACK = 1 ": "SLACK = 40 ",
         "np.finfo(ACC).min * (1": "0 * (1",
         "subtracted_first if far else fused": "fused",
@@ -595,14 +610,14 @@ TABLE = [
         "m + log2(total)": "log2(total)",
         "log2(total) * ln_2": "log2(total)",
     }),
-    Faults("cuda/kernels/softmax.py", ["cuda/test_scores.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
         "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
         "else m_new - level": "else m_new",
     }),
-    Faults("cuda/kernels/softmax.py", ["cuda/test_scores.py::test_entries_far_from_the_diagonal"], {
+    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/test_scores.py::test_entries_far_from_the_diagonal"], {
         "else factor * scale_log2": "else scale_log2",
     }),
-    Faults("cuda/kernels/dropout.py", ["cuda/kernels/test_dropout.py"], {
+    Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/shared/test_dropout.py"], {
         "[device(round_by(wide_product))] * ROUNDS": "[device(round_by(wide_product))] * (ROUNDS - 1)",
         "% 16 == 0 else 15": "% 16 == 0 else 7",
         "(j >> 4) * 4 + ((j >> 1) & 3)": "(j >> 4) * 4 + ((j >> 1) & 1)",
@@ -615,7 +630,7 @@ TABLE = [
         ">= U32(drops.threshold << 16)": "> U32(drops.threshold << 16)",
         "where(kept(drops, matrix, m0, n0), P, 0)": "where(kept(drops, matrix, n0, m0), P, 0)",
     }),
-    Faults("cuda/kernels/layouts.py", ["cuda/kernels/test_forward.py", "cuda/kernels/test_backward.py"], {
+    Faults("cuda/kernels/shared/layouts.py", ["cuda/kernels/test_forward.py", "cuda/kernels/test_backward.py"], {
         "return row_index(layout, m0), col_index(layout, n0)": "return row_index(layout, n0), col_index(layout, m0)",
         "return col_index(layout, m0), row_index(layout, n0)": "return row_index(layout, m0), col_index(layout, n0)",
         "        arrive()\n": "",
@@ -639,13 +654,13 @@ TABLE = [
         "where(sees, -(P * D), 0)": "-(P * D)",
         "            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)\n": "",
     }),
-    Faults("cuda/plan.py", ["cuda/test_plan.py::test_packed_arrays_are_computed_by_segment"], {
+    Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_packed_arrays_are_computed_by_segment"], {
         "wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)":
             "wanted == [self.slopes]",
         " and part.kind != SINK_PART]": "]",
         "wanted and not with_dq": "not with_dq",
     }),
-    Faults("cuda/kernels/segments.py", ["cuda/kernels/test_segments.py"], {
+    Faults("cuda/kernels/shared/segments.py", ["cuda/kernels/shared/test_segments.py"], {
         "inside(offsets[t - 1], length)": "offsets[t - 1]",
         "if t > 0 else 0": "if t > 1 else 0",
         "if t < count else length": "if t < count - 1 else length",
@@ -664,14 +679,16 @@ TABLE = [
         "left if left < segment.queries": "left if left > segment.queries",
         "sight.keys - segment.first_key": "sight.keys",
     }),
-    Faults("cuda/kernels/forward_hopper.py", ["cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"], {
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"], {
         "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
         "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
         "row = work.segment.first_query + m0": "row = m0",
         "if IS_PACKED and not is_whole(tile.segment, tile.m0):": "if False:",
         "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
     }),
-    Faults("cuda/kernels/gradients.py", ["cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"], {
+    Faults("cuda/kernels/hopper/backward_steps.py", [
+        "cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"
+    ], {
         "tile.segment.first_key + tile.first": "tile.first",
         "tile.segment.first_query + m0, tile": "m0, tile",
         "tile.segment.first_line + m0": "m0",
@@ -739,7 +756,7 @@ TABLE = [
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",
     }),
-    Faults("cuda/kernels/forward_hopper.py", ["cuda/kernels/test_forward_hopper.py"], {
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/hopper/test_forward.py"], {
         # the scheduler
         "head * heads_per_tile": "head",
         "if n_block >= end:": "if n_block > end:",
@@ -798,7 +815,7 @@ TABLE = [
         "        init_pipeline(O_PIPELINE)\n": "",
         "        sync_threads()\n": "",
     }),
-    Faults("cuda/kernels/forward_hopper.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {
         "        wait_on_dependencies()\n": "",
     }),
     Faults("cuda/kernels/tile_states.py", ["cuda/test_passes.py::test_whole_tiles_and_others_in_turn[-e-wwwe-]"], {
@@ -855,14 +872,14 @@ TABLE = [
     Faults("cuda/tile/boxes.py", ["cuda/tile/test_boxes.py"], {
         "stages=self.stages * (self.cols // cols), room=0": "room=0",
     }),
-    Faults("cuda/kernels/gradients.py", ["cuda/kernels/test_backward_hopper.py"], {
+    Faults("cuda/kernels/hopper/backward_steps.py", ["cuda/kernels/hopper/test_backward.py"], {
         "m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M": "m_block, m_blocks = 0, end // TILE_M",
         "return queries_from(sight, tile, at.head + 1)": "return queries_from(sight, tile, tile.heads)",
         "            sync_warpgroups(CONSUMERS)\n": "",
         "            if queries > 0:\n": "            if queries > -1:\n",
         "- abs(P) * D": "- maximum(P, 0) * D",
     }),
-    Faults("cuda/kernels/backward_hopper_kv.py", ["cuda/kernels/test_backward_hopper.py"], {
+    Faults("cuda/kernels/hopper/backward_kv.py", ["cuda/kernels/hopper/test_backward.py"], {
         "share(dS, advance(E, 1), sent": "share(dS, E, sent",
         "sync_warpgroup()                                # all have read": "pass  # all have read",
         "        release(E)\n": "",
@@ -873,12 +890,12 @@ TABLE = [
         "E.index % DQ_PLACES * CONSUMERS": "0",
         "sync_warpgroups(CONSUMERS)                              # all have read K": "pass  # all have read K",
     }),
-    Faults("cuda/kernels/backward_hopper_wide.py", ["cuda/kernels/test_backward_hopper.py"], {
+    Faults("cuda/kernels/hopper/backward_wide.py", ["cuda/kernels/hopper/test_backward.py"], {
         "sync_warpgroup()                                        # all have read P": "pass  # all have read P",
         "        sync_warpgroup()\n        commit(sP)\n": "        commit(sP)\n",
         "acquire(advance(V, 1))                                  # the other one has read V": "pass  # has read V",
     }),
-    Faults("cuda/kernels/backward_hopper_q.py", ["cuda/kernels/test_backward_hopper.py"], {
+    Faults("cuda/kernels/hopper/backward_q.py", ["cuda/kernels/hopper/test_backward.py"], {
         "m_blocks - 1 - tile, seqlen_q": "tile - 1, seqlen_q",
         "head // group_size, m_block": "head, m_block",
     }),

@@ -10,9 +10,9 @@ Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP 
 
 from numba.cuda import types
 
-from ..arguments import Line, Matrix
 from ..build import Source
-from ..spec import Spec
+from ..plan.arguments import Line, Matrix
+from ..plan.spec import Spec
 from ..tile import (
     INDEX,
     Alignment,
@@ -38,12 +38,12 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .dropout import DROPOUT, DROPS, drop_step
-from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
-from .schedule import place
-from .score import SCORE, score_steps, scores_type
-from .tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
-from .visibility import (
+from .scores import SCORE, score_steps, scores_type
+from .shared.dropout import DROPOUT, DROPS, drop_step
+from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .shared.schedule import place
+from .shared.tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
+from .shared.visibility import (
     MASK,
     band_of,
     element_test,

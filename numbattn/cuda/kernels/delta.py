@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ..arguments import Line, Matrix, Word
 from ..build import Source
-from ..spec import PADDED, Spec
-from ..steps import array_of_part, sums_by_row
+from ..plan.arguments import Line, Matrix, Word
+from ..plan.spec import PADDED, Spec
+from ..plan.steps import array_of_part, sums_by_row
 from ..tile import (
     Alignment,
     aligned,
@@ -31,12 +31,12 @@ from ..tile import (
     wait_on_dependencies,
     where,
 )
-from .layouts import DTYPES, array_type, sum_type, vector
-from .schedule import place
-from .segments import slot_step
-from .softmax import LOG2_E
-from .tables import rounded
-from .visibility import PACKING, packing_of, packing_type
+from .shared.layouts import DTYPES, array_type, sum_type, vector
+from .shared.schedule import place
+from .shared.segments import slot_step
+from .shared.softmax import LOG2_E
+from .shared.tables import rounded
+from .shared.visibility import PACKING, packing_of, packing_type
 
 
 class Rows(NamedTuple):

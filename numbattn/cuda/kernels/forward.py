@@ -8,9 +8,9 @@ is computed. O is divided by l once, in the epilogue.
 import numpy as np
 from numba.cuda import types
 
-from ..arguments import Line, Matrix
 from ..build import Source
-from ..spec import Spec
+from ..plan.arguments import Line, Matrix
+from ..plan.spec import Spec
 from ..tile import (
     INDEX,
     Alignment,
@@ -31,13 +31,13 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .dropout import DROPOUT, DROPS, drop_step
-from .layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
-from .schedule import place
-from .score import SCORE, may_be_far, score_steps, scores_type, sink_steps
-from .softmax import LN_2, logsumexp, softmax_steps
-from .tables import Tiles, parameters, rows_of
-from .visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps
+from .shared.dropout import DROPOUT, DROPS, drop_step
+from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .shared.schedule import place
+from .shared.softmax import LN_2, logsumexp, softmax_steps
+from .shared.tables import Tiles, parameters, rows_of
+from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
 def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes):

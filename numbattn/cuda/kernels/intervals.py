@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
-from ..arguments import Word
 from ..build import Source
-from ..spec import SIDES, Spec
-from ..steps import END, FIRST, OFFSETS, array_of_mask
+from ..plan.arguments import Word
+from ..plan.spec import SIDES, Spec
+from ..plan.steps import END, FIRST, OFFSETS, array_of_mask
 from ..tile import (
     INDEX,
     block_index,
@@ -29,9 +29,9 @@ from ..tile import (
     thread_index,
     wait_on_dependencies,
 )
-from .schedule import place
-from .score import BY_QUERY, offset_kind
-from .visibility import EDGE, LINE, several
+from .scores import BY_QUERY, offset_kind
+from .shared.schedule import place
+from .shared.visibility import EDGE, LINE, several
 
 SEGMENTS = "segments queries keys"
 OPEN, OR, CLOSE = "(", "|", ")"

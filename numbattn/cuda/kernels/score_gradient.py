@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
-from ..arguments import Line, Matrix, Own
 from ..build import Source
-from ..spec import Spec
+from ..plan.arguments import Line, Matrix, Own
+from ..plan.spec import Spec
 from ..tile import (
     INDEX,
     Alignment,
@@ -41,11 +41,11 @@ from ..tile import (
     where,
 )
 from .backward import CROWDED_Q, TILES_Q
-from .dropout import DROPOUT, DROPS, drop_step
-from .layouts import DTYPES, array_type, sum_type, sums, vector
-from .score import SCORE, distance_steps, entry_steps, parts_of, score_steps, scores_type
-from .tables import Tiles, parameters, rows_of
-from .visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
+from .scores import SCORE, distance_steps, entry_steps, parts_of, score_steps, scores_type
+from .shared.dropout import DROPOUT, DROPS, drop_step
+from .shared.layouts import DTYPES, array_type, sum_type, sums, vector
+from .shared.tables import Tiles, parameters, rows_of
+from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
 
 def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):

@@ -11,7 +11,7 @@ from functools import reduce
 from numba.cuda import types
 
 from ..build import Source
-from ..spec import Spec
+from ..plan.spec import Spec
 from ..tile import (
     INDEX,
     ballot,
@@ -24,8 +24,8 @@ from ..tile import (
     thread_index,
     wait_on_dependencies,
 )
-from .schedule import place, split
-from .visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, sight_type
+from .shared.schedule import place, split
+from .shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, sight_type
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread

@@ -7,7 +7,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, register_model
 
-from ..views import alignment, layout_of
+from ..plan.views import alignment, layout_of
 from .emit import GLOBAL, I8, I32, I64
 from .fragment import ANY, LLVM, constant, name_of
 

@@ -5,7 +5,7 @@ from functools import partial
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from ..views import VECTOR_BYTES
+from ..plan.views import VECTOR_BYTES
 from . import simulator
 from .boxes import Boxes
 from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector

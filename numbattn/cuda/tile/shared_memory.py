@@ -9,7 +9,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
-from ..views import VECTOR_BYTES
+from ..plan.views import VECTOR_BYTES
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_runs, get_matrices, put_matrices

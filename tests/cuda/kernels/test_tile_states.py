@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from numbattn.cuda.kernels.shared.visibility import WORD, Cells
 from numbattn.cuda.kernels.tile_states import TILES, tile_states
-from numbattn.cuda.kernels.visibility import WORD, Cells
 from tests.tools.launch import launch
 
 from .states import (

@@ -1,0 +1,299 @@
+"""Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
+
+import numpy as np
+
+from ...plan.arguments import Matrix
+from ...plan.spec import Spec
+from ...tile import (
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    clear,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    fence_async_proxy,
+    full,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    load,
+    minimum,
+    opaque,
+    operand,
+    prefetch_tensor_map,
+    release,
+    row_sum,
+    save,
+    shape,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    thread_index,
+    tma_load,
+    tma_load_part,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..shared.layouts import DTYPES
+from ..shared.schedule import place_grouped
+from ..shared.segments import count_step, queries_of, sight_step, slot_step
+from ..shared.tables import is_crowded
+from ..shared.visibility import (
+    band_of,
+    element_test,
+    has_key_lengths,
+    has_query_lengths,
+    keys_in_sight,
+    needs_test,
+    several,
+    steps_to_next,
+)
+from .backward_steps import (
+    BIAS,
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    GIVEN,
+    LINE,
+    LINES_AND_NUMBERS,
+    PRODUCER,
+    PRODUCER_REGISTERS,
+    ROWS,
+    SLOPE_SUMS,
+    ZERO,
+    Call,
+    Tiles,
+    at_once,
+    clear_step,
+    dropout_steps,
+    dtype_of_bias,
+    makes_slopes,
+    save_step,
+    size_of,
+    source,
+    with_results,
+)
+
+
+def backward_q(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, boxed="",
+    slopes=None,
+):  # fmt: skip
+    """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
+
+    stages: of the pipelines of K and of V. boxed: the dtype of a bias whose tiles come with those of K. slopes: the
+    number of the part whose slopes have a gradient, which is left to be summed over the queries.
+    """
+    dtype = DTYPES[dtype]
+    S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
+    ROW_VECTOR = S_TILE.row_vector()
+    shared = SharedMemory()
+    SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
+    SHARED_K, SHARED_V = (
+        shared.boxes(tile_n, cols, dtype, count) for cols, count in zip((head_dim, head_dim_v), stages)
+    )
+    Q_PIPELINE, DO_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_Q, SHARED_DO))
+    IS_BOXED = bool(boxed)
+    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES[boxed] if boxed else dtype, stages[0] * CONSUMERS * IS_BOXED)
+    K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * IS_BOXED)
+    V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
+    TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    steps = steps_to_next(mask)
+    mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
+    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, is_boxed=IS_BOXED)
+    clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
+    tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
+    sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
+
+    @device
+    def blocks_in_sight(sight, batch, head, m_block, m_end):
+        """The tiles of keys [first, end) in sight of a tile of queries; the first one is not empty."""
+        first, end = keys_in_sight(band_at(sight, batch, head), m_block * TILE_M, m_end)
+        n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
+        return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block), n_blocks
+
+    @device
+    def next_n_block(sight, batch, head, m_block, n_block, n_blocks):
+        n_block = opaque(n_block + 1)
+        return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+
+    @device
+    def load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head_k, m_block, m_end):
+        """The producer, one thread."""
+        Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        for consumer in range(CONSUMERS):
+            m0 = segment.first_query + m_block * TILE_M + consumer * ROWS
+            tma_load(Q, mQ, batch, head, m0)
+            tma_load(dO, mDO, batch, head, m0)
+            Q, dO = advance(Q, 1), advance(dO, 1)
+        n_block, n_blocks = blocks_in_sight(sight, batch, head, m_block, m_end)
+        while n_block < n_blocks:
+            n0 = segment.first_key + n_block * TILE_N
+            acquire(K)
+            tma_load(K, mK, batch, head_k, n0)
+            if IS_BOXED:                                        # the bias of both consumers goes with K
+                for consumer in range(CONSUMERS):
+                    place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
+                    m0 = segment.first_query + m_block * TILE_M + consumer * ROWS
+                    tma_load_part(K, place, biases[0], batch, head, m0, n0)
+            acquire(V)
+            tma_load(V, mV, batch, head_k, n0)
+            K, V = advance(K, 1), advance(V, 1)
+            n_block = next_n_block(sight, batch, head, m_block, n_block, n_blocks)
+
+    @device
+    def start_scores(Q, K, V, n_block, band):
+        """S of a tile of keys, in flight."""
+        clear_keys(K, V, band[3] - n_block * TILE_N)
+        wait(K)
+        return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
+
+    @device
+    def looked_up(segment, batch, head, m0, n_block, call):
+        """What the score looks up for a tile of S, in flight."""
+        if IS_BOXED:
+            return ()
+        return look_up(call.scores, (), batch, head, segment.first_query + m0, segment.first_key + n_block * TILE_N)
+
+    @device
+    def at_hand(found, K, scores, batch, head):
+        """The same, or the tile of a bias that has come with K."""
+        if not IS_BOXED:
+            return found
+        place = allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index())
+        return look_up(scores, place, batch, head, 0, 0)
+
+    @device
+    def step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call):
+        """dQ of a tile of keys, in flight."""
+        (segment, batch, head, m_block, m0, band), n0 = place, n_block * TILE_N
+        here = at_hand(found, K, call.scores, batch, head)
+        wait(V)
+        dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
+        S, F = apply(S, here, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
+        P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
+        if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
+            visible = sees(call.sight, band, batch, head, m0, n0)
+            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
+        P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
+        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.delta_scale), F)     # line 20
+        release(V)
+        row, col = segment.first_query + m0, segment.first_key + n0
+        slopes = add_slopes(slopes, dS, call.scores, batch, head, row, col)
+        return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
+
+    @device
+    def compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call):
+        """The consumers, whole warpgroups."""
+        consumer = warpgroup_index()
+        m0, band = m_block * TILE_M + consumer * ROWS, band_at(call.sight, batch, head)
+        sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
+        K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), sQ.tile, sDO.tile
+        wait(sQ)
+        wait(sDO)
+        if CLEARS_QUERIES:
+            left = minimum(band[2], segment.queries) - m0
+            clear(Q, left)
+            clear(dO, left)
+            fence_async_proxy()
+            sync_warpgroup()
+        line = segment.first_line + m0
+        lse, D = load(mLse[batch, head], ROW_VECTOR, line), load(mDelta[batch, head], ROW_VECTOR, line)
+        dQ, slopes, place = full(Q_TILE, ZERO), start_slopes(), (segment, batch, head, m_block, m0, band)
+        n_block, n_blocks = blocks_in_sight(call.sight, batch, head, m_block, m_end)
+        if n_block < n_blocks:
+            found = looked_up(segment, batch, head, m0, n_block, call)
+            S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
+            after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
+            while after < n_blocks:
+                dQ, slopes = step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call)
+                found = looked_up(segment, batch, head, m0, after, call)
+                S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
+                dQ = wgmma_wait(dQ, 1)
+                if IS_BOXED:
+                    sync_warpgroup()                            # all have read the bias
+                release(K)
+                S = wgmma_wait(S, 0)
+                K, V, n_block = advance(K, 1), advance(V, 1), after
+                after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
+            dQ, slopes = step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call)
+            dQ = wgmma_wait(dQ, 0)
+            release(K)
+        sync_warpgroup()                                        # all have read Q
+        first, end = queries_of(segment)
+        if MAKES_SLOPES:
+            save(mSlopes[0][batch, head][first:end], row_sum(slopes), m0)
+        save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDQ, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        kept_scale, at_once, delta_scale,
+    ):
+        batches, heads, seqlen_q, _ = shape(mDQ)
+        m_blocks = tiles_of(sight.packing, seqlen_q)
+        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
+        init_pipeline(Q_PIPELINE)
+        init_pipeline(DO_PIPELINE)
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - tile, seqlen_q)  # heaviest first, if causal
+        sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
+        if m_block * TILE_M >= m_end:                           # a slot without a tile
+            return
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mK)
+                prefetch_tensor_map(mV)
+                load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head // group_size, m_block, m_end)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            scores = scores_of(scores, segment)
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
+
+    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * IS_BOXED
+    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(LINE, MAKES_SLOPES),))
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+QUERIES = {
+    64: Tiles(128, 128, (2, 2)), 128: Tiles(128, 64, (3, 2)), 192: Tiles(128, 64, (3, 2)), 256: Tiles(128, 64, (2, 1))
+}  # fmt: skip
+QUERIES_CROWDED = {256: Tiles(128, 32, (3, 2))}  # with dropout or a mask's grids
+QUERIES_SCORED = QUERIES_CROWDED | {64: Tiles(128, 64, (3, 3))}
+
+
+def queries_row(work):
+    size, crowded = size_of(work), QUERIES_SCORED if work.score else QUERIES_CROWDED
+    return crowded.get(size, QUERIES[size]) if is_crowded(work) else QUERIES[size]
+
+
+def parameters_q(work, tiles):
+    slopes = place_of_part(work.score, work.slopes) if makes_slopes(work) else None
+    return with_results("dq")(work, tiles) | {"boxed": dtype_of_bias(work), "slopes": slopes}
+
+
+SPEC = Spec(
+    backward_q,
+    (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *LINES_AND_NUMBERS),
+    tiles=lambda work: (queries_row(work),),
+    parameters=parameters_q,
+    numbers=at_once,
+    arch="a",
+    packs=True,
+)

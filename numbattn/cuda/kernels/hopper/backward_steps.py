@@ -1,0 +1,426 @@
+"""What the backward kernels on Hopper share (wgmma, TMA): Algorithm 4, warp-specialised.
+
+Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `backward_kv` can also add up dQ, in
+global memory, together with all other blocks; `round_dq` then rounds the sums. In `backward_wide` a consumer has
+registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much else is looked
+up: the first one computes P and dV, the second dS and dK. `backward_q` keeps a tile of queries and loops over the keys:
+dQ without sums between blocks, bitwise reproducible.
+
+One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
+consumers. Where keys are kept, S, P, dP and dS are transposed, a row is a key: P and dS are so left operands of dV and
+dK in the registers where they are. At the end of a step S of the next tile is in flight already.
+
+As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen: P is 0 there. Rows
+beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...plan.arguments import BoxedBias, Boxes, Line, Matrix, SlopeSums
+from ...plan.spec import Spec
+from ...tile import (
+    INDEX,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    Alignment,
+    Pipeline,
+    acquire,
+    advance,
+    aligned,
+    allocate,
+    always,
+    beside,
+    block_index,
+    bulk_load,
+    clear,
+    column_halves,
+    copy_layout,
+    device,
+    fence_async_proxy,
+    get,
+    index,
+    maximum,
+    minimum,
+    opaque,
+    operand,
+    positive_operand,
+    put,
+    save,
+    shape,
+    stage,
+    sync_warpgroup,
+    sync_warpgroups,
+    tma_load,
+    wait,
+    warpgroup_index,
+    where,
+)
+from ..scores import SCORE, boxed_bias, dtype_of_part, is_curved, scores_type
+from ..shared.dropout import DROPOUT, DROPS, keep_test
+from ..shared.layouts import DTYPES, array_type, vector
+from ..shared.schedule import place_grouped
+from ..shared.segments import count_step, sight_step, slot_step
+from ..shared.tables import compiled_in
+from ..shared.visibility import MASK, PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
+from .forward import head_dims, warp_specialised
+
+ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
+PART = 64  # rows and columns of a part of dQ
+CONSUMERS = 2
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
+PRODUCER = WARPGROUP * CONSUMERS  # its thread
+ZERO = np.float32(0)
+
+
+class Keys(NamedTuple):
+    """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see.
+
+    It is empty if a slot has no tile: see segments."""
+
+    batch: Any
+    head_k: Any
+    head: Any
+    heads: Any
+    n_block: Any
+    first: Any
+    end: Any
+    segment: Any
+
+
+class Queries(NamedTuple):
+    """A tile of queries in sight, number m_block of a head; if m_block is m_blocks there is none left."""
+
+    head: Any
+    m_block: Any
+    m_blocks: Any
+
+
+class Call(NamedTuple):
+    """What consumers need of the kernel's arguments."""
+
+    sight: Any
+    scores: Any
+    drops: Any
+    heads: Any
+    scale_log2: Any
+    kept_scale: Any
+    delta_scale: Any
+
+
+# -------------------------------------------------------------------------------------------------- what they share
+def dropout_steps(layout, dropout, transposed):
+    """Device functions of lines 14 to 20: `mark` P, with a minus sign where it is dropped; P Z as an operand; dS.
+
+    With dropout it is dS * 2 / kept_scale, for which "ds_scale" makes up: Z dP - D takes fewer instructions so.
+    """
+    if not dropout:
+
+        @device
+        def mark(P, drops, matrix, m0, n0):
+            return P
+
+        @device
+        def kept(P, place):
+            return operand(P, place)
+
+        @device
+        def dS_of(P, dP, D, delta_scale):
+            return P * (dP - D)
+
+        return mark, kept, dS_of
+
+    # By halves, each a basic block: else ptxas overlaps all calls of the generator, and all of dS, and spills; and it
+    # delays the product dO V^T, which is to run meanwhile, until the generator is done
+    HALF = replace(layout, cols=layout.cols.half())
+    DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
+    keeps = keep_test(HALF, transposed)
+
+    @device
+    def mark_half(P, drops, matrix, m0, n0):
+        if always():
+            P = where(keeps(drops, matrix, m0, n0), P, ZERO - P)
+        return P
+
+    @device
+    def mark(P, drops, matrix, m0, n0):
+        left, right = column_halves(P)
+        left = mark_half(left, drops, matrix, m0, n0)
+        return beside(left, mark_half(right, drops, matrix, m0 + DOWN, n0 + RIGHT), layout)
+
+    @device
+    def kept(P, place):
+        return positive_operand(P, place)
+
+    @device
+    def dS_half(P, dP, D):
+        """2 |P| (Z dP - D / kept_scale), since P + |P| is 2 |P| or, where dropped, 0. D is scaled by 2 / kept_scale."""
+        if always():
+            dP = (P + abs(P)) * dP - abs(P) * D
+        return dP
+
+    @device
+    def dS_of(P, dP, D, delta_scale):
+        (P, P_right), (dP, dP_right) = column_halves(P), column_halves(dP)
+        D, D_right = halves_of_D(D * delta_scale)
+        return beside(dS_half(P, dP, D), dS_half(P_right, dP_right, D_right), layout)
+
+    @device
+    def halves_of_D(D):
+        return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
+
+    return mark, kept, dS_of
+
+
+def clear_step(rows, clears):
+    """The device function (one, other, length): zero two tiles of so many rows from `length` on. By all consumers."""
+
+    @device
+    def clear_beyond(one, other, length):
+        if length < rows:
+            wait(one)
+            wait(other)
+            if warpgroup_index() == 0:
+                clear(one.tile, length)
+                clear(other.tile, length)
+                fence_async_proxy()
+            sync_warpgroups(CONSUMERS)
+
+    @device
+    def keep(one, other, length):                               # TMA fills in zeros beyond the matrix
+        pass
+
+    return clear_beyond if clears else keep
+
+
+def save_step(dtype, out, cols, nbytes):
+    """The device function (matrix, tile, place, first): save a consumer's tile of sums, rounded to dtype `out`.
+
+    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
+    """
+    ROWS_OF, COPY = Alignment(nbytes), copy_layout(ROWS, cols, WARPGROUP, vector(dtype))
+
+    @device
+    def by_rows(matrix, tile, place, first):
+        put(place, tile)
+        sync_warpgroup()
+        save(aligned(matrix, ROWS_OF), get(place, COPY), first)
+
+    @device
+    def as_it_is(matrix, tile, place, first):
+        save(aligned(matrix, ROWS_OF), tile, first)
+
+    return by_rows if DTYPES[out] == dtype else as_it_is
+
+
+# ----------------------------------------------------------------------------------------------- where keys are kept
+def keys_step(mask, tile_n):
+    """The device function (mLse, mDK, sight, group_size, at_once): the tile of keys that this block keeps, and what is
+    seen of them."""
+    TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
+    sight_of = sight_step(mask)
+
+    @device
+    def keys_of_block(mLse, mDK, sight, group_size, at_once):
+        batches, _, _ = shape(mLse)
+        _, heads_k, seqlen_k, _ = shape(mDK)
+        n_blocks = tiles_of(sight.packing, seqlen_k)
+        tile, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
+        segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
+        n0, head = n_block * TILE_N, head_k * group_size
+        end = minimum(n0 + TILE_N, segment.keys)
+        return Keys(batch, head_k, head, head + group_size, n_block, n0, end, segment), sight_of(sight, segment)
+
+    return keys_of_block
+
+
+def queries_steps(mask, tile_m):
+    """Device functions that walk over the queries in sight of a tile of keys, head by head: the first, the next tile.
+    And whether a tile needs a test per element."""
+    TILE_M, IS_PACKED = tile_m, PACKED in mask
+    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
+
+    @device
+    def queries_from(sight, tile, head):
+        m_block, m_blocks = index(0), index(0)
+        while head < tile.heads and m_block >= m_blocks:
+            first, end = queries_in_sight(band_at(sight, tile.batch, head), tile.first, tile.end)
+            m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
+            m_block = m_block + steps(sight, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)
+            head = opaque(head + 1)
+        return Queries(head - 1, m_block, m_blocks)
+
+    @device
+    def first_queries(sight, tile):
+        return queries_from(sight, tile, tile.head)
+
+    @device
+    def next_queries(sight, tile, at):
+        m_block = opaque(at.m_block + 1)
+        m_block = m_block + steps(sight, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)
+        if m_block < at.m_blocks:
+            return Queries(at.head, m_block, at.m_blocks)
+        return queries_from(sight, tile, at.head + 1)
+
+    @device
+    def needs_mask(sight, tile, at, n0):
+        band, m0 = band_at(sight, tile.batch, at.head), at.m_block * TILE_M
+        m_end = m0 + TILE_M
+        if IS_PACKED:
+            m_end = minimum(m_end, tile.segment.queries)        # lse is inf behind it
+        return tested(sight, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m_end, n0, n0 + ROWS)
+
+    return first_queries, next_queries, needs_mask
+
+
+def key_lengths(mask):
+    """The device function (sight, tile): beyond which key all heads of a tile's group see nothing."""
+    band_at = band_of(mask)
+
+    @device
+    def longest(sight, tile):
+        keys = index(0)
+        for head in range(tile.head, tile.heads):
+            _, _, queries, length = band_at(sight, tile.batch, head)
+            if queries > 0:
+                keys = maximum(keys, length)
+        return keys
+
+    return longest
+
+
+def pipelines_within(shared, Q, K, V, dO):
+    """Pipelines of these tiles, and places of the lse and the delta that fill a stage of Q together with it."""
+    lse, delta = (shared.tile(1, Q.rows, np.float32, Q.stages) for _ in range(2))
+    K, V = Pipeline.within(shared, K, readers=1), Pipeline.within(shared, V, readers=1)
+    Q, dO = Pipeline.within(shared, Q, CONSUMERS, fills=3), Pipeline.within(shared, dO, CONSUMERS)
+    return Q, K, V, dO, lse, delta
+
+
+@device
+def nothing_beside(biases, tile, at, row, place):
+    return place
+
+
+def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
+    """The device function of the producer: all tiles of K and V, then Q and dO, and what goes with them."""
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
+
+    @device
+    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, beside):
+        K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
+        for part in range(PARTS):
+            n0 = tile.segment.first_key + tile.first + part * ROWS
+            tma_load(K, mK, tile.batch, tile.head_k, n0)
+            tma_load(V, mV, tile.batch, tile.head_k, n0)
+            K, V = advance(K, 1), advance(V, 1)
+        at = first_queries(sight, tile)
+        while at.m_block < at.m_blocks:
+            m0 = at.m_block * TILE_M
+            row, line = tile.segment.first_query + m0, tile.segment.first_line + m0
+            acquire(Q)
+            tma_load(Q, mQ, tile.batch, at.head, row)
+            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], line)
+            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], line)
+            acquire(dO)
+            tma_load(dO, mDO, tile.batch, at.head, row)
+            beside = load_beside(biases, tile, at, row, beside)
+            Q, dO = advance(Q, 1), advance(dO, 1)
+            at = next_queries(sight, tile, at)
+
+    return load_tiles
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
+LARGEST_BOXED = 128  # head_dim: beyond, shared memory has no room for tiles of a bias
+
+
+def number_of_bias(work):
+    """That of the bias that TMA loads, else None."""
+    return boxed_bias(work) if size_of(work) <= LARGEST_BOXED else None
+
+
+def dtype_of_bias(work):
+    return dtype_of_part(work, number_of_bias(work))
+
+
+def comes_with_dq(slopes, score, dropout):
+    """Whether the gradient of slopes does; slopes: the number of their part, or None."""
+    return slopes is not None and not (is_curved(score) or dropout)
+
+
+def makes_slopes(work):
+    return comes_with_dq(work.slopes, work.score, work.problem.dropout)
+
+
+BIAS, SLOPE_SUMS = BoxedBias(number_of_bias), SlopeSums(makes_slopes)
+LINES_AND_NUMBERS = (
+    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
+    "scale_log2", "kept_scale", "at_once", "delta_scale",
+)  # fmt: skip
+
+
+LINE = array_type(np.float32, 3)
+
+
+def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
+    """tiles: of what is given; sums: their types, if the kernel takes some behind its results."""
+    results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
+    lines, maps = [LINE] * 2, several(types.uint64, len(tiles) - 4)
+    signature = types.void(
+        *[types.uint64] * 4, maps, *results, *sums, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        *[number] * 3, INDEX, number,
+    )  # fmt: skip
+    return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+class Tiles(NamedTuple):
+    """A row: tiles of tile_m queries and tile_n keys."""
+
+    tile_m: int
+    tile_n: int
+    stages: Any  # of the tiles that are not kept
+
+    unit = "wgmma"
+
+
+def size_of(work):
+    return max(head_dims(work.problem))
+
+
+def with_results(*names):
+    def parameters(work, tiles):
+        results = tuple(work.dtypes[name].name for name in names)
+        return compiled_in(work, tiles, head_dims(work.problem)) | {"out_dtypes": results, "nbytes": work.nbytes}
+
+    return parameters
+
+
+def at_once(work, tiles):
+    """Matrices at a time, so that blocks that run together read the same Q and dO; see `schedule.place_grouped`.
+
+    Of 1 to 32 none was faster than 8 by more than 5 %, at seqlen 512 to 16384; all at once take 1.4 times as long at
+    2048.
+    """
+    return {"at_once": 8}
+
+
+def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):
+    """The Spec of a kernel that keeps keys."""
+    return Spec(
+        factory,
+        (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
+        tiles=lambda work: (rows[size_of(work)],),
+        parameters=parameters,
+        numbers=at_once,
+        keeps="k",
+        packs=True,
+        blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
+        arch="a",
+    )

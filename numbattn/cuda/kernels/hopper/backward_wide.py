@@ -1,0 +1,250 @@
+"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `gradients`."""
+
+import numpy as np
+
+from ...tile import (
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    clear,
+    commit,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    fence_async_proxy,
+    full,
+    get,
+    get_registers,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    operand,
+    prefetch_tensor_map,
+    put_registers,
+    release,
+    shape,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    thread_index,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from ..scores import kind_of, score_steps_ahead, within_segment
+from ..scores.function import FUNCTION
+from ..shared.layouts import DTYPES
+from ..shared.segments import keys_of
+from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
+from .backward_steps import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    PRODUCER,
+    PRODUCER_REGISTERS,
+    ROWS,
+    ZERO,
+    Call,
+    Tiles,
+    clear_step,
+    dropout_steps,
+    key_lengths,
+    keys_spec,
+    keys_step,
+    loader,
+    pipelines_within,
+    queries_steps,
+    save_step,
+    source,
+    with_results,
+)
+from .forward import is_for_hopper
+
+
+def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
+    """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
+    dtype = DTYPES[dtype]
+    S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
+    COLS = S_TILE.col_vector()
+    shared = SharedMemory()
+    SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, 1) for cols in (head_dim, head_dim_v))
+    SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    SHARED_P = shared.tile(1, ROWS * tile_m, np.float32, 2)
+    given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
+    pipelines = pipelines_within(shared, *given)
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    P_PIPELINE = Pipeline.within(shared, SHARED_P, readers=1)
+    TILE_M = tile_m
+    save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
+    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
+    mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    look_up, apply, pull_back, _ = score_steps_ahead(
+        score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
+    )  # fmt: skip
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
+    keys_of_block, load_tiles = keys_step(mask, ROWS), loader(pipelines, first_queries, next_queries)
+    scores_of = within_segment(score)
+
+    @device
+    def product(X, Y, other, tile, at, call):
+        """S = Q K^T or dP = dO V^T of a tile of queries, transposed, in flight: Alg. 4 lines 11 and 17.
+
+        other: dO or Q, of the same queries.
+        """
+        left = band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
+        clear_queries(Y, other, left)
+        wait(Y)
+        return dot(S_TILE, X, Y.tile.T)
+
+    @device
+    def place_of(tile, at):
+        return tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + tile.first
+
+    @device
+    def looked_up(tile, at, call):
+        """What the score looks up for a tile of S, in flight."""
+        m0, n0 = place_of(tile, at)
+        return look_up(call.scores, (), tile.batch, at.head, m0, n0)
+
+    @device
+    def step_v(dV, S, found, Q, dO, sP, tile, at, call):
+        """P for the other consumer; dV in flight."""
+        batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
+        S, F = apply(S, found, call.scores, batch, at.head, row, col)
+        P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+        if needs_mask(call.sight, tile, at, tile.first):
+            band = band_at(call.sight, batch, at.head)
+            visible = sees(call.sight, band, batch, at.head, m0, tile.first)
+            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
+        P = mark(P, call.drops, batch * call.heads + at.head, m0, tile.first)           # line 14
+        acquire(sP)
+        put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest
+        sync_warpgroup()
+        commit(sP)
+        release(Q)
+        return dot(dV, kept(P, SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
+
+    @device
+    def compute_v(mDV, K, V, tile, call):
+        """The first consumer."""
+        dV, at = full(V_TILE, ZERO), first_queries(call.sight, tile)
+        Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
+        if at.m_block < at.m_blocks:
+            found = looked_up(tile, at, call)
+            S = wgmma_wait(product(K.tile, Q, dO, tile, at, call), 0)
+            after = next_queries(call.sight, tile, at)
+            while after.m_block < after.m_blocks:
+                wait(dO)
+                dV = step_v(dV, S, found, Q, dO, sP, tile, at, call)
+                found = looked_up(tile, after, call)
+                S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, call)
+                dV = wgmma_wait(dV, 1)
+                release(dO)
+                S = wgmma_wait(S, 0)
+                Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
+                at, after = after, next_queries(call.sight, tile, after)
+            wait(dO)
+            dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, call), 0)
+            release(dO)
+        release(K)
+        acquire(advance(V, 1))                                  # the other one has read V
+        first, end = keys_of(tile.segment)
+        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V.tile, tile.first)
+
+    @device
+    def step_k(dK, dP, Q, dO, sP, call):
+        """dK in flight."""
+        wait(Q)
+        D = get(allocate(SHARED_DELTA, Q.index), COLS)
+        wait(sP)
+        dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, call.delta_scale)     # line 20
+        sync_warpgroup()                                        # all have read P
+        release(sP)
+        release(dO)
+        return dot(dK, operand(dS, SHARED_Q), Q.tile)           # line 22: dK += dS^T Q
+
+    @device
+    def compute_k(mDK, K, V, tile, scale, call):
+        """The second consumer."""
+        dK, at = full(K_TILE, ZERO), first_queries(call.sight, tile)
+        Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
+        if at.m_block < at.m_blocks:
+            dP = wgmma_wait(product(V.tile, dO, Q, tile, at, call), 0)
+            after = next_queries(call.sight, tile, at)
+            while after.m_block < after.m_blocks:
+                dK = step_k(dK, dP, Q, dO, sP, call)
+                dP = product(V.tile, advance(dO, 1), advance(Q, 1), tile, after, call)
+                dK = wgmma_wait(dK, 1)
+                release(Q)
+                dP = wgmma_wait(dP, 0)
+                Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
+                at, after = after, next_queries(call.sight, tile, after)
+            dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, call), 0)
+            release(Q)
+        release(V)
+        acquire(advance(K, 1))                                  # the other one has read K
+        first, end = keys_of(tile.segment)
+        save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        kept_scale, at_once, delta_scale,
+    ):  # fmt: skip
+        _, heads, _ = shape(mLse)
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        init_pipeline(Q_PIPELINE)
+        init_pipeline(DO_PIPELINE)
+        init_pipeline(P_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        if tile.first >= tile.end:
+            return
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mQ)
+                prefetch_tensor_map(mDO)
+                load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, 0)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+            wait(K)
+            wait(V)
+            if CLEARS_KEYS:
+                left = longest(sight, tile) - tile.first
+                if warpgroup_index() == 0:
+                    clear(K.tile, left)
+                else:
+                    clear(V.tile, left)
+                fence_async_proxy()
+                sync_warpgroup()
+            scores = scores_of(scores, tile.segment)
+            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            if warpgroup_index() == 0:
+                compute_v(mDV, K, V, tile, call)
+            else:
+                compute_k(mDK, K, V, tile, scale, call)
+
+    return source(kernel, dtype, out_dtypes, mask, score, shared, given)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
+
+
+def tells_dropped(work):
+    """With dropout the sign of P says what is dropped: of P F, too, unless F is negative, as a function's may be."""
+    may_be_negative = any(kind_of(part) == FUNCTION for part in work.score)
+    return is_for_hopper(work) and not (work.problem.dropout and may_be_negative)
+
+
+SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"))

@@ -1,0 +1,122 @@
+"""ALiBi at the speed of the tensor cores: off the diagonal its slopes are one more step of the product Q K^T.
+
+A tile of keys that the diagonal does not cross lies before it or behind it as a whole. There slope |distance| is linear
+in the key: S gets slope c, or behind the diagonal -slope c, with c the key's column counted from the tile's middle, and
+a level that all keys of a row share. The first is a product: a row of its left operand is the slope, in three pieces of
+bfloat16 that add up to a float32, a row of the right one c, c, c. The level goes into m. So CUDA cores have nothing to
+do for each element; on the diagonal the score is as in `score`.
+"""
+
+from typing import Any, NamedTuple
+
+from ...tile import (
+    WARPGROUP,
+    allocate,
+    col_index,
+    convert,
+    device,
+    dot,
+    fence_async_proxy,
+    full,
+    maximum,
+    minimum,
+    operand,
+    put,
+    row_index,
+    simt,
+    warpgroup_index,
+    wgmma,
+    where,
+)
+from ..scores import BY_QUERY, kind_of, offset_kind, own_key_step, parts_of
+
+DEPTH = 16  # of the product: k of one instruction, of which three are used
+PIECES = 3
+
+
+class Ramp(NamedTuple):
+    """Of a consumer's rows."""
+
+    slope: Any  # in the unit of S
+    pieces: Any  # a tile
+    at: Any  # the key at distance 0 from the first row
+
+
+class Side(NamedTuple):
+    """The ramp before the diagonal, or behind it, where the sign is the other one."""
+
+    slope: Any
+    pieces: Any  # an operand
+
+
+def is_ramp(score):
+    """Whether, off the diagonal, the score is linear in the key: slopes, perhaps beside a sink."""
+    return [kind_of(part) for part in parts_of(score)] == ["alibi"] and offset_kind(parts_of(score)[0]) != BY_QUERY
+
+
+def ramp_steps(score, layout, columns, ACC):
+    """Device functions: () -> the right operand is put in its place, `columns`; (scores, batch, head, m0, n0) -> the
+    Ramp of rows from m0 on, n0 the first key; (ramp, n_block, end) -> the Side of a tile, and where it ends: `end`, or
+    the diagonal; (S, side) -> S with the ramp, in flight; (ramp, side, n_block) -> the level, for each row.
+
+    layout: of S. Where there is no ramp they do nothing, and the last two are not to be called.
+    """
+    if not is_ramp(score):
+        return nothing, no_ramp, one_side, None, None
+
+    LEFT, COLUMNS, BFLOAT16, ROWS = wgmma(DEPTH), columns, columns.dtype, layout.row_vector()
+    RIGHT, ZERO = simt(columns.rows, DEPTH, WARPGROUP, DEPTH // 2, 2), ACC(0)
+    (TILE_M, TILE_N), MIDDLE = layout.shape, columns.rows // 2
+    own_key = own_key_step(parts_of(score)[0], 0)
+
+    @device
+    def put_columns():
+        if warpgroup_index() == 0:
+            c = where(col_index(RIGHT, 0) < PIECES, row_index(RIGHT, -MIDDLE), 0)
+            put(allocate(COLUMNS), convert(c, ACC))
+            fence_async_proxy()
+
+    @device
+    def rounded(x):
+        return convert(convert(x, BFLOAT16), ACC)
+
+    @device
+    def ramp_of(scores, batch, head, m0, n0):
+        (slopes, _), (key, _) = scores.parts[0], own_key(scores, batch, head, m0)
+        slope = slopes[batch, head] * scores.inverse_scale
+        whole, k = full(LEFT, slope), col_index(LEFT, 0)
+        high = rounded(whole)
+        middle = rounded(whole - high)
+        pieces = where(k == 0, high, where(k == 1, middle, where(k == 2, whole - high - middle, ZERO)))
+        return Ramp(slope, pieces, key - n0)
+
+    @device
+    def side_of(ramp, n_block, end):
+        if n_block * TILE_N >= ramp.at + TILE_M - 1:
+            return Side(-ramp.slope, operand(-ramp.pieces, COLUMNS)), end
+        return Side(ramp.slope, operand(ramp.pieces, COLUMNS)), minimum(maximum(ramp.at + 1, 0) // TILE_N, end)
+
+    @device
+    def add_ramp(S, side):
+        return dot(S, side.pieces, allocate(COLUMNS).T)         # behind Q K^T: sums are rounded at each step
+
+    @device
+    def level_of(ramp, side, n_block):
+        return convert(row_index(ROWS, ramp.at - MIDDLE - n_block * TILE_N), ACC) * -side.slope
+
+    return put_columns, ramp_of, side_of, add_ramp, level_of
+
+
+@device
+def nothing():
+    pass
+
+
+@device
+def no_ramp(scores, batch, head, m0, n0):
+    return ()
+
+
+@device
+def one_side(ramp, n_block, end):
+    return (), end

@@ -1,0 +1,298 @@
+"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over all that one piece serves.
+
+As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `score.boxed_bias`, of which the tile
+that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
+64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
+the next one meanwhile.
+"""
+
+import numpy as np
+from numba.cuda import types
+
+from ...plan.arguments import BoxedBias, Line, Own
+from ...plan.spec import Route, Spec
+from ...tile import (
+    INDEX,
+    WARPGROUP,
+    Pipeline,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    convert,
+    decrease_registers,
+    device,
+    dot,
+    exp2,
+    full,
+    grid_size,
+    increase_registers,
+    init_pipeline,
+    launch_dependents,
+    load,
+    minimum,
+    prefetch_tensor_map,
+    release,
+    save,
+    shape,
+    stage,
+    sync_threads,
+    sync_warpgroup,
+    sync_warpgroups,
+    thread_index,
+    tma_load,
+    tma_load_part,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+    where,
+)
+from ..score_gradient import OWN_NUMBERS, Diagonal, diagonal_steps, matrices_of
+from ..scores import SCORE, boxed_bias, boxed_dtype, kind_of, score_steps_ahead, scores_type
+from ..shared.layouts import DTYPES, array_type
+from ..shared.tables import compiled_in
+from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
+from .backward_steps import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
+from .forward import head_dims, is_for_hopper, warp_specialised
+
+REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
+
+
+def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, is_boxed, **others):
+    """What computes tiles of dS, that behind part number `behind` of the score: pipelines of Q and K, and of dO and V;
+    the tiles that TMA loads; and device functions. stages: of the pipelines."""
+    dtype, S_TILE = DTYPES[dtype], wgmma(tile_n)
+    ROW_VECTOR, TILE_M, TILE_N = S_TILE.row_vector(), tile_m, tile_n
+    SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, stages * CONSUMERS) for cols in (head_dim, head_dim_v))
+    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, is_boxed=is_boxed)
+
+    @device
+    def in_sight(sight, batch, head, m0, n0, seqlen_q):
+        """Whether a query of the tile sees a key of it."""
+        first, end = keys_in_sight(band_at(sight, batch, head), m0, minimum(m0 + TILE_M, seqlen_q))
+        return first < n0 + TILE_N and n0 < end
+
+    @device
+    def load_tile(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0):
+        """What a tile of dS is made of, that from query m0 and key n0 on."""
+        acquire(K)
+        tma_load(K, mK, batch, head // group_size, n0)
+        for consumer in range(CONSUMERS):
+            place = allocate(SHARED_Q, K.index * CONSUMERS + consumer)
+            tma_load_part(K, place, mQ, batch, head, m0 + consumer * ROWS, 0)
+        acquire(V)
+        tma_load(V, mV, batch, head // group_size, n0)
+        for consumer in range(CONSUMERS):
+            place = allocate(SHARED_DO, V.index * CONSUMERS + consumer)
+            tma_load_part(V, place, mDO, batch, head, m0 + consumer * ROWS, 0)
+
+    @device
+    def load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q):
+        """The producer's, one thread: all tiles of a Diagonal."""
+        for batch in range(at.own_batch, at.batch_end):
+            for head in range(at.own_head, at.head_end):
+                for m_tile in range(at.m_first, at.m_end):
+                    m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
+                    if in_sight(sight, batch, head, m0, n0, seqlen_q):
+                        load_tile(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
+                        K, V = advance(K, 1), advance(V, 1)
+        return K, V
+
+    @device
+    def ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0):
+        """A consumer's: dS behind the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
+        consumer, band = warpgroup_index(), band_at(sight, batch, head)
+        m0 = m_tile * TILE_M + consumer * ROWS
+        lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
+        wait(K)
+        S = dot(S_TILE, allocate(SHARED_Q, K.index * CONSUMERS + consumer), K.tile.T)   # Alg. 4 line 11: S = Q K^T
+        wait(V)
+        dP = dot(S_TILE, allocate(SHARED_DO, V.index * CONSUMERS + consumer), V.tile.T)     # line 17: dP = dO V^T
+        S = wgmma_wait(S, 1)
+        release(K)
+        S, F = apply(S, look_up(scores, bias, batch, head, m0, n0), scores, batch, head, m0, n0)
+        P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
+        dP = wgmma_wait(dP, 0)
+        release(V)
+        dS = pull_back(P * (dP - D), F)                         # line 20
+        n_tile = n0 // TILE_N
+        if tested(sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
+            dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+        return dS
+
+    @device
+    def add_tiles(K, V, bias, mLse, mDelta, sight, scores, at, scale_log2, seqlen_q):
+        """The consumers', whole warpgroups: the sum of dS of all tiles of a Diagonal."""
+        total = full(S_TILE, ZERO)
+        for batch in range(at.own_batch, at.batch_end):
+            for head in range(at.own_head, at.head_end):
+                for m_tile in range(at.m_first, at.m_end):
+                    n0 = at.n_first + (m_tile - at.m_first) * TILE_M
+                    if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                        dS = ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
+                        total = total + dS
+                        K, V = advance(K, 1), advance(V, 1)
+        return total, K, V
+
+    maps = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
+    return S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles
+
+
+def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
+    """The gradient of part number `behind`, whose dtype is `boxed`."""
+    dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[boxed], about["tile_m"], about["tile_n"]
+    shared = SharedMemory()
+    S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, is_boxed=True)
+    SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
+    B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(1), 1, fills=CONSUMERS)
+    (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N = REGISTERS[tile_n], tile_m, tile_n
+    save_rows = save_step(bias, out_dtype, tile_n, nbytes)
+
+    @device
+    def load_bias(biases, at):
+        B, m0 = stage(B_PIPELINE, 0), at.m_first * TILE_M
+        for consumer in range(CONSUMERS):
+            place, row = allocate(SHARED_B, consumer), m0 + consumer * ROWS
+            tma_load_part(B, place, biases[0], at.own_batch, at.own_head, row, at.n_first)
+
+    @device
+    def compute(mDB, mLse, mDelta, sight, scores, at, scale_log2, adds, seqlen_q):
+        """The consumers, whole warpgroups."""
+        K, V, bias = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), allocate(SHARED_B, warpgroup_index())
+        wait(stage(B_PIPELINE, 0))
+        dB, K, V = add_tiles(K, V, bias, mLse, mDelta, sight, scores, at, scale_log2, seqlen_q)
+        target, m0 = mDB[at.own_batch, at.own_head][:, at.n_first :], at.m_first * TILE_M + warpgroup_index() * ROWS
+        if adds:
+            dB = dB + convert(load(target, S_TILE, m0), np.float32)
+        sync_warpgroup()                                        # all have read the bias
+        save_rows(target, dB, bias, m0)
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
+    ):
+        batches, heads, _ = shape(mLse)
+        _, _, seqlen_q, seqlen_k = shape(mDB)
+        m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
+        tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
+        m_tile, n0 = tile // n_count, tile % n_count * TILE_N
+        at = Diagonal(tile, *matrices_of(matrix, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        init_pipeline(B_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(OF_PRODUCER)
+            if thread_index() == PRODUCER:
+                prefetch_tensor_map(mQ)
+                prefetch_tensor_map(mDO)
+                load_bias(biases, at)
+                K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+                load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q)
+        else:
+            increase_registers(OF_CONSUMER)
+            compute(mDB, mLse, mDelta, sight, scores, at, scale_log2, adds, seqlen_q)
+
+    signature = types.void(
+        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
+        sight_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
+    )  # fmt: skip
+    return warp_specialised(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
+
+
+def diagonal_sums_hopper(*, tile_m, tile_n, **about):
+    """As `score_gradient.diagonal_sums`."""
+    shared = SharedMemory()
+    _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(
+        shared, tile_m=tile_m, tile_n=tile_n, **about, is_boxed=False
+    )
+    OF_PRODUCER, OF_CONSUMER = REGISTERS[tile_n]
+    count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
+
+    @device
+    def sum_diagonals(target, total, skewed, plain, adds):
+        sync_warpgroups(CONSUMERS)                              # all have read the diagonals before
+        save(skewed, total, warpgroup_index() * ROWS)
+        sync_warpgroups(CONSUMERS)
+        sum_along(target, plain, adds)
+
+    def kernel(
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,
+        own_heads, adds, mSkewed, mPlain,
+    ):  # fmt: skip
+        batches, heads, _ = shape(mLse)
+        items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
+        init_pipeline(K_PIPELINE)
+        init_pipeline(V_PIPELINE)
+        launch_dependents()
+        wait_on_dependencies()
+        sync_threads()
+        K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(OF_PRODUCER)
+            if thread_index() == PRODUCER:
+                for item in range(block_index(), items, grid_size()):
+                    at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
+                    K, V = load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q)
+        else:
+            increase_registers(OF_CONSUMER)
+            for item in range(block_index(), items, grid_size()):
+                at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
+                total, K, V = add_tiles(K, V, (), mLse, mDelta, sight, scores, at, scale_log2, seqlen_q)
+                target = mSums[at.own_batch, at.own_head, at.number]
+                sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
+
+    signature = types.void(
+        *[types.uint64] * 4, array_type(np.float32, 4), LINE, LINE, sight_type(about["mask"]),
+        scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, LINE, LINE,
+    )  # fmt: skip
+    return warp_specialised(kernel, signature, CONSUMERS, shared, maps)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+BIASES = {64: Tiles(128, 128, 2), 128: Tiles(128, 64, 2), 192: Tiles(128, 64, 1), 256: Tiles(128, 64, 1)}
+BESIDE_OTHERS = BIASES | {64: Tiles(128, 64, 2)}  # parts of a score, which take registers
+LINES = Line("lse_log2", padded=True), Line("delta", padded=True)
+
+
+def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
+    """The Route to an array of this name."""
+
+    def takes(work):
+        whole = not (weight or sums_rows or sums_cols)
+        return whole and is_for_hopper(work) and bool(boxed_dtype(work))
+
+    spec = Spec(
+        bias_gradient_hopper,
+        (*GIVEN, BoxedBias(boxed_bias), Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS),
+        tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
+        parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
+            "out_dtype": out_dtype, "behind": behind, "boxed": boxed_dtype(work), "nbytes": work.nbytes,
+        },
+        arch="a",
+    )  # fmt: skip
+    return Route(takes, (spec,))
+
+
+def diagonals_route(name, *, behind):
+    """The same for the sums of a table."""
+
+    def takes(work):
+        looked_up = {kind_of(part) for part in work.score} - {"relative", "softcap", "alibi", "sink"}
+        return is_for_hopper(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+
+    spec = Spec(
+        diagonal_sums_hopper,
+        (*GIVEN, Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
+        tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
+        parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
+        arch="a",
+    )
+    return Route(takes, (spec,))

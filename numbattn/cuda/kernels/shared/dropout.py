@@ -1,0 +1,94 @@
+"""Dropout of one tile: what `numbattn.dropout_mask` shows, several elements for each call of the generator."""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ....dropout import ROUNDS, round_by
+from ...plan.arguments import Numbers
+from ...tile import convert, device, full, spread, transposed_halves, where, wide_product
+from .layouts import places_of
+
+U32, U64 = np.uint32, np.uint64
+
+
+def then(one, other):
+    @device
+    def both(c0, c1, c2, c3, k0, k1):
+        return other(*one(c0, c1, c2, c3, k0, k1))
+
+    return both
+
+
+random_words = reduce(then, [device(round_by(wide_product))] * ROUNDS)  # a loop would move the words between registers
+
+
+class Drops(NamedTuple):
+    """A Dropout, as kernels take it."""
+
+    threshold: Any  # an element is kept iff its number is at least this
+    offset: Any
+    key_low: Any
+    key_high: Any
+    first: Any  # number of the matrix (batch 0, head 0)
+
+
+DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4, Drops)
+DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first"))
+
+
+def keep_test(layout, transposed=False):
+    """The device function (drops, matrix, m0, n0): which elements of P are kept, in a tile from query m0 and key n0 on.
+
+    The tile's rows are queries, or keys if it is transposed. One call of the generator serves queries i and i + 8 and
+    keys j, j + 1, j + 8 and j + 9, as far as this thread holds them. Tensor cores deal keys j and j + 1 of a transposed
+    tile to two lanes, each with queries i and i + 1: one lane calls for i, the other for i + 1, and they share.
+    """
+    LANE = layout.neighbours_lane() if transposed and 1 in layout.cols.offsets else None
+    SHARES = LANE is not None
+    COUNTERS = layout.without(rows=9, cols=8) if transposed and not SHARES else layout.without(rows=8, cols=9)
+    IN_BLOCK = 0 if layout.rows.size % 16 == layout.cols.size % 16 == 0 else 15
+    places = places_of(transposed)
+
+    @device
+    def shared(word):
+        return transposed_halves(word, LANE) if SHARES else word
+
+    @device
+    def kept(drops, matrix, m0, n0):
+        i, j = places(COUNTERS, m0, n0)
+        if SHARES:
+            i = i + (j & 1)
+        c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U32))
+        c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U32))
+        c2, c3 = full(COUNTERS, U32(drops.first + convert(matrix, U64))), full(COUNTERS, U32(drops.offset))
+        w0, w1, w2, w3, _, _ = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
+        i, j = places(layout, m0 & IN_BLOCK, n0 & IN_BLOCK)
+        below, right, odd = (i & 8) != 0, (j & 8) != 0, ((i if SHARES else j) & 1) != 0
+        upper = where(right, spread(shared(w1), layout), spread(shared(w0), layout))
+        lower = where(right, spread(shared(w3), layout), spread(shared(w2), layout))
+        word = where(below, lower, upper)
+        return where(odd, word, word << 16) >= U32(drops.threshold << 16)   # compares the upper halves
+
+    return kept
+
+
+def drop_step(layout, dropout, transposed=False):
+    """The device function (P, drops, matrix, m0, n0): P with 0 where it is dropped; P itself without dropout."""
+    if not dropout:
+
+        @device
+        def keep(P, drops, matrix, m0, n0):
+            return P
+
+        return keep
+
+    kept = keep_test(layout, transposed)
+
+    @device
+    def drop(P, drops, matrix, m0, n0):
+        return where(kept(drops, matrix, m0, n0), P, 0)
+
+    return drop

@@ -1,0 +1,78 @@
+"""Layouts and types of tiles by dtype and unit. Nothing else in a kernel depends on the unit that multiplies."""
+
+import numpy as np
+from numba.cuda import types
+
+from .... import problem
+from ...plan.views import VECTOR_BYTES
+from ...tile import allocate, col_index, device, mma, put, row_index, simt, sync_threads, sync_warp
+
+MMA_LANES = 4  # of a warp, to a row of an accumulator
+DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
+
+
+def sum_type(dtype):
+    """The accumulator type of a dtype."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def array_type(dtype, ndim):
+    """Numba's type of an array of any strides. bfloat16, which it has no arrays of, is passed as uint16."""
+    name = np.dtype(dtype).name
+    return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
+
+
+def vector(dtype):
+    """Elements in a vector of 16 bytes."""
+    return VECTOR_BYTES // dtype.itemsize
+
+
+def sums(unit, lanes, rows, cols, threads, run=1):
+    """The layout of an accumulator: of mma.sync on tensor cores, of fused multiply-adds on CUDA cores."""
+    if unit == "mma":
+        return mma(rows, cols, threads, across=max(lanes // MMA_LANES, 1))
+    return simt(rows, cols, threads, lanes, run)
+
+
+def places_of(transposed):
+    """The device function (layout, m0, n0): the queries i and keys j of a tile from query m0 and key n0 on.
+
+    The tile's rows are queries, or keys if it is transposed.
+    """
+
+    @device
+    def queries_by_keys(layout, m0, n0):
+        return row_index(layout, m0), col_index(layout, n0)
+
+    @device
+    def keys_by_queries(layout, m0, n0):
+        return col_index(layout, m0), row_index(layout, n0)
+
+    return keys_by_queries if transposed else queries_by_keys
+
+
+def left_operand(layout, shared, dtype):
+    """How an accumulator becomes the left operand of the next product.
+
+    Tensor cores read it from registers, where it already is. CUDA cores read it from shared memory, each row by the
+    warp that wrote it; and so do tensor cores where several warps share a row, after a barrier.
+    """
+    if layout.unit == "mma" and layout.has_whole_rows:
+
+        @device
+        def left(P):
+            return P
+
+        return left
+
+    PLACE = shared.tile(*layout.shape, dtype)
+    arrive = sync_threads if layout.unit == "mma" else sync_warp
+
+    @device
+    def left(P):
+        sP = allocate(PLACE)
+        put(sP, P)
+        arrive()
+        return sP
+
+    return left

@@ -1,0 +1,175 @@
+"""Packed sequences: tiles that end with their segment, so that each segment is computed as a matrix of its own.
+
+A mask that is a `numbattn.Segments`, perhaps with a band, is "packed". A kernel's tiles of queries (or of keys, where
+it keeps these) are numbered by slots: segment t begins at slot start // tile + t, and has slots for all of its tiles,
+and for one more at times. So the number of slots follows from shapes alone, the host does not look into the offsets,
+and a search finds the segment of a slot without a table. Tokens that are in no segment are two segments more, the first
+and the last one, which see nothing.
+
+In kernels tiles, the band and its tests count from the segment's first query and key; what is loaded, stored or handed
+to a score counts from those of the packed arrays.
+"""
+
+from typing import Any, NamedTuple
+
+from ...plan.spec import PADDED
+from ...tile import ballot, device, index, lowest_bit, maximum, minimum, shape, thread_index
+from ..intervals import inside
+from .visibility import PACKED, Sight
+
+WARP = 32
+
+
+class Segment(NamedTuple):
+    """Where a matrix lies in packed arrays. Where arrays are not packed, it is all of them."""
+
+    first_query: Any
+    queries: Any  # how many
+    first_key: Any
+    keys: Any
+    first_line: Any  # where its queries begin in padded lines
+
+
+@device
+def whole(length):
+    """Of arrays that are not packed: as many queries, or keys, as there are."""
+    return Segment(index(0), length, index(0), length, index(0))
+
+
+@device
+def queries_of(segment):
+    """Its rows [first, end) of packed arrays."""
+    return segment.first_query, segment.first_query + segment.queries
+
+
+@device
+def keys_of(segment):
+    return segment.first_key, segment.first_key + segment.keys
+
+
+@device
+def start_of(offsets, t, length):
+    """Where segment t begins."""
+    return inside(offsets[t - 1], length) if t > 0 else 0
+
+
+@device
+def extent_of(offsets, t, length):
+    """Where segment t begins, and how long it is."""
+    (count,) = shape(offsets)
+    first = start_of(offsets, t, length)
+    end = start_of(offsets, t + 1, length) if t < count else length
+    return first, maximum(end - first, 0)
+
+
+def search_step(tile, by_warp):
+    """The device function (offsets, slot, length): the last segment that begins at this slot or before.
+
+    by_warp: for whole warps that ask for the same slot; they look at 32 segments at a time, so that two loads behind
+    one another find one of a thousand.
+    """
+    TILE = tile
+
+    @device
+    def begins_later(offsets, t, slot, length):
+        return start_of(offsets, t, length) // TILE + t > slot
+
+    @device
+    def search(offsets, slot, length):
+        (count,) = shape(offsets)
+        low, high = index(1), count + 1
+        while low < high:
+            middle = (low + high) // 2
+            if begins_later(offsets, middle, slot, length):
+                high = middle
+            else:
+                low = middle + 1
+        return low - 1
+
+    @device
+    def search_by_warp(offsets, slot, length):
+        (count,) = shape(offsets)
+        t, left = index(0), count
+        while left > 0:                                         # it is one of t to t + left
+            step = (left + WARP - 1) // WARP
+            mine = t + (thread_index() % WARP + 1) * step
+            later = mine > count or begins_later(offsets, minimum(mine, count), slot, length)
+            t, left = t + lowest_bit(ballot(later)) * step, step - 1
+        return t
+
+    return search_by_warp if by_warp else search
+
+
+def slot_step(mask, side, tile, by_warp=True):
+    """The device function (packing, batch, slot, length): the Segment of a slot, for tiles of queries or keys by side,
+    and which of the segment's tiles it is: beyond them all if the slot has none. length: of arrays not packed.
+
+    by_warp: see `search_step`.
+    """
+    KEEPS_Q, TILE, search = side == "q", tile, search_step(tile, by_warp)
+
+    @device
+    def in_segments(packing, batch, slot, length):
+        (packing,) = packing
+        queries, keys = packing.queries[batch, 0], packing.keys[batch, 0]
+        kept, length = (queries, packing.seqlen_q) if KEEPS_Q else (keys, packing.seqlen_k)
+        (count,), t = shape(kept), search(kept, slot, length)
+        first_query, count_q = extent_of(queries, t, packing.seqlen_q)
+        first_key, count_k = extent_of(keys, t, packing.seqlen_k)
+        if t == 0 or t == count:                                # tokens in no segment
+            count_q, count_k = (count_q, index(0)) if KEEPS_Q else (index(0), count_k)
+        tile = slot - (first_query if KEEPS_Q else first_key) // TILE - t
+        first_line = (first_query // PADDED + t) * PADDED
+        return Segment(first_query, count_q, first_key, count_k, first_line), tile
+
+    @device
+    def in_matrix(packing, batch, slot, length):
+        return whole(length), slot
+
+    return in_segments if PACKED in mask else in_matrix
+
+
+def count_step(mask, tile):
+    """The device function (packing, length): how many tiles there are, or slots."""
+    TILE = tile
+
+    @device
+    def slots(packing, length):
+        (count,) = shape(packing[0].queries[0, 0])
+        return length // TILE + count + 1
+
+    @device
+    def tiles(packing, length):
+        return (length + TILE - 1) // TILE
+
+    return slots if PACKED in mask else tiles
+
+
+def sight_step(mask, rows=1):
+    """The device function (sight, segment): what queries of a segment see, counted from its first query and key.
+
+    rows: a multiple of it takes the place of the number of queries. Those beyond the segment need no test, if they are
+    not stored.
+    """
+    ROWS = rows
+
+    @device
+    def within(sight, segment):
+        (packing,) = sight.packing
+        shift, apart = segment.keys - segment.queries, segment.first_query - segment.first_key
+        left = maximum(sight.queries - segment.first_query, 0)
+        rounded = (segment.queries + ROWS - 1) // ROWS * ROWS
+        return Sight(
+            maximum(packing.lo + shift, sight.lo + apart),
+            minimum(packing.hi + shift, sight.hi + apart),
+            left if left < segment.queries else rounded,
+            maximum(minimum(segment.keys, sight.keys - segment.first_key), 0),
+            sight.edges, sight.shifts, sight.grids, sight.packing, sight.intervals, sight.gaps,
+            sight.states,
+        )  # fmt: skip
+
+    @device
+    def same(sight, segment):
+        return sight
+
+    return within if PACKED in mask else same

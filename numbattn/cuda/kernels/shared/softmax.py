@@ -1,0 +1,59 @@
+"""The online softmax over one tile of scores, in base 2 (Algorithm 2, lines 12 and 13).
+
+Unlike in the paper m_new comes first: P is taken relative to it at once, and needs no second factor.
+"""
+
+import numpy as np
+
+from ...tile import device, exp2, log2, maximum, part_sum, row_max, where
+
+LOG2_E, LN_2 = np.log2(np.e), np.log(2)
+SLACK = 1  # bits
+
+
+def softmax_steps(ACC, far=False):
+    """m of rows that have seen no key yet, and the device function (S, m, l, scale_log2, level=None, factor=None) -> P,
+    the new m and l, and alpha, the factor that rescales the sums so far.
+
+    m is finite, since (-inf) - (-inf) is NaN. far: all scores of a row may be finfo.min, which times log2(e) is -inf:
+    they are subtracted first then, an instruction more for each element.
+    """
+    NO_MAX = ACC(np.finfo(ACC).min * (1 if far else 2.0**-28))  # else it is finite times a scale_log2 up to 2**28
+
+    @device
+    def fused(S, zero, scale_log2, factor):
+        return S * (scale_log2 if factor is None else factor * scale_log2) - zero * scale_log2
+
+    @device
+    def subtracted_first(S, zero, scale_log2, factor):  # factor is 1: behind what may be far S is natural
+        return (S - zero) * scale_log2
+
+    exponents = subtracted_first if far else fused
+
+    @device
+    def softmax_step(S, m, l, scale_log2, level=None, factor=None):
+        """Any m near the maximum will do: it is updated only where it lags by more than SLACK, so that for most tiles
+        alpha is 1. P is then at most 2**SLACK, and the largest element of a row, otherwise exactly 1, is rounded like
+        the others.
+
+        level: what is added to S, a number or row vector, and factor, what S is multiplied by before that, at no cost
+        for each element. m may be tiny beside the level: where it is not raised it is not touched, or it would lose
+        bits.
+        """
+        if level is None:
+            m_new = row_max(S, m)
+        else:
+            m_new = maximum((row_max(S) if factor is None else row_max(S) * factor) + level, m)
+        m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)   # Alg. 2 line 13: m_new = max(m, rowmax(S))
+        alpha = exp2((m - m_new) * scale_log2)              # line 13: alpha = exp(m - m_new)
+        zero = m_new if level is None else m_new - level    # the S whose P is 1
+        P = exp2(exponents(S, zero, scale_log2, factor))    # line 12: P = exp(S - m_new)
+        return P, m_new, part_sum(P, l * alpha), alpha      # line 13: l = alpha l + rowsum(P)
+
+    return NO_MAX, softmax_step
+
+
+@device
+def logsumexp(m, total, ln_2):
+    """lse = m + log(l): m, in natural units here, and l of line 16 as one number. -inf for a row that saw nothing."""
+    return m + log2(total) * ln_2

@@ -1,0 +1,77 @@
+"""Tables of tiles, and the lookup.
+
+The first row whose shared memory fits is taken. Rows spill no registers and are ordered by speed, as measured on an
+H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
+"""
+
+from typing import NamedTuple
+
+from ..scores import is_curved, looks_up
+from .visibility import is_looked_up
+
+HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
+
+
+class Tiles(NamedTuple):
+    """A row: tiles of tile_m queries and tile_n keys."""
+
+    unit: str  # "mma", tensor cores, or "fma", CUDA cores
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
+
+
+class Staged(NamedTuple):
+    """The same for kernels that buffer the tiles they loop over in several pipeline stages."""
+
+    unit: str
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0
+    stages: int = 1
+
+
+def rounded(name, head_dim):
+    """The head_dim that a kernel is compiled for."""
+    for size in HEAD_DIMS:
+        if head_dim <= size:
+            return size
+    raise ValueError(f"{name}: got {head_dim}, at most {HEAD_DIMS[-1]} on a GPU")
+
+
+def head_dims(problem):
+    """Both head_dims, rounded."""
+    return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
+
+
+def has_tensor_cores(device):
+    return device.cc >= (8, 0)
+
+
+def is_crowded(work):
+    """Whether dropout, a mask's grids, a score's arrays or its derivative take registers, too."""
+    return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_curved(work.score))
+
+
+def rows_of(table, crowded, work):
+    """The rows for this work; if it is crowded, those of `crowded` come first.
+    Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
+    unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
+    size = next(size for size in (64, 128, 256) if size >= largest)
+    return (crowded.get(unit, {}).get(size, ()) if is_crowded(work) else ()) + table.get(unit, {}).get(size, ())
+
+
+def compiled_in(work, tiles, head_dims):
+    """The parameters common to the factories of kernels that compute S; head_dims as they round them."""
+    head_dim, head_dim_v = head_dims
+    return {
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
+        "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
+    }  # fmt: skip
+
+
+def parameters(work, tiles):
+    """The parameters of the kernels for any GPU."""
+    return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}

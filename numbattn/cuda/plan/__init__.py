@@ -1,0 +1,1 @@
+"""From a Problem, a device and the layouts of arrays to a Plan, a value: which kernels are launched, and with what."""

@@ -1,0 +1,343 @@
+"""Problem, device and layouts -> Plan: what a pass does, in order. No CUDA here: see steps.py for what a plan is."""
+
+import math
+
+import numpy as np
+
+from ..build import Key
+from ..kernels.hopper.backward_steps import comes_with_dq
+from ..kernels.hopper.score_gradient import bias_route, diagonals_route
+from ..kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
+from ..kernels.intervals import SPEC as INTERVALS_SPEC
+from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
+from ..kernels.scores import BY_MATRIX, BY_QUERY, BY_SEGMENT, SINK_PART, is_natural, kind_of, offset_kind, place_of_part
+from ..kernels.shared.softmax import LOG2_E
+from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
+from ..kernels.tile_states import STATES, states_shape
+from .arguments import Boxes, Matrix, Own, Word
+from .spec import NUMBERS, SIDES, Device, Route, Work, everything
+from .steps import (
+    COUNTERS_ARRAY,
+    END,
+    FIRST,
+    GAPS,
+    OFFSETS,
+    At,
+    Plan,
+    StandIn,
+    Step,
+    Temporary,
+    array_of_mask,
+    array_of_offset,
+    array_of_part,
+    gradient_of_part,
+    sums_by_row,
+    sums_of_part,
+)
+from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
+
+UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
+KB = 1024
+DEVICES = {  # a typical one of each compute capability, to plan for without a GPU
+    (7, 5): Device(0, (7, 5), 40, 64 * KB),
+    (8, 0): Device(0, (8, 0), 108, 163 * KB),
+    (8, 6): Device(0, (8, 6), 84, 99 * KB),
+    (8, 9): Device(0, (8, 9), 128, 99 * KB),
+    (9, 0): Device(0, (9, 0), 132, 227 * KB),
+    (10, 0): Device(0, (10, 0), 148, 227 * KB),
+    (12, 0): Device(0, (12, 0), 170, 99 * KB),
+}
+RESULTS = "o", "dq", "dk", "dv"
+SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
+ALIGNED = "aligned"  # of a part of a score: within segments, by segment or by query, as kernels take them
+
+
+def plan(routes, problem, device, call):
+    """The Plan of a pass by the first of these Routes that takes the work."""
+    return Planner(problem, device, call).plan(routes)
+
+
+class Planner:
+    def __init__(self, problem, device, call):
+        self.problem, self.device, self.call = problem, device, call
+        self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
+        self.axes, self.states = problem.batch[:-1] or (1,), None
+        sides = [side for side in SIDES if side in self.layouts]
+        grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
+        self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
+        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
+        self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
+        slopes = [number for number, part in enumerate(call.score) if kind_of(part.kind) == "alibi" and part.gradient]
+        self.slopes = slopes[0] if self.call.is_backward and len(slopes) == 1 else None
+        sinks = [number for number, part in enumerate(call.score) if part.kind == SINK_PART and part.gradient]
+        self.sink = sinks[0] if self.call.is_backward and sinks else None
+        self.segments = self.segments_of_packed()
+
+    def plan(self, routes):
+        chosen = self.first_of(*routes)
+        arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Word)]
+        # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
+        for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], Boxes)):
+            argument.find(self, self.work(spec))
+        for spec in chosen:
+            self.add(spec)
+        if self.call.is_backward:
+            for number, part in enumerate(self.call.score):
+                self.add_gradient(number, part)
+        stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
+        counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
+        return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
+
+    def first_of(self, *routes):
+        """The Specs of the first Route that takes the work."""
+        return next(route.specs for route in routes if route.takes(self.work(route.specs[0])))
+
+    def add(self, spec):
+        """The steps of a kernel."""
+        work, tiles = self.work(spec), self.fitting(spec)
+        if has_states(work.mask) and MASK in spec.arguments:
+            self.find_states(spec, tiles, work)
+        for more in spec.variants(work):
+            self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
+
+    def fitting(self, spec):
+        """Its tiles."""
+        tiles = spec.fitting(self.work(spec))
+        if tiles is None:
+            sizes = f"{self.problem.dtype} with head_dim {self.problem.head_dim}, {self.problem.head_dim_v}"
+            room = f"{self.device.shared} bytes of shared memory"
+            raise NotImplementedError(f"{spec.name}: no tiles of {sizes} in {room}")
+        return tiles
+
+    def work(self, spec):
+        """What `spec` has to do."""
+        matrices = [x.name for x in spec.arguments if isinstance(x, Matrix)]
+        aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
+        dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
+        nbytes = VECTOR_BYTES if aligned else 0
+        mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
+        score = tuple([kind.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for kind in self.score])
+        if segments:
+            mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
+        return Work(
+            self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
+            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, segments,
+        )  # fmt: skip
+
+    def segments_of_packed(self):
+        """How many segments kernels that take packed arrays find in these, or 0.
+
+        All heads have the same ones; dropout, grids, biases and the kernels that compute gradients of a score alone
+        are laid out by tiles of the whole matrix.
+        """
+        if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
+            return 0
+        offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
+        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and part.kind != SINK_PART]
+        with_dq = wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)
+        alone = self.call.is_backward and wanted and not with_dq
+        if self.problem.dropout or alone or any(kind_of(kind) == "bias" for kind in self.score):
+            return 0
+        by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
+        return 0 if by_head else offsets[0][-1] + 1
+
+    # ------------------------------------------------------------------------------------------------------- arrays
+    def find_matrix(self, name, heads, by_tma=False):
+        """Let a kernel take this array as it is given, or a stand-in."""
+        if name in self.stand_ins:
+            return
+        given, is_result = self.layouts[name], name in RESULTS and not (name == "o" and self.call.is_backward)
+        shape, dtype, why = given.shape, given.dtype, None
+        heads = self.problem.heads if heads == "q" else self.problem.heads_k
+        if name in ("dq", "dk", "dv") and shape[:-2] != (whole := self.batch(heads)):
+            shape, dtype, why = (*whole, *shape[-2:]), self.problem.sum_dtype, "summed over the axes that are broadcast"
+        if not shape[-1]:
+            shape, why = (*shape[:-1], 1), "has no features"
+        if by_tma and not fits_tensor_map(given):
+            columns = VECTOR_BYTES // dtype.itemsize
+            shape = *shape[:-1], -(-shape[-1] // columns) * columns
+            why = "does not lie as tensor maps need it"
+        if why is not None:
+            self.stand_ins[name] = StandIn(name, shape, dtype, why, is_result)
+            self.layouts[name] = contiguous(shape, dtype)
+
+    def add_temporary(self, name, shape, dtype, is_zero=False):
+        self.temporaries[name] = Temporary(name, shape, dtype, is_zero)
+        self.layouts[name] = contiguous(shape, dtype)
+
+    def find_intervals(self, work, tiles):
+        """The temporaries for the keys that each query sees by intervals, and the step that computes them."""
+        names = [array_of_mask(number, which) for number, part in enumerate(self.call.intervals)
+                 for which, x in enumerate(part.numbers) if x is None]  # fmt: skip
+        axes = len(self.problem.batch)
+        lead = np.broadcast_shapes((1,) * axes, *(self.layouts[name].shape[:axes] for name in names))
+        for name in (FIRST, END, *self.names_of_gaps(), *[OFFSETS] * has_offsets(work)):
+            self.add_temporary(name, (*lead, self.problem.seqlen_q), INT32)
+        self.add_launches(INTERVALS_SPEC, work, tiles, INTERVALS_SPEC.parameters(work, tiles))
+
+    def names_of_gaps(self):
+        return [name.format(number) for number in self.gaps for name in GAPS]
+
+    def find_states(self, spec, tiles, work):
+        """The temporary for the states of tiles, and the step that computes them: once for kernels of like tiles."""
+        if self.call.intervals and FIRST not in self.temporaries:
+            self.find_intervals(work, tiles)
+        m_blocks, n_blocks = self.tiles_of(tiles, work)
+        kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
+        shape = *self.problem.batch, *states_shape(*kept_and_other)
+        name, states = f"states of {tiles.tile_m}x{tiles.tile_n}, kept {spec.keeps}", STATES[spec.keeps]
+        self.states = name
+        if name in self.temporaries:
+            return
+        self.add_temporary(name, shape, UINT32)
+        self.add_launches(states, work, tiles, states.parameters(work, tiles))
+
+    def batch(self, heads):
+        """The batch axes of an array with this number of heads."""
+        return (*self.problem.batch[:-1], heads) if self.problem.batch else ()
+
+    # ----------------------------------------------------------------------------------------------------- launches
+    def add_launches(self, spec, work, tiles, parameters):
+        """A step for each piece of the batch."""
+        key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
+        blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
+        for piece in self.pieces(arguments):
+            started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
+            self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
+
+    def pieces(self, arguments):
+        """The Pieces of the batch that a launch each takes."""
+        return pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments])
+
+    def arguments_of(self, piece, arguments, **known):
+        """The arguments for a Piece: where it starts, its first matrix and first element, and what else is known."""
+        known = {"first": piece.first * self.problem.heads, "first_batch": piece.first, **known}
+        return tuple(
+            known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
+            for x, view in zip(arguments, piece.views)
+        )
+
+    # ----------------------------------------------------------------------------------------- gradients of a score
+    def add_gradient(self, number, part):
+        """The steps of the gradient of a part's array; one that comes with delta or dQ needs none.
+
+        They write to the gradient itself, or to sums which a few array operations turn into it: see passes.
+        """
+        if not part.gradient or sums_by_row(number) in self.temporaries:
+            return
+        shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
+        about = {"behind": place_of_part(self.score, number)}
+        if kind_of(part.kind) == "relative":
+            self.add_gradient_of_table(number, offset_kind(part.kind), shape, about)
+            return
+        rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if part.kind == "bias" else (1, 1)
+        lead = shape[:-2] if part.kind == "bias" else shape
+        sizes = self.problem.seqlen_q, self.problem.seqlen_k
+        sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
+        weight = "distance" if kind_of(part.kind) == "alibi" else ""
+        about |= {"weight": weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
+        spec = self.gradient_spec(own, out_dtype=self.problem.sum_dtype.name, **about)
+        tiles = self.fitting(spec)
+        rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
+        fits = part.kind == "bias" and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
+        if sums_rows or rounded_twice or not fits:
+            own = sums_of_part(number)
+            shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
+            self.add_temporary(own, shape, self.problem.sum_dtype)
+        spec = self.gradient_spec(own, out_dtype=self.layouts[own].dtype.name, **about)
+        m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
+        self.add_own(spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
+
+    def gradient_spec(self, own, **about):
+        """That of the kernel for the gradient of a bias, or of slopes."""
+        general = Route(everything, (spec_of(bias_gradient, own, **about),))
+        (spec,) = self.first_of(bias_route(own, **about), general)
+        return spec
+
+    def add_gradient_of_table(self, number, offset, shape, about):
+        """The steps of the gradient of a RelativeBias' table; offset: its kind."""
+        name, (*lead, entries) = sums_of_part(number), shape
+        if offset == BY_MATRIX:
+            lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)
+        if offset != ALIGNED:
+            self.add_diagonal_sums(name, lead, about)
+            return
+        spec = spec_of(entry_sums, name, **about)
+        tiles = self.fitting(spec)
+        self.add_temporary(name, (*lead, tiles.tile_m, entries), self.problem.sum_dtype)
+        self.add_own(spec, tiles, entries)
+
+    def add_diagonal_sums(self, name, lead, about):
+        """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
+        general = Route(everything, (spec_of(diagonal_sums, name, **about),))
+        (spec,) = self.first_of(diagonals_route(name, **about), general)
+        tiles, dtype = self.fitting(spec), self.problem.sum_dtype
+        m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
+        most = DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
+        width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
+        self.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
+        self.layouts[name] = contiguous((*lead, diagonals, width), dtype)
+        self.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
+        size = dtype.itemsize
+        step, pitch = tiles.tile_m * width * size, width * size
+        skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
+        plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
+        self.add_own(spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
+
+    def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
+        """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
+        work, seen = self.work(spec), set()
+        if has_states(work.mask):
+            self.find_states(spec, tiles, work)
+        key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
+        (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
+        later = {name: name for name in OWN_NUMBERS}
+        arguments = [x for argument in spec.arguments for x in self.flat(argument, later, work)]
+        place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
+        for piece in self.pieces(arguments):
+            pointer, _, (batch, heads, *_), strides = piece.views[place]
+            own_batches, own_heads = batch if strides[0] else 1, heads if strides[1] else 1
+            numbers = dict(zip(OWN_NUMBERS, (own_batches, own_heads, int(pointer in seen)), strict=True))
+            seen.add(pointer)
+            own = self.arguments_of(piece, arguments, **numbers)
+            count = min(own_batches * own_heads * blocks, most)
+            self.steps.append(Step(key, tiles, count, (*own, *scratch)))
+
+    def tiles_of(self, tiles, work):
+        """How many there are of queries and of keys; of packed arrays, how many slots: see kernels.segments."""
+        sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
+        return [length // tile + work.segments if work.segments else -(-length // tile) for length, tile in sizes]
+
+    def flat(self, argument, numbers, work):
+        """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
+        if isinstance(argument, Word):
+            yield from argument.flat(self, work)
+        elif argument == "scale_log2" and is_natural(self.score):
+            yield LOG2_E
+        elif argument in numbers:
+            yield numbers[argument]
+        else:
+            yield argument if argument in NUMBERS else getattr(self.problem, argument)
+
+    def kind_of_part(self, number, kind):
+        """With dtype and alignment of a bias: see kernels.score."""
+        if kind != "bias":
+            return kind
+        layout = self.layouts[array_of_part(number)]
+        boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
+        return f"{kind} {layout.dtype.name} {alignment(layout)}{boxes}"
+
+    def at(self, name, heads="q", own=2, rows=None):
+        """A View with all batch axes, stride 0 where it is broadcast, of the first `rows` of its own first axis."""
+        shape, strides, dtype, _ = self.layouts[name]
+        if rows is not None:
+            lead = len(shape) - own
+            shape = *shape[:lead], min(rows, shape[lead]), *shape[lead + 1 :]
+        heads = self.problem.heads if heads == "q" else self.problem.heads_k
+        return At(name, broadcast(View(0, dtype.itemsize, shape, strides), (*self.axes, heads), own))
+
+    def whole(self, name):
+        """All of an array that is not laid out by batch and head."""
+        shape, strides, dtype, _ = self.layouts[name]
+        return At(name, View(0, dtype.itemsize, shape, strides), has_batch=False)

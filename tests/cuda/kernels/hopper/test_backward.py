@@ -1,0 +1,107 @@
+"""Small tiles of queries and keys, simulated; test_passes has those of a plan, compiled."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.kernels.hopper.backward_kv import backward_kv, round_dq
+from numbattn.cuda.kernels.hopper.backward_q import backward_q
+from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
+from numbattn.cuda.plan.spec import PADDED
+from tests.accuracy import assert_accurate
+from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
+
+from ..calls import call
+
+pytestmark = simulated_only
+DTYPE = np.float16
+SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 64), "q": (128, 64)}  # tile_m, tile_n
+KERNELS = pytest.mark.parametrize("kernel", SIZES)
+
+
+def padded(line, beyond):
+    """A line as delta_padded writes it."""
+    out = np.full((*line.shape[:-1], -(-line.shape[-1] // PADDED) * PADDED), beyond, line.dtype)
+    out[..., : line.shape[-1]] = line
+    return out
+
+
+def check(rng, kernel, dv_first=True, at_once=2, **problem):
+    case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
+    tile_m, tile_n = SIZES[kernel]
+    is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
+    of = "q" if kernel == "q" else "qkv" if adds_dq else "kv"
+    grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
+    common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
+              "mask": case.mask, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
+    lines = padded(case.lse_log2, np.inf), padded(case.delta, 0)
+    (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
+    sums = np.zeros((batches, heads, lines[0].shape[-1] * 64), np.float32)
+    numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
+               case.delta_scale)  # fmt: skip
+    if kernel == "q":
+        source = backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
+        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
+    elif kernel == "wide":
+        source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
+    else:
+        about = {"dv_first": dv_first, "adds_dq": adds_dq, "dq_late": is_late, "lines_early": is_late}
+        source = backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
+    inputs = case.q, case.k, case.v, case.do
+    launch(
+        source.function, (blocks, 1, 1), source.threads, source.shared,
+        *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *lines,
+        case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
+    )  # fmt: skip
+    if adds_dq:
+        source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0, mask=())
+        parts = batches * heads * -(-m // 64)
+        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
+    for name, got in grads.items():
+        assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
+
+
+@KERNELS
+def test_causal(rng, kernel):
+    check(rng, kernel, m=190, n=150, causal=True)
+
+
+@KERNELS
+def test_groups_of_heads(rng, kernel):
+    """More tiles than stages, and heads of a group that see different queries and keys."""
+    mask = na.Lengths(np.array([[100, 17, 150, 60]]), np.array([[130, 140, 0, 90]]))
+    check(rng, kernel, heads=4, heads_k=2, m=140, n=150, mask=mask, poison=np.nan)
+
+
+@KERNELS
+def test_blocks(rng, kernel):
+    blocks = np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool)
+    check(rng, kernel, m=192, n=256, mask=na.BlockSparse(blocks, (64, 64)))
+
+
+@KERNELS
+def test_nothing_is_seen(rng, kernel):
+    check(rng, kernel, m=130, n=20, mask=na.Causal(offset=-128))
+
+
+@KERNELS
+def test_dropout(rng, kernel):
+    check(rng, kernel, batch=2, heads=2, m=70, n=70, dropout=na.Dropout(0.3, seed=5))
+
+
+@pytest.mark.parametrize("kernel", ["sums", "q"])
+def test_dropout_of_more_tiles_than_stages(rng, kernel):
+    check(rng, kernel, m=400, n=200, causal=True, dropout=na.Dropout(0.5, seed=7), dv_first=False)
+
+
+@pytest.mark.parametrize("kernel", ["kv", "sums"])
+def test_dv_after_ds(rng, kernel):
+    check(rng, kernel, m=300, n=130, dv_first=False)
+
+
+def test_parts_of_dq_are_those_of_the_consumers():
+    with pytest.raises(ValueError, match="tile_m: got 64 for head_dim 64, expected 2 parts of dQ"):
+        backward_kv(dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tile_m=64, tile_n=128,
+                    stages=2, dv_first=True, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0)  # fmt: skip

@@ -1,0 +1,48 @@
+"""The kernels drop what `numbattn.dropout_mask` says."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.kernels.shared.dropout import Drops, drop_step
+from numbattn.cuda.tile import full, mma, save, simt, wgmma
+from numbattn.dropout import Dropout, dropout_mask
+from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
+
+THREADS = 128
+LAYOUTS = {"simt": simt(64, 32, THREADS, 8, 2), "mma": mma(64, 32, THREADS), "wgmma": wgmma(32),
+           "mma, 8 columns": mma(64, 8, THREADS), "simt, 8 x 4": simt(8, 4, THREADS, 4, 1)}
+DROPOUT = Dropout(19741 / 65536, seed=0x123456789ABCDEF, offset=77)  # what an element of the large tiles draws
+SCALARS = np.uint32(DROPOUT.threshold), np.uint64(77), *map(np.uint64, DROPOUT.key), np.uint64(2)
+
+
+def dropping(layout, transposed):
+    drop, ONE = drop_step(layout, True, transposed), np.float32(1)
+
+    def kernel(z, threshold, offset, key_low, key_high, first, m0, n0):
+        drops = Drops(threshold, offset, key_low, key_high, first)
+        save(z, drop(full(layout, ONE), drops, np.int32(1), m0, n0), 0)
+
+    return kernel
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_kept(layout, transposed):
+    """Of a tile that is smaller than a block of 16 x 16: of the second one in it."""
+    layout = LAYOUTS[layout]
+    z = poisoned(layout.shape)
+    m, n = reversed(z.shape) if transposed else z.shape
+    m0, n0 = 48 + m % 16, 112 + n % 16
+    launch(dropping(layout, transposed), (1, 1, 1), THREADS, 0, z, *SCALARS, np.int32(m0), np.int32(n0))
+    want = dropout_mask(DROPOUT, (4, 256, 256))[3, m0 : m0 + m, n0 : n0 + n]
+    np.testing.assert_array_equal(z, want.T if transposed else want)
+
+
+@compiled_only
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_call_of_the_generator_serves_eight_elements_on_tensor_cores(transposed):
+    """And a round takes two products."""
+    z = poisoned((64, 32))
+    at = np.int32(0), np.int32(0)
+    found = ptx_of(dropping(LAYOUTS["wgmma"], transposed), THREADS, z, *SCALARS, *at, cc=(9, 0, "a"))
+    assert 0 < found.count(r"mul\.wide\.u32\s+%\w+, %\w+, %\w+;") <= 2 * 10 * z.size // THREADS // 8

@@ -1,0 +1,59 @@
+"""Every tile of every matrix is somebody's work, once."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.kernels.shared.schedule import finish, next_number, place, place_grouped
+from numbattn.cuda.tile import block_index, thread_index
+from tests.tools.launch import launch
+
+TILES, HEADS, BATCHES = 5, 3, 2
+MATRICES = HEADS * BATCHES
+
+
+def places(of, *more):
+    def kernel(out):
+        number = thread_index()
+        if number < out.shape[0]:
+            tile, batch, head = of(number, *more)
+            out[number, 0] = tile
+            out[number, 1] = batch
+            out[number, 2] = head
+
+    out = np.full((TILES * MATRICES, 3), -1, np.int32)
+    launch(kernel, (1, 1, 1), 32, 0, out)
+    return [tuple(row) for row in out.tolist()]
+
+
+EVERY = [(tile, batch, head) for tile in range(TILES) for batch in range(BATCHES) for head in range(HEADS)]
+
+
+def test_place_counts_tiles_slowest():
+    assert places(place, np.int32(MATRICES), np.int32(HEADS)) == EVERY
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 6, 100])
+def test_place_near_counts_tiles_slowest_among_few_matrices(at_once):
+    found = places(place_grouped, np.int32(TILES), np.int32(MATRICES), np.int32(HEADS), np.int32(at_once))
+    assert sorted(found) == EVERY
+    matrices = [batch * HEADS + head for _, batch, head in found]
+    assert [m // at_once for m in matrices] == sorted(m // at_once for m in matrices)
+    for group in range(-(-MATRICES // at_once)):
+        tiles = [tile for (tile, _, _), m in zip(found, matrices) if m // at_once == group]
+        assert tiles == sorted(tiles)
+
+
+def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
+    def kernel(counters, taken):
+        if thread_index() == 0:
+            number = block_index()
+            while number < taken.shape[0]:
+                taken[number] += 1
+                number = next_number(counters)
+            finish(counters)
+
+    counters, taken = np.zeros(2, np.uint32), np.zeros(20, np.int32)
+    for _ in range(2):
+        launch(kernel, (3, 1, 1), 32, 0, counters, taken)
+        assert counters.tolist() == [0, 0]
+    assert taken.tolist() == [2] * 20

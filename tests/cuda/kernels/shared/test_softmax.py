@@ -1,0 +1,125 @@
+"""Tile by tile it is the softmax of the whole row, with a maximum that lags by no more than a bit."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.kernels.shared.softmax import LN_2, logsumexp, softmax_steps
+from numbattn.cuda.tile import full, load, mma, row_sum, save, simt
+from tests.tools.launch import launch, poisoned
+
+ROWS, TILES, COLS = 16, 24, 8
+CASES = {
+    "float32": (simt(ROWS, COLS, 32, 4, 2), np.float32),
+    "float64": (simt(ROWS, COLS, 32, 4, 2), np.float64),
+    "mma": (mma(ROWS, COLS, 32), np.float32),
+}
+SCALE_LOG2 = 0.75
+GROWTH = 0.05, 0.3, 0.5, 0.99, 1, 1.01, 2.5, 7  # of the maxima of the first rows, in bits a tile
+
+
+def scores(rng):
+    """[row, tile, column], in bits."""
+    S = rng.uniform(-9, 0, (ROWS, TILES, COLS))
+    for row, growth in enumerate(GROWTH):
+        S[row, :, row] = growth * np.arange(TILES)
+    S[8] = S[5, ::-1]                           # its maximum comes first
+    S[9] -= 300
+    S[10] = -40                                 # all the same
+    S[11:13] = -np.inf                          # one sees nothing,
+    S[12, -1, 3] = 5                            # one its last key only
+    S[13, :5] = S[14, 5:20] = -np.inf
+    return S
+
+
+class Steps(NamedTuple):
+    """What is given and found, in float64; scores and m in bits."""
+
+    S: Any  # [tile, row, column]
+    P: Any
+    m: Any  # [tile, row]
+    alpha: Any
+    l: Any  # [row]
+    lse: Any
+    eps: float
+
+
+@pytest.fixture(params=CASES)
+def steps(request, world):
+    return steps_of(request.param, world)
+
+
+@cache
+def steps_of(case, world):
+    layout, dtype = CASES[case]
+    ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
+    ZERO, LN2, SCALE = dtype(0), dtype(LN_2), dtype(SCALE_LOG2)
+    NO_MAX, softmax_step = softmax_steps(dtype)
+
+    def kernel(mS, mP, mM, mAlpha, mL, mLse):
+        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        for tile in range(TILES):
+            P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, SCALE)
+            save(mP[tile], P, 0)
+            save(mM[tile], m, 0)
+            save(mAlpha[tile], alpha, 0)
+        total = row_sum(l, ZERO)
+        save(mL, total, 0)
+        save(mLse, logsumexp(m * (SCALE * LN2), total, LN2), 0)
+
+    S = (scores(np.random.default_rng(0)) / SCALE_LOG2).astype(dtype).swapaxes(0, 1)
+    P, (m, alpha), (l, lse) = (poisoned(shape, dtype) for shape in (S.shape, (2, TILES, ROWS), (2, ROWS)))
+    launch(kernel, (1, 1, 1), layout.threads, 0, S, P, m, alpha, l, lse)
+    S, P, m, alpha, l, lse = (x.astype(np.float64) for x in (S, P, m, alpha, l, lse))
+    return Steps(S * SCALE_LOG2, P, m * SCALE_LOG2, alpha, l, lse, float(np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_of_the_lowest_scores(world, dtype):
+    """Which padding has, times log2(e), they are beyond the floats: they are visible all the same; -inf is not."""
+    layout, (NO_MAX, softmax_step) = simt(4, 8, 32, 8, 1), softmax_steps(dtype, far=True)
+    ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
+    ZERO, LN2, LOG2E = dtype(0), dtype(LN_2), dtype(np.log2(np.e))
+
+    def kernel(mS, mP, mLse):
+        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        for tile in range(2):
+            P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, LOG2E)
+            save(mP[tile], P, 0)
+        save(mLse, logsumexp(m * (LOG2E * LN2), row_sum(l), LN2), 0)
+
+    S = np.full((2, 4, 8), -np.inf, dtype)
+    S[:, 0], S[0, 1], S[0, 2, 3:], S[1, 2, 1] = np.finfo(dtype).min, np.finfo(dtype).min, np.finfo(dtype).min, 1.5
+    P, lse = poisoned(S.shape, dtype), poisoned(4, dtype)
+    launch(kernel, (1, 1, 1), layout.threads, 0, S, P, lse)
+    np.testing.assert_array_equal(P, np.isfinite(S))
+    np.testing.assert_allclose(lse, [np.finfo(dtype).min, np.finfo(dtype).min, 1.5, -np.inf], rtol=1e-6)
+
+
+def test_m_lags_behind_the_maximum_by_no_more_than_a_bit(steps):
+    largest = np.maximum.accumulate(steps.S.max(axis=2))
+    seen, rounding = np.isfinite(largest), 1000 * steps.eps
+    assert (steps.m <= largest + rounding)[seen].all()
+    assert (steps.m >= largest - 1 - rounding)[seen].all()
+    assert steps.P.max() <= 2 + rounding
+
+
+def test_sums_are_rescaled_once_a_bit_at_most(steps):
+    rescaled = (steps.alpha[1:] != 1).sum(axis=0)[: len(GROWTH)]
+    assert (rescaled <= np.array(GROWTH) * (TILES - 1)).all()
+
+
+def test_it_is_the_softmax_of_the_whole_row(steps):
+    S, P, m, alpha, l, lse, eps = steps
+    largest = S.max(axis=(0, 2))
+    seen = np.isfinite(largest)
+    E = np.exp2(S[:, seen] - largest[seen, None])
+    total = E.sum(axis=(0, 2))
+    np.testing.assert_allclose(lse[seen], (largest[seen] + np.log2(total)) * np.log(2), rtol=10 * eps, atol=10 * eps)
+    assert np.isneginf(lse[~seen]).all()
+    after = np.cumprod(np.vstack([np.ones(ROWS), alpha[:0:-1]]), axis=0)[::-1]     # by what a tile is still multiplied
+    weights = P[:, seen] * (after[:, seen] / l[seen])[..., None]
+    np.testing.assert_allclose(weights, E / total[:, None], rtol=0, atol=1000 * eps)
+    assert not P[:, ~seen].any()

@@ -1,0 +1,216 @@
+"""Which keys are in sight of a tile of queries, and the other way round; what the states of tiles say of the next."""
+
+import operator
+from functools import cache, reduce
+from itertools import product
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.kernels.shared.visibility import (
+    Cells,
+    Sight,
+    band_of,
+    element_test,
+    in_band,
+    keys_in_sight,
+    needs_test,
+    next_tile,
+    queries_in_sight,
+)
+from numbattn.cuda.plan.spec import SIDES
+from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
+from tests.tools.launch import launch
+
+from ..states import KEPT, TILE_M, TILE_N, WALKED, random_cells, shown, states_of
+
+# ---------------------------------------------------------------------------------------------------------- the band
+M0, M_END, N0, N_END = map(np.int32, (5, 8, 6, 10))  # a tile of queries and keys
+SHIFTS = -20, *range(-9, 8), 20
+BANDS = np.array(list(product(SHIFTS, SHIFTS, (0, *range(4, 10)), (0, *range(5, 12)))), np.int32)
+EVERYTHING = np.arange(20)
+
+
+def sees(bands, i, j):
+    """[band, query, key], by the definition."""
+    lo, hi, queries, keys = bands.T[..., None, None]
+    i = i[:, None]
+    return (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
+
+
+@pytest.fixture
+def bounds(world):
+    return bounds_in(world)
+
+
+@cache
+def bounds_in(world):
+    """keys_in_sight, queries_in_sight and in_band of the tile, for each band."""
+
+    def kernel(bands, out):
+        n = block_index() * 1024 + thread_index()
+        if n < bands.shape[0]:
+            band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
+            out[n, 0], out[n, 1] = keys_in_sight(band, M0, M_END)
+            out[n, 2], out[n, 3] = queries_in_sight(band, N0, N_END)
+            out[n, 4] = in_band(band, M0, M_END, N0, N_END)
+
+    out = np.full((len(BANDS), 5), -99, np.int32)
+    launch(kernel, (-(-len(BANDS) // 1024), 1, 1), 1024, 0, BANDS, out)
+    return out
+
+
+def test_a_tile_is_whole_where_each_of_its_queries_sees_each_of_its_keys(bounds):
+    tile = sees(BANDS, np.arange(M0, M_END), np.arange(N0, N_END))
+    np.testing.assert_array_equal(bounds[:, 4], tile.all((1, 2)))
+
+
+@pytest.mark.parametrize("side", ["keys", "queries"])
+def test_all_that_is_in_sight_and_no_more(bounds, side):
+    if side == "keys":
+        (first, end), seen = bounds.T[:2], sees(BANDS, np.arange(M0, M_END), EVERYTHING).any(1)
+    else:
+        (first, end), seen = bounds.T[2:4], sees(BANDS, EVERYTHING, np.arange(N0, N_END)).any(2)
+    assert (first >= 0).all()
+    assert (end >= 0).all()
+    some, narrow = seen.any(1), BANDS[:, 0] > BANDS[:, 1]       # lo > hi: nobody sees anything
+    np.testing.assert_array_equal(first[some], seen[some].argmax(1))
+    np.testing.assert_array_equal(end[some], len(EVERYTHING) - seen[some, ::-1].argmax(1))
+    assert (first >= end)[~some & ~narrow].all()
+
+
+FAR = 2**31 - 1
+OWN = {  # edges, shifts
+    "all": ([-3, 7, 9, 12], (0, 0)), "shifted": ([4, 4, 9, 12], (-6, 5)), "none": ([None] * 4, (0, 0)),
+    "some": ([None, 3, None, 5], (0, 1)), "wider": ([-20, 20, 30, 30], (0, 0)),
+    "far": ([-FAR, FAR, FAR, FAR], (2**30, -(2**30))), "farther": ([FAR, -FAR - 1, -FAR, -FAR - 1], (2**30, -(2**30))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_band_of_its_own_is_narrowed_by_that_of_all(case):
+    """For one head; of the other the edges lie elsewhere."""
+    edges, shifts = OWN[case]
+    lo, hi, queries, keys = everyone = -12, 13, 14, 15
+    sides = tuple(side for side, edge in zip(SIDES, edges) if edge is not None)
+    band_at = band_of(sides)
+
+    def kernel(sight, out):
+        if thread_index() == 0:
+            band = band_at(sight, np.int32(0), np.int32(1))
+            for i in range(4):
+                out[i] = band[i]
+
+    arrays = tuple(np.array([[0, edge]], np.int32) for edge in edges if edge is not None)
+    added = tuple(np.int32(shift) for side, shift in zip(SIDES, shifts) if side in sides)
+    out = np.full(4, -99, np.int32)
+    launch(kernel, (1, 1, 1), 32, 0, Sight(*map(np.int32, everyone), arrays, added), out)
+    own = [other if edge is None else edge + shift for edge, shift, other in zip(edges, (*shifts, 0, 0), everyone)]
+    wanted = [max(lo, min(own[0], keys)), min(hi, max(own[1], -queries)), max(min(own[2], queries), 0),
+              max(min(own[3], keys), 0)]  # fmt: skip
+    np.testing.assert_array_equal(out, wanted)
+
+
+TILE = simt(4, 8, 32, 8, 1)
+
+
+def turned(tiles, transposed):
+    return tiles.swapaxes(1, 2) if transposed else tiles
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
+def test_elements_of_a_band(transposed):
+    """Of a tile that lies before, across and behind the ends of the bands."""
+    test, bands = element_test((), TILE, transposed), BANDS[::37]
+
+    def kernel(bands, out):
+        for n in range(bands.shape[0]):
+            band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
+            save(out[n], test((), band, np.int32(0), np.int32(0), M0, N0), 0)
+
+    out = np.zeros((len(bands), *TILE.shape), np.bool_)
+    launch(kernel, (1, 1, 1), TILE.threads, 0, bands, out)
+    m, n = turned(out, transposed).shape[1:]
+    np.testing.assert_array_equal(turned(out, transposed), sees(bands, M0 + np.arange(m), N0 + np.arange(n)))
+
+
+# --------------------------------------------------------------------------------------------------------- the grids
+M, N = 14, 60
+MASKS = {
+    "dense": lambda rng: na.Dense(rng.random((2, 3, M, N)) < 0.5),
+    "bits": lambda rng: na.Bits.pack(rng.random((2, 3, M, N)) < 0.5),
+    "blocks": lambda rng: na.BlockSparse(rng.random((2, 3, 5, 9)) < 0.5, block_size=(3, 7)),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
+@pytest.mark.parametrize("kinds", [("dense",), ("bits",), ("blocks",), ("dense", "bits")], ids="+".join)
+def test_elements_of_grids(rng, kinds, transposed):
+    """As `dense` shows them, with a band; beyond the matrix there is nothing."""
+    mask = reduce(operator.and_, [MASKS[kind](rng) for kind in kinds], na.Window(4, 45, offset=0))
+    cells = [Cells(grid.cells, np.int32(grid.rows), np.int32(grid.cols)) for grid in mask._grids()]
+    sight = Sight(*map(np.int32, mask._band(M, N)), grids=tuple(cells))
+    test = element_test(kinds, TILE, transposed)
+
+    def kernel(sight, places, out):
+        band = sight.lo, sight.hi, sight.queries, sight.keys
+        for n in range(places.shape[0]):
+            batch, head, i0, j0 = places[n, 0], places[n, 1], places[n, 2], places[n, 3]
+            save(out[n], test(sight, band, batch, head, i0, j0), 0)
+
+    places = np.array([(0, 0, 0, 0), (0, 2, 5, 9), (0, 1, 10, 2), (1, 1, 6, 40), (1, 2, 12, 56)], np.int32)
+    out = np.zeros((len(places), *TILE.shape), np.bool_)
+    launch(kernel, (1, 1, 1), TILE.threads, 0, sight, places, out)
+    whole = np.pad(mask.dense(M, N), [(0, 0), (0, 0), (0, 8), (0, 8)])
+    for tile, (batch, head, i0, j0) in zip(turned(out, transposed), places):
+        m, n = tile.shape
+        np.testing.assert_array_equal(tile, whole[batch, head, i0 : i0 + m, j0 : j0 + n])
+
+
+# ---------------------------------------------------------------------------------------------------- states of tiles
+def test_next_tile(rng):
+    cells = random_cells(rng)
+    sight, _ = states_of(cells, "q")
+    some, _ = shown(cells)
+    left = np.full((2, KEPT, WALKED), -1, np.int32)
+
+    def walk(sight, left, end):
+        tile = thread_index()
+        if tile < left.shape[2]:
+            for head in range(left.shape[0]):
+                for kept in range(left.shape[1]):
+                    left[head, kept, tile] = next_tile(sight, 0, head, kept, tile, end - tile)
+
+    for end in (WALKED, WALKED - 7):
+        launch(walk, (1, 1, 1), WARPGROUP, 0, sight, left, np.int32(end))
+        for head, kept, tile in np.ndindex(2, KEPT, end):
+            ahead = np.flatnonzero(some[head, kept, tile:end])
+            assert left[head, kept, tile] == (ahead[0] if ahead.size else end - tile)
+
+
+def test_tiles_are_whole_if_grids_and_band_say_so(rng):
+    cells = random_cells(rng)
+    sight, _ = states_of(cells, "q")
+    _, whole = shown(cells)
+    band, tested = (-9, 300, 1000, 1000), np.ones((2, KEPT, WALKED), np.bool_)
+    lo, hi, queries, keys = map(np.int32, band)
+    test = needs_test(("blocks",))
+
+    def ask(sight, tested):
+        tile = thread_index()
+        if tile < tested.shape[2]:
+            n0 = tile * TILE_N
+            for head in range(tested.shape[0]):
+                for kept in range(tested.shape[1]):
+                    m0 = index(kept) * TILE_M
+                    tested[head, kept, tile] = test(
+                        sight, (lo, hi, queries, keys), 0, head, kept, tile, m0, m0 + TILE_M, n0, n0 + TILE_N
+                    )
+
+    launch(ask, (1, 1, 1), WARPGROUP, 0, sight, tested)
+    i, j = np.arange(KEPT * TILE_M), np.arange(WALKED * TILE_N)
+    in_band = sees(np.array([band]), i, j)[0].reshape(KEPT, TILE_M, WALKED, TILE_N).all((1, 3))
+    np.testing.assert_array_equal(tested, ~(whole & in_band))
+    assert (whole & in_band).any()
+    assert (whole & ~in_band).any()

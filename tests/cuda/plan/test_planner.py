@@ -1,0 +1,637 @@
+"""What is planned fits the device, and ptxas finds room for all of it in registers."""
+
+from itertools import product
+from types import SimpleNamespace
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.build import assemble, compile_ptx
+from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, hopper
+from numbattn.cuda.kernels.hopper import backward_kv, backward_wide
+from numbattn.cuda.kernels.hopper.forward import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
+from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonal_sums_hopper, diagonals_route
+from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
+from numbattn.cuda.kernels.scores import SCORE
+from numbattn.cuda.kernels.shared import tables
+from numbattn.cuda.kernels.shared.visibility import MASK, PACKED
+from numbattn.cuda.passes import plans
+from numbattn.cuda.plan.planner import DEVICES, plan
+from numbattn.cuda.plan.spec import Work
+from numbattn.cuda.plan.steps import SINK, At, Call
+from numbattn.cuda.plan.views import contiguous, without_memory
+from numbattn.problem import DTYPES, describe
+
+NAMES = [dtype.name for dtype in DTYPES]
+HOPPER = DEVICES[9, 0]
+GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
+KINDS = (), ("lo", "hi", "queries", "keys"), ("dense",), ("bits",), ("blocks",), ("keys", "blocks", "dense")
+EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.HEAD_DIMS))
+SHARE = 13  # one in so many is drawn, and every other one of these is compiled
+
+
+def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
+         deterministic=False, score=(), slopes=None, **sizes):  # fmt: skip
+    """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
+    about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1} | sizes
+    problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
+                              dropout=dropout, **about)  # fmt: skip
+    return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,
+                score, slopes=slopes)
+
+
+def specs_of(routes, work):
+    """Those of the first Route that takes the work."""
+    return next((route.specs for route in routes if route.takes(work)), ())
+
+
+def specs_of_both(work):
+    """Those of both passes."""
+    return *specs_of(FORWARD, work), *specs_of(BACKWARD, work)
+
+
+def array(*shape, dtype=np.float16):
+    return without_memory(shape, np.dtype(dtype))
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+@pytest.mark.parametrize(("head_dim", "rounded"), [(0, 32), (1, 32), (32, 32), (33, 64), (129, 192), (193, 256)])
+def test_head_dims_are_rounded_up(head_dim, rounded):
+    assert tables.rounded("head_dim", head_dim) == rounded
+
+
+def test_larger_head_dims_are_refused():
+    with pytest.raises(ValueError, match="head_dim_v: got 257, at most 256 on a GPU"):
+        tables.rounded("head_dim_v", 257)
+
+
+def test_cuda_cores_where_there_are_no_others():
+    for name, device, dtype, d, e in EVERY:
+        for tiles in GENERAL[name].tiles(work(dtype, d, e, device=device)):
+            assert tiles.unit == "fma" or device.cc >= (8, 0)
+
+
+@pytest.mark.parametrize(("options", "crowded"), [
+    ({}, False), ({"mask": ("lo", "hi", "keys")}, False), ({"mask": ("dense",)}, True), ({"dropout": True}, True),
+])  # fmt: skip
+def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, crowded):
+    (first, *_) = backward.SPEC_KV.tiles(work(d=128, e=128, device=DEVICES[8, 0], **options))
+    assert first == (backward.CROWDED_KV if crowded else backward.TILES_KV)[True, 2][128][0]
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
+def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
+    found = work(d=size, e=8)
+    assert hopper.forward.SPEC.parameters(found, hopper.forward.SPEC.fitting(found))["head_dim"] == rounded
+
+
+def row(head_dim, keys=1000, seqlen_k=1000, **others):
+    found, _ = hopper.forward.SPEC.tiles(work(d=head_dim, keys=keys, seqlen_k=seqlen_k, **others))
+    return found
+
+
+def test_the_row_on_hopper_is_that_of_so_many_keys():
+    few, many = MANY - 1, MANY
+    for size, usual in USUAL.items():
+        long, narrow = (table.get(size, usual) for table in (LONG, NARROW))
+        assert [row(size, n, n) for n in (0, few, many, 10 * many)] == [usual, usual, long, long]
+        assert [row(size, n, 20 * many) for n in (1, few, many)] == [narrow, narrow, long]
+        assert row(size, many, 20 * many, mask=("dense",)) == CELLS[size]
+        assert row(size, many, 20 * many, mask=("keys",), dropout=True) == CELLS[size]
+
+
+@pytest.mark.parametrize(("consumers", "group_size", "seqlen_q", "together"), [
+    (4, 8, 1, 4), (4, 8, 64, 4), (4, 8, 65, 2), (4, 8, 129, 1), (4, 1, 1, 1), (4, 6, 1, 2), (3, 6, 64, 3), (2, 3, 1, 1),
+])  # fmt: skip
+def test_heads_share_a_work_tile_that_has_room_for_them(consumers, group_size, seqlen_q, together):
+    tiles, sizes = Warpgroups(64, consumers, 2, 2), {"group_size": group_size, "seqlen_q": seqlen_q}
+    assert heads_per_tile(tiles, work(**sizes)) == together
+    assert heads_per_tile(tiles, work(**sizes, mask=("keys",))) == 1
+
+
+@pytest.mark.parametrize("keys", [MANY - 1, MANY])
+def test_few_queries_have_the_row_in_which_most_heads_share(keys):
+    def found(head_dim, group_size, seqlen_q, *mask):
+        return row(head_dim, keys, 10 * MANY, group_size=group_size, seqlen_q=seqlen_q, mask=mask)
+
+    instead = (NARROW if keys < MANY else LONG)[128]
+    assert (instead.consumers, USUAL[128].consumers) == (3, 2)
+    assert found(128, 8, 64) == found(128, 2, 1) == USUAL[128]
+    assert {found(128, *others) for others in [(1, 1), (3, 64), (8, 65), (8, 64, "keys")]} == {instead}
+    assert found(64, 8, 128) == USUAL[64]
+
+
+@pytest.mark.parametrize(("cc", "dtype", "takes"), [
+    ((9, 0), "float16", True), ((9, 0), "bfloat16", True), ((9, 0), "float32", False), ((8, 0), "float16", False),
+    ((10, 0), "bfloat16", False),
+])  # fmt: skip
+def test_warpgroups_are_for_hopper(cc, dtype, takes):
+    assert hopper.forward.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
+
+
+# -------------------------------------------------------------------------------------------------------------- plans
+Q = array(2, 8, 1000, 64)
+
+
+def kernels(planned):
+    return [step.key.name for step in planned.steps]
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=str)
+@pytest.mark.parametrize("dtype", NAMES)
+def test_every_plan_fits_its_device(device, dtype):
+    for d, e, cells in [(1, 256, False), (32, 32, True), (100, 64, False), (256, 128, True), (256, 256, False)]:
+        q, k, v = (array(1, 2, 300, size, dtype=DTYPES[NAMES.index(dtype)]) for size in (d, d, e))
+        for planned in plans(device, q, k, v, mask=na.Dense(np.ones((300, 300), bool)) if cells else None):
+            assert all(step.key.source().shared <= device.shared for step in planned.steps)
+
+
+def test_steps_in_their_order():
+    forward, backward = plans(DEVICES[8, 0], Q, Q, Q, causal=True)
+    assert kernels(forward) == ["forward"]
+    assert kernels(backward) == ["delta", "backward_kv", "backward_q"]
+    assert forward.temporaries == ()
+    lines = [(name, (2, 8, 1000), 64_000) for name in ("delta", "lse_log2")]
+    assert [(x.name, x.shape, x.nbytes) for x in backward.temporaries] == lines
+    assert not forward.uses_counters
+
+
+def test_blocks_of_a_mask_are_looked_up_first():
+    mask = na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100))
+    forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
+    assert kernels(forward) == ["tile_states", "forward"]
+    assert kernels(backward) == ["delta", "tile_states", "backward_kv", "round_dq"]
+    for planned in forward, backward:
+        for states, step in zip(planned.steps, planned.steps[1:]):
+            assert states.key.name != "tile_states" or states.tiles == step.tiles
+
+
+@pytest.mark.parametrize(("d", "e", "deterministic", "names"), [
+    (64, 64, False, ["backward_kv", "round_dq"]), (100, 100, False, ["backward_kv", "round_dq"]),
+    (128, 64, False, ["backward_kv", "round_dq"]), (64, 128, False, ["backward_kv", "backward_q"]),
+    (64, 64, True, ["backward_kv", "backward_q"]), (192, 64, False, ["backward_wide", "backward_q"]),
+    (256, 256, True, ["backward_wide", "backward_q"]),
+])  # fmt: skip
+def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e, deterministic, names):
+    q, v = array(2, 8, 1000, d), array(2, 8, 1000, e)
+    _, backward = plans(HOPPER, q, q, v, deterministic=deterministic)
+    assert kernels(backward) == ["delta", *names]
+    sums = [x for x in backward.temporaries if x.is_zero]
+    size = 1024 * (-(-d // 64) * 64)
+    assert [(x.shape, x.dtype) for x in sums] == [((2, 8, size), np.float32)] * ("round_dq" in names)
+    assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, 1024)}
+
+
+@pytest.mark.parametrize(("d", "deterministic", "names"), [
+    (64, False, ["backward_kv", "round_dq"]), (64, True, ["backward_kv", "backward_q"]),
+    (128, False, ["backward_kv", "round_dq"]), (192, False, ["backward_wide", "backward_q"]),
+])  # fmt: skip
+def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, names):
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q, deterministic=deterministic, dropout=na.Dropout(0.1, seed=1))
+    assert kernels(backward) == ["delta", *names]
+
+
+@pytest.mark.parametrize(("d", "names"), [(32, ["backward_kv", "backward_q"]), (40, ["backward_kv", "round_dq"])])
+def test_no_sums_that_are_much_larger_than_dq(d, names):
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q)
+    assert kernels(backward) == ["delta", *names]
+
+
+ALIBI = na.Alibi(np.zeros(8, np.float32))
+
+
+@pytest.mark.parametrize(("score", "names"), [
+    ([na.RelativeBias(np.zeros(9))], ["diagonal_sums"]), ([na.Bias(np.zeros((8, 1, 1)))], ["bias_gradient"]),
+    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient"] * 2),
+], ids=["table", "bias", "two"])  # fmt: skip
+@pytest.mark.parametrize("mask", [na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100)), na.Segments(
+    np.array([0, 300, 1000]))], ids=["blocks", "segments"])  # fmt: skip
+def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
+    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=score)
+    found = kernels(backward)
+    assert found[-len(names) - 1 :] == ["tile_states", *names]
+    assert {step.tiles for step in backward.steps[-len(names) - 1 :]} == {backward.steps[-1].tiles}
+
+
+@pytest.mark.parametrize(("score", "options", "name"), [
+    ([na.RelativeBias(np.zeros(9))], {}, "diagonal_sums_hopper"),
+    ([na.Softcap(2.0), na.RelativeBias(np.zeros(9)), ALIBI, na.Sink(0.0)], {"causal": True}, "diagonal_sums_hopper"),
+    ([na.RelativeBias(np.zeros(9))], {"dropout": na.Dropout(0.1, 1)}, "diagonal_sums"),
+    ([na.RelativeBias(np.zeros(9)), na.Bias(np.zeros((1000, 1000)), gradient=False)], {}, "diagonal_sums"),
+    ([na.Bias(array(8, 1000, 1000))], {}, "bias_gradient_hopper"),
+    ([na.Bias(array(8, 1000, 1000))], {"dropout": na.Dropout(0.1, 1)}, "bias_gradient"),
+], ids=["table", "others", "dropout", "beside a bias", "bias", "bias, dropout"])  # fmt: skip
+@pytest.mark.parametrize("d", [64, 256])
+def test_gradients_by_warpgroups(score, options, name, d):
+    """Where nothing else is looked up."""
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q, score=score, **options)
+    assert name in kernels(backward)
+
+
+BIAS = na.Bias(array(8, 1000, 1000), gradient=False)
+CAP, LINE = na.Softcap(2.0), np.zeros((1, 1, 1000), np.int32)
+
+
+@pytest.mark.parametrize(("d", "options", "kernel"), [
+    (64, {"score": CAP}, "backward_kv"), (64, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
+    (128, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_wide"),
+    (128, {"score": CAP, "mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_wide"),
+    (128, {"score": [CAP, BIAS]}, "backward_wide"),
+    (128, {"score": BIAS, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
+    (64, {"mask": na.Intervals(LINE, LINE)}, "backward_wide"), (128, {"mask": na.Intervals(LINE, LINE)}, "backward_kv"),
+    (64, {"mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_kv"),
+])  # fmt: skip
+def test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up(d, options, kernel):
+    q = array(2, 8, 1000, d)
+    _, backward = plans(HOPPER, q, q, q, **options)
+    assert kernel in kernels(backward)
+
+
+@pytest.mark.parametrize(("score", "options", "boxed"), [
+    ([BIAS], {}, "float16"), ([na.Alibi(np.zeros(8)), BIAS, na.Softcap(2.0)], {"mask": na.Window(30, 5)}, "float16"),
+    ([na.Bias(array(1000, 1000, dtype=np.dtype("bfloat16")), False)], {}, "bfloat16"),
+    ([BIAS, BIAS], {}, ""), ([BIAS, na.RelativeBias(np.zeros(9), gradient=False)], {}, ""),
+    ([BIAS], {"dropout": na.Dropout(0.1, 1)}, ""), ([BIAS], {"mask": na.Dense(np.ones((1000, 1000), bool))}, ""),
+    ([na.Bias(array(1000, 1000, dtype=np.float32), False)], {}, ""),
+    ([na.Bias(array(1000, 1001)[:, 1:], gradient=False)], {}, ""),
+], ids=["alone", "with others", "bfloat16", "two", "a table", "dropout", "a grid", "float32",
+        "rows of odd length"])  # fmt: skip
+def test_biases_that_tma_loads(score, options, boxed):
+    """Of two bytes an element and aligned, where nothing else is looked up."""
+    q = array(2, 8, 1000, 64)
+    forward, backward = plans(HOPPER, q, q, q, score=score, **options)
+    found = [dict(step.key.parameters)["boxed"] for step in (*forward.steps, *backward.steps)
+             if "boxed" in dict(step.key.parameters)]  # fmt: skip
+    assert {*found} == {boxed}
+
+
+SLOPES = ["delta", "backward_kv", "round_dq"]
+SLOPES_IN_TWO = ["delta", "backward_kv", "backward_q"]
+
+
+@pytest.mark.parametrize(("score", "options", "names"), [
+    ([ALIBI], {}, SLOPES), ([ALIBI, na.Sink(np.zeros(8))], {"mask": na.Window(30, 5)}, SLOPES),
+    ([ALIBI], {"deterministic": True}, SLOPES_IN_TWO), ([ALIBI], {"heads_k": 4}, SLOPES_IN_TWO),
+    ([ALIBI, na.RelativeBias(np.zeros(9), gradient=False)], {}, SLOPES_IN_TWO),
+    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, "bias_gradient"]),
+    ([ALIBI, ALIBI], {}, [*SLOPES, "bias_gradient", "bias_gradient"]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, "bias_gradient"]),
+], ids=["alone", "sink", "deterministic", "groups", "looked up", "softcap", "two", "dropout"])  # fmt: skip
+def test_slopes_get_their_gradient_with_dq(score, options, names):
+    """Where nothing stands between it and dS; else from a kernel of its own."""
+    q, k = array(2, 8, 1000, 64), array(2, options.pop("heads_k", 8), 1000, 64)
+    _, backward = plans(HOPPER, q, k, k, score=score, **options)
+    assert kernels(backward) == names
+
+
+OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
+PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
+PACKED_IN_TWO = ["forward"], ["delta", "backward_kv", "backward_q"]
+FORWARD_STEPS = ["intervals", "tile_states", "forward"]
+STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wide", "tile_states", "backward_q"]
+
+
+@pytest.mark.parametrize(("options", "names"), [
+    ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, PACKED_STEPS),
+    ({"deterministic": True}, PACKED_IN_TWO), ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8))]}, PACKED_STEPS),
+    ({"score": [na.Alibi(np.zeros(8)), na.Softcap(2.0)]}, (PACKED_STEPS[0], None)),
+    ({"score": na.RelativeBias(np.zeros(9))}, (PACKED_STEPS[0], None)),
+    ({"score": na.Softcap(2.0)}, PACKED_STEPS),
+    ({"dropout": na.Dropout(0.1, 1)}, STEPS_OF_ALL), ({"score": na.Bias(np.zeros((1000, 1000)), False)}, STEPS_OF_ALL),
+    ({"mask": na.Segments(BY_HEAD)}, STEPS_OF_ALL), ({"mask": na.Segments(OFFSETS) & na.Prefix(3)}, STEPS_OF_ALL),
+    ({"mask": na.Segments(OFFSETS) & na.Lengths(np.zeros((2, 1), int))}, STEPS_OF_ALL),
+], ids=lambda x: "-".join(x) if isinstance(x, dict) else "")  # fmt: skip
+def test_packed_arrays_are_computed_by_segment(options, names):
+    """Where tiles may begin anywhere."""
+    forward, backward = plans(HOPPER, Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
+    assert kernels(forward) == names[0]
+    if names[1] is None:  # its gradient is that of the whole matrix
+        assert "tile_states" in kernels(backward)
+    else:
+        assert kernels(backward) == names[1]
+    forward, _ = plans(DEVICES[8, 0], Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
+    assert kernels(forward) == FORWARD_STEPS
+
+
+UNEQUAL = np.array([0, 500, 1000], np.int32)
+
+
+@pytest.mark.parametrize(("device", "mask", "offset", "kinds"), [
+    (HOPPER, None, None, ""), (HOPPER, na.Segments(OFFSETS), None, ""), (HOPPER, na.Segments(OFFSETS, UNEQUAL), 3, ""),
+    (HOPPER, na.Segments(OFFSETS, UNEQUAL), None, " segment"), (HOPPER, None, np.zeros((1, 8), np.int32), " matrix"),
+    (DEVICES[8, 0], na.Segments(OFFSETS, UNEQUAL), None, " query"), (DEVICES[8, 0], na.Segments(OFFSETS), None, ""),
+], ids=["none", "equal", "number", "segment", "matrix", "query", "any GPU"])  # fmt: skip
+def test_what_offsets_depend_on(device, mask, offset, kinds):
+    """On a tile's segment or a query only where those of keys are others."""
+    score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), False, offset=offset)]
+    for planned in plans(device, Q, Q, Q, mask=mask, score=score):
+        found = {dict(step.key.parameters)["score"] for step in planned.steps if "score" in dict(step.key.parameters)}
+        assert found == {(f"alibi{kinds}", f"relative{kinds}")}
+
+
+def test_another_offset_compiles_nothing():
+    def keys(offset):
+        score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), offset=offset)]
+        return [step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps]
+
+    assert keys(None) == keys(-70)
+    assert keys(np.zeros((2, 1), int)) == keys(np.ones((2, 8), np.int8))
+
+
+@pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
+    (None, 5, "diagonal_sums_hopper", ()), (None, np.zeros((2, 1), int), "diagonal_sums_hopper", (2, 1)),
+    (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
+], ids=["number", "matrix", "equal", "query"])  # fmt: skip
+def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
+    """Matrices of different offsets have sums of their own."""
+    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=na.RelativeBias(np.zeros(9), offset=offset))
+    assert kernels(backward)[-1] == name
+    (sums,) = (x.shape for x in backward.temporaries if x.name == "sums of score 0")
+    assert sums[: len(lead)] == lead
+    assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
+
+
+@pytest.mark.parametrize(("mask", "names", "kinds"), [
+    (na.Causal() & (na.Window(3, 0) | na.Lengths(2)), STEPS_OF_ALL, ("intervals", "gap")),
+    (na.Segments(OFFSETS) & (na.Window(3, 0) | na.Lengths(2)), STEPS_OF_ALL, ("intervals", "gap")),
+    (na.Window(3, 0) | na.Lengths(2) | na.Causal(-9), None, ("bits",)),
+    (na.Window(3, 0) | np.ones((1000, 1000), bool), None, ("bits",)),
+], ids=repr)  # fmt: skip
+def test_two_intervals_and_more(mask, names, kinds):
+    """The first are computed by kernels; no number compiles anything."""
+    found = plans(HOPPER, Q, Q, Q, mask=mask)
+    assert names is None or tuple(map(kernels, found)) == names
+    masks = {dict(step.key.parameters).get("mask") for plan in found for step in plan.steps}
+    assert {mask for mask in masks if mask} == {kinds}
+    other = na.Causal() if mask._segments is None else na.Segments(OFFSETS)
+    one, another = (plans(HOPPER, Q, Q, Q, mask=other & (na.Window(n, n) | na.Lengths(n))) for n in (1, 200))
+    assert [step.key for step in one[1].steps] == [step.key for step in another[1].steps]
+
+
+def test_padded_lines_have_room_for_the_slots_of_all_segments():
+    _, backward = plans(HOPPER, Q, Q, Q, mask=na.Segments(OFFSETS))
+    slots = 1000 // 128 + len(OFFSETS) + 1
+    assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, slots * 128)}
+    assert [x.shape for x in backward.temporaries if x.is_zero] == [(2, 8, slots * 128 * 64)]
+
+
+def test_a_stand_in_is_what_all_steps_take():
+    """delta could read dO as it lies, tensor maps cannot: both get the copy."""
+    _, backward = plans(HOPPER, Q, Q, array(2, 8, 1000, 60))
+    (copy,) = (x for x in backward.stand_ins if x.name == "do")
+    views = [x.view for step in backward.steps for x in step.arguments if isinstance(x, At) and x.array == "do"]
+    assert len(views) == 2
+    assert all(view.strides[-2] == copy.shape[-1] * 2 for view in views)
+
+
+def test_large_head_dims_take_two_launches_for_dk_and_dv():
+    q = array(2, 8, 1000, 256)
+    _, backward = plans(DEVICES[8, 0], q, q, q)
+    assert kernels(backward) == ["delta", "backward_kv", "backward_kv", "backward_q"]
+    assert [dict(step.key.parameters)["sums_of"] for step in backward.steps[1:3]] == ["v", "k"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_head_dims_of_words_take_one(dtype):
+    q = array(2, 8, 1000, 256, dtype=np.dtype(dtype))
+    _, backward = plans(DEVICES[8, 0], q, q, q)
+    assert kernels(backward) == ["delta", "backward_kv", "backward_q"]
+
+
+def test_what_tensor_maps_cannot_move_is_copied():
+    x = array(2, 8, 1000, 68)[..., :60]
+    forward, backward = plans(HOPPER, x, Q[..., :60], array(2, 8, 1000, 60))
+    assert {(y.name, y.is_result) for y in forward.stand_ins} == {("q", False), ("k", False), ("v", False), ("o", True)}
+    assert {y.shape for y in forward.stand_ins} == {(2, 8, 1000, 64)}
+    assert {(y.name, y.is_result) for y in backward.stand_ins} == {(name, False) for name in ("q", "k", "v", "do")}
+
+
+def test_gradients_are_summed_over_broadcast_axes():
+    _, backward = plans(HOPPER, Q, Q[:1], Q)
+    ((name, shape, dtype, why, is_result),) = backward.stand_ins
+    assert (name, shape, dtype, is_result) == ("dk", Q.shape, np.float32, True)
+    assert "summed" in why
+
+
+def test_matrices_without_features_get_a_column():
+    forward, backward = plans(DEVICES[8, 0], *(array(2, 5, d) for d in (0, 0, 3)))
+    assert [x.name for x in forward.stand_ins] == ["q", "k"]
+    assert [x.name for x in backward.stand_ins] == ["q", "k", "dk", "dq"]
+
+
+def test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece():
+    forward, _ = plans(HOPPER, array(2, 3, 8, 100, 64), array(1, 3, 8, 100, 64), array(2, 3, 8, 100, 64))
+    assert kernels(forward) == ["forward", "forward"]
+    assert [[x.view.pointer for x in step.arguments if isinstance(x, At)][:2] for step in forward.steps] == [
+        [0, 0], [3 * 8 * 100 * 64 * 2, 0]]  # fmt: skip
+    matrices = [step.arguments[step.arguments.index("key_high") + 1] for step in forward.steps]
+    assert matrices == [0, 24]                              # the number of the first matrix, for dropout
+
+
+def test_blocks_that_draw_work_are_one_a_multiprocessor():
+    q = array(8, 16, 1000, 64)
+    forward, _ = plans(HOPPER, q, q, q)
+    assert forward.steps[0].blocks == HOPPER.multiprocessors
+    assert forward.uses_counters
+    few, _ = plans(HOPPER, Q[:1, :1], Q[:1, :1], Q[:1, :1])
+    assert few.steps[0].blocks == -(-1000 // few.steps[0].tiles.tile_m)
+
+
+@pytest.mark.parametrize(("seqlen", "to_sink"), [(1000, True), (1 << 19, False)])
+def test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits(seqlen, to_sink):
+    q = array(2, 8, seqlen, 64)
+    problem, _ = describe(q, q, q)
+    layouts = dict.fromkeys("qkvo", contiguous(q.shape, q.dtype))
+    found = plan(FORWARD, problem, DEVICES[8, 0], Call(layouts, seqlen, seqlen))
+    assert [x.name for x in found.temporaries] == ([] if to_sink else ["lse"])
+    (step,) = found.steps
+    assert (SINK in [x.array for x in step.arguments if isinstance(x, At)]) == to_sink
+
+
+# ---------------------------------------------------------------------------------------------------------- registers
+def choices():
+    """A part of all that can be planned, the same in each run; mask, dropout and alignment are drawn."""
+    for i, (name, device, dtype, d, e) in enumerate(EVERY):
+        draw = crc32(str(i).encode())
+        if draw % SHARE or draw // (36 * SHARE) % 4:
+            continue
+        draw //= SHARE
+        mask, dropout, nbytes = KINDS[draw % 6], bool(draw // 6 % 2), (0, 16, 16)[draw // 12 % 3]
+        found = work(dtype, d, e, device=device, mask=mask, dropout=dropout, nbytes=nbytes)
+        title = f"{name} sm_{''.join(map(str, device.cc))} {dtype} {d} {e} {'+'.join(mask)}"
+        yield pytest.param(GENERAL[name], found, draw % 2, id=title)
+
+
+def hopper_choices():
+    """Every row that can be planned on Hopper, for one kind of mask, and dropout, of each."""
+    kinds = "plain", "long", "narrow", "dropout", "cells", "cells dropout"
+    for i, (d, e, of) in enumerate(product(range(64, 257, 64), range(64, 257, 64), kinds)):
+        narrow, cells, dropout = (word in of for word in ("narrow", "cells", "dropout"))
+        table = LONG if of == "long" else NARROW if narrow else USUAL
+        missing = max(d, e) not in table
+        if missing or (d != e and (i % 4 and (d, e) != (192, 128))):
+            continue
+        dtype, bands = ("float16", "bfloat16")[i % 2], KINDS[:1] if narrow else KINDS[:2]
+        mask = KINDS[2 + i % 4] if cells else bands[i % len(bands)]
+        keys = MANY if of == "long" else 100
+        found = work(dtype, d, e, mask=mask, dropout=dropout, keys=keys, seqlen_k=2 * keys if narrow else keys)
+        yield pytest.param(hopper.forward.SPEC, found, 0, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
+
+
+def backward_choices():
+    """The kernels of the backward pass on Hopper, for each kind of mask, with dropout and without, in some order."""
+    sizes = (64, 64), (128, 128), (192, 192), (256, 256), (64, 128), (128, 64), (192, 64)
+    for i, ((d, e), mask, dropout) in enumerate(product(sizes, KINDS, (False, True))):
+        if i % 5 == 0 or (not dropout and mask == KINDS[1] and d == e):
+            found = work(("float16", "bfloat16")[i % 2], d, e, mask=mask, dropout=dropout, nbytes=(16, 0)[i % 5 == 0],
+                         deterministic=bool(i % 4 == 3))  # fmt: skip
+            for spec in specs_of(BACKWARD, found):
+                if spec.arch:
+                    title = f"{spec.name} {found.problem.dtype} {d} {e} {'+'.join(mask)}{' dropout' * dropout}"
+                    yield pytest.param(spec, found, 0, id=title)
+
+
+def packed_choices():
+    """Kernels of packed sequences on Hopper."""
+    for i, (d, keys, deterministic) in enumerate(
+        ((64, 100, False), (128, 100, True), (128, MANY, False), (256, 100, True))
+    ):
+        dtype = ("float16", "bfloat16")[i % 2]
+        found = work(dtype, d, d, mask=(PACKED,), keys=keys, deterministic=deterministic)
+        for spec in specs_of_both(found):
+            if MASK in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"{spec.name} packed {dtype} {d} {keys}")
+
+
+def boxed_choices():
+    """Kernels on Hopper with a bias that TMA loads, that of its gradient among them."""
+    scores = ("bias {} 16 boxes",), ("softcap", "bias {} 16 boxes")
+    for i, (d, score) in enumerate(product((64, 128, 192, 256), scores)):
+        if i % 4 in (1, 2):
+            continue
+        dtype = ("float16", "bfloat16")[i % 2]
+        score = tuple(part.format(dtype) for part in score)
+        found = work(dtype, d, d, mask=KINDS[i // 2 % 2], score=score, deterministic=i % 4 == 2, keys=MANY)
+        about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
+        gradients = specs_of([bias_route("dbias", **about)], found)
+        for spec in (*specs_of_both(found), *gradients):
+            if SCORE in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"{spec.name} boxed {dtype} {d} {' '.join(score)}")
+
+
+def ramp_choices():
+    """The forward kernel on Hopper where tensor cores add slopes to S, which takes shared memory, too."""
+    sizes = (64, MANY, MANY), (128, 100, 100), (128, MANY, MANY), (128, 100, 1000), (192, 100, 100), (256, 100, 100)
+    for i, (d, keys, seqlen_k) in enumerate(sizes):
+        dtype, score = ("float16", "bfloat16")[i % 2], (("alibi",), ("sink", "alibi"))[i // 2 % 2]
+        found = work(dtype, d, d, mask=KINDS[i // 3 % 2], score=score, keys=keys, seqlen_k=seqlen_k)
+        yield pytest.param(hopper.forward.SPEC, found, 0, id=f"ramp {dtype} {d} {keys} of {seqlen_k}")
+
+
+def slopes_choices():
+    """The kernel on Hopper in which the gradient of slopes comes with dQ."""
+    for i, (d, mask) in enumerate([(64, ()), (64, KINDS[1]), (128, (PACKED,)), (128, KINDS[1])]):
+        slopes = "alibi segment" if PACKED in mask else "alibi"
+        score = ((slopes,), ("sink", slopes))[i % 2]
+        found = work(("float16", "bfloat16")[i % 2], d, d, mask=mask, score=score, slopes=i % 2)
+        yield pytest.param(backward_kv.SPEC_SUMS, found, 0, id=f"slopes {d} {'+'.join(mask)}")
+
+
+def table_choices():
+    """The forward kernel on Hopper with a RelativeBias, beside a mask's arrays or not."""
+    kinds = (64, ()), (64, KINDS[1]), (128, ()), (128, (PACKED,)), (192, ()), (256, (PACKED,))
+    for i, (d, mask) in enumerate(kinds):
+        dtype = ("float16", "bfloat16")[i % 2]
+        table = "relative segment" if PACKED in mask else "relative matrix" if mask else "relative"
+        score = ((table,), ("sink", table))[i // 2 % 2]
+        found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
+        yield pytest.param(hopper.forward.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
+        if PACKED not in mask or d > 128:
+            (gradient,) = diagonals_route("sums", behind=0).specs
+            found = found._replace(mask=KINDS[1] if mask else (), score=("relative",))
+            yield pytest.param(gradient, found, 0, id=f"sums {dtype} {d} {'+'.join(found.mask)}")
+
+
+def query_choices():
+    """Where each query has an offset of its own: the gradient of a table, and kernels that take slopes and table."""
+    about = {"mask": ("intervals",), "score": ("relative query",)}
+    for dtype, d, device in (("float16", 64, HOPPER), ("float32", 64, DEVICES[7, 5]), ("float64", 128, HOPPER)):
+        yield pytest.param(spec_of(entry_sums, "sums", behind=0), work(dtype, d, d, device=device, **about), 0,
+                           id=f"entries {dtype} {d}")  # fmt: skip
+    for i, d in enumerate((64, 128)):
+        found = work(("float16", "bfloat16")[i], d, d, mask=("intervals",), score=("alibi query", "relative query"))
+        for spec in specs_of_both(found):
+            if SCORE in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"query {spec.name} {d}")
+
+
+def score_choices():
+    """The kernels on Hopper with scores, those of their gradients among them."""
+    scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
+    for i, (d, score) in enumerate(product((64, 128, 256), scores)):
+        if i % 5 in (1, 4):
+            continue
+        dtype, mask = ("float16", "bfloat16")[i % 2], (KINDS[0], KINDS[1], KINDS[4])[i % 4 % 3]
+        score = tuple(part.format(dtype) for part in score)
+        found = work(dtype, d, d, mask=mask, dropout=i % 4 == 3, score=score, deterministic=bool(i % 2), keys=MANY)
+        about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
+        gradients = []
+        if any(part.startswith("bias") for part in score):
+            gradients = [spec_of(bias_gradient, "dbias", **about | {"behind": 0})]
+        elif "relative" in score:
+            gradients = [spec_of(diagonal_sums, "sums", behind=1)]
+        for spec in (*specs_of_both(found), *gradients):
+            if SCORE in spec.arguments:
+                yield pytest.param(spec, found, 0, id=f"{spec.name} {dtype} {d} {'+'.join(mask)} {' '.join(score)}")
+
+
+def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
+    """Bytes that ptxas spills whatever the tiles: where rows beyond 128 are not aligned, and dK and dV in float64.
+
+    These are addresses that copies start from, read back once a tile.
+    """
+    if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32:
+        return 64 if head_dim <= 64 else 384
+    if spec.factory is diagonal_sums_hopper and others["mask"]:
+        return 80
+    if spec.factory is entry_sums and dtype == "float64":       # addresses and offsets, of what is slow anyway
+        return 1024
+    if spec.factory is diagonal_sums and head_dim > 128:
+        return 160
+    if spec.factory is backward_wide.backward_wide and head_dim > 192 and others["score"]:
+        return 16
+    if spec.factory is backward_kv.backward_kv:
+        if others["dp_last"]:
+            return 8 if head_dim > 64 else 32
+        if PACKED in others["mask"] and others["lines_early"]:
+            return 64                                           # outside the loop over tiles that need no mask
+        if others["slopes"] is not None:
+            return 128 if head_dim <= 64 else 16
+    return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
+
+
+MANY_CHOICES = *choices(), *hopper_choices(), *backward_choices(), *boxed_choices(), *score_choices()
+CHOICES = [*MANY_CHOICES[::4], *packed_choices(), *ramp_choices(), *slopes_choices(), *table_choices(),
+           *query_choices()]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)
+def test_nothing_is_spilled(spec, work, variant):
+    """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
+    parameters = spec.parameters(work, spec.fitting(work)) | spec.variants(work)[-variant]
+    source, cc = spec.factory(**parameters), spec.cc(work.device)
+    assert source.shared <= work.device.shared
+    ptx = compile_ptx(source, cc)
+    _, report = assemble(ptx, cc)
+    allowed = tight(spec, **parameters)
+    assert report.spills <= allowed
+    assert report.stack <= allowed
+    assert not report.losses
+    if spec.arch:
+        words = "wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg", "mbarrier.try_wait"
+        assert all(word in ptx for word in words)
