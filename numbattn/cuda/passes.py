@@ -14,22 +14,18 @@ from ..dual import naming
 from ..intervals import Intervals, Prefix
 from ..masks import AnyOf, Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
-from ..scores import Alibi, Bias, DistancePart, RelativeBias, Score, Sink, Softcap
+from ..scores import Score
 from ..values import sum_broadcast
 from .kernels import BACKWARD, FORWARD
 from .kernels.intervals import CLOSE, OPEN, OR
-from .kernels.scores import BY_MATRIX, SINK_PART
-from .kernels.scores.function import part_of
+from .kernels.scores import CLASSES
 from .kernels.shared.visibility import FARTHEST
-from .plan.planner import ALIGNED, plan
+from .plan.planner import plan
 from .plan.spec import SIDES
 from .plan.steps import (
     Call,
     Part,
-    array_of_function,
     array_of_mask,
-    array_of_offset,
-    array_of_part,
     gradient_of_part,
     sums_by_row,
     sums_of_part,
@@ -38,8 +34,6 @@ from .plan.views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
 NO_DROPS, EVERYWHERE = (0, 0, 0, 0), (-FARTHEST, FARTHEST)
-KINDS = {Softcap: "softcap", Alibi: "alibi", Bias: "bias", RelativeBias: "relative", Sink: SINK_PART}
-FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 
 
 class Passes:
@@ -283,74 +277,19 @@ def own_band(windows):
 
 # -------------------------------------------------------------------------------------------------------------- scores
 def score_and_arrays(parts, problem):
-    """A steps.Part for each part of a score, and their arrays by name, as kernels take them: but for biases, of the
-    dtype of sums."""
+    """A steps.Part for each part of a score, and their arrays by name, as kernels take them."""
     found, arrays = [], {}
     for number, part in enumerate(parts):
-        kind, numbers = KINDS.get(type(part)), ()
-        if isinstance(part, Score):
-            if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
-                raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
-                                          f"keys, at most {FARTHEST_PLACE} on a GPU")
-            kind = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
-            arrays |= {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
-        elif isinstance(part, Softcap):
-            numbers = part.cap, 1 / part.cap
-        elif isinstance(part, Bias):
-            shape = *part.bias.shape[:-2], problem.seqlen_q, problem.seqlen_k
-            arrays[array_of_part(number)] = np.broadcast_to(part.bias, shape)
-        else:
-            arrays[array_of_part(number)] = part._array.astype(problem.sum_dtype, copy=False)
-        if isinstance(part, DistancePart):
-            offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-            if isinstance(offset, int):
-                numbers = (offset,)
-            elif offset is None:
-                kind += f" {ALIGNED}"
-            else:
-                kind += f" {BY_MATRIX}"
-                arrays[array_of_offset(number)] = offset.astype(np.int32)
+        kind, numbers, of_part = CLASSES[type(part)].lowered(part, number, problem)
         found.append(Part(kind, numbers, part._wants_gradient))
+        arrays |= of_part
     return tuple(found), arrays
 
 
 def finish_gradient(part, number, arrays, problem):
     """The gradient of a part's array, from what kernels have left of it."""
-    grad, sums = arrays[gradient_of_part(number)], arrays.get(sums_of_part(number))
-    if isinstance(part, RelativeBias):
-        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
-        grad[...] = sum_broadcast(table, grad.shape)
-    elif sums_by_row(number) in arrays:
-        grad[...] = sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)
-    elif isinstance(part, Alibi):
-        grad[...] = sums.sum(axis=(-2, -1))
-    elif sums is not None:
-        sums = sums if grad.ndim > 1 and grad.shape[-2] > 1 else sums.sum(axis=-2, keepdims=True)
-        grad[...] = sums.reshape(grad.shape)
-
-
-def sums_of_entries(sums, seqlen_q, reach, offset):
-    """The gradient of a RelativeBias' table from what `kernels.score_gradient.diagonal_sums` has found.
-
-    sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
-    `step` elements behind the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
-    the batch axes.
-    """
-    *lead, count, parts, step = sums.shape
-    whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))
-    for part in range(parts):
-        whole[..., part : part + count, :] += sums[..., part, :]
-    whole, tile_m = whole.reshape(*lead, -1), (parts - 1) * step
-    if reach == 0:
-        return whole.sum(axis=-1, keepdims=True)
-    offset = offset if isinstance(offset, int) else offset[..., None]
-    first = 1 - -(-seqlen_q // tile_m) * tile_m - offset  # how far the first diagonal is ahead of own keys
-    ahead = np.arange(whole.shape[-1], like=sums) + first
-    at = np.arange(1 - reach, reach, like=sums) - first
-    inside = np.take_along_axis(whole, np.broadcast_to(np.clip(at, 0, whole.shape[-1] - 1), (*lead, at.shape[-1])), -1)
-    table = np.zeros_like(sums, shape=(*lead, 2 * reach + 1))
-    table[..., 0] = np.where(ahead <= -reach, whole, 0).sum(axis=-1)
-    table[..., 1:-1] = np.where((at >= 0) & (at < whole.shape[-1]), inside, 0)
-    table[..., -1] = np.where(ahead >= reach, whole, 0).sum(axis=-1)
-    return table
+    grad, by_row = arrays[gradient_of_part(number)], arrays.get(sums_by_row(number))
+    if by_row is None:
+        CLASSES[type(part)].finish(part, grad, arrays.get(sums_of_part(number)), problem)
+    else:
+        grad[...] = sum_broadcast(by_row.sum(axis=-1), grad.shape)

@@ -400,20 +400,30 @@ TABLE = [
         "return maximum(first, other_first)": "return first",
         "first if some else seqlen_k": "first",
     }),
-    Faults("cuda/kernels/scores/__init__.py", SCORES, {
+    Faults("cuda/kernels/scores/softcap.py", SCORES, {
         "cap - 2 * cap * r": "cap - cap * r",
         "F * (4 * r * (1 - r))": "F * (4 * r)",
+    }),
+    Faults("cuda/kernels/scores/distance.py", SCORES, {
         "convert(SIGN * (n0 - key), ACC)": "convert(n0 - key, ACC)",
         "m0 + offset, ()": "m0, ()",
+    }),
+    Faults("cuda/kernels/scores/relative.py", SCORES, {
         "diagonal_index(layout, SIGN * (n0 - key)) * SIGN": "diagonal_index(layout, SIGN * (n0 - key))",
         "maximum(minimum(ahead, reach), -reach)": "minimum(ahead, reach)",
+    }),
+    Faults("cuda/kernels/scores/score.py", SCORES, {
         "if is_natural(before):": "if is_natural([*before, part]):",
-        "load(matrix[m0:].T, layout, n0)": "load(matrix.T, layout, n0)",
         "return scale * LOG2E": "return LOG2E",
+    }),
+    Faults("cuda/kernels/scores/bias.py", SCORES, {
+        "load(matrix[m0:].T, layout, n0)": "load(matrix.T, layout, n0)",
+    }),
+    Faults("cuda/kernels/scores/sink.py", SCORES, {
         "total * alpha + where": "total + where",
         "return alpha * reciprocal(total)": "return reciprocal(total)",
     }),
-    Faults("cuda/kernels/scores/__init__.py", ["cuda/kernels/test_scores.py::test_entries_far_from_the_diagonal"], {
+    Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/test_scores.py::test_entries_far_from_the_diagonal"], {
         "entry_of(n0 - key - BEFORE, table)": "entry_of(n0 - key, table)",
         "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
         "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
@@ -460,19 +470,24 @@ TABLE = [
         " and not (BY_INTERVALS in work.mask and size == 64)": "",
         "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
     }),
-    Faults("cuda/kernels/scores/__init__.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
+    Faults("cuda/kernels/scores/alibi.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
         "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
     }),
-    Faults("cuda/kernels/scores/__init__.py", [
+    Faults("cuda/kernels/scores/distance.py", [
         "cuda/kernels/test_scores.py::test_offsets",
         "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
     ], {
         "index(offsets[batch, head])": "index(offsets[batch, 0])",
         "convert(of_queries(offsets, m0) * SIGN, ACC)": "convert(of_queries(offsets, m0), ACC)",
+    }),
+    Faults("cuda/kernels/scores/relative.py", [
+        "cuda/kernels/test_scores.py::test_offsets",
+        "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+    ], {
         "* SIGN - of_queries(offsets, m0)": "* SIGN",
     }),
-    Faults("cuda/kernels/scores/__init__.py", [
+    Faults("cuda/kernels/scores/score.py", [
         "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own[slopes and sink-1-24]"
     ], {
         "within(scores.parts, own - query)": "within(scores.parts, own)",
@@ -484,7 +499,7 @@ TABLE = [
         "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
         "== entry, dS, 0)": "== entry, 0, dS)",
     }),
-    Faults("cuda/passes.py", ["cuda/kernels/test_scores.py::test_offsets"], {
+    Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/test_scores.py::test_offsets"], {
         "first = 1 - -(-seqlen_q // tile_m) * tile_m - offset": "first = 1 - -(-seqlen_q // tile_m) * tile_m",
         "(at >= 0) & (at < whole.shape[-1])": "at >= 0",
     }),
@@ -494,10 +509,10 @@ TABLE = [
         "lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)": "pass",
     }),
     Faults("cuda/passes.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
-        "sum_broadcast(arrays[sums_by_row(number)].sum(axis=-1), grad.shape)":
-            "arrays[sums_by_row(number)].sum(axis=-1)",
+        "sum_broadcast(by_row.sum(axis=-1), grad.shape)":
+            "by_row.sum(axis=-1)",
     }),
-    Faults("cuda/kernels/scores/__init__.py", ["cuda/plan/test_planner.py::test_biases_that_tma_loads"], {
+    Faults("cuda/kernels/scores/score.py", ["cuda/plan/test_planner.py::test_biases_that_tma_loads"], {
         " and len(boxed) == 1": "",
         "looking_up == boxed and": "boxed and",
         "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
@@ -588,7 +603,7 @@ TABLE = [
         "isinstance(x, Dual | types.Float) for x in args)": "isinstance(x, Dual) for x in args)",
     }),
     Faults("cuda/kernels/shared/schedule.py", ["cuda/kernels/shared/test_schedule.py"], {
-        "number % size": "number",
+        "return whole, number % size": "return whole, number",
         "split(matrix, heads)\n    return tile, batch, head\n\n\n@device\ndef place_grouped":
             "split(matrix, heads)\n    return tile, head, batch\n\n\n@device\ndef place_grouped",
         "at_once * tiles": "at_once",
@@ -657,7 +672,7 @@ TABLE = [
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_packed_arrays_are_computed_by_segment"], {
         "wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)":
             "wanted == [self.slopes]",
-        " and part.kind != SINK_PART]": "]",
+        " and number != self.sink]": "]",
         "wanted and not with_dq": "not with_dq",
     }),
     Faults("cuda/kernels/shared/segments.py", ["cuda/kernels/shared/test_segments.py"], {

@@ -29,7 +29,7 @@ from ..tile import (
     thread_index,
     wait_on_dependencies,
 )
-from .scores import BY_QUERY, offset_kind
+from .scores import takes_offsets
 from .shared.schedule import place
 from .shared.visibility import EDGE, LINE, several
 
@@ -99,7 +99,7 @@ def parts_type(parts, offsets):
 
 def has_offsets(work):
     """Whether a score needs those of own keys."""
-    return any(offset_kind(part) == BY_QUERY for part in work.score)
+    return takes_offsets(work.score)
 
 
 def intervals(*, parts, offsets):

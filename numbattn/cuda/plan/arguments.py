@@ -1,8 +1,8 @@
 """The words in which a kernel's file says what the kernel takes. No CUDA here.
 
 Each says what it needs found or made for a call, and what it passes. Words for what has a type of its own, as a mask
-has, are beside that type: `kernels.visibility.MASK` and PACKING, `kernels.intervals.INTERVALS`, `kernels.score.SCORE`,
-`kernels.dropout.DROPOUT`, `kernels.delta.SINK_SUMS`.
+has, are beside that type: `kernels.shared.visibility.MASK` and PACKING, `kernels.intervals.INTERVALS`,
+`kernels.scores.SCORE`, `kernels.shared.dropout.DROPOUT`, `kernels.delta.SINK_SUMS`.
 """
 
 from collections.abc import Callable

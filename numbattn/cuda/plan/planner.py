@@ -10,7 +10,18 @@ from ..kernels.hopper.score_gradient import bias_route, diagonals_route
 from ..kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
 from ..kernels.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
-from ..kernels.scores import BY_MATRIX, BY_QUERY, BY_SEGMENT, SINK_PART, is_natural, kind_of, offset_kind, place_of_part
+from ..kernels.scores import (
+    ALIGNED,
+    BY_MATRIX,
+    BY_QUERY,
+    BY_SEGMENT,
+    CLASSES,
+    ENTRIES,
+    WITH_DELTA,
+    is_natural,
+    kind,
+    place_of_part,
+)
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
@@ -49,7 +60,6 @@ DEVICES = {  # a typical one of each compute capability, to plan for without a G
 }
 RESULTS = "o", "dq", "dk", "dv"
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
-ALIGNED = "aligned"  # of a part of a score: within segments, by segment or by query, as kernels take them
 
 
 def plan(routes, problem, device, call):
@@ -66,10 +76,14 @@ class Planner:
         grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
-        self.score = tuple(self.kind_of_part(number, part.kind) for number, part in enumerate(call.score))
-        slopes = [number for number, part in enumerate(call.score) if kind_of(part.kind) == "alibi" and part.gradient]
+        self.score = tuple(
+            CLASSES[part.kind.partition(" ")[0]].compiled_in(part.kind, self.layouts.get(array_of_part(number)))
+            for number, part in enumerate(call.score)
+        )
+        wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score) if part.gradient]
+        slopes = [number for number, part in wanted if part.weight]
         self.slopes = slopes[0] if self.call.is_backward and len(slopes) == 1 else None
-        sinks = [number for number, part in enumerate(call.score) if part.kind == SINK_PART and part.gradient]
+        sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
         self.sink = sinks[0] if self.call.is_backward and sinks else None
         self.segments = self.segments_of_packed()
 
@@ -116,7 +130,7 @@ class Planner:
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
-        score = tuple([kind.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for kind in self.score])
+        score = tuple([part.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for part in self.score])
         if segments:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
@@ -133,10 +147,10 @@ class Planner:
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and part.kind != SINK_PART]
+        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
         with_dq = wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)
         alone = self.call.is_backward and wanted and not with_dq
-        if self.problem.dropout or alone or any(kind_of(kind) == "bias" for kind in self.score):
+        if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
         return 0 if by_head else offsets[0][-1] + 1
@@ -228,19 +242,20 @@ class Planner:
             return
         shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
         about = {"behind": place_of_part(self.score, number)}
-        if kind_of(part.kind) == "relative":
-            self.add_gradient_of_table(number, offset_kind(part.kind), shape, about)
+        kind_of_part = kind(self.score[number])
+        if kind_of_part.gradient == ENTRIES:
+            self.add_gradient_of_table(number, kind_of_part.offset, shape, about)
             return
-        rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if part.kind == "bias" else (1, 1)
-        lead = shape[:-2] if part.kind == "bias" else shape
+        is_matrix = kind_of_part.own_axes == 2
+        rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if is_matrix else (1, 1)
+        lead = shape[:-2] if is_matrix else shape
         sizes = self.problem.seqlen_q, self.problem.seqlen_k
         sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
-        weight = "distance" if kind_of(part.kind) == "alibi" else ""
-        about |= {"weight": weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
+        about |= {"weight": kind_of_part.weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
         spec = self.gradient_spec(own, out_dtype=self.problem.sum_dtype.name, **about)
         tiles = self.fitting(spec)
         rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
-        fits = part.kind == "bias" and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
+        fits = is_matrix and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
         if sums_rows or rounded_twice or not fits:
             own = sums_of_part(number)
             shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
@@ -319,14 +334,6 @@ class Planner:
             yield numbers[argument]
         else:
             yield argument if argument in NUMBERS else getattr(self.problem, argument)
-
-    def kind_of_part(self, number, kind):
-        """With dtype and alignment of a bias: see kernels.score."""
-        if kind != "bias":
-            return kind
-        layout = self.layouts[array_of_part(number)]
-        boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
-        return f"{kind} {layout.dtype.name} {alignment(layout)}{boxes}"
 
     def at(self, name, heads="q", own=2, rows=None):
         """A View with all batch axes, stride 0 where it is broadcast, of the first `rows` of its own first axis."""

@@ -17,7 +17,7 @@ NUMBERS = (
     "own_lo", "own_hi",  # of windows that are aligned within segments: see kernels.intervals
     "threshold", "offset", "key_low", "key_high",  # of dropout, uint32 and uint64
     "scale", "scale_log2", "kept_scale",  # floats of the sums' dtype
-    "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.gradients.dropout_steps, kernels.score
+    "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip
 SIDES = NUMBERS[:4]
 PADDED = 128  # what lines that are copied tile by tile are multiples of
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     dtypes: dict  # of the arrays of a call, by name
     nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
     deterministic: bool = True  # whether results are to be equal bit for bit from call to call
-    score: tuple = ()  # kinds, see kernels.score
+    score: tuple = ()  # kinds, see kernels.scores
     intervals: tuple = ()  # kinds, see kernels.intervals
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted

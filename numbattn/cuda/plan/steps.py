@@ -74,7 +74,7 @@ class Part(NamedTuple):
     function are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
     """
 
-    kind: str  # see kernels.score, kernels.intervals
+    kind: str  # see kernels.scores, kernels.intervals
     numbers: tuple = ()  # in place of the arrays of a mask's part there is None
     gradient: bool = False  # whether that of its array is wanted
 

@@ -57,7 +57,7 @@ from ...tile import (
     where,
 )
 from ..intervals import has_offsets
-from ..scores import is_curved, kind_of, looks_up, place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..scores import is_curved, kind, looks_up, place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.layouts import DTYPES, array_type
 from ..shared.schedule import place
 from ..shared.segments import keys_of, queries_of, slot_step
@@ -483,7 +483,7 @@ def looks_up_elements(work):
 def dp_is_last(work):
     """Whether a consumer has no registers for dP beside what a mask or a score looks up, but for a bias that TMA loads,
     beside a score's derivative, or beside dropout at 128."""
-    kinds, (head_dim, _) = {kind_of(part) for part in work.score}, head_dims(work.problem)
+    kinds, (head_dim, _) = {kind(part).name for part in work.score}, head_dims(work.problem)
     fits = head_dim == 128 and not work.deterministic and kinds <= {"softcap", "alibi", "sink"}
     looked_up = is_looked_up(work.mask) or (looks_up(work.score) and not dtype_of_bias(work))
     dropped = work.problem.dropout and (size_of(work) > 64 or work.score)
@@ -510,7 +510,7 @@ def adds_dq(work):
     element. Slopes beside a derivative spill registers at 64.
     """
     head_dim, _ = head_dims(work.problem)
-    slopes_beside_a_derivative = is_curved(work.score) and "alibi" in map(kind_of, work.score)
+    slopes_beside_a_derivative = is_curved(work.score) and any(kind(part).weight for part in work.score)
     has_room = head_dim == size_of(work) and not (head_dim == 64 and slopes_beside_a_derivative)
     slopes_apart = makes_slopes(work) and (work.problem.group_size > 1 or looks_up_elements(work))
     in_two = work.deterministic or work.problem.head_dim <= 32 or slopes_apart

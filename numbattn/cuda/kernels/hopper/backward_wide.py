@@ -37,8 +37,7 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..scores import kind_of, score_steps_ahead, within_segment
-from ..scores.function import FUNCTION
+from ..scores import kind, score_steps_ahead, within_segment
 from ..shared.layouts import DTYPES
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
@@ -243,7 +242,7 @@ WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256:
 
 def tells_dropped(work):
     """With dropout the sign of P says what is dropped: of P F, too, unless F is negative, as a function's may be."""
-    may_be_negative = any(kind_of(part) == FUNCTION for part in work.score)
+    may_be_negative = any(kind(part).may_decrease for part in work.score)
     return is_for_hopper(work) and not (work.problem.dropout and may_be_negative)
 
 

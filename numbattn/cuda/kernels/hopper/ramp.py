@@ -28,7 +28,7 @@ from ...tile import (
     wgmma,
     where,
 )
-from ..scores import BY_QUERY, kind_of, offset_kind, own_key_step, parts_of
+from ..scores import kind, looks_up, own_key_step, parts_of
 
 DEPTH = 16  # of the product: k of one instruction, of which three are used
 PIECES = 3
@@ -51,7 +51,7 @@ class Side(NamedTuple):
 
 def is_ramp(score):
     """Whether, off the diagonal, the score is linear in the key: slopes, perhaps beside a sink."""
-    return [kind_of(part) for part in parts_of(score)] == ["alibi"] and offset_kind(parts_of(score)[0]) != BY_QUERY
+    return [kind(part).weight for part in parts_of(score)] == ["distance"] and not looks_up(score)
 
 
 def ramp_steps(score, layout, columns, ACC):

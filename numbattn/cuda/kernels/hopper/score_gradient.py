@@ -51,7 +51,7 @@ from ...tile import (
     where,
 )
 from ..score_gradient import OWN_NUMBERS, Diagonal, diagonal_steps, matrices_of
-from ..scores import SCORE, boxed_bias, boxed_dtype, kind_of, score_steps_ahead, scores_type
+from ..scores import SCORE, boxed_bias, boxed_dtype, kind, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
@@ -285,7 +285,7 @@ def diagonals_route(name, *, behind):
     """The same for the sums of a table."""
 
     def takes(work):
-        looked_up = {kind_of(part) for part in work.score} - {"relative", "softcap", "alibi", "sink"}
+        looked_up = {kind(part).name for part in work.score} - {"relative", "softcap", "alibi", "sink"}
         return is_for_hopper(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
 
     spec = Spec(

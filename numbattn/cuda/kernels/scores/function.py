@@ -9,13 +9,92 @@ from functools import lru_cache
 import numpy as np
 from numba.cuda import types
 
+from .... import scores
 from ....dual import derivative_of, is_additive, linked, number_of
 from ....frozen import Frozen
+from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
 from ..shared.layouts import array_type
+from .kind import Kind, nothing_ahead
 
-FUNCTION, SHIFT = "function", "shift"
+FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 KNOWN = {}  # scores.Identity by its digest: what has been asked for in this process
+
+
+class Function(Kind):
+    name, of = "function", scores.Score
+    is_curved = may_decrease = may_be_far = looks_up = True
+    gradient = None  # arrays of functions have none
+
+    @property
+    def identity(self):
+        return KNOWN[self.about[0]]
+
+    @property
+    def arrays(self):
+        """(dtype, ndim) of each."""
+        return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[1:])]
+
+    def types(self, number):
+        """Of the first element of the batch, seqlen_q, seqlen_k, arrays."""
+        return INDEX, INDEX, INDEX, types.Tuple([array_type(*about) for about in self.arrays])
+
+    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+        (_, natural), identity, ONE = unit, self.identity, ACC(1)
+        mapped = mapped_over(layout, transposed, at)
+        value_of, HIDDEN = mapped(identity.function, number_of), ACC(-np.inf)
+
+        @device
+        def value_alone(S, F, found, scores, batch, head, m0, n0):
+            return value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F
+
+        if not has_derivative:  # it is not even looked for
+            return nothing_ahead, value_alone
+
+        slope_of = mapped(identity.derivative or derivative_of(identity.function), same)
+
+        @device
+        def step(S, F, found, scores, batch, head, m0, n0):
+            """The derivative is 0 where the score is -inf, before the function or behind it."""
+            S = S * natural(ONE, scores)
+            value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
+            return value, F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)
+
+        return nothing_ahead, step
+
+    @classmethod
+    def lowered(cls, part, number, problem):
+        if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
+            raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
+                                      f"keys, at most {FARTHEST_PLACE} on a GPU")
+        text = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
+        return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
+
+    def flat(self, planner, work, number):
+        yield from ("first_batch", work.problem.seqlen_q, work.problem.seqlen_k)
+        yield from (planner.whole(array_of_function(number, which)) for which in range(len(self.arrays)))
+
+
+class Shift(Function):
+    """A function that only adds what does not depend on S."""
+
+    name = "shift"
+    is_curved = may_decrease = False
+
+    @property
+    def looks_up(self):
+        """In matrices, probably for each element."""
+        return any(ndim > 1 for _, ndim in self.arrays)
+
+    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+        (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
+        added_by = mapped_over(layout, transposed, at)(self.identity.function, number_of)
+
+        @device
+        def step(S, F, found, scores, batch, head, m0, n0):
+            return S * natural(ONE, scores) + added_by(full(layout, NOTHING), scores, batch, head, m0, n0), F
+
+        return nothing_ahead, step
 
 
 @lru_cache(maxsize=1024)
@@ -24,72 +103,8 @@ def part_of(identity, arrays):
     kinds = [array_type(dtype, ndim) for dtype, ndim in arrays]
     only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
-    return " ".join([SHIFT if only_adds else FUNCTION, identity.digest, *(f"{dtype}:{ndim}" for dtype, ndim in arrays)])
-
-
-def arrays_of(part):
-    """(dtype, ndim) of the arrays of a function; of another part none."""
-    kind, *about = part.split()
-    pairs = [x.split(":") for x in about[1:]] if kind in (FUNCTION, SHIFT) else []
-    return [(dtype, int(ndim)) for dtype, ndim in pairs]
-
-
-def has_matrices(part):
-    """Whether it is a function that looks up something in matrices, probably for each element."""
-    return any(ndim > 1 for _, ndim in arrays_of(part))
-
-
-def function_types(part):
-    """The types of what it needs: the first element of the batch, seqlen_q, seqlen_k, arrays."""
-    return INDEX, INDEX, INDEX, types.Tuple([array_type(*about) for about in arrays_of(part)])
-
-
-def identity_of(part):
-    return KNOWN[part.split()[1]]
-
-
-@device
-def nothing_ahead(scores, tile, batch, head, m0, n0):
-    return ()
-
-
-def function(part, number, unit, layout, ACC, transposed):
-    (_, natural), identity, ONE = unit, identity_of(part), ACC(1)
-    mapped = mapped_over(layout, transposed, number)
-    value_of, HIDDEN = mapped(identity.function, number_of), ACC(-np.inf)
-    slope_of = mapped(identity.derivative or derivative_of(identity.function), same)
-
-    @device
-    def step(S, F, found, scores, batch, head, m0, n0):
-        """The derivative is 0 where the score is -inf, before the function or behind it."""
-        S = S * natural(ONE, scores)
-        value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
-        return value, F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)
-
-    return nothing_ahead, step
-
-
-def value(part, number, unit, layout, ACC, transposed):
-    """A function without its derivative: that is not even looked for."""
-    (_, natural), ONE = unit, ACC(1)
-    value_of = mapped_over(layout, transposed, number)(identity_of(part).function, number_of)
-
-    @device
-    def step(S, F, found, scores, batch, head, m0, n0):
-        return value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F
-
-    return nothing_ahead, step
-
-
-def shift(part, number, unit, layout, ACC, transposed):
-    (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
-    added_by = mapped_over(layout, transposed, number)(identity_of(part).function, number_of)
-
-    @device
-    def step(S, F, found, scores, batch, head, m0, n0):
-        return S * natural(ONE, scores) + added_by(full(layout, NOTHING), scores, batch, head, m0, n0), F
-
-    return nothing_ahead, step
+    name = Shift.name if only_adds else Function.name
+    return " ".join([name, identity.digest, *(f"{dtype}:{ndim}" for dtype, ndim in arrays)])
 
 
 @device

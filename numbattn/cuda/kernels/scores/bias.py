@@ -1,0 +1,69 @@
+"""Bias: S + bias."""
+
+import numpy as np
+
+from .... import scores
+from ...plan.steps import array_of_part
+from ...plan.views import alignment, fits_tensor_map
+from ...tile import Alignment, aligned, convert, device, get, load
+from ..shared.layouts import DTYPES, array_type
+from .kind import Kind
+
+
+class Bias(Kind):
+    name, of, own_axes = "bias", scores.Bias, 2
+    looks_up, is_packed = True, False
+
+    def __init__(self, part):
+        super().__init__(part)
+        self.dtype, nbytes, *boxes = self.about
+        self.nbytes, self.is_boxed = int(nbytes), bool(boxes)
+        self.may_be_far = self.dtype != "float16"
+
+    def types(self, number):
+        return (array_type(DTYPES[self.dtype], 4),)
+
+    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+        (_, natural), ONE = unit, ACC(1)
+        ROWS_OF = Alignment(0 if transposed else self.nbytes)
+
+        @device
+        def queries_by_keys(matrix, m0, n0):
+            return load(aligned(matrix[:, n0:], ROWS_OF), layout, m0)
+
+        @device
+        def keys_by_queries(matrix, m0, n0):
+            return load(matrix[m0:].T, layout, n0)
+
+        tile_of = keys_by_queries if transposed else queries_by_keys
+
+        @device
+        def look_up(scores, tile, batch, head, m0, n0):
+            (biases,) = scores.parts[at]
+            return tile_of(biases[batch, head], m0, n0)
+
+        @device
+        def step(S, F, found, scores, batch, head, m0, n0):
+            return S * natural(ONE, scores) + convert(found, ACC), F
+
+        @device
+        def from_shared(scores, tile, batch, head, m0, n0):
+            return get(tile, layout)
+
+        return from_shared if is_boxed else look_up, step
+
+    @classmethod
+    def lowered(cls, part, number, problem):
+        shape = *part.bias.shape[:-2], problem.seqlen_q, problem.seqlen_k
+        return cls.name, (), {array_of_part(number): np.broadcast_to(part.bias, shape)}
+
+    @classmethod
+    def compiled_in(cls, part, layout):
+        boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
+        return f"{part} {layout.dtype.name} {alignment(layout)}{boxes}"
+
+    @classmethod
+    def finish(cls, part, grad, sums, problem):
+        if sums is not None:
+            sums = sums if grad.ndim > 1 and grad.shape[-2] > 1 else sums.sum(axis=-2, keepdims=True)
+            grad[...] = sums.reshape(grad.shape)

@@ -1,0 +1,95 @@
+"""What parts share that depend on how far a key is from a query's own, i + offset."""
+
+import numpy as np
+
+from ...plan.steps import OFFSETS, array_of_offset
+from ...tile import INDEX, convert, device, diagonal_index, index, minimum, shape, take
+from ..shared.layouts import places_of
+from ..shared.visibility import EDGE, LINE
+from .kind import Kind, kind
+
+BY_MATRIX, BY_SEGMENT, BY_QUERY = "matrix", "segment", "query"  # the offset, if it is not a number for all
+ALIGNED = "aligned"  # within segments: by segment or by query, as kernels take them
+
+
+class Distance(Kind):
+    @property
+    def offset(self):
+        return " ".join(self.about)
+
+    @property
+    def looks_up(self):
+        return self.offset == BY_QUERY
+
+    @property
+    def offset_type(self):
+        return {BY_MATRIX: EDGE, BY_QUERY: LINE}.get(self.offset, INDEX)
+
+    @classmethod
+    def lowered(cls, part, number, problem):
+        text, _, arrays = super().lowered(part, number, problem)
+        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
+        if isinstance(offset, int):
+            return text, (offset,), arrays
+        if offset is None:
+            return f"{text} {ALIGNED}", (), arrays
+        return f"{text} {BY_MATRIX}", (), arrays | {array_of_offset(number): offset.astype(np.int32)}
+
+    def flat(self, planner, work, number):
+        yield from super().flat(planner, work, number)
+        if self.offset == BY_MATRIX:
+            yield planner.at(array_of_offset(number), own=0)
+        elif self.offset == BY_SEGMENT:
+            yield 0                                         # kernels know it
+        elif self.offset == BY_QUERY:
+            yield planner.at(OFFSETS, own=1)
+
+
+def own_key_step(part, number):
+    """The device function (scores, batch, head, m0): the own key of query m0, and nothing; or m0, where each query has
+    an offset, and all of these."""
+
+    @device
+    def by_number(scores, batch, head, m0):
+        _, offset = scores.parts[number]
+        return m0 + offset, ()
+
+    @device
+    def by_matrix(scores, batch, head, m0):
+        _, offsets = scores.parts[number]
+        return m0 + index(offsets[batch, head]), ()
+
+    @device
+    def by_query(scores, batch, head, m0):
+        _, offsets = scores.parts[number]
+        return m0, offsets[batch, head]
+
+    return {BY_MATRIX: by_matrix, BY_QUERY: by_query}.get(kind(part).offset, by_number)
+
+
+def offsets_step(layout, transposed):
+    """The device function (offsets, m0): those of a tile's queries from m0 on."""
+    places = places_of(transposed)
+
+    @device
+    def of_queries(offsets, m0):
+        (seqlen_q,), (i, _) = shape(offsets), places(layout, m0, 0)
+        return take(offsets, minimum(i, seqlen_q - 1))
+
+    return of_queries
+
+
+def distance_steps(part, number, layout, ACC, transposed=False):
+    """As `own_key_step`; and (key, offsets, n0): how far the keys of a tile from n0 on are from the queries' own."""
+    SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
+
+    @device
+    def from_key(key, nothing, n0):
+        return abs(diagonal_index(layout, convert(SIGN * (n0 - key), ACC)))
+
+    @device
+    def from_keys(m0, offsets, n0):
+        apart = convert(of_queries(offsets, m0) * SIGN, ACC)
+        return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)) - apart)
+
+    return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key

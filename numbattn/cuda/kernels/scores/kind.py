@@ -1,0 +1,86 @@
+"""What kernels and plans ask of a kind of part of a score: a class for each kind, in a file of its own.
+
+What is compiled in of a part is a string, words: its kind, and what else depends on. `kind(part)` is an object of the
+kind's class.
+"""
+
+from functools import lru_cache
+
+from ...plan.steps import array_of_part
+from ...tile import device
+
+ELEMENTS, ENTRIES, WITH_DELTA = "elements", "entries", "with delta"  # what the gradient of an array comes from
+CLASSES = {}  # of kinds: by name, and by their class in numbattn.scores
+
+
+class Kind:
+    name = ""  # the first word
+    of = None  # the class in numbattn.scores
+    own_axes = None  # of its array, beside those of the batch
+    has_step = True  # whether it does something to S
+    is_natural = True  # whether it takes S as an exponent of e, scale Q K^T; else Q K^T
+    is_curved = False  # whether it has a derivative that is not 1
+    may_decrease = False  # whether its derivative may be negative
+    is_bounded = False  # whether S behind it is of moderate size, whatever it was before
+    may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
+    looks_up = False  # whether it looks up a number for each element, or row
+    is_boxed = False  # whether TMA loads the tiles that it looks up, on Hopper
+    is_packed = True  # whether it is known within tiles that end with their segment
+    offset = None  # of what depends on distances: how the own key of query 0 is given
+    gradient = ELEMENTS
+    weight = ""  # of elements in the gradient; one with a weight may come with dQ
+
+    def __init_subclass__(cls):
+        CLASSES.update({vars(cls)[key]: cls for key in ("name", "of") if key in vars(cls)})
+
+    def __init__(self, part):
+        self.part, (_, *self.about) = part, part.split()
+
+    # ------------------------------------------------------------------------------------------------- in a kernel
+    def types(self, number):
+        """The types of what it needs; number: that of sums."""
+        raise NotImplementedError
+
+    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+        """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
+        F, found, scores, batch, head, m0, n0) -> S and F behind the part.
+
+        at: where Scores.parts has what it needs; unit: see score.units; is_boxed: whether `tile` is what TMA loaded.
+        """
+        raise NotImplementedError
+
+    def levels(self, at, unit, layout, ACC):
+        """Where the part adds one number, a level, to some tiles: device functions (S, scores, batch, head, m0, n0) ->
+        S behind the part; and (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
+
+    # --------------------------------------------------------------------------------------------------- in a plan
+    @classmethod
+    def lowered(cls, part, number, problem):
+        """Of a part of numbattn.scores: its string, its numbers, its arrays by name, as kernels take them."""
+        return cls.name, (), {array_of_part(number): part._array.astype(problem.sum_dtype, copy=False)}
+
+    @classmethod
+    def compiled_in(cls, part, layout):
+        """The string, where more is compiled in of its array."""
+        return part
+
+    def flat(self, planner, work, number):
+        """What part number `number` passes, without its numbers: see plan.arguments."""
+        if self.own_axes is not None:
+            yield planner.at(array_of_part(number), own=self.own_axes)
+
+    @classmethod
+    def finish(cls, part, grad, sums, problem):
+        """The gradient from sums that kernels have left, if they have."""
+        grad[...] = sums.sum(axis=(-2, -1))
+
+
+@lru_cache(maxsize=1024)
+def kind(part):
+    """The Kind of a part."""
+    return CLASSES[part.partition(" ")[0]](part)
+
+
+@device
+def nothing_ahead(scores, tile, batch, head, m0, n0):
+    return ()

@@ -1,0 +1,126 @@
+"""RelativeBias: S + table[entry of j - own key], clipped at both ends."""
+
+import numpy as np
+
+from .... import scores
+from ....values import sum_broadcast
+from ...tile import device, diagonal_index, maximum, minimum, shape, take
+from ..shared.layouts import array_type
+from .distance import BY_QUERY, Distance, offsets_step, own_key_step
+from .kind import ENTRIES, kind, nothing_ahead
+
+
+class RelativeBias(Distance):
+    name, of, own_axes = "relative", scores.RelativeBias, 1
+    looks_up, gradient = True, ENTRIES
+
+    def types(self, number):
+        return array_type(np.dtype(number.name), 3), self.offset_type  # the table
+
+    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+        (_, natural), ONE = unit, ACC(1)
+        by_element, shared_entry = relative_steps(self.part, at, unit, layout, ACC, transposed)
+
+        @device
+        def one_by_one(S, F, found, scores, batch, head, m0, n0):
+            return by_element(S, scores, batch, head, m0, n0), F
+
+        @device
+        def step(S, F, found, scores, batch, head, m0, n0):
+            (table, _), (is_shared, entry) = scores.parts[at], shared_entry(scores, batch, head, m0, n0)
+            if is_shared:
+                return S * natural(ONE, scores) + table[batch, head, entry], F
+            return by_element(S, scores, batch, head, m0, n0), F
+
+        return nothing_ahead, one_by_one if self.offset == BY_QUERY else step
+
+    def levels(self, at, unit, layout, ACC):
+        if self.offset == BY_QUERY:
+            return None
+        (_, natural), ZERO, ONE = unit, ACC(0), ACC(1)
+        by_element, shared_entry = relative_steps(self.part, at, unit, layout, ACC)
+
+        @device
+        def with_level(S, scores, batch, head, m0, n0):
+            (table, _), (is_shared, entry) = scores.parts[at], shared_entry(scores, batch, head, m0, n0)
+            if is_shared:
+                return S, table[batch, head, entry], natural(ONE, scores)
+            return by_element(S, scores, batch, head, m0, n0), ZERO, ONE
+
+        return with_level
+
+    @classmethod
+    def finish(cls, part, grad, sums, problem):
+        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
+        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
+        grad[...] = sum_broadcast(table, grad.shape)
+
+
+def relative_steps(part, number, unit, layout, ACC, transposed=False):
+    """Device functions (S, scores, batch, head, m0, n0) -> S with the entry of each element; and (scores, batch, head,
+    m0, n0): whether all of the tile share one, as far from the diagonal, and which."""
+    (_, natural), (own_key, entries), ONE = unit, entry_steps(part, number, layout, transposed), ACC(1)
+    LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
+    BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
+
+    @device
+    def by_element(S, scores, batch, head, m0, n0):
+        (table, _), (key, offsets) = scores.parts[number], own_key(scores, batch, head, m0)
+        return S * natural(ONE, scores) + take(table[batch, head], entries(key, offsets, n0, table))
+
+    @device
+    def shared_entry(scores, batch, head, m0, n0):
+        (table, _), (key, _) = scores.parts[number], own_key(scores, batch, head, m0)
+        least, most = entry_of(n0 - key - BEFORE, table), entry_of(n0 - key + AHEAD, table)
+        return least == most, least
+
+    return by_element, shared_entry
+
+
+def entry_steps(part, number, layout, transposed=False):
+    """As `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from n0 on take."""
+    SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
+
+    @device
+    def from_key(key, nothing, n0, table):
+        return entry_of(diagonal_index(layout, SIGN * (n0 - key)) * SIGN, table)
+
+    @device
+    def from_keys(m0, offsets, n0, table):
+        return entry_of(diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - of_queries(offsets, m0), table)
+
+    return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key
+
+
+@device
+def entry_of(ahead, table):
+    """That of keys so far ahead of their query's own."""
+    _, _, count = shape(table)
+    reach = count // 2
+    return maximum(minimum(ahead, reach), -reach) + reach
+
+
+def sums_of_entries(sums, seqlen_q, reach, offset):
+    """The gradient of a RelativeBias' table from what `score_gradient.diagonal_sums` has found.
+
+    sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
+    `step` elements behind the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
+    the batch axes.
+    """
+    *lead, count, parts, step = sums.shape
+    whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))
+    for part in range(parts):
+        whole[..., part : part + count, :] += sums[..., part, :]
+    whole, tile_m = whole.reshape(*lead, -1), (parts - 1) * step
+    if reach == 0:
+        return whole.sum(axis=-1, keepdims=True)
+    offset = offset if isinstance(offset, int) else offset[..., None]
+    first = 1 - -(-seqlen_q // tile_m) * tile_m - offset  # how far the first diagonal is ahead of own keys
+    ahead = np.arange(whole.shape[-1], like=sums) + first
+    at = np.arange(1 - reach, reach, like=sums) - first
+    inside = np.take_along_axis(whole, np.broadcast_to(np.clip(at, 0, whole.shape[-1] - 1), (*lead, at.shape[-1])), -1)
+    table = np.zeros_like(sums, shape=(*lead, 2 * reach + 1))
+    table[..., 0] = np.where(ahead <= -reach, whole, 0).sum(axis=-1)
+    table[..., 1:-1] = np.where((at >= 0) & (at < whole.shape[-1]), inside, 0)
+    table[..., -1] = np.where(ahead >= reach, whole, 0).sum(axis=-1)
+    return table

@@ -1,0 +1,311 @@
+"""Scores: what a call's parts do to S = scale Q K^T before the mask, and what dS is multiplied by. See numbattn.scores.
+
+Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Without a score nothing is. Slopes
+are added to Q K^T, in its unit: the multiplication by scale stays where it is, in the exponent, and takes no time. The
+first part of another kind takes scale Q K^T, and what kernels call scale_log2 is log2(e) then.
+"""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+from numba.cuda import types
+
+from ...plan.arguments import Word
+from ...tile import device, full
+from ..shared.layouts import array_type, sum_type
+from ..shared.softmax import LOG2_E
+from ..shared.visibility import is_looked_up
+from .distance import BY_QUERY, BY_SEGMENT
+from .kind import kind, nothing_ahead
+
+
+class Scores(NamedTuple):
+    """A score, as kernels take it."""
+
+    scale: Any
+    inverse_scale: Any
+    parts: Any  # of each but a sink what its kind needs: see Kind.types
+    logits: Any  # (batch, heads), where there is a sink
+
+
+class ScoreWord(Word):
+    """The fields of Scores; nothing without a score."""
+
+    def flat(self, planner, work):
+        parts = sorted(enumerate(work.score), key=lambda x: not kind(x[1]).has_step)
+        if parts:
+            yield from ("scale", "inverse_scale")
+        for number, part in parts:
+            yield from kind(part).flat(planner, work, number)
+            yield from planner.call.score[number].numbers
+
+
+SCORE = ScoreWord()
+
+
+def scores_type(score, dtype):
+    """The type of Scores with these parts, or of nothing."""
+    if not score:
+        return types.Tuple(())
+    number, parts = getattr(types, sum_type(dtype).__name__), parts_of(score)
+    logits = types.Tuple([array_type(sum_type(dtype), 2)] * (len(score) - len(parts)))
+    return types.NamedTuple([number, number, types.Tuple([types.Tuple(kind(x).types(number)) for x in parts]), logits],
+                            Scores)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- what is asked of scores
+def parts_of(score):
+    """Those with a step, in Scores.parts."""
+    return [part for part in score if kind(part).has_step]
+
+
+def place_of_part(score, number):
+    """Which of Scores.parts it is."""
+    return len(parts_of(score[:number]))
+
+
+def looks_up(score):
+    """Whether a part looks up a number for each element, or row."""
+    return any(kind(part).looks_up for part in score)
+
+
+def takes_offsets(score):
+    """Whether a part takes an offset of each query."""
+    return any(kind(part).offset == BY_QUERY for part in score)
+
+
+def is_curved(score):
+    """Whether a part has a derivative that is not 1."""
+    return any(kind(part).is_curved for part in score)
+
+
+def is_natural(score):
+    """Whether S behind all parts is an exponent of e, else it is Q K^T plus slopes."""
+    return any(kind(part).is_natural for part in parts_of(score))
+
+
+def may_be_far(score):
+    """Whether a mask of finfo.min may be among the parts: of float32 or what has its exponents, and behind the last
+    one that bounds S, which ends it."""
+    kinds = list(map(kind, score))
+    bounded = [number for number, part in enumerate(kinds) if part.is_bounded]
+    return any(part.may_be_far for part in (kinds[bounded[-1] + 1 :] if bounded else kinds))
+
+
+def boxed_bias(work):
+    """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that a
+    tensor map takes, where nothing else is looked up."""
+    looking_up = [number for number, part in enumerate(work.score) if kind(part).looks_up]
+    boxed = [number for number in looking_up if kind(work.score[number]).is_boxed]
+    alone = looking_up == boxed and not (is_looked_up(work.mask) or work.problem.dropout)
+    return boxed[0] if alone and len(boxed) == 1 else None
+
+
+def dtype_of_part(work, number):
+    """The name of that of a bias; nothing for None."""
+    return "" if number is None else kind(work.score[number]).dtype
+
+
+def boxed_dtype(work):
+    return dtype_of_part(work, boxed_bias(work))
+
+
+# --------------------------------------------------------------------------------------------------- steps of all parts
+def score_steps(score, layout, ACC, transposed=False, behind=-1):
+    """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S behind all parts, and F;
+    (dS, F) -> dS F; (scale) -> what S is multiplied by to be an exponent of 2.
+
+    F is the derivative of what the parts behind number `behind` do, by what they are given; with behind=len(score),
+    in the forward pass, there is none. The tile's rows are queries, or keys if it is transposed.
+    """
+    look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, behind)
+
+    @device
+    def look_up_and_apply(S, scores, batch, head, m0, n0):
+        return apply(S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
+
+    return look_up_and_apply, *others
+
+
+def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, is_boxed=False):
+    """As `score_steps`, where arrays are loaded while S is still computed: the first device function, (scores, tile,
+    batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
+
+    has_room: whether there are registers for that; else the second one loads them. is_boxed: whether the bias is in
+    `tile`, in shared memory; else that is ().
+    """
+    if not has_room:
+        look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, behind)
+
+        @device
+        def apply_late(S, found, scores, batch, head, m0, n0):
+            return look_up_and_apply(S, scores, batch, head, m0, n0)
+
+        return nothing_ahead, apply_late, *others
+
+    parts = parts_of(score)
+    curved = [number for number, part in enumerate(parts) if kind(part).is_curved]
+    if not parts:
+        return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
+
+    steps = [
+        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, is_boxed, has_derivative=at > behind)
+        for at, part in enumerate(parts)
+    ]
+    if behind >= 0:  # the derivatives of those before are not asked for
+        steps[: behind + 1] = map(without_derivative, steps[: behind + 1])
+    (look_up, every_step), ONE = reduce(then, steps), ACC(1)
+
+    @device
+    def apply(S, found, scores, batch, head, m0, n0):
+        return every_step(S, full(layout, ONE), found, scores, batch, head, m0, n0)
+
+    return look_up, apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
+
+
+def softmax_score_steps(score, layout, ACC, has_levels=True, is_boxed=False):
+    """As `score_steps_ahead`, for the forward pass; but the second device function returns S, level and factor. Behind
+    all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway. Not if
+    has_levels is False, nor where no tile has a level."""
+    *before, last = parts_of(score) or [None]
+    with_level = None
+    if last is not None and has_levels:
+        with_level = kind(last).levels(len(before), units(before, last), layout, ACC)
+    if with_level is None:
+        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), is_boxed=is_boxed)
+
+        @device
+        def apply_all(S, found, scores, batch, head, m0, n0):
+            S, _ = apply(S, found, scores, batch, head, m0, n0)
+            return S, None, None
+
+        return look_up, apply_all
+
+    look_up, apply, *_ = score_steps_ahead(before, layout, ACC, behind=len(before))
+
+    @device
+    def apply_but_level(S, found, scores, batch, head, m0, n0):
+        S, _ = apply(S, found, scores, batch, head, m0, n0)
+        return with_level(S, scores, batch, head, m0, n0)
+
+    return look_up, apply_but_level
+
+
+def units(before, part):
+    """Device functions (x, scores) of a part behind these: a number, in the unit in which it is added; S's factor."""
+
+    @device
+    def same(x, scores):
+        return x
+
+    @device
+    def divided(x, scores):
+        return x * scores.inverse_scale
+
+    @device
+    def multiplied(x, scores):
+        return x * scores.scale
+
+    if is_natural(before):
+        return same, same
+    return (same, multiplied) if is_natural([part]) else (divided, same)
+
+
+def to_log2_of(score, ACC):
+    """The device function (scale): what S behind all parts is multiplied by to be an exponent of 2."""
+    LOG2E = ACC(LOG2_E)
+
+    @device
+    def of_natural(scale):
+        return LOG2E
+
+    @device
+    def of_raw(scale):
+        return scale * LOG2E
+
+    return of_natural if is_natural(score) else of_raw
+
+
+@device
+def as_it_is(S, found, scores, batch, head, m0, n0):
+    return S, S
+
+
+@device
+def linear(dS, F):
+    return dS
+
+
+@device
+def times(dS, F):
+    return dS * F
+
+
+def then(one, other):
+    (look_up_one, apply_one), (look_up_other, apply_other) = one, other
+
+    @device
+    def look_up(scores, tile, batch, head, m0, n0):
+        return look_up_one(scores, tile, batch, head, m0, n0), look_up_other(scores, tile, batch, head, m0, n0)
+
+    @device
+    def both(S, F, found, scores, batch, head, m0, n0):
+        S, F = apply_one(S, F, found[0], scores, batch, head, m0, n0)
+        return apply_other(S, F, found[1], scores, batch, head, m0, n0)
+
+    return look_up, both
+
+
+def without_derivative(steps):
+    look_up, apply = steps
+
+    @device
+    def value(S, F, found, scores, batch, head, m0, n0):
+        S, _ = apply(S, F, found, scores, batch, head, m0, n0)
+        return S, F
+
+    return look_up, value
+
+
+# --------------------------------------------------------------------------------------------------- packed sequences
+def within_segment(score):
+    """The device function (scores, segment): the Scores in a segment of packed arrays, from which offsets follow."""
+    parts = [with_offset if kind(part).offset == BY_SEGMENT else with_part for part in parts_of(score)]
+    if with_offset not in parts:
+        return same_scores
+    within = reduce(lambda before, part: part[1](part[0], before), enumerate(parts), no_parts)
+
+    @device
+    def scores_of(scores, segment):
+        own, query = segment.first_key + segment.keys, segment.first_query + segment.queries    # behind its last ones
+        return Scores(scores.scale, scores.inverse_scale, within(scores.parts, own - query), scores.logits)
+
+    return scores_of
+
+
+@device
+def same_scores(scores, segment):
+    return scores
+
+
+@device
+def no_parts(parts, offset):
+    return ()
+
+
+def with_part(number, before):
+    @device
+    def parts_to(parts, offset):
+        return (*before(parts, offset), parts[number])
+
+    return parts_to
+
+
+def with_offset(number, before):
+    @device
+    def parts_to(parts, offset):
+        return (*before(parts, offset), (parts[number][0], offset))
+
+    return parts_to
+
+

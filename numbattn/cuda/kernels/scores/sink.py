@@ -1,0 +1,39 @@
+"""Sink: one more logit of each row, beside S."""
+
+from .... import scores
+from ...tile import device, exp2, maximum, reciprocal, where
+from ..shared.softmax import LOG2_E
+from .kind import WITH_DELTA, Kind
+
+
+class Sink(Kind):
+    name, of, own_axes = "sink", scores.Sink, 0
+    has_step, gradient = False, WITH_DELTA
+
+
+def sink_steps(score, ACC):
+    """Device functions of a row's end: (m, total, scores, batch, head) -> m and total with the sink's logit, and alpha,
+    which rescales O; (total, alpha) -> what O is multiplied by. m is natural here; total stays 0 where nothing is
+    seen."""
+    LOG2E = ACC(LOG2_E)
+
+    @device
+    def without(m, total, scores, batch, head):
+        return m, total, total
+
+    @device
+    def inverse(total, alpha):
+        return reciprocal(total)
+
+    @device
+    def with_sink(m, total, scores, batch, head):
+        logit, seen = scores.logits[0][batch, head], total > 0
+        largest = maximum(m, logit)
+        alpha = where(seen, exp2((m - largest) * LOG2E), 0)
+        return largest, total * alpha + where(seen, exp2((logit - largest) * LOG2E), 0), alpha
+
+    @device
+    def rescaled_inverse(total, alpha):
+        return alpha * reciprocal(total)
+
+    return (with_sink, rescaled_inverse) if Sink.name in score else (without, inverse)
