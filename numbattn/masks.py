@@ -34,7 +34,6 @@ from .values import Value, broadcasts, moved, shown
 
 Integers: TypeAlias = int | Sequence[int] | Array
 FAR = 2**40  # beyond every sequence, and far from overflow
-MOST_KNOWN = 32  # entries that a mask remembers
 
 
 class Band(NamedTuple):
@@ -202,20 +201,9 @@ class Mask(Value):
         return self._is_in_part_drawn or any(leaf._arrays() for leaf in self._leaves)
 
     @cached_property
-    def _known(self) -> dict[Any, Any]:
-        """What calls have found out about it, by lengths and batch axes, if all its arrays are on a GPU: nobody reads
-        those, and all else of a mask stays as it is."""
-        return {}
-
-    @cached_property
     def _is_on_gpu(self) -> bool:
         arrays = [x for leaf in self._leaves for x in leaf._arrays().values()]
         return bool(arrays) and not any(isinstance(x, np.ndarray) for x in arrays)
-
-    def _remember(self, key: Any, value: Any) -> None:
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = value
 
     @cached_property
     def _and_causal(self) -> Mask:

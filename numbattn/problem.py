@@ -432,14 +432,27 @@ _check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays
 
 def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any, segments: Mask | None) -> tuple[Part, ...]:
     """The parts of a score, checked, with arrays in the library of q, beside a mask with these segments."""
-    for part in parts:
-        for name, array in part._arrays().items():
-            if library(array) not in ("numpy", problem.xp):
-                raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray beside inputs of "
-                                f"{problem.xp}")
-        part._fit(problem.batch, problem.seqlen_q, problem.seqlen_k)
-        _check_held(problem, "score", part)
-    return tuple([part._like(q)._within(segments) for part in parts])
+    return tuple([_placed_part(problem, part, q)._within(segments) for part in parts])
+
+
+def _placed_part(problem: Problem, part: Part, q: Any) -> Part:
+    if problem.xp == "numpy" or part._is_on_host:
+        return _placed_part_anew(problem, part, q)
+    shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
+    if shape not in part._known:  # it is checked once
+        _placed_part_anew(problem, part, q)
+        part._remember(shape, True)
+    return part
+
+
+def _placed_part_anew(problem: Problem, part: Part, q: Any) -> Part:
+    for name, array in part._arrays().items():
+        if library(array) not in ("numpy", problem.xp):
+            raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray beside inputs of "
+                            f"{problem.xp}")
+    part._fit(problem.batch, problem.seqlen_q, problem.seqlen_k)
+    _check_held(problem, "score", part)
+    return part._like(q)
 
 
 def _scale(scale: Any, problem: Problem) -> float:

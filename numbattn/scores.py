@@ -55,6 +55,11 @@ class Part(Value):
         """The part beside a mask with these Segments, or None."""
         return self
 
+    @cached_property
+    def _is_on_host(self) -> bool:
+        """Whether an array of it is."""
+        return any(isinstance(x, np.ndarray) for x in self._arrays().values())
+
     @property
     def _weights(self) -> tuple[Any, ...]:
         """Its arrays that have a place among the gradients."""

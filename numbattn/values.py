@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 V = TypeVar("V", bound="Value")
+MOST_KNOWN = 32  # entries that a value remembers
 
 
 class Value:
@@ -44,6 +45,17 @@ class Value:
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickle, without what is cached: a hash holds in its own process."""
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What calls have found out about it, by lengths and batch axes, if all its arrays are on a GPU: nobody reads
+        those, and all else of a value stays as it is."""
+        return {}
+
+    def _remember(self, key: Any, value: Any) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = value
 
     def __repr__(self) -> str:
         values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))

@@ -5,35 +5,24 @@ be captured in a CUDA graph. What follows from shapes, strides and kinds is plan
 """
 
 import math
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
-
-import numpy as np
+from functools import partial
+from typing import Any
 
 from ..dual import naming
-from ..intervals import Intervals, Prefix
-from ..masks import AnyOf, Window, _clip, band_of
 from ..problem import Gradients, Saved, describe, sum_to
 from ..scores import Score
-from ..values import sum_broadcast
 from .kernels import BACKWARD, FORWARD
-from .kernels.intervals import CLOSE, OPEN, OR
-from .kernels.scores import CLASSES
-from .kernels.shared.visibility import FARTHEST
+from .plan.masks import known_numbers_and_arrays, numbers_and_arrays, numbers_of
 from .plan.planner import plan
-from .plan.spec import SIDES
+from .plan.scores import finish_gradient, known_parts_and_arrays, parts_and_arrays
 from .plan.steps import (
     Call,
-    Part,
-    array_of_mask,
     gradient_of_part,
-    sums_by_row,
-    sums_of_part,
 )
 from .plan.views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
-NO_DROPS, EVERYWHERE = (0, 0, 0, 0), (-FARTHEST, FARTHEST)
+NO_DROPS = 0, 0, 0, 0
 
 
 class Passes:
@@ -97,9 +86,9 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         return False
     score = ()
     if parts:
-        score, in_score = score_and_arrays(parts, problem)
+        score, in_score, places = known_parts_and_arrays(parts, problem)
         arrays.update(in_score)
-        strides = strides, score, tuple([(name, x.shape, x.strides) for name, x in in_score.items()])
+        strides = strides, score, places
     addresses, odd = gpu.addresses(arrays)
     if odd:
         strides = strides, tuple([address % VECTOR_BYTES for address in addresses])
@@ -153,7 +142,7 @@ def plans(device, q, k, v, deterministic=False, **options):
     Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
     masked, in_mask = numbers_and_arrays(inputs.mask, problem.seqlen_q, problem.seqlen_k)
-    score, in_score = score_and_arrays(inputs.score, problem)
+    score, in_score = parts_and_arrays(inputs.score, problem)
     layouts = {name: layout_of(x, 0) for name, x in {"q": q, "k": k, "v": v, **in_mask, **in_score}.items()}
     o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)
     grads = {f"d{name}": contiguous(x.shape, x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
@@ -164,132 +153,3 @@ def plans(device, q, k, v, deterministic=False, **options):
         for routes, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward
-
-
-# -------------------------------------------------------------------------------------------------------------- masks
-class MaskNumbers(NamedTuple):
-    """A mask without its arrays."""
-
-    numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift, own_lo, own_hi
-    keys: int  # the most that a query sees, by the band alone
-    last_key: int  # no query sees this one or any after it
-    grids: tuple  # (rows, columns) of a cell of each grid
-    last_query: int  # neither it nor any after it sees anything
-    intervals: tuple  # a steps.Part for each part that gives intervals
-
-
-@lru_cache(maxsize=1024)
-def numbers_of(mask, seqlen_q, seqlen_k):
-    """The MaskNumbers of a mask without arrays, which does not change."""
-    found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
-    return found
-
-
-def known_numbers_and_arrays(mask, seqlen_q, seqlen_k):
-    """As `numbers_and_arrays`, and where the arrays lie; kept with the mask where these are its own, on a GPU."""
-    key = "numbers", seqlen_q, seqlen_k
-    found = mask._known.get(key)
-    if found is None:
-        masked, arrays = numbers_and_arrays(mask, seqlen_q, seqlen_k)
-        found = masked, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
-        own = {id(x) for leaf in mask._leaves for x in leaf._arrays().values()}
-        if mask._is_on_gpu and all(id(x) in own for x in arrays.values()):
-            mask._remember(key, found)
-    return found
-
-
-def numbers_and_arrays(mask, seqlen_q, seqlen_k):
-    """The MaskNumbers of a mask, and its arrays by name: of edges of the band, of grids, of intervals."""
-    sizes = seqlen_q, seqlen_k
-    edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
-    band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
-    for side in SIDES:
-        found = [edge for edge in edges if edge.side == side and not isinstance(edge.at, int)]
-        if len(found) == 1 and found[0].at.dtype == np.int32:       # the kernel reads it as it is
-            ((_, arrays[side], shift),) = found
-            shifts[side] = max(-FARTHEST, min(shift, FARTHEST))
-        elif found:
-            arrays[side] = getattr(band_of(found, *sizes), side).astype(np.int32)
-    own, intervals, of_intervals = intervals_and_arrays(mask, *sizes)
-    keys = seqlen_k if arrays else max(min(seqlen_k, band.hi - band.lo + 1), 0)
-    last_key = seqlen_k if "keys" in arrays else band.keys
-    grids = mask._grids()
-    arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
-    arrays.update(of_intervals)
-    sizes = tuple([(grid.rows, grid.cols) for grid in grids])
-    last_query = seqlen_q if "queries" in arrays else band.queries
-    numbers = *band, shifts["lo"], shifts["hi"], *own
-    return MaskNumbers(numbers, keys, last_key, sizes, last_query, intervals), arrays
-
-
-def intervals_and_arrays(mask, seqlen_q, seqlen_k):
-    """Of windows that are aligned within segments lo and hi, a steps.Part for each part of a mask that gives intervals,
-    and their arrays by name, as kernels take them."""
-    found, arrays = [], {}
-
-    def add(kind, **values):
-        """A part; those of its values that are arrays are named in its kind."""
-        numbers = []
-        for which, (name, x) in enumerate(values.items()):
-            is_int32 = not isinstance(x, int) and x.dtype == np.int32       # the kernel reads it as it is
-            x = x if is_int32 else _clip(x, -FARTHEST, FARTHEST)
-            numbers.append(x if isinstance(x, int) else None)
-            if not isinstance(x, int):
-                kind += f" {name}"
-                arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
-        found.append(Part(kind, tuple(numbers)))
-
-    def add_all(mask):
-        """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
-        for part in mask._others:
-            if isinstance(part, Intervals):
-                add("intervals", first=part.first, end=part.end)
-            elif isinstance(part, Prefix):
-                add("prefix", length=part.lengths, offset=seqlen_k - seqlen_q if part.offset is None else part.offset)
-            elif isinstance(part, AnyOf):
-                for sign, alternative in zip((OPEN, OR), part.of, strict=True):
-                    add(sign)
-                    add_alternative(alternative)
-                add(CLOSE)
-        for part in mask._within:
-            if isinstance(part, Prefix):
-                add("within", length=part.lengths)
-        return own_band([part for part in mask._within if not isinstance(part, Prefix)])
-
-    def add_alternative(mask):
-        add("band", **mask._band(seqlen_q, seqlen_k)._asdict())
-        lo, hi = add_all(mask)
-        if (lo, hi) != EVERYWHERE:
-            add("window", lo=lo, hi=hi)
-
-    if (segments := mask._segments) is not None:
-        add("segments", queries=segments.queries, keys=segments.queries if segments.keys is None else segments.keys)
-    return add_all(mask), tuple(found), arrays
-
-
-def own_band(windows):
-    """lo and hi of windows, each of which holds: how far from its own key a query sees."""
-    pairs = [(part.left, part.right) if isinstance(part, Window) else (None, 0) for part in windows]
-    lo = max((-left for left, _ in pairs if left is not None), default=-FARTHEST)
-    hi = min((right for _, right in pairs if right is not None), default=FARTHEST)
-    return _clip(lo, -FARTHEST, FARTHEST), _clip(hi, -FARTHEST, FARTHEST)
-
-
-# -------------------------------------------------------------------------------------------------------------- scores
-def score_and_arrays(parts, problem):
-    """A steps.Part for each part of a score, and their arrays by name, as kernels take them."""
-    found, arrays = [], {}
-    for number, part in enumerate(parts):
-        kind, numbers, of_part = CLASSES[type(part)].lowered(part, number, problem)
-        found.append(Part(kind, numbers, part._wants_gradient))
-        arrays |= of_part
-    return tuple(found), arrays
-
-
-def finish_gradient(part, number, arrays, problem):
-    """The gradient of a part's array, from what kernels have left of it."""
-    grad, by_row = arrays[gradient_of_part(number)], arrays.get(sums_by_row(number))
-    if by_row is None:
-        CLASSES[type(part)].finish(part, grad, arrays.get(sums_of_part(number)), problem)
-    else:
-        grad[...] = sum_broadcast(by_row.sum(axis=-1), grad.shape)

@@ -6,27 +6,23 @@ import numpy as np
 
 from ..build import Key
 from ..kernels.hopper.backward_steps import comes_with_dq
-from ..kernels.hopper.score_gradient import bias_route, diagonals_route
 from ..kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
 from ..kernels.intervals import SPEC as INTERVALS_SPEC
-from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from ..kernels.scores import (
     ALIGNED,
-    BY_MATRIX,
     BY_QUERY,
     BY_SEGMENT,
     CLASSES,
-    ENTRIES,
     WITH_DELTA,
     is_natural,
     kind,
-    place_of_part,
 )
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
-from .arguments import Boxes, Matrix, Own, Word
-from .spec import NUMBERS, SIDES, Device, Route, Work, everything
+from .arguments import Boxes, Matrix, Word
+from .score_gradients import add_gradient
+from .spec import NUMBERS, SIDES, Device, Work
 from .steps import (
     COUNTERS_ARRAY,
     END,
@@ -39,11 +35,7 @@ from .steps import (
     Step,
     Temporary,
     array_of_mask,
-    array_of_offset,
     array_of_part,
-    gradient_of_part,
-    sums_by_row,
-    sums_of_part,
 )
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
@@ -59,7 +51,6 @@ DEVICES = {  # a typical one of each compute capability, to plan for without a G
     (12, 0): Device(0, (12, 0), 170, 99 * KB),
 }
 RESULTS = "o", "dq", "dk", "dv"
-SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 
 
 def plan(routes, problem, device, call):
@@ -97,7 +88,7 @@ class Planner:
             self.add(spec)
         if self.call.is_backward:
             for number, part in enumerate(self.call.score):
-                self.add_gradient(number, part)
+                add_gradient(self, number, part)
         stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
         counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
         return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
@@ -231,93 +222,6 @@ class Planner:
             known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
             for x, view in zip(arguments, piece.views)
         )
-
-    # ----------------------------------------------------------------------------------------- gradients of a score
-    def add_gradient(self, number, part):
-        """The steps of the gradient of a part's array; one that comes with delta or dQ needs none.
-
-        They write to the gradient itself, or to sums which a few array operations turn into it: see passes.
-        """
-        if not part.gradient or sums_by_row(number) in self.temporaries:
-            return
-        shape, own = self.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
-        about = {"behind": place_of_part(self.score, number)}
-        kind_of_part = kind(self.score[number])
-        if kind_of_part.gradient == ENTRIES:
-            self.add_gradient_of_table(number, kind_of_part.offset, shape, about)
-            return
-        is_matrix = kind_of_part.own_axes == 2
-        rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if is_matrix else (1, 1)
-        lead = shape[:-2] if is_matrix else shape
-        sizes = self.problem.seqlen_q, self.problem.seqlen_k
-        sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
-        about |= {"weight": kind_of_part.weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
-        spec = self.gradient_spec(own, out_dtype=self.problem.sum_dtype.name, **about)
-        tiles = self.fitting(spec)
-        rounded_twice = self.layouts[own].dtype != self.problem.sum_dtype and len(self.axes) > 1
-        fits = is_matrix and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
-        if sums_rows or rounded_twice or not fits:
-            own = sums_of_part(number)
-            shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
-            self.add_temporary(own, shape, self.problem.sum_dtype)
-        spec = self.gradient_spec(own, out_dtype=self.layouts[own].dtype.name, **about)
-        m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
-        self.add_own(spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
-
-    def gradient_spec(self, own, **about):
-        """That of the kernel for the gradient of a bias, or of slopes."""
-        general = Route(everything, (spec_of(bias_gradient, own, **about),))
-        (spec,) = self.first_of(bias_route(own, **about), general)
-        return spec
-
-    def add_gradient_of_table(self, number, offset, shape, about):
-        """The steps of the gradient of a RelativeBias' table; offset: its kind."""
-        name, (*lead, entries) = sums_of_part(number), shape
-        if offset == BY_MATRIX:
-            lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)
-        if offset != ALIGNED:
-            self.add_diagonal_sums(name, lead, about)
-            return
-        spec = spec_of(entry_sums, name, **about)
-        tiles = self.fitting(spec)
-        self.add_temporary(name, (*lead, tiles.tile_m, entries), self.problem.sum_dtype)
-        self.add_own(spec, tiles, entries)
-
-    def add_diagonal_sums(self, name, lead, about):
-        """For a table: sums by diagonal, of which passes.sums_of_entries makes the gradient."""
-        general = Route(everything, (spec_of(diagonal_sums, name, **about),))
-        (spec,) = self.first_of(diagonals_route(name, **about), general)
-        tiles, dtype = self.fitting(spec), self.problem.sum_dtype
-        m_blocks, n_blocks = self.tiles_of(tiles, self.work(spec))
-        most = DIAGONALS_A_MULTIPROCESSOR * self.device.multiprocessors
-        width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
-        self.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
-        self.layouts[name] = contiguous((*lead, diagonals, width), dtype)
-        self.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
-        size = dtype.itemsize
-        step, pitch = tiles.tile_m * width * size, width * size
-        skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
-        plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
-        self.add_own(spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
-
-    def add_own(self, spec, tiles, blocks, scratch=(), most=math.inf):
-        """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
-        work, seen = self.work(spec), set()
-        if has_states(work.mask):
-            self.find_states(spec, tiles, work)
-        key = Key.of(spec.factory, spec.cc(self.device), **spec.parameters(work, tiles))
-        (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
-        later = {name: name for name in OWN_NUMBERS}
-        arguments = [x for argument in spec.arguments for x in self.flat(argument, later, work)]
-        place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
-        for piece in self.pieces(arguments):
-            pointer, _, (batch, heads, *_), strides = piece.views[place]
-            own_batches, own_heads = batch if strides[0] else 1, heads if strides[1] else 1
-            numbers = dict(zip(OWN_NUMBERS, (own_batches, own_heads, int(pointer in seen)), strict=True))
-            seen.add(pointer)
-            own = self.arguments_of(piece, arguments, **numbers)
-            count = min(own_batches * own_heads * blocks, most)
-            self.steps.append(Step(key, tiles, count, (*own, *scratch)))
 
     def tiles_of(self, tiles, work):
         """How many there are of queries and of keys; of packed arrays, how many slots: see kernels.segments."""

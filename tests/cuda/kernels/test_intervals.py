@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 import numbattn as na
 from numbattn.cuda.kernels.intervals import QUERIES, Parts, count_of_gaps, intervals
-from numbattn.cuda.passes import numbers_and_arrays
+from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.steps import array_of_mask
 from numbattn.masks import All
 from tests.test_intervals import KINDS, NUMBER, segments

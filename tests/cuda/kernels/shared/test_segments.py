@@ -9,7 +9,7 @@ from hypothesis import given, settings
 import numbattn as na
 from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_step, slot_step
 from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, Sight
-from numbattn.cuda.passes import numbers_and_arrays
+from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.spec import PADDED
 from numbattn.cuda.tile import block_index, index, thread_index
 from tests.test_intervals import segments

@@ -1,0 +1,123 @@
+"""Masks lowered: numbers, grids, and parts that give each query an interval of keys, with their arrays by name."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ...intervals import Intervals, Prefix
+from ...masks import AnyOf, Window, _clip, band_of
+from ..kernels.intervals import CLOSE, OPEN, OR
+from ..kernels.shared.visibility import FARTHEST
+from .spec import SIDES
+from .steps import Part, array_of_mask
+
+EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
+
+
+class MaskNumbers(NamedTuple):
+    """A mask without its arrays."""
+
+    numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift, own_lo, own_hi
+    keys: int  # the most that a query sees, by the band alone
+    last_key: int  # no query sees this one or any after it
+    grids: tuple  # (rows, columns) of a cell of each grid
+    last_query: int  # neither it nor any after it sees anything
+    intervals: tuple  # a steps.Part for each part that gives intervals
+
+
+@lru_cache(maxsize=1024)
+def numbers_of(mask, seqlen_q, seqlen_k):
+    """The MaskNumbers of a mask without arrays, which does not change."""
+    found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
+    return found
+
+
+def known_numbers_and_arrays(mask, seqlen_q, seqlen_k):
+    """As `numbers_and_arrays`, and where the arrays lie; kept with the mask where these are its own, on a GPU."""
+    key = "numbers", seqlen_q, seqlen_k
+    found = mask._known.get(key)
+    if found is None:
+        masked, arrays = numbers_and_arrays(mask, seqlen_q, seqlen_k)
+        found = masked, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
+        own = {id(x) for leaf in mask._leaves for x in leaf._arrays().values()}
+        if mask._is_on_gpu and all(id(x) in own for x in arrays.values()):
+            mask._remember(key, found)
+    return found
+
+
+def numbers_and_arrays(mask, seqlen_q, seqlen_k):
+    """The MaskNumbers of a mask, and its arrays by name: of edges of the band, of grids, of intervals."""
+    sizes = seqlen_q, seqlen_k
+    edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
+    band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
+    for side in SIDES:
+        found = [edge for edge in edges if edge.side == side and not isinstance(edge.at, int)]
+        if len(found) == 1 and found[0].at.dtype == np.int32:       # the kernel reads it as it is
+            ((_, arrays[side], shift),) = found
+            shifts[side] = max(-FARTHEST, min(shift, FARTHEST))
+        elif found:
+            arrays[side] = getattr(band_of(found, *sizes), side).astype(np.int32)
+    own, intervals, of_intervals = intervals_and_arrays(mask, *sizes)
+    keys = seqlen_k if arrays else max(min(seqlen_k, band.hi - band.lo + 1), 0)
+    last_key = seqlen_k if "keys" in arrays else band.keys
+    grids = mask._grids()
+    arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
+    arrays.update(of_intervals)
+    sizes = tuple([(grid.rows, grid.cols) for grid in grids])
+    last_query = seqlen_q if "queries" in arrays else band.queries
+    numbers = *band, shifts["lo"], shifts["hi"], *own
+    return MaskNumbers(numbers, keys, last_key, sizes, last_query, intervals), arrays
+
+
+def intervals_and_arrays(mask, seqlen_q, seqlen_k):
+    """Of windows that are aligned within segments lo and hi, a steps.Part for each part of a mask that gives intervals,
+    and their arrays by name, as kernels take them."""
+    found, arrays = [], {}
+
+    def add(kind, **values):
+        """A part; those of its values that are arrays are named in its kind."""
+        numbers = []
+        for which, (name, x) in enumerate(values.items()):
+            is_int32 = not isinstance(x, int) and x.dtype == np.int32       # the kernel reads it as it is
+            x = x if is_int32 else _clip(x, -FARTHEST, FARTHEST)
+            numbers.append(x if isinstance(x, int) else None)
+            if not isinstance(x, int):
+                kind += f" {name}"
+                arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
+        found.append(Part(kind, tuple(numbers)))
+
+    def add_all(mask):
+        """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
+        for part in mask._others:
+            if isinstance(part, Intervals):
+                add("intervals", first=part.first, end=part.end)
+            elif isinstance(part, Prefix):
+                add("prefix", length=part.lengths, offset=seqlen_k - seqlen_q if part.offset is None else part.offset)
+            elif isinstance(part, AnyOf):
+                for sign, alternative in zip((OPEN, OR), part.of, strict=True):
+                    add(sign)
+                    add_alternative(alternative)
+                add(CLOSE)
+        for part in mask._within:
+            if isinstance(part, Prefix):
+                add("within", length=part.lengths)
+        return own_band([part for part in mask._within if not isinstance(part, Prefix)])
+
+    def add_alternative(mask):
+        add("band", **mask._band(seqlen_q, seqlen_k)._asdict())
+        lo, hi = add_all(mask)
+        if (lo, hi) != EVERYWHERE:
+            add("window", lo=lo, hi=hi)
+
+    if (segments := mask._segments) is not None:
+        add("segments", queries=segments.queries, keys=segments.queries if segments.keys is None else segments.keys)
+    return add_all(mask), tuple(found), arrays
+
+
+def own_band(windows):
+    """lo and hi of windows, each of which holds: how far from its own key a query sees."""
+    pairs = [(part.left, part.right) if isinstance(part, Window) else (None, 0) for part in windows]
+    lo = max((-left for left, _ in pairs if left is not None), default=-FARTHEST)
+    hi = min((right for _, right in pairs if right is not None), default=FARTHEST)
+    return _clip(lo, -FARTHEST, FARTHEST), _clip(hi, -FARTHEST, FARTHEST)

@@ -1,0 +1,106 @@
+"""The steps for gradients of the arrays of a score: they write to the gradient itself, or to sums which a few array
+operations turn into it, see `scores.finish_gradient`."""
+
+import math
+
+import numpy as np
+
+from ..build import Key
+from ..kernels.hopper.score_gradient import bias_route, diagonals_route
+from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
+from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
+from ..kernels.shared.visibility import has_states
+from .arguments import Own
+from .spec import Route, everything
+from .steps import At, Step, array_of_offset, gradient_of_part, sums_by_row, sums_of_part
+from .views import View, contiguous
+
+SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
+
+
+def add_gradient(planner, number, part):
+    """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
+    if not part.gradient or sums_by_row(number) in planner.temporaries:
+        return
+    shape, own = planner.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
+    about = {"behind": place_of_part(planner.score, number)}
+    kind_of_part = kind(planner.score[number])
+    if kind_of_part.gradient == ENTRIES:
+        add_gradient_of_table(planner, number, kind_of_part.offset, shape, about)
+        return
+    is_matrix = kind_of_part.own_axes == 2
+    rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if is_matrix else (1, 1)
+    lead = shape[:-2] if is_matrix else shape
+    sizes = planner.problem.seqlen_q, planner.problem.seqlen_k
+    sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
+    about |= {"weight": kind_of_part.weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
+    spec = gradient_spec(planner, own, out_dtype=planner.problem.sum_dtype.name, **about)
+    tiles = planner.fitting(spec)
+    rounded_twice = planner.layouts[own].dtype != planner.problem.sum_dtype and len(planner.axes) > 1
+    fits = is_matrix and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
+    if sums_rows or rounded_twice or not fits:
+        own = sums_of_part(number)
+        shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
+        planner.add_temporary(own, shape, planner.problem.sum_dtype)
+    spec = gradient_spec(planner, own, out_dtype=planner.layouts[own].dtype.name, **about)
+    m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
+    add_own(planner, spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
+
+
+def gradient_spec(planner, own, **about):
+    """That of the kernel for the gradient of a bias, or of slopes."""
+    general = Route(everything, (spec_of(bias_gradient, own, **about),))
+    (spec,) = planner.first_of(bias_route(own, **about), general)
+    return spec
+
+
+def add_gradient_of_table(planner, number, offset, shape, about):
+    """The steps of the gradient of a RelativeBias' table; offset: its kind."""
+    name, (*lead, entries) = sums_of_part(number), shape
+    if offset == BY_MATRIX:
+        lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)
+    if offset != ALIGNED:
+        add_diagonal_sums(planner, name, lead, about)
+        return
+    spec = spec_of(entry_sums, name, **about)
+    tiles = planner.fitting(spec)
+    planner.add_temporary(name, (*lead, tiles.tile_m, entries), planner.problem.sum_dtype)
+    add_own(planner, spec, tiles, entries)
+
+
+def add_diagonal_sums(planner, name, lead, about):
+    """For a table: sums by diagonal, of which `kernels.scores.relative` makes the gradient."""
+    general = Route(everything, (spec_of(diagonal_sums, name, **about),))
+    (spec,) = planner.first_of(diagonals_route(name, **about), general)
+    tiles, dtype = planner.fitting(spec), planner.problem.sum_dtype
+    m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
+    most = DIAGONALS_A_MULTIPROCESSOR * planner.device.multiprocessors
+    width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
+    planner.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
+    planner.layouts[name] = contiguous((*lead, diagonals, width), dtype)
+    planner.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
+    size = dtype.itemsize
+    step, pitch = tiles.tile_m * width * size, width * size
+    skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
+    plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
+    add_own(planner, spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
+
+
+def add_own(planner, spec, tiles, blocks, scratch=(), most=math.inf):
+    """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
+    work, seen = planner.work(spec), set()
+    if has_states(work.mask):
+        planner.find_states(spec, tiles, work)
+    key = Key.of(spec.factory, spec.cc(planner.device), **spec.parameters(work, tiles))
+    (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
+    later = {name: name for name in OWN_NUMBERS}
+    arguments = [x for argument in spec.arguments for x in planner.flat(argument, later, work)]
+    place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
+    for piece in planner.pieces(arguments):
+        pointer, _, (batch, heads, *_), strides = piece.views[place]
+        own_batches, own_heads = batch if strides[0] else 1, heads if strides[1] else 1
+        numbers = dict(zip(OWN_NUMBERS, (own_batches, own_heads, int(pointer in seen)), strict=True))
+        seen.add(pointer)
+        own = planner.arguments_of(piece, arguments, **numbers)
+        count = min(own_batches * own_heads * blocks, most)
+        planner.steps.append(Step(key, tiles, count, (*own, *scratch)))

@@ -1,0 +1,64 @@
+"""What is kept of a part of a score between calls, and what is not."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.plan.scores import known_part, parts_and_arrays
+from numbattn.problem import describe
+
+try:
+    import cupy
+except ImportError:
+    cupy = None
+
+Q = np.zeros((2, 8, 4), np.float32)
+PARTS = {
+    "softcap": (na.Softcap(2.0), True), "slopes": (na.Alibi(np.ones(2, np.float32)), True),
+    "converted slopes": (na.Alibi(np.ones(2, np.float16)), False),
+    "converted offset": (na.Alibi(np.ones(2, np.float32), offset=np.ones((2,), np.int64)), False),
+    "bias": (na.Bias(np.ones((8, 8), np.float16)), True), "table": (na.RelativeBias(np.ones(3, np.float32)), True),
+    "function": (na.Score(lambda s, batch, head, i, j, x: s + x[j], arrays=[np.ones(8)]), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_a_part_lowers_to_is_kept_if_its_arrays_are_its_own(name):
+    part, is_kept = PARTS[name]
+    problem, inputs = describe(Q, Q, Q, score=part)
+    (part,) = inputs.score
+    part._set(_is_on_host=False)
+    first, again = known_part(part, 0, problem), known_part(part, 0, problem)
+    assert (again is first) == is_kept
+    lowered, arrays = parts_and_arrays([part], problem)
+    assert lowered == (first[0],)
+    assert [(name, x.shape, x.strides) for name, x in arrays.items()] == list(first[2])
+    assert known_part(part, 1, problem)[1].keys() != first[1].keys() or not first[1]
+
+
+def test_arrays_on_the_host_may_change():
+    problem, inputs = describe(Q, Q, Q, score=na.Alibi(np.ones(2, np.float32)))
+    assert known_part(inputs.score[0], 0, problem) is not known_part(inputs.score[0], 0, problem)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("of", "shape"), [
+    (na.Alibi, (2,)), (na.Bias, (8, 8)), (na.RelativeBias, (3,)), (na.Sink, (2,)),
+])  # fmt: skip
+def test_what_is_kept_follows_the_arrays(rng, of, shape, dtype):
+    q, array = cupy.asarray(rng.standard_normal(Q.shape, np.float32)), cupy.zeros(shape, dtype)
+    score = of(array)
+    for value in (1.0, -2.0):
+        array[...] = cupy.arange(array.size).reshape(shape) * value / array.size
+        np.testing.assert_array_equal(na.attention(q, q, q, score=score).get(),
+                                      na.attention(q, q, q, score=of(array.copy())).get())
+
+
+@pytest.mark.gpu
+def test_a_part_is_checked_against_each_shape():
+    score = na.Alibi(cupy.ones(2, np.float32))
+    for length in (8, 9, 8):
+        na.attention(*[cupy.zeros((2, length, 4), np.float32)] * 3, score=score)
+    with pytest.raises(ValueError, match="Alibi slopes"):
+        na.attention(*[cupy.zeros((3, 8, 4), np.float32)] * 3, score=score)
