@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
+from ...intervals import Intervals, Prefix
 from ..build import Source
 from ..plan.arguments import Word
 from ..plan.spec import SIDES, Spec
@@ -274,6 +275,13 @@ def number_of(is_array):
     return of_array if is_array else of_all
 
 
+LOWERED = {  # masks: (mask, the own key of query 0) -> its kind, and what that takes, by name
+    Intervals: lambda mask, own: ("intervals", {"first": mask.first, "end": mask.end}),
+    Prefix: lambda mask, own: (
+        "prefix", {"length": mask.lengths, "offset": own if mask.offset is None else mask.offset}
+    ),
+}  # fmt: skip
+LOWERED_WITHIN = {Prefix: lambda mask: ("within", {"length": mask.lengths})}  # masks that are aligned within segments
 NAMES = {"prefix": ("length", "offset"), "within": ("length",), "band": SIDES, "window": SIDES[:2]}
 NAMES |= dict.fromkeys((OPEN, OR, CLOSE), ())
 STEPS = {"intervals": given, "prefix": prefix, "within": within, "band": band, "window": window}

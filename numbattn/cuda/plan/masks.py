@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...intervals import Intervals, Prefix
 from ...masks import AnyOf, Window, _clip, band_of
-from ..kernels.intervals import CLOSE, OPEN, OR
+from ..kernels.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
 from ..kernels.shared.visibility import FARTHEST
 from .spec import SIDES
 from .steps import Part, array_of_mask
@@ -90,19 +89,19 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
     def add_all(mask):
         """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
         for part in mask._others:
-            if isinstance(part, Intervals):
-                add("intervals", first=part.first, end=part.end)
-            elif isinstance(part, Prefix):
-                add("prefix", length=part.lengths, offset=seqlen_k - seqlen_q if part.offset is None else part.offset)
+            if type(part) in LOWERED:
+                kind, values = LOWERED[type(part)](part, seqlen_k - seqlen_q)
+                add(kind, **values)
             elif isinstance(part, AnyOf):
                 for sign, alternative in zip((OPEN, OR), part.of, strict=True):
                     add(sign)
                     add_alternative(alternative)
                 add(CLOSE)
         for part in mask._within:
-            if isinstance(part, Prefix):
-                add("within", length=part.lengths)
-        return own_band([part for part in mask._within if not isinstance(part, Prefix)])
+            if type(part) in LOWERED_WITHIN:
+                kind, values = LOWERED_WITHIN[type(part)](part)
+                add(kind, **values)
+        return own_band([part for part in mask._within if type(part) not in LOWERED_WITHIN])
 
     def add_alternative(mask):
         add("band", **mask._band(seqlen_q, seqlen_k)._asdict())
