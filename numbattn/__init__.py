@@ -2,10 +2,11 @@
 
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
+from .functions import Score, check_score
 from .intervals import Intervals, Prefix, Segments, pack, unpack
 from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
 from .problem import Gradients, Saved
-from .scores import Alibi, Bias, RelativeBias, Score, Sink, Softcap, check_score
+from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 
 __version__ = "0.1.0"
 

@@ -18,7 +18,7 @@ from numba.core.errors import NumbaError, TypingError
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, lower_cast, models, overload, register_jitable, register_model
 
-from .scores import IS_A_MASK
+from .functions import IS_A_MASK
 
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)

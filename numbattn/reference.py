@@ -13,9 +13,10 @@ import numpy as np
 
 from .checks import Array
 from .dropout import Dropout, dropout_mask
+from .functions import Score
 from .masks import Mask
 from .problem import Gradients, Inputs, Problem, describe, sum_to
-from .scores import Part, Score, Scores, sink_of
+from .scores import Part, Scores, sink_of
 from .values import moved
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checks import DTYPES
-from ..scores import Alibi, Bias, DistancePart, RelativeBias, Score, Sink, Softcap, sink_of
+from ..functions import Score
+from ..scores import Alibi, Bias, DistancePart, RelativeBias, Sink, Softcap, sink_of
 from .arguments import compact, matrices_of
 from .function import call_at, record_of, tile_function
 from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..dual import naming
+from ..functions import Score
 from ..problem import Gradients, Saved, describe, sum_to
-from ..scores import Score
 from .kernels import BACKWARD, FORWARD
 from .plan.masks import known_numbers_and_arrays, numbers_and_arrays, numbers_of
 from .plan.planner import plan

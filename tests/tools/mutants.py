@@ -245,8 +245,10 @@ TABLE = [
         "(*of_defaults, *keywords)": "()",
         "tuple(sorted(map(repr, map(_key_of_code, x))))": "tuple(map(repr, x))",
     }),
-    Faults("scores.py", ["test_scores.py"], {
+    Faults("functions.py", ["test_scores.py"], {
         "copies, _identity=self._identity)": "copies, _identity=Identity(self.function, self.derivative))",
+    }),
+    Faults("scores.py", ["test_scores.py"], {
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
         "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
         "return j - own[..., None]": "return own[..., None] - j",
@@ -512,7 +514,10 @@ TABLE = [
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_what_offsets_depend_on",
                             "cuda/plan/test_planner.py::test_the_gradient_of_a_table_by_its_offset"], {
         "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
-        "lead = np.broadcast_shapes(lead, self.layouts[array_of_offset(number)].shape)": "pass",
+    }),
+    Faults("cuda/plan/score_gradients.py", ["cuda/plan/test_planner.py::test_what_offsets_depend_on",
+                            "cuda/plan/test_planner.py::test_the_gradient_of_a_table_by_its_offset"], {
+        "lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)": "pass",
     }),
     Faults("cuda/plan/scores.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "sum_broadcast(by_row.sum(axis=-1), grad.shape)": "by_row.sum(axis=-1)",
@@ -539,7 +544,9 @@ TABLE = [
     }),
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
         "and len(slopes) == 1 else None": "and slopes else None",
-        " or sums_by_row(number) in self.temporaries": "",
+    }),
+    Faults("cuda/plan/score_gradients.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
+        " or sums_by_row(number) in planner.temporaries": "",
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
         "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",

@@ -9,20 +9,20 @@ from functools import lru_cache
 import numpy as np
 from numba.cuda import types
 
-from .... import scores
 from ....dual import derivative_of, is_additive, linked, number_of
 from ....frozen import Frozen
+from ....functions import Score
 from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
 from ..shared.layouts import array_type
 from .kind import Kind, nothing_ahead
 
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
-KNOWN = {}  # scores.Identity by its digest: what has been asked for in this process
+KNOWN = {}  # functions.Identity by its digest: what has been asked for in this process
 
 
 class Function(Kind):
-    name, of = "function", scores.Score
+    name, of = "function", Score
     is_curved = may_decrease = may_be_far = looks_up = True
     gradient = None  # arrays of functions have none
 
@@ -99,7 +99,7 @@ class Shift(Function):
 
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
-    """What is compiled in for a scores.Identity and arrays of these (dtype, ndim)."""
+    """What is compiled in for a functions.Identity and arrays of these (dtype, ndim)."""
     kinds = [array_type(dtype, ndim) for dtype, ndim in arrays]
     only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
