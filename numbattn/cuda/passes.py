@@ -75,24 +75,22 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     are new and contiguous.
     """
     _, _, _, mask, scale, dropout, parts = inputs
+    score = of_mask = of_score = misaligned = ()
     if mask._holds_arrays:
-        masked, in_mask, places = known_numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
+        masked, in_mask, of_mask = known_numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
         arrays.update(in_mask)
-        strides = strides, places
     else:
         masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
     if problem.is_empty or not (masked.last_key and masked.last_query):
         gpu.addresses(arrays)
         return False
-    score = ()
     if parts:
-        score, in_score, places = known_parts_and_arrays(parts, problem)
+        score, in_score, of_score = known_parts_and_arrays(parts, problem)
         arrays.update(in_score)
-        strides = strides, score, places
     addresses, odd = gpu.addresses(arrays)
     if odd:
-        strides = strides, tuple([address % VECTOR_BYTES for address in addresses])
-    key = plan_of, problem, masked[1:], strides, deterministic
+        misaligned = tuple([address % VECTOR_BYTES for address in addresses])
+    key = plan_of, problem, masked[1:], score, deterministic, strides, of_mask, of_score, misaligned
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}

@@ -39,14 +39,14 @@ from .shared.tables import rounded
 from .shared.visibility import PACKING, packing_of, packing_type
 
 
-class Rows(NamedTuple):
+class QueryTiles(NamedTuple):
     """The tile of a block; there are no keys in it."""
 
     tile_m: int
     tile_n: int = 1
 
 
-TILES = Rows(32)
+TILES = QueryTiles(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 

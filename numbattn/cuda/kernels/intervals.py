@@ -51,7 +51,7 @@ class Parts(NamedTuple):
     parts: Any  # of each what its kind needs: see `part_types`
 
 
-class Segment(NamedTuple):
+class QuerySegment(NamedTuple):
     """Where a query lies: the keys [first, end) of its segment, and its own key, the last of the segment its last."""
 
     first: Any
@@ -146,11 +146,11 @@ def steps_of(parts):
 # ----------------------------------------------------------------------------------------------------------- segments
 @device
 def whole_matrix(mask, batch, head, i, seqlen_q, seqlen_k):
-    return Segment(index(0), seqlen_k, i + seqlen_k - seqlen_q)
+    return QuerySegment(index(0), seqlen_k, i + seqlen_k - seqlen_q)
 
 
 def segments(number):
-    """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a query's Segment, empty if it is in none."""
+    """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a QuerySegment, empty if it is in none."""
 
     @device
     def segment_of(mask, batch, head, i, seqlen_q, seqlen_k):
@@ -166,7 +166,7 @@ def segments(number):
         at, behind = maximum(low - 1, 0), minimum(low, count - 1)   # the same where there is no segment
         first, end = inside(keys[at], seqlen_k), inside(keys[behind], seqlen_k)
         own = i + end - inside(queries[behind], seqlen_q)
-        return Segment(first, end, own)
+        return QuerySegment(first, end, own)
 
     return segment_of
 

@@ -152,11 +152,11 @@ class Numbers(Word):
         yield from self.names
 
 
-class Counters(Word):
+class CountersWord(Word):
     """Two counters, from which persistent blocks draw work: see counters.py."""
 
     def flat(self, planner, work):
         yield At(COUNTERS_ARRAY, View(0, 4, (2,), (4,)), has_batch=False)
 
 
-COUNTERS = Counters()
+COUNTERS = CountersWord()

@@ -9,7 +9,7 @@ from ...masks import AnyOf, Window, _clip, band_of
 from ..kernels.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
 from ..kernels.shared.visibility import FARTHEST
 from .spec import SIDES
-from .steps import Part, array_of_mask
+from .steps import Lowered, array_of_mask
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
 
@@ -22,7 +22,7 @@ class MaskNumbers(NamedTuple):
     last_key: int  # no query sees this one or any after it
     grids: tuple  # (rows, columns) of a cell of each grid
     last_query: int  # neither it nor any after it sees anything
-    intervals: tuple  # a steps.Part for each part that gives intervals
+    intervals: tuple  # each part that gives intervals, Lowered
 
 
 @lru_cache(maxsize=1024)
@@ -70,8 +70,8 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
-    """Of windows that are aligned within segments lo and hi, a steps.Part for each part of a mask that gives intervals,
-    and their arrays by name, as kernels take them."""
+    """Of windows that are aligned within segments lo and hi, each part of a mask that gives intervals, Lowered, and
+    their arrays by name, as kernels take them."""
     found, arrays = [], {}
 
     def add(kind, **values):
@@ -84,7 +84,7 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
             if not isinstance(x, int):
                 kind += f" {name}"
                 arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
-        found.append(Part(kind, tuple(numbers)))
+        found.append(Lowered(kind, tuple(numbers)))
 
     def add_all(mask):
         """All parts but segments, bands and windows within segments, whose lo and hi it returns."""

@@ -212,11 +212,11 @@ class Planner:
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 
     def pieces(self, arguments):
-        """The Pieces of the batch that a launch each takes."""
+        """The BatchPieces of the batch that a launch each takes."""
         return pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments])
 
     def arguments_of(self, piece, arguments, **known):
-        """The arguments for a Piece: where it starts, its first matrix and first element, and what else is known."""
+        """The arguments for a BatchPiece: its first matrix and first element, and what else is known, filled in."""
         known = {"first": piece.first * self.problem.heads, "first_batch": piece.first, **known}
         return tuple(
             known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)

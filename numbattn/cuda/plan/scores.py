@@ -3,7 +3,7 @@
 from ...checks import overlap
 from ...values import sum_broadcast
 from ..kernels.scores import CLASSES
-from .steps import Part, gradient_of_part, sums_by_row, sums_of_part
+from .steps import Lowered, gradient_of_part, sums_by_row, sums_of_part
 
 
 def known_parts_and_arrays(parts, problem):
@@ -18,7 +18,7 @@ def known_parts_and_arrays(parts, problem):
 
 
 def known_part(part, number, problem):
-    """A steps.Part, its arrays by name, and where they lie; kept with a part whose own arrays they are, on a GPU."""
+    """A part, Lowered, its arrays by name, and where they lie; kept with a part whose own arrays they are, on a GPU."""
     key = number, problem.seqlen_q, problem.seqlen_k, problem.sum_dtype
     found = part._known.get(key)
     if found is None:
@@ -31,7 +31,7 @@ def known_part(part, number, problem):
 
 
 def parts_and_arrays(parts, problem):
-    """A steps.Part for each part of a score, and their arrays by name, as kernels take them."""
+    """Each part of a score, Lowered, and their arrays by name, as kernels take them."""
     found, arrays = [], {}
     for number, part in enumerate(parts):
         lowered, of_part = lowered_part(part, number, problem)
@@ -42,7 +42,7 @@ def parts_and_arrays(parts, problem):
 
 def lowered_part(part, number, problem):
     kind, numbers, arrays = CLASSES[type(part)].lowered(part, number, problem)
-    return Part(kind, numbers, part._wants_gradient), arrays
+    return Lowered(kind, numbers, part._wants_gradient), arrays
 
 
 def finish_gradient(part, number, arrays, problem):

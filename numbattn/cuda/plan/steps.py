@@ -67,8 +67,8 @@ class Plan(NamedTuple):
         return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
-class Part(NamedTuple):
-    """Of a score or of a mask's intervals.
+class Lowered(NamedTuple):
+    """A part of a score, or one of a mask that gives intervals, as kernels take it.
 
     Its array, if it has one, is "score 0" and so on, its offset, if that is an array, "score 0 offset"; those of a
     function are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...

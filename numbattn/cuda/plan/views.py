@@ -9,7 +9,7 @@ import numpy as np
 VECTOR_BYTES = 16  # the most that one thread moves at once
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """What a kernel may depend on of an array."""
 
     shape: tuple
@@ -27,7 +27,7 @@ class View(NamedTuple):
     strides: tuple  # bytes
 
 
-class Piece(NamedTuple):
+class BatchPiece(NamedTuple):
     """Views with one batch axis, (batch, heads, ...), and which part of the batch it is."""
 
     first: int
@@ -36,13 +36,13 @@ class Piece(NamedTuple):
 
 
 def layout_of(array, address):
-    return Layout(array.shape, array.strides, array.dtype, address % VECTOR_BYTES)
+    return ArrayLayout(array.shape, array.strides, array.dtype, address % VECTOR_BYTES)
 
 
 def contiguous(shape, dtype):
-    """The Layout of a new array."""
+    """The ArrayLayout of a new array."""
     strides = [dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return Layout(tuple(shape), tuple(strides), dtype)
+    return ArrayLayout(tuple(shape), tuple(strides), dtype)
 
 
 def without_memory(shape, dtype):
@@ -92,7 +92,7 @@ def pieces(axes, views):
     What is not a View is passed on as it is.
     """
     if len(axes) == 1:
-        return [Piece(0, axes[0], views)]
+        return [BatchPiece(0, axes[0], views)]
     count, mine = len(axes), [i for i, view in enumerate(views) if isinstance(view, View)]
     merged = [(axes[-1], [views[i].strides[count - 1] for i in mine])]
     for axis in reversed(range(count - 1)):
@@ -110,5 +110,5 @@ def pieces(axes, views):
             pointer, itemsize, shape, strides = views[i]
             pointer += sum(n * strides_of[place] for n, (_, strides_of) in zip(index, outer))
             piece[i] = View(pointer, itemsize, (batch, *shape[count:]), (steps[place], *strides[count:]))
-        found.append(Piece(number * batch, batch, piece))
+        found.append(BatchPiece(number * batch, batch, piece))
     return found

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.plan.views import (
-    Layout,
+    ArrayLayout,
     View,
     alignment,
     broadcast,
@@ -43,7 +43,7 @@ def test_numbers_are_broadcast_as_arrays_without_axes_of_their_own(rng):
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 5), (2, 0, 5)])
 def test_new_arrays_are_contiguous(shape):
     x = np.zeros(shape, np.float32)
-    assert contiguous(shape, x.dtype) == Layout(x.shape, x.strides, x.dtype) or not x.size
+    assert contiguous(shape, x.dtype) == ArrayLayout(x.shape, x.strides, x.dtype) or not x.size
 
 
 @pytest.mark.parametrize(("lead", "others", "count"), [
