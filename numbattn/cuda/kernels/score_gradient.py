@@ -48,6 +48,18 @@ from .shared.tables import Tiles, parameters, rows_of
 from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
 
+class Given(NamedTuple):
+    """What kernels are given to compute dS of."""
+
+    inputs: Any  # Q, K, V, dO
+    lines: Any  # lse in base 2, delta
+    sight: Any
+    scores: Any
+    drops: Any
+    group_size: Any
+    kept_scale: Any
+
+
 def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes, behind):
     """What computes a tile of dS, that behind part number `behind` of the score: its layout, its shared memory, and the
     device function that loads tiles of Q, dO, K and V and computes dS from them."""
@@ -63,9 +75,10 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
 
     @device
-    def ds_of(inputs, lines, sight, band, scores, drops, heads, group_size, kept_scale, batch, head, m0, n0):
+    def ds_of(given, band, batch, head, m0, n0):
         """By all threads. Rows beyond a sequence's length are cut off: they may be NaN."""
-        (mQ, mK, mV, mDO), (mLse, mDelta) = inputs, lines
+        (mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale = given
+        _, heads, _ = shape(mLse)
         head_k, length_q, length_k = head // group_size, maximum(band[2], 1), maximum(band[3], 1)
         sQ, sdO, sK, sV = allocate(SHARED_Q), allocate(SHARED_DO), allocate(SHARED_K), allocate(SHARED_V)
         sync_threads()                                          # all have read the last tiles
@@ -168,6 +181,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
     ):
+        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
         batches, heads, seqlen_q = shape(mLse)
         _, _, seqlen_k, _ = shape(mK)
         m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
@@ -188,10 +202,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
                         if not shown(sight, batch, head, m_block, n_block):
                             continue
                         n0 = n_block * TILE_N
-                        dS = ds_of(
-                            (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
-                            kept_scale, batch, head, m0, n0,
-                        )  # fmt: skip
+                        dS = ds_of(given, band, batch, head, m0, n0)
                         if OF_DISTANCE:
                             key, offsets = own_key(scores, batch, head, m0)
                             dS = -(dS * distance(key, offsets, n0))
@@ -227,6 +238,7 @@ def diagonal_sums(*, behind, **about):
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads,
         adds, mSkewed, mPlain,
     ):  # fmt: skip
+        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
         batches, heads, seqlen_q = shape(mLse)
         _, _, seqlen_k, _ = shape(mK)
         items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
@@ -240,10 +252,7 @@ def diagonal_sums(*, behind, **about):
                         m0, n0 = m_block * TILE_M, at.n_first + (m_block - at.m_first) * TILE_M
                         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
                         if first < n0 + TILE_N and n0 < end and shown(sight, batch, head, m_block, n0 // TILE_N):
-                            total = total + ds_of(
-                                (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
-                                kept_scale, batch, head, m0, n0,
-                            )  # fmt: skip
+                            total = total + ds_of(given, band, batch, head, m0, n0)
             sync_threads()                                      # all have read the diagonals before
             save(mSkewed[place], total, 0)
             sync_threads()
@@ -277,6 +286,7 @@ def entry_sums(*, behind, **about):
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
     ):
+        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
         batches, heads, seqlen_q = shape(mLse)
         _, _, _, entries = shape(mSums)
         entry, matrix = block_index() % entries, block_index() // entries
@@ -295,10 +305,7 @@ def entry_sums(*, behind, **about):
                         if not shown(sight, batch, head, m_block, n_block):
                             continue
                         n0 = n_block * TILE_N
-                        dS = ds_of(
-                            (mQ, mK, mV, mDO), (mLse, mDelta), sight, band, scores, drops, heads, group_size,
-                            kept_scale, batch, head, m0, n0,
-                        )  # fmt: skip
+                        dS = ds_of(given, band, batch, head, m0, n0)
                         total = total + where(entries_of(m0, offsets, n0, table) == entry, dS, 0)
         target, sums = mSums[own_batch, own_head][:, entry], row_sum(total)
         if adds:
