@@ -70,12 +70,36 @@ class GPU:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
 
+    @staticmethod
+    def temporaries(plan):
+        return Temporaries(plan)
+
     stream = staticmethod(cupy.cuda.get_current_stream)
 
     @staticmethod
     def scratch_memory(capturing):
         """Where a call's own arrays come from: CuPy's pool, but in a capture the graph, which keeps them."""
         return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if capturing else nullcontext()
+
+
+class Temporaries:
+    """Those of a Plan, in one block of memory: in calls on small arrays each allocation counts."""
+
+    def __init__(self, plan):
+        self.plan, (nbytes, zeros, offsets) = plan, plan.workspace
+        self.memory = cupy.cuda.alloc(nbytes)
+        if zeros:
+            self.memory.memset_async(0, zeros)
+        start = self.memory.ptr
+        self.addresses = [start + offset for offset in offsets]
+
+    @property
+    def arrays(self):
+        """By name."""
+        return {
+            name: cupy.ndarray(shape, dtype, self.memory + offset)
+            for (name, shape, dtype, _), offset in zip(self.plan.temporaries, self.plan.workspace.offsets)
+        }
 
 
 def current_gpu():

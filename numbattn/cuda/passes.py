@@ -108,19 +108,22 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         program([*addresses, gpu.sink, *counters], numbers, stream.ptr)
         return True
     with gpu.scratch_memory(capturing):
-        results = allocate(gpu, planned, arrays)
-        addresses, _ = gpu.addresses(arrays)
-        program([*addresses, gpu.sink, *counters], numbers, stream.ptr)
+        results = ()
+        if planned.stand_ins:
+            results = add_stand_ins(gpu, planned, arrays)
+            addresses, _ = gpu.addresses(arrays)
+        temporaries = gpu.temporaries(planned)
+        program([*addresses, *temporaries.addresses, gpu.sink, *counters], numbers, stream.ptr)
         for given, whole in results:
             given[...] = sum_to(whole[..., : given.shape[-1]], given.shape)
         for number, part in enumerate(parts):
             if gradient_of_part(number) in arrays:
-                finish_gradient(part, number, arrays, problem)
+                finish_gradient(part, number, arrays | temporaries.arrays, problem)
     return True
 
 
-def allocate(gpu, planned, arrays):
-    """Add stand-ins and temporaries to the arrays of a call. Returns (result, its stand-in) of each stand-in result."""
+def add_stand_ins(gpu, planned, arrays):
+    """To the arrays of a call. Returns (result, its stand-in) of each stand-in of a result."""
     results = []
     for name, shape, dtype, _, is_result in planned.stand_ins:
         given = arrays[name]
@@ -130,8 +133,6 @@ def allocate(gpu, planned, arrays):
         else:
             arrays[name] = copy = gpu.zeros(shape, dtype)
             copy[..., : given.shape[-1]] = given
-    for name, shape, dtype, is_zero in planned.temporaries:
-        arrays[name] = (gpu.zeros if is_zero else gpu.empty)(shape, dtype)
     return results
 
 

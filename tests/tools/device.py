@@ -68,6 +68,11 @@ class GPU:
         found = [x.ctypes.data for x in arrays.values()]
         return found, any(address % VECTOR_BYTES for address in found)
 
+    def temporaries(self, plan):
+        """An array each: what reads or writes beyond one shows."""
+        arrays = {x.name: (self.zeros if x.is_zero else self.empty)(x.shape, x.dtype) for x in plan.temporaries}
+        return SimpleNamespace(arrays=arrays, addresses=self.addresses(arrays)[0])
+
     def counters(self, stream, capturing):
         return self.counts.ctypes.data
 

@@ -34,6 +34,7 @@ from .steps import (
     StandIn,
     Step,
     Temporary,
+    Workspace,
     array_of_mask,
     array_of_part,
 )
@@ -89,9 +90,11 @@ class Planner:
         if self.call.is_backward:
             for number, part in enumerate(self.call.score):
                 add_gradient(self, number, part)
-        stand_ins, temporaries = (tuple(found.values()) for found in (self.stand_ins, self.temporaries))
+        stand_ins = tuple(self.stand_ins.values())
+        temporaries = tuple(sorted(self.temporaries.values(), key=lambda x: not x.is_zero))
         counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
-        return Plan(stand_ins, temporaries, tuple(self.steps), bool(stand_ins or temporaries), counted)
+        allocates = bool(stand_ins or temporaries)
+        return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work."""

@@ -1,11 +1,13 @@
 """What a Plan consists of, and what it is made from. Values, no CUDA: any machine can read a plan."""
 
 import math
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..build import Key
 from .views import View
 
+PLACE_BYTES = 512  # a temporary starts at a multiple of it, as what CuPy allocates does
 SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
 COUNTERS_ARRAY = "counters"
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
@@ -36,6 +38,21 @@ class Temporary(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class Workspace(NamedTuple):
+    """One block of memory for all temporaries."""
+
+    nbytes: int
+    zeros: int  # so many bytes at its start are 0 at first
+    offsets: tuple  # where each temporary is
+
+    @classmethod
+    def of(cls, temporaries):
+        """For temporaries of which those that are 0 at first come first."""
+        ends = list(accumulate(-(-x.nbytes // PLACE_BYTES) * PLACE_BYTES for x in temporaries))
+        zeros = sum(x.is_zero for x in temporaries)
+        return cls(ends[-1] if ends else 0, ends[zeros - 1] if zeros else 0, tuple([0, *ends][: len(ends)]))
+
+
 class At(NamedTuple):
     """An argument: a View of an array of the call, by name; its pointer counts from the array's address."""
 
@@ -61,6 +78,7 @@ class Plan(NamedTuple):
     steps: tuple
     allocates: bool  # whether there are stand-ins or temporaries
     uses_counters: bool
+    workspace: Workspace = Workspace(0, 0, ())
 
     def names(self, arrays):
         """The names of all whose addresses its launches take, in order, for a call with arrays of these names."""

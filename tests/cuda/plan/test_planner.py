@@ -638,3 +638,16 @@ def test_nothing_is_spilled(spec, work, variant):
     if spec.arch:
         words = "wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg", "mbarrier.try_wait"
         assert all(word in ptx for word in words)
+
+
+def test_temporaries_lie_one_behind_another_in_one_block():
+    score = [na.RelativeBias(np.zeros(9, np.float32))]
+    for planned in plans(HOPPER, Q, Q, Q, score=score, mask=na.Intervals(np.zeros(1000, int), np.full(1000, 9))):
+        nbytes, zeros, offsets = planned.workspace
+        assert len(offsets) == len(planned.temporaries) > 1
+        end = 0
+        for x, offset in zip(planned.temporaries, offsets):
+            assert offset % 512 == 0 and end <= offset < end + 512
+            end = offset + x.nbytes
+            assert (offset < zeros) == x.is_zero
+        assert end <= nbytes < end + 512
