@@ -103,7 +103,7 @@ class Score(Part):
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, tuple(map(id, self.arrays))
 
-    @property
+    @cached_property
     def _kind(self) -> tuple[Any, ...]:
         return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self.arrays]
 

@@ -58,7 +58,7 @@ class Part(Value):
         """Its arrays that have a place among the gradients."""
         return tuple(self._arrays().values())
 
-    @property
+    @cached_property
     def _kind(self) -> tuple[Any, ...]:
         """What kernels are compiled for."""
         return type(self), *[x.dtype for x in self._arrays().values()]
@@ -362,7 +362,9 @@ def as_parts(score: Scores) -> tuple[Part, ...]:
     """The parts of what a user may give: None, a part, a list or tuple of them."""
     if score is None:
         return ()
-    parts = (score,) if isinstance(score, Part) else tuple(score) if isinstance(score, list | tuple) else (None,)
+    if isinstance(score, Part):
+        return (score,)
+    parts = tuple(score) if isinstance(score, list | tuple) else (None,)
     if not all(isinstance(part, Part) for part in parts):
         raise TypeError(f"score: got {words_for(score)}, expected numbattn's Softcap, Alibi, Bias, RelativeBias, Sink, "
                         "Score, or a list of them")
