@@ -231,7 +231,7 @@ def describe(
         xp = same_library(q=q, k=k, v=v)
     parts = () if score is None else as_parts(score)
     problem = _problem(
-        xp, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, given._kinds,
+        xp, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape), (q.strides, k.strides, v.strides), given._kinds,
         tuple([part._kind for part in parts]), dropout is not None,
     )  # fmt: skip
     if given._holds_arrays:
@@ -265,12 +265,12 @@ def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
 
 @lru_cache(maxsize=4096)
 def _problem(
-    xp: str, q_dtype: np.dtype[Any], k_dtype: np.dtype[Any], v_dtype: np.dtype[Any], q: tuple[int, ...],
-    k: tuple[int, ...], v: tuple[int, ...], q_strides: tuple[int, ...], k_strides: tuple[int, ...],
-    v_strides: tuple[int, ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...], dropout: bool,
+    xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...],
+    dropout: bool,
 ) -> Problem:  # fmt: skip
     """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
-    dtypes, shapes, strides = (q_dtype, k_dtype, v_dtype), (q, k, v), (q_strides, k_strides, v_strides)
+    q, k, v = shapes
     for name, shape, dtype in zip("qkv", shapes, dtypes):
         if len(shape) < 2:
             raise ValueError(f"{name}: got the shape {shape}, expected (..., sequence, features)")
