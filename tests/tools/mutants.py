@@ -469,14 +469,14 @@ TABLE = [
     ], {
         "row._replace(q_stages=row.consumers)": "row",
     }),
-    Faults("cuda/kernels/hopper/backward_kv.py", [
+    Faults("cuda/kernels/hopper/variants.py", [
         "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
     ], {
-        "(looks_up_elements(work) or (work.problem.dropout and size > 64))": "looks_up_elements(work)",
-        "(work.problem.dropout and size > 64))": "work.problem.dropout)",
-        "return is_looked_up(work.mask) or looks_up(work.score)": "return is_looked_up(work.mask)",
-        " and not (BY_INTERVALS in work.mask and size == 64)": "",
-        "BY_INTERVALS in work.mask and size == 64": "BY_INTERVALS in work.mask",
+        'Row(128, "curved dropout", WIDE)': 'Row(192, "curved dropout", WIDE)',
+        '128, "curved dropout", WIDE)': 'None, "curved dropout", WIDE)',
+        "is_looked_up(work.mask) or looks_up(work.score)": "is_looked_up(work.mask)",
+        '64, "intervals", WIDE)': '192, "intervals", WIDE)',
+        'Row(64, "intervals", WIDE)': 'Row(None, "intervals", WIDE)',
     }),
     Faults("cuda/kernels/scores/alibi.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
@@ -533,14 +533,14 @@ TABLE = [
         "return slopes is not None and not": "return slopes is not None or not",
         "(is_curved(score) or dropout)": "is_curved(score)",
     }),
-    Faults("cuda/kernels/hopper/backward_kv.py", [
+    Faults("cuda/kernels/hopper/variants.py", [
         "cuda/plan/test_planner.py::test_no_sums_that_are_much_larger_than_dq",
         "cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"
     ], {
-        " or work.problem.head_dim <= 32": "",
-        " or slopes_apart\n": "\n",
-        "work.problem.group_size > 1 or looks_up_elements(work)": "looks_up_elements(work)",
-        "(work.problem.group_size > 1 or looks_up_elements(work))": "work.problem.group_size > 1",
+        'Row(None, "narrow", BOTH)': 'Row(192, "narrow", BOTH)',
+        'Row(None, "slopes grouped", BOTH)': 'Row(192, "slopes grouped", BOTH)',
+        'Row(None, "slopes looked-up", BOTH)': 'Row(192, "slopes looked-up", BOTH)',
+        "work.problem.head_dim <= 32": "False",
     }),
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
         "and len(slopes) == 1 else None": "and slopes else None",

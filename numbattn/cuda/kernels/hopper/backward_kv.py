@@ -56,20 +56,17 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..intervals import has_offsets
-from ..scores import is_curved, kind, looks_up, place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.layouts import DTYPES, array_type
 from ..shared.schedule import place
 from ..shared.segments import keys_of, queries_of, slot_step
 from ..shared.visibility import (
-    BY_INTERVALS,
     PACKED,
     PACKING,
     band_of,
     element_test,
     has_key_lengths,
     has_query_lengths,
-    is_looked_up,
     packing_of,
     packing_type,
     several,
@@ -103,7 +100,8 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .forward import head_dims, is_for_hopper
+from .forward import head_dims
+from .variants import DP, KERNELS, LAST, SUMS, first_of
 
 
 class Accumulators(NamedTuple):
@@ -475,46 +473,9 @@ KEYS = {  # of the largest head_dim
 }
 
 
-def looks_up_elements(work):
-    """Whether a mask or a score looks up something for each element."""
-    return is_looked_up(work.mask) or looks_up(work.score)
-
-
-def dp_is_last(work):
-    """Whether a consumer has no registers for dP beside what a mask or a score looks up, but for a bias that TMA loads,
-    beside a score's derivative, or beside dropout at 128."""
-    kinds, (head_dim, _) = {kind(part).name for part in work.score}, head_dims(work.problem)
-    fits = head_dim == 128 and not work.deterministic and kinds <= {"softcap", "alibi", "sink"}
-    looked_up = is_looked_up(work.mask) or (looks_up(work.score) and not dtype_of_bias(work))
-    dropped = work.problem.dropout and (size_of(work) > 64 or work.score)
-    return bool(looked_up or dropped or (is_curved(work.score) and not fits))
-
-
-def keeps_both(work):
-    """Whether a consumer has registers for both accumulators, dK and dV.
-
-    Not for a score's derivative beside what is looked up for each element, or, at 128, beside dropout; nor for the
-    intervals of a mask at 64, nor beside an offset of each query.
-    """
-    size = size_of(work)
-    crowded = is_curved(work.score) and (looks_up_elements(work) or (work.problem.dropout and size > 64))
-    crowded = crowded or has_offsets(work)
-    return is_for_hopper(work) and size in KEYS and not crowded and not (BY_INTERVALS in work.mask and size == 64)
-
-
 def adds_dq(work):
-    """Whether dQ is added up by all blocks: in no fixed order.
-
-    Not if head_dim is at most 32: the sums, 64 wide, would take 8 times the memory of dQ, to save 10 % of the time. Nor
-    for the gradient of slopes of which a block sees those of several heads, or beside what is looked up for each
-    element. Slopes beside a derivative spill registers at 64.
-    """
-    head_dim, _ = head_dims(work.problem)
-    slopes_beside_a_derivative = is_curved(work.score) and any(kind(part).weight for part in work.score)
-    has_room = head_dim == size_of(work) and not (head_dim == 64 and slopes_beside_a_derivative)
-    slopes_apart = makes_slopes(work) and (work.problem.group_size > 1 or looks_up_elements(work))
-    in_two = work.deterministic or work.problem.head_dim <= 32 or slopes_apart
-    return keeps_both(work) and has_room and not in_two
+    """Whether dQ is added up here, by all blocks: in no fixed order."""
+    return first_of(KERNELS, work) == SUMS
 
 
 def adds_slopes(work):
@@ -534,7 +495,7 @@ def is_plain(work):
 
 
 def parameters_kv(work, tiles):
-    dp_last = dp_is_last(work)
+    dp_last = first_of(DP, work) == LAST
     about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
     about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
     about |= {"slopes": place_of_part(work.score, work.slopes) if adds_slopes(work) else None}

@@ -37,7 +37,7 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..scores import kind, score_steps_ahead, within_segment
+from ..scores import score_steps_ahead, within_segment
 from ..shared.layouts import DTYPES
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
@@ -62,7 +62,6 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .forward import is_for_hopper
 
 
 def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
@@ -238,12 +237,5 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
-
-
-def tells_dropped(work):
-    """With dropout the sign of P says what is dropped: of P F, too, unless F is negative, as a function's may be."""
-    may_be_negative = any(kind(part).may_decrease for part in work.score)
-    return is_for_hopper(work) and not (work.problem.dropout and may_be_negative)
-
 
 SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"))
