@@ -1,4 +1,4 @@
-"""What the rows of the tables in kernels/hopper/forward.py reach: the share of the tensor cores' peak.
+"""What the rows of the tables in kernels/hopper/forward_tiles.py reach: the share of the tensor cores' peak.
 
     python bench/rows.py --head-dim 128
     python bench/rows.py --head-dim 64 --row 64,4,6,5 --row 128,3,3,5 --mask none causal --seqlen 2048 16384
@@ -33,7 +33,8 @@ from peers import (
 
 import numbattn as na
 from numbattn import api
-from numbattn.cuda.kernels.hopper.forward import CELLS, LONG, NARROW, SPEC, USUAL, Warpgroups
+from numbattn.cuda.kernels.hopper.forward import SPEC
+from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.spec import Route, everything

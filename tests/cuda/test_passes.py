@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.cuda.kernels.hopper.forward import LONG, USUAL
+from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from numbattn.problem import DTYPES
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated

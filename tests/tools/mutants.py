@@ -464,7 +464,7 @@ TABLE = [
     Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
         "IS_RAMP and not masks": "IS_RAMP",
     }),
-    Faults("cuda/kernels/hopper/forward.py", [
+    Faults("cuda/kernels/hopper/forward_tiles.py", [
         "cuda/plan/test_planner.py::test_nothing_is_spilled[ramp bfloat16 256 100 of 100]"
     ], {
         "row._replace(q_stages=row.consumers)": "row",

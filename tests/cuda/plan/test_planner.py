@@ -11,7 +11,7 @@ import numbattn as na
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, hopper
 from numbattn.cuda.kernels.hopper import backward_kv, backward_wide
-from numbattn.cuda.kernels.hopper.forward import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
+from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonal_sums_hopper, diagonals_route
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.scores import SCORE
@@ -128,7 +128,7 @@ def test_few_queries_have_the_row_in_which_most_heads_share(keys):
     ((10, 0), "bfloat16", False),
 ])  # fmt: skip
 def test_warpgroups_are_for_hopper(cc, dtype, takes):
-    assert hopper.forward.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
+    assert hopper.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
 
 
 # -------------------------------------------------------------------------------------------------------------- plans

@@ -5,7 +5,7 @@ from functools import partial
 from ...plan.spec import Route
 from .. import backward, delta
 from . import backward_kv, backward_q, backward_wide, forward
-from .forward import is_for_hopper
+from .forward_tiles import is_for_hopper
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, first_of
 
 

@@ -100,7 +100,7 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .forward import head_dims
+from .forward_tiles import head_dims
 from .variants import DP, KERNELS, LAST, SUMS, first_of
 
 

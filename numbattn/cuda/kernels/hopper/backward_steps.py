@@ -66,7 +66,8 @@ from ..shared.schedule import place_grouped
 from ..shared.segments import count_step, sight_step, slot_step
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, PACKED, band_of, needs_test, queries_in_sight, several, sight_type, steps_to_next
-from .forward import head_dims, warp_specialised
+from .forward import warp_specialised
+from .forward_tiles import head_dims
 
 ROWS = WARPGROUP_ROWS  # of a consumer: keys, or queries
 PART = 64  # rows and columns of a part of dQ

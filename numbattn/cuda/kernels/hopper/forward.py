@@ -20,7 +20,6 @@ from ...plan.spec import Spec
 from ...tile import (
     INDEX,
     WARPGROUP,
-    WARPGROUP_ROWS,
     Pipeline,
     SharedMemory,
     acquire,
@@ -71,9 +70,7 @@ from ..scores import (
     SCORE,
     boxed_bias,
     boxed_dtype,
-    looks_up,
     may_be_far,
-    parts_of,
     scores_type,
     sink_steps,
     softmax_score_steps,
@@ -87,7 +84,6 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.tables import compiled_in
 from ..shared.visibility import (
     FARTHEST,
-    GRIDS,
     MASK,
     PACKED,
     band_of,
@@ -100,9 +96,9 @@ from ..shared.visibility import (
     sight_type,
     steps_to_next,
 )
+from .forward_tiles import ROWS, head_dims, numbers, rows
 from .ramp import DEPTH, is_ramp, ramp_steps
 
-ROWS = WARPGROUP_ROWS  # queries of a consumer
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -612,115 +608,6 @@ def warp_specialised(kernel, signature, consumers, shared, tiles):
     maps = tuple(TensorMap(i, tile.box) for i, tile in enumerate(tiles))
     threads = WARPGROUP * (consumers + 1)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
-
-
-# ------------------------------------------------------------------------------------------------------------- tiles
-class Warpgroups(NamedTuple):
-    """A row: tiles of tile_n keys, and consumers of 64 queries each."""
-
-    tile_n: int
-    consumers: int
-    stages: int  # of K and of V
-    q_stages: int  # of Q, and of O staged in its buffers
-
-    unit = "wgmma"
-
-    @property
-    def tile_m(self):
-        return ROWS * self.consumers
-
-
-# Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
-USUAL = {  # of the largest head_dim
-    64: Warpgroups(64, 4, 6, 5),                                    # 46, 57 %
-    128: Warpgroups(128, 2, 2, 5),                                  # 65, 81 %
-    192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
-    256: Warpgroups(64, 2, 2, 3),                                   # 63, 96 %; 80 keys 57, 95
-}
-LONG = {  # instead, where a query sees MANY keys or more
-    64: Warpgroups(128, 3, 3, 5),                                   # 44, 62 %; 96 keys 37, 57
-    128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
-}
-MANY = 2048
-NARROW = {  # instead, for bands narrower than seqlen_k: smaller tiles waste less at its edges
-    128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 65 %; 128 keys 63, 80 keys 63
-}
-CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie within the usual blocks of a mask
-    64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
-    128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
-    192: Warpgroups(64, 2, 2, 4),
-    256: Warpgroups(64, 2, 2, 3),
-}
-CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
-LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
-
-OF_TABLE = USUAL | LONG  # for a RelativeBias and nothing else: far from the diagonal one number a tile
-
-BOXED = {  # for a bias whose tiles come with those of K
-    64: Warpgroups(128, 2, 3, 4),
-    128: Warpgroups(64, 2, 3, 4),
-    192: Warpgroups(64, 2, 2, 3),
-    256: Warpgroups(64, 2, 2, 2),
-}
-
-
-def warpgroups(work):
-    """The row for this work; with few queries, the one that packs most heads of a group into a work tile."""
-    size, cells, keys = max(head_dims(work.problem)), is_looked_up(work.mask), work.keys
-    if boxed_bias(work) is not None:
-        return BOXED[size]
-    if looks_up(work.score):
-        has_room = parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask)
-        return (OF_TABLE if has_room else LOOKED_UP)[size]
-    if work.problem.dropout or cells:  # dropout at 4096: 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
-        return (CELLS_AND_DROPOUT if work.problem.dropout and cells else CELLS)[size]
-    usual = USUAL[size]
-    if PACKED in work.mask:  # long sequences take the most time, however many short ones there are
-        return LONG[size] if size == 64 or (keys >= MANY and size in LONG) else usual
-    instead = LONG if keys >= MANY else NARROW if keys < work.problem.seqlen_k else {}
-    return max(instead.get(size, usual), usual, key=lambda row: heads_per_tile(row, work))
-
-
-def rows(work):
-    """The row for this work, and one with fewer stages of Q, if a ramp leaves no room for them."""
-    row = warpgroups(work)
-    return row, row._replace(q_stages=row.consumers)
-
-
-def heads_per_tile(row, work):
-    """How many query heads of a group are packed into a work tile: as many as fit, if all see the same keys."""
-    if work.mask:
-        return 1
-    group_size, seqlen_q = work.problem.group_size, work.problem.seqlen_q
-    divisors = (n for n in range(1, row.consumers + 1) if row.consumers % n == group_size % n == 0)
-    return max(n for n in divisors if n == 1 or n * seqlen_q <= row.tile_m)
-
-
-def matrices_in_l2(head_dim):
-    """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache."""
-    return 64 if head_dim <= 64 else 32
-
-
-def head_dims(problem):
-    """Both head_dims, rounded up to multiples of 64."""
-    return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
-
-
-def is_for_hopper(work):
-    """Whether wgmma and TMA do the work, in the kernels that are called so."""
-    problem = work.problem
-    return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
-
-
-def numbers(work, tiles):
-    """at_once, heads_per_tile and ascending: see `forward`."""
-    has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
-    # Some tiles of queries see more keys than others
-    uneven = has_band and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
-    together = heads_per_tile(tiles, work)
-    at_once = matrices_in_l2(work.problem.head_dim) if has_band or is_looked_up(work.mask) else 1
-    at_once = -(-max(at_once, work.problem.group_size) // together)
-    return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}
 
 
 SPEC = Spec(

@@ -56,7 +56,8 @@ from ..shared.layouts import DTYPES, array_type
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 from .backward_steps import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
-from .forward import head_dims, is_for_hopper, warp_specialised
+from .forward import warp_specialised
+from .forward_tiles import head_dims, is_for_hopper
 
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 

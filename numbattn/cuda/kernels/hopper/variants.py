@@ -9,7 +9,7 @@ from ..intervals import has_offsets
 from ..scores import is_curved, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, is_looked_up
 from .backward_steps import dtype_of_bias, makes_slopes, size_of
-from .forward import head_dims
+from .forward_tiles import head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
 FIRST, LAST = "first", "last"

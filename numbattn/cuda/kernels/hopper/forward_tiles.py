@@ -1,0 +1,146 @@
+"""Which tiles the forward kernel on Hopper takes: tables, each row as measured, and which table is for which work."""
+
+from typing import NamedTuple
+
+from ...tile import WARPGROUP_ROWS
+from ..scores import boxed_bias, looks_up, parts_of
+from ..shared.visibility import GRIDS, PACKED, is_looked_up
+
+ROWS = WARPGROUP_ROWS  # queries of a consumer
+
+
+class Warpgroups(NamedTuple):
+    """A row: tiles of tile_n keys, and consumers of 64 queries each."""
+
+    tile_n: int
+    consumers: int
+    stages: int  # of K and of V
+    q_stages: int  # of Q, and of O staged in its buffers
+
+    unit = "wgmma"
+
+    @property
+    def tile_m(self):
+        return ROWS * self.consumers
+
+
+# Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
+USUAL = {  # of the largest head_dim
+    64: Warpgroups(64, 4, 6, 5),                                    # 46, 57 %
+    128: Warpgroups(128, 2, 2, 5),                                  # 65, 81 %
+    192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
+    256: Warpgroups(64, 2, 2, 3),                                   # 63, 96 %; 80 keys 57, 95
+}
+LONG = {  # instead, where a query sees MANY keys or more
+    64: Warpgroups(128, 3, 3, 5),                                   # 44, 62 %; 96 keys 37, 57
+    128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
+}
+MANY = 2048
+NARROW = {  # instead, for bands narrower than seqlen_k: smaller tiles waste less at its edges
+    128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 65 %; 128 keys 63, 80 keys 63
+}
+CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie within the usual blocks of a mask
+    64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
+    128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
+    192: Warpgroups(64, 2, 2, 4),
+    256: Warpgroups(64, 2, 2, 3),
+}
+CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
+LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
+
+OF_TABLE = USUAL | LONG  # for a RelativeBias and nothing else: far from the diagonal one number a tile
+
+BOXED = {  # for a bias whose tiles come with those of K
+    64: Warpgroups(128, 2, 3, 4),
+    128: Warpgroups(64, 2, 3, 4),
+    192: Warpgroups(64, 2, 2, 3),
+    256: Warpgroups(64, 2, 2, 2),
+}
+
+
+class Choice(NamedTuple):
+    traits: str  # all of which hold
+    table: dict
+
+
+CHOICES = (  # from top to bottom, the first that fits
+    Choice("bias by TMA", BOXED),
+    Choice("looked up in a score, a table alone", OF_TABLE),
+    Choice("looked up in a score", LOOKED_UP),
+    Choice("dropout, cells", CELLS_AND_DROPOUT),
+    Choice("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
+    Choice("cells", CELLS),
+    Choice("packed, many keys", USUAL | LONG),
+    Choice("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
+    Choice("many keys", USUAL | LONG),
+    Choice("narrow", USUAL | NARROW),
+    Choice("", USUAL),
+)
+
+
+REGISTERS = {"bias by TMA", "looked up in a score", "dropout", "cells"}  # what takes them, or shared memory
+
+
+def traits(work):
+    """What CHOICES ask for, in words."""
+    found = {
+        "bias by TMA": boxed_bias(work) is not None,
+        "looked up in a score": looks_up(work.score),
+        "a table alone": parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask),
+        "dropout": work.problem.dropout,
+        "cells": is_looked_up(work.mask),
+        "packed": PACKED in work.mask,
+        "many keys": work.keys >= MANY,
+        "narrow": work.keys < work.problem.seqlen_k,
+    }
+    return {word for word, holds in found.items() if holds}
+
+
+def warpgroups(work):
+    """The row for this work; with few queries, the usual one if that packs more heads of a group into a work tile."""
+    size, found = max(head_dims(work.problem)), traits(work)
+    table = next(table for words, table in CHOICES if found.issuperset(filter(None, words.split(", "))))
+    rows = (table[size],) if found & REGISTERS else (table[size], USUAL[size])
+    return max(rows, key=lambda row: heads_per_tile(row, work))
+
+
+def rows(work):
+    """The row for this work, and one with fewer stages of Q, if a ramp leaves no room for them."""
+    row = warpgroups(work)
+    return row, row._replace(q_stages=row.consumers)
+
+
+def heads_per_tile(row, work):
+    """How many query heads of a group are packed into a work tile: as many as fit, if all see the same keys."""
+    if work.mask:
+        return 1
+    group_size, seqlen_q = work.problem.group_size, work.problem.seqlen_q
+    divisors = (n for n in range(1, row.consumers + 1) if row.consumers % n == group_size % n == 0)
+    return max(n for n in divisors if n == 1 or n * seqlen_q <= row.tile_m)
+
+
+def matrices_in_l2(head_dim):
+    """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache."""
+    return 64 if head_dim <= 64 else 32
+
+
+def head_dims(problem):
+    """Both head_dims, rounded up to multiples of 64."""
+    return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
+
+
+def is_for_hopper(work):
+    """Whether wgmma and TMA do the work, in the kernels that are called so."""
+    problem = work.problem
+    return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
+
+
+def numbers(work, tiles):
+    """at_once, heads_per_tile and ascending: see `forward`."""
+    has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
+    # Some tiles of queries see more keys than others
+    uneven = has_band and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
+    together = heads_per_tile(tiles, work)
+    at_once = matrices_in_l2(work.problem.head_dim) if has_band or is_looked_up(work.mask) else 1
+    at_once = -(-max(at_once, work.problem.group_size) // together)
+    return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}
