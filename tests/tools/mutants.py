@@ -48,7 +48,7 @@ SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
 APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
          "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
 PACKED = ["cuda/test_intervals.py::test_small_problems[CUDA cores-segments by head]"]
-SCORES = [f"cuda/kernels/test_scores.py::test_small_problems[CUDA cores-{parts}]" for parts in (
+SCORES = [f"cuda/kernels/test_scores.py::test_small_problems[simulated-CUDA cores-{parts}]" for parts in (
     "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
     "relative-function-shift",
 )]  # fmt: skip
@@ -447,7 +447,8 @@ TABLE = [
         "IS_RAMP and not masks": "IS_RAMP",
     }),
     Faults("cuda/kernels/hopper/forward.py", [
-        "cuda/plan/test_planner.py::test_nothing_is_spilled[ramp bfloat16 256 100 of 100]"
+        "cuda/test_registers.py::test_nothing_is_spilled[forward sm_90 bfloat16 256 256 lo+hi+queries+keys alibi "
+        "keys=100 seqlen_k=100]"
     ], {
         "row._replace(q_stages=row.consumers)": "row",
     }),
@@ -521,7 +522,9 @@ TABLE = [
         "and len(slopes) == 1 else None": "and slopes else None",
         " or sums_by_row(number) in self.temporaries": "",
     }),
-    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/kernels/hopper/score_gradient.py", [
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]"
+    ], {
         "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
         "mDB[at.own_batch, at.own_head][:, at.n_first :]": "mDB[at.own_batch, at.own_head]",
@@ -540,7 +543,7 @@ TABLE = [
         "not (looked_up or is_looked_up": "not (is_looked_up",
     }),
     Faults("cuda/kernels/hopper/forward.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]",
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]",
         "cuda/kernels/test_scores.py::test_biases_in_stages_that_are_filled_again"
     ], {
         "place = allocate(SHARED_B, K.index * CONSUMERS + consumer)": "place = allocate(SHARED_B, K.index * CONSUMERS)",
@@ -548,19 +551,19 @@ TABLE = [
             "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
     }),
     Faults("cuda/kernels/hopper/backward_kv.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]",
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]",
         "cuda/kernels/test_scores.py::test_biases_that_tma_loads_simulated"
     ], {
         "tile.segment.first_key + tile.first + consumer * ROWS": "tile.segment.first_key + tile.first",
         "sync_warpgroup()                                    # all have read it": "pass  # all have read it",
     }),
     Faults("cuda/kernels/hopper/backward_q.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[deterministic]"
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-deterministic]"
     ], {
         "m_block * TILE_M + consumer * ROWS\n                    tma_load_part":
             "m_block * TILE_M\n                    tma_load_part",
     }),
-    Faults("cuda/tile/tma.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/tile/tma.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]"], {
         "b.add(col, right)": "col",
     }),
     Faults("cuda/kernels/scores/function.py", SCORES, {
