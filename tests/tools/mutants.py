@@ -294,7 +294,7 @@ TABLE = [
                               "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
                               "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
                               "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
-                              "cuda/test_passes.py::test_shapes[warps-q_shape6-k_shape6-v_shape6]"], {
+                              "cuda/test_passes.py::test_shapes[pieces]"], {
         "(save, None if out is None else out.strides)": "(None if out is None else out.strides,)",
         "else band.keys\n": "else seqlen_k\n",
         "shifts[side] = max(-FARTHEST, min(shift, FARTHEST))": "pass",

@@ -71,9 +71,8 @@ def test_compiled(rng, small, names):
     on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
 
 
-@pytest.mark.parametrize("names", [("softcap",), ("softcap", "alibi")], ids="-".join)
-def test_a_derivative_beside_both_sums(rng, small, names):
-    score = [PARTS[name](rng, np.float16) for name in names]
+def test_a_derivative_beside_both_sums(rng, small):
+    score = [PARTS[name](rng, np.float16) for name in ("softcap", "alibi")]
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=score, causal=True, deterministic=False)
 
@@ -164,7 +163,7 @@ def test_a_derivative_may_be_negative(rng, small, dropout):
 ], ids=["sums", "deterministic", "wide", "bias not by TMA in the backward pass"])  # fmt: skip
 def test_biases_that_tma_loads(rng, sizes, names, d, deterministic):
     """Rows of 16 bytes; elements of a batch that share a bias, and a head that two others share."""
-    sizes(2, 2, 70, 136)
+    sizes(1 if d > 64 and not deterministic else 2, 2, 70, 136)
     score = [PARTS[name](rng, np.float16) for name in names]
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1, d=d, e=d), rng, score=score, causal=True,
