@@ -429,8 +429,8 @@ TABLE = [
     ], {
         "if name in self.temporaries:": "if False:",
     }),
-    Faults("cuda/kernels/hopper/ramp.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal",
-                                    "cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal_simulated"], {
+    Faults("cuda/kernels/hopper/ramp.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal",
+                                    "cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal_simulated"], {
         "row_index(RIGHT, -MIDDLE)": "row_index(RIGHT, 0)",
         "PIECES = 3": "PIECES = 2",
         "            fence_async_proxy()\n": "",
@@ -443,7 +443,7 @@ TABLE = [
         "(ramp.at + 1, 0) // TILE_N": "(ramp.at + TILE_N, 0) // TILE_N",
         "ramp.at - MIDDLE - n_block": "ramp.at - n_block",
     }),
-    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal"], {
         "IS_RAMP and not masks": "IS_RAMP",
     }),
     Faults("cuda/kernels/hopper/forward.py", [
@@ -613,7 +613,7 @@ TABLE = [
         "m + log2(total)": "log2(total)",
         "log2(total) * ln_2": "log2(total)",
     }),
-    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal"], {
         "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
         "else m_new - level": "else m_new",
     }),

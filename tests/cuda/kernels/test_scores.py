@@ -29,22 +29,6 @@ BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softcap", "
 
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
-@pytest.fixture
-def sizes(monkeypatch):
-    """Sets how many batches, heads, queries and keys there are in PARTS, and in the arrays beside them."""
-
-    def set_sizes(*sizes):
-        for name, size in zip("BHMN", sizes):
-            monkeypatch.setattr(scores, name, size)
-
-    return set_sizes
-
-
-@pytest.fixture
-def small(sizes):
-    sizes(1, 2, 40, 70)
-
-
 def on_device(rng, device, dtype, names, **options):
     score = [PARTS[name](rng, dtype) for name in names]
     with on(device):
@@ -84,28 +68,6 @@ def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d), rng, score=[na.Sink(random(rng, 2, np.float16)),
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
-
-
-@pytest.mark.parametrize(("dtype", "heads", "m", "n", "d", "options"), [
-    ("float16", 3, 256, 256, 8, {}), ("bfloat16", 1, 128, 400, 128, {"mask": na.Window(300, 0)}),
-    ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 1, 128, 192, 200, {"causal": True}),
-    ("float16", 1, 340, 340, 8, {"mask": na.Segments(np.array([10, 70, 340]), np.array([0, 290, 340])) & na.Causal()}),
-], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
-def test_slopes_far_from_the_diagonal(rng, sizes, dtype, heads, m, n, d, options):
-    """There the tensor cores add them to S; slopes that need all the bits of a float32, and one beside which a row's
-    maximum is tiny."""
-    sizes(1, heads, m, n)
-    slopes = np.array([1 / 30, -1 / 70, 3], np.float32)[:heads]
-    score = [na.Alibi(slopes, gradient=False), na.Sink(0.5, gradient=False)]
-    with on(HOPPER):
-        check(*scores.qkv(rng, np.dtype(dtype), heads_k=1, d=d, e=d), rng, score=score, **options)
-
-
-@simulated_only
-def test_slopes_far_from_the_diagonal_simulated(rng, sizes):
-    sizes(1, 1, 128, 192)
-    with on(HOPPER):
-        check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=na.Alibi(np.float32(0.1), gradient=False))
 
 
 @pytest.mark.parametrize(("device", "dtype"), [(HOPPER, np.float16), (TURING, np.float32)], ids=["Hopper", "any GPU"])
