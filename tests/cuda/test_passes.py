@@ -9,7 +9,7 @@ import numbattn as na
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from numbattn.problem import DTYPES
 from tests.tools.device import AMPERE, HOPPER, TURING, on
-from tests.tools.launch import compiled_only, simulated
+from tests.tools.launch import compiled_only, simulated_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
 
@@ -45,8 +45,12 @@ def check_forward(q, k, v, **options):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("device", "dtype"), [
+    ("CUDA cores", "float16"), ("CUDA cores", "float64"), ("tensor cores", "bfloat16"), ("tensor cores", "float32"),
+], indirect=["device"])  # fmt: skip
 def test_dtypes(rng, device, dtype):
+    """The others by tensor cores: test_masks, and large head_dims of words."""
+    dtype = next(x for x in DTYPES if x.name == dtype)
     check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
@@ -87,17 +91,28 @@ MASKS = {
 }
 
 
+BY_WARPS = ["edges in int32", "two edges of a side", "far edges", "bits", "two grids of blocks"]
+
+
+@compiled_only
 @both_worlds
-@BOTH_FORWARDS
+@pytest.mark.parametrize(("kind", "unit"), [
+    *((kind, "warps") for kind in BY_WARPS), *((kind, "warpgroups") for kind in MASKS if kind not in BY_WARPS),
+    ("edges in int32", "warpgroups"), ("bits", "warpgroups"),
+])  # fmt: skip
+def test_masks(rng, hopper, kind, unit):
+    """What is in sight is looked up by the same steps whoever multiplies: each kind once, those of words twice."""
+    arrays = qkv(rng, np.float32 if unit == "warps" else np.float16, (B,), m=M, n=N, d=32, e=8)
+    check(*arrays, rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
+
+
+@simulated_only
+@both_worlds
 @pytest.mark.parametrize("kind", MASKS)
-def test_masks(rng, hopper, kind, dtype):
-    """Simulated, gradients by warpgroups are left to kernels/test_backward_hopper: they take long."""
-    options = {"mask": MASKS[kind](rng), "dropout": na.Dropout(0.3, seed=9)}
-    arrays = qkv(rng, dtype, (B,), m=M, n=N, d=32, e=8)
-    if simulated():
-        check_forward(*arrays, **options)
-    else:
-        check(*arrays, rng, **options)
+def test_masks_simulated(rng, hopper, kind):
+    """Gradients by warpgroups are left to kernels/hopper/test_backward: they take long."""
+    arrays = qkv(rng, np.float16, (B,), m=M, n=N, d=32, e=8)
+    check_forward(*arrays, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
 
 
 @both_worlds
@@ -106,8 +121,8 @@ def test_masks_together(rng, device):
     check(*qkv(rng, np.float16, (B,), m=M, n=N), rng, mask=mask, causal=True)
 
 
-@BOTH_FORWARDS
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(("poison", "dtype"), [(np.nan, np.float16), (np.inf, np.float32)],
+                         ids=["nan-warpgroups", "inf-warps"])  # fmt: skip
 def test_beyond_lengths_nothing_leaks(rng, hopper, poison, dtype):
     q, k, v = qkv(rng, dtype, m=M, n=N, heads_k=2)
     keys, queries = np.array([[17, 70]]), np.array([[0, 33]])
@@ -124,17 +139,19 @@ def test_beyond_one_length_for_all_nothing_leaks(rng, hopper, dtype):
     check(q, k, v, rng, mask=na.Lengths(keys=np.array(33)))
 
 
-@pytest.mark.parametrize(("q_shape", "k_shape", "v_shape"), [
-    ((5, 8), (7, 8), (7, 3)),
-    ((1, 1), (1, 1), (1, 1)),
-    ((3, 0), (4, 0), (4, 2)),                               # no features: all keys weigh the same
-    ((3, 2), (4, 2), (4, 0)),
-    ((0, 2), (4, 2), (4, 2)),
-    ((3, 2), (0, 2), (0, 2)),
-    ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3)),       # pieces; gradients are summed
-    ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
-])  # fmt: skip
-@BOTH_FORWARDS
+@pytest.mark.parametrize(("q_shape", "k_shape", "v_shape", "dtype"), [
+    ((5, 8), (7, 8), (7, 3), np.float16),
+    ((1, 1), (1, 1), (1, 1), np.float32),
+    ((3, 0), (4, 0), (4, 2), np.float32),                   # no features: all keys weigh the same
+    ((3, 0), (4, 0), (4, 2), np.float16),
+    ((3, 2), (4, 2), (4, 0), np.float32),
+    ((0, 2), (4, 2), (4, 2), np.float16),
+    ((3, 2), (0, 2), (0, 2), np.float32),
+    ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3), np.float32),       # pieces; gradients are summed
+    ((2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3), np.float16),
+    ((0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3), np.float32),
+], ids=["5x7", "1x1", "no features", "no features, halves", "no features of v", "no queries", "no keys", "pieces",
+        "pieces, halves", "no batch"])  # fmt: skip
 def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
     q, k, v = (random(rng, shape, dtype) for shape in (q_shape, k_shape, v_shape))
     check(q, k, v, rng, causal=True, dropout=na.Dropout(0.2, seed=5))
@@ -145,7 +162,7 @@ BANDS = {
     "left": st.none() | st.integers(-5, 80), "right": st.none() | st.integers(-5, 80),
 }  # fmt: skip
 SOME = settings(
-    max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -48,7 +48,7 @@ SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
 APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
          "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
 PACKED = ["cuda/test_intervals.py::test_small_problems[CUDA cores-segments by head]"]
-SCORES = [f"cuda/kernels/test_scores.py::test_small_problems[CUDA cores-{parts}]" for parts in (
+SCORES = [f"cuda/kernels/test_scores.py::test_small_problems[simulated-CUDA cores-{parts}]" for parts in (
     "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
     "relative-function-shift",
 )]  # fmt: skip
@@ -296,7 +296,7 @@ TABLE = [
                               "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
                               "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
                               "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
-                              "cuda/test_passes.py::test_shapes[warps-q_shape6-k_shape6-v_shape6]"], {
+                              "cuda/test_passes.py::test_shapes[pieces]"], {
         "(save, None if out is None else out.strides)": "(None if out is None else out.strides,)",
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
         "scale * LOG2_E": "scale",
@@ -305,7 +305,7 @@ TABLE = [
                               "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
                               "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
                               "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
-                              "cuda/test_passes.py::test_shapes[warps-q_shape6-k_shape6-v_shape6]"], {
+                              "cuda/test_passes.py::test_shapes[pieces]"], {
         "else band.keys\n": "else seqlen_k\n",
         "shifts[side] = max(-FARTHEST, min(shift, FARTHEST))": "pass",
         "getattr(band_of(found, *sizes), side)": "found[0].at",
@@ -447,8 +447,8 @@ TABLE = [
     ], {
         "if name in self.temporaries:": "if False:",
     }),
-    Faults("cuda/kernels/hopper/ramp.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal",
-                                    "cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal_simulated"], {
+    Faults("cuda/kernels/hopper/ramp.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal",
+                                    "cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal_simulated"], {
         "row_index(RIGHT, -MIDDLE)": "row_index(RIGHT, 0)",
         "PIECES = 3": "PIECES = 2",
         "            fence_async_proxy()\n": "",
@@ -461,11 +461,12 @@ TABLE = [
         "(ramp.at + 1, 0) // TILE_N": "(ramp.at + TILE_N, 0) // TILE_N",
         "ramp.at - MIDDLE - n_block": "ramp.at - n_block",
     }),
-    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal"], {
         "IS_RAMP and not masks": "IS_RAMP",
     }),
     Faults("cuda/kernels/hopper/forward_tiles.py", [
-        "cuda/plan/test_planner.py::test_nothing_is_spilled[ramp bfloat16 256 100 of 100]"
+        "cuda/test_registers.py::test_nothing_is_spilled[forward sm_90 bfloat16 256 256 lo+hi+queries+keys alibi "
+        "keys=100 seqlen_k=100]"
     ], {
         "row._replace(q_stages=row.consumers)": "row",
     }),
@@ -548,7 +549,9 @@ TABLE = [
     Faults("cuda/plan/score_gradients.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
         " or sums_by_row(number) in planner.temporaries": "",
     }),
-    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/kernels/hopper/score_gradient.py", [
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]"
+    ], {
         "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
         "mDB[at.own_batch, at.own_head][:, at.n_first :]": "mDB[at.own_batch, at.own_head]",
@@ -567,7 +570,7 @@ TABLE = [
         "not (looked_up or is_looked_up": "not (is_looked_up",
     }),
     Faults("cuda/kernels/hopper/forward.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]",
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]",
         "cuda/kernels/test_scores.py::test_biases_in_stages_that_are_filled_again"
     ], {
         "place = allocate(SHARED_B, K.index * CONSUMERS + consumer)": "place = allocate(SHARED_B, K.index * CONSUMERS)",
@@ -575,19 +578,19 @@ TABLE = [
             "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
     }),
     Faults("cuda/kernels/hopper/backward_kv.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]",
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]",
         "cuda/kernels/test_scores.py::test_biases_that_tma_loads_simulated"
     ], {
         "tile.segment.first_key + tile.first + consumer * ROWS": "tile.segment.first_key + tile.first",
         "sync_warpgroup()                                    # all have read it": "pass  # all have read it",
     }),
     Faults("cuda/kernels/hopper/backward_q.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[deterministic]"
+        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-deterministic]"
     ], {
         "m_block * TILE_M + consumer * ROWS\n                    tma_load_part":
             "m_block * TILE_M\n                    tma_load_part",
     }),
-    Faults("cuda/tile/tma.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[sums]"], {
+    Faults("cuda/tile/tma.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]"], {
         "b.add(col, right)": "col",
     }),
     Faults("cuda/kernels/scores/function.py", SCORES, {
@@ -637,7 +640,7 @@ TABLE = [
         "m + log2(total)": "log2(total)",
         "log2(total) * ln_2": "log2(total)",
     }),
-    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/test_scores.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal"], {
         "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
         "else m_new - level": "else m_new",
     }),

@@ -1,22 +1,15 @@
-"""What is planned fits the device, and ptxas finds room for all of it in registers."""
+"""What is planned fits the device."""
 
 from itertools import product
 from types import SimpleNamespace
-from zlib import crc32
 
 import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD, backward, forward, hopper
-from numbattn.cuda.kernels.hopper import backward_kv, backward_wide
+from numbattn.cuda.kernels import FORWARD, backward, forward, hopper
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
-from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonal_sums_hopper, diagonals_route
-from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
-from numbattn.cuda.kernels.scores import SCORE
 from numbattn.cuda.kernels.shared import tables
-from numbattn.cuda.kernels.shared.visibility import MASK, PACKED
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.plan.spec import Work
@@ -27,9 +20,7 @@ from numbattn.problem import DTYPES, describe
 NAMES = [dtype.name for dtype in DTYPES]
 HOPPER = DEVICES[9, 0]
 GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
-KINDS = (), ("lo", "hi", "queries", "keys"), ("dense",), ("bits",), ("blocks",), ("keys", "blocks", "dense")
 EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.HEAD_DIMS))
-SHARE = 13  # one in so many is drawn, and every other one of these is compiled
 
 
 def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
@@ -40,16 +31,6 @@ def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, 
                               dropout=dropout, **about)  # fmt: skip
     return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,
                 score, slopes=slopes)
-
-
-def specs_of(routes, work):
-    """Those of the first Route that takes the work."""
-    return next((route.specs for route in routes if route.takes(work)), ())
-
-
-def specs_of_both(work):
-    """Those of both passes."""
-    return *specs_of(FORWARD, work), *specs_of(BACKWARD, work)
 
 
 def array(*shape, dtype=np.float16):
@@ -454,190 +435,6 @@ def test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits(seqlen, to_sink):
     assert [x.name for x in found.temporaries] == ([] if to_sink else ["lse"])
     (step,) = found.steps
     assert (SINK in [x.array for x in step.arguments if isinstance(x, At)]) == to_sink
-
-
-# ---------------------------------------------------------------------------------------------------------- registers
-def choices():
-    """A part of all that can be planned, the same in each run; mask, dropout and alignment are drawn."""
-    for i, (name, device, dtype, d, e) in enumerate(EVERY):
-        draw = crc32(str(i).encode())
-        if draw % SHARE or draw // (36 * SHARE) % 4:
-            continue
-        draw //= SHARE
-        mask, dropout, nbytes = KINDS[draw % 6], bool(draw // 6 % 2), (0, 16, 16)[draw // 12 % 3]
-        found = work(dtype, d, e, device=device, mask=mask, dropout=dropout, nbytes=nbytes)
-        title = f"{name} sm_{''.join(map(str, device.cc))} {dtype} {d} {e} {'+'.join(mask)}"
-        yield pytest.param(GENERAL[name], found, draw % 2, id=title)
-
-
-def hopper_choices():
-    """Every row that can be planned on Hopper, for one kind of mask, and dropout, of each."""
-    kinds = "plain", "long", "narrow", "dropout", "cells", "cells dropout"
-    for i, (d, e, of) in enumerate(product(range(64, 257, 64), range(64, 257, 64), kinds)):
-        narrow, cells, dropout = (word in of for word in ("narrow", "cells", "dropout"))
-        table = LONG if of == "long" else NARROW if narrow else USUAL
-        missing = max(d, e) not in table
-        if missing or (d != e and (i % 4 and (d, e) != (192, 128))):
-            continue
-        dtype, bands = ("float16", "bfloat16")[i % 2], KINDS[:1] if narrow else KINDS[:2]
-        mask = KINDS[2 + i % 4] if cells else bands[i % len(bands)]
-        keys = MANY if of == "long" else 100
-        found = work(dtype, d, e, mask=mask, dropout=dropout, keys=keys, seqlen_k=2 * keys if narrow else keys)
-        yield pytest.param(hopper.forward.SPEC, found, 0, id=f"{of} {dtype} {d} {e} {'+'.join(mask)}")
-
-
-def backward_choices():
-    """The kernels of the backward pass on Hopper, for each kind of mask, with dropout and without, in some order."""
-    sizes = (64, 64), (128, 128), (192, 192), (256, 256), (64, 128), (128, 64), (192, 64)
-    for i, ((d, e), mask, dropout) in enumerate(product(sizes, KINDS, (False, True))):
-        if i % 5 == 0 or (not dropout and mask == KINDS[1] and d == e):
-            found = work(("float16", "bfloat16")[i % 2], d, e, mask=mask, dropout=dropout, nbytes=(16, 0)[i % 5 == 0],
-                         deterministic=bool(i % 4 == 3))  # fmt: skip
-            for spec in specs_of(BACKWARD, found):
-                if spec.arch:
-                    title = f"{spec.name} {found.problem.dtype} {d} {e} {'+'.join(mask)}{' dropout' * dropout}"
-                    yield pytest.param(spec, found, 0, id=title)
-
-
-def packed_choices():
-    """Kernels of packed sequences on Hopper."""
-    for i, (d, keys, deterministic) in enumerate(
-        ((64, 100, False), (128, 100, True), (128, MANY, False), (256, 100, True))
-    ):
-        dtype = ("float16", "bfloat16")[i % 2]
-        found = work(dtype, d, d, mask=(PACKED,), keys=keys, deterministic=deterministic)
-        for spec in specs_of_both(found):
-            if MASK in spec.arguments:
-                yield pytest.param(spec, found, 0, id=f"{spec.name} packed {dtype} {d} {keys}")
-
-
-def boxed_choices():
-    """Kernels on Hopper with a bias that TMA loads, that of its gradient among them."""
-    scores = ("bias {} 16 boxes",), ("softcap", "bias {} 16 boxes")
-    for i, (d, score) in enumerate(product((64, 128, 192, 256), scores)):
-        if i % 4 in (1, 2):
-            continue
-        dtype = ("float16", "bfloat16")[i % 2]
-        score = tuple(part.format(dtype) for part in score)
-        found = work(dtype, d, d, mask=KINDS[i // 2 % 2], score=score, deterministic=i % 4 == 2, keys=MANY)
-        about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
-        gradients = specs_of([bias_route("dbias", **about)], found)
-        for spec in (*specs_of_both(found), *gradients):
-            if SCORE in spec.arguments:
-                yield pytest.param(spec, found, 0, id=f"{spec.name} boxed {dtype} {d} {' '.join(score)}")
-
-
-def ramp_choices():
-    """The forward kernel on Hopper where tensor cores add slopes to S, which takes shared memory, too."""
-    sizes = (64, MANY, MANY), (128, 100, 100), (128, MANY, MANY), (128, 100, 1000), (192, 100, 100), (256, 100, 100)
-    for i, (d, keys, seqlen_k) in enumerate(sizes):
-        dtype, score = ("float16", "bfloat16")[i % 2], (("alibi",), ("sink", "alibi"))[i // 2 % 2]
-        found = work(dtype, d, d, mask=KINDS[i // 3 % 2], score=score, keys=keys, seqlen_k=seqlen_k)
-        yield pytest.param(hopper.forward.SPEC, found, 0, id=f"ramp {dtype} {d} {keys} of {seqlen_k}")
-
-
-def slopes_choices():
-    """The kernel on Hopper in which the gradient of slopes comes with dQ."""
-    for i, (d, mask) in enumerate([(64, ()), (64, KINDS[1]), (128, (PACKED,)), (128, KINDS[1])]):
-        slopes = "alibi segment" if PACKED in mask else "alibi"
-        score = ((slopes,), ("sink", slopes))[i % 2]
-        found = work(("float16", "bfloat16")[i % 2], d, d, mask=mask, score=score, slopes=i % 2)
-        yield pytest.param(backward_kv.SPEC_SUMS, found, 0, id=f"slopes {d} {'+'.join(mask)}")
-
-
-def table_choices():
-    """The forward kernel on Hopper with a RelativeBias, beside a mask's arrays or not."""
-    kinds = (64, ()), (64, KINDS[1]), (128, ()), (128, (PACKED,)), (192, ()), (256, (PACKED,))
-    for i, (d, mask) in enumerate(kinds):
-        dtype = ("float16", "bfloat16")[i % 2]
-        table = "relative segment" if PACKED in mask else "relative matrix" if mask else "relative"
-        score = ((table,), ("sink", table))[i // 2 % 2]
-        found = work(dtype, d, d, mask=mask, score=score, keys=MANY)
-        yield pytest.param(hopper.forward.SPEC, found, 0, id=f"table {dtype} {d} {'+'.join(mask)}")
-        if PACKED not in mask or d > 128:
-            (gradient,) = diagonals_route("sums", behind=0).specs
-            found = found._replace(mask=KINDS[1] if mask else (), score=("relative",))
-            yield pytest.param(gradient, found, 0, id=f"sums {dtype} {d} {'+'.join(found.mask)}")
-
-
-def query_choices():
-    """Where each query has an offset of its own: the gradient of a table, and kernels that take slopes and table."""
-    about = {"mask": ("intervals",), "score": ("relative query",)}
-    for dtype, d, device in (("float16", 64, HOPPER), ("float32", 64, DEVICES[7, 5]), ("float64", 128, HOPPER)):
-        yield pytest.param(spec_of(entry_sums, "sums", behind=0), work(dtype, d, d, device=device, **about), 0,
-                           id=f"entries {dtype} {d}")  # fmt: skip
-    for i, d in enumerate((64, 128)):
-        found = work(("float16", "bfloat16")[i], d, d, mask=("intervals",), score=("alibi query", "relative query"))
-        for spec in specs_of_both(found):
-            if SCORE in spec.arguments:
-                yield pytest.param(spec, found, 0, id=f"query {spec.name} {d}")
-
-
-def score_choices():
-    """The kernels on Hopper with scores, those of their gradients among them."""
-    scores = ("softcap",), ("alibi", "sink"), ("bias {} 16", "softcap"), ("softcap", "relative"), ("bias {} 0",)
-    for i, (d, score) in enumerate(product((64, 128, 256), scores)):
-        if i % 5 in (1, 4):
-            continue
-        dtype, mask = ("float16", "bfloat16")[i % 2], (KINDS[0], KINDS[1], KINDS[4])[i % 4 % 3]
-        score = tuple(part.format(dtype) for part in score)
-        found = work(dtype, d, d, mask=mask, dropout=i % 4 == 3, score=score, deterministic=bool(i % 2), keys=MANY)
-        about = {"behind": len(score) - 1, "out_dtype": dtype, "weight": "", "sums_rows": False, "sums_cols": False}
-        gradients = []
-        if any(part.startswith("bias") for part in score):
-            gradients = [spec_of(bias_gradient, "dbias", **about | {"behind": 0})]
-        elif "relative" in score:
-            gradients = [spec_of(diagonal_sums, "sums", behind=1)]
-        for spec in (*specs_of_both(found), *gradients):
-            if SCORE in spec.arguments:
-                yield pytest.param(spec, found, 0, id=f"{spec.name} {dtype} {d} {'+'.join(mask)} {' '.join(score)}")
-
-
-def tight(spec, dtype, head_dim, head_dim_v, nbytes=16, **others):
-    """Bytes that ptxas spills whatever the tiles: where rows beyond 128 are not aligned, and dK and dV in float64.
-
-    These are addresses that copies start from, read back once a tile.
-    """
-    if spec is backward.SPEC_KV and dtype == "float64" and head_dim > 32:
-        return 64 if head_dim <= 64 else 384
-    if spec.factory is diagonal_sums_hopper and others["mask"]:
-        return 80
-    if spec.factory is entry_sums and dtype == "float64":       # addresses and offsets, of what is slow anyway
-        return 1024
-    if spec.factory is diagonal_sums and head_dim > 128:
-        return 160
-    if spec.factory is backward_wide.backward_wide and head_dim > 192 and others["score"]:
-        return 16
-    if spec.factory is backward_kv.backward_kv:
-        if others["dp_last"]:
-            return 8 if head_dim > 64 else 32
-        if PACKED in others["mask"] and others["lines_early"]:
-            return 64                                           # outside the loop over tiles that need no mask
-        if others["slopes"] is not None:
-            return 128 if head_dim <= 64 else 16
-    return 128 if max(head_dim, head_dim_v) > 128 and not nbytes else 0
-
-
-MANY_CHOICES = *choices(), *hopper_choices(), *backward_choices(), *boxed_choices(), *score_choices()
-CHOICES = [*MANY_CHOICES[::4], *packed_choices(), *ramp_choices(), *slopes_choices(), *table_choices(),
-           *query_choices()]  # fmt: skip
-
-
-@pytest.mark.parametrize(("spec", "work", "variant"), CHOICES)
-def test_nothing_is_spilled(spec, work, variant):
-    """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
-    parameters = spec.parameters(work, spec.fitting(work)) | spec.variants(work)[-variant]
-    source, cc = spec.factory(**parameters), spec.cc(work.device)
-    assert source.shared <= work.device.shared
-    ptx = compile_ptx(source, cc)
-    _, report = assemble(ptx, cc)
-    allowed = tight(spec, **parameters)
-    assert report.spills <= allowed
-    assert report.stack <= allowed
-    assert not report.losses
-    if spec.arch:
-        words = "wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg", "mbarrier.try_wait"
-        assert all(word in ptx for word in words)
 
 
 def test_temporaries_lie_one_behind_another_in_one_block():

@@ -1,0 +1,35 @@
+"""Slopes that the tensor cores add to S."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from tests.tools.device import HOPPER, on
+from tests.tools.launch import compiled_only, simulated_only
+
+from .... import test_scores as scores
+from ....accuracy import check
+
+pytestmark = compiled_only  # but for the test that says otherwise
+
+
+@pytest.mark.parametrize(("dtype", "heads", "m", "n", "d", "options"), [
+    ("float16", 3, 256, 256, 8, {}), ("bfloat16", 1, 128, 400, 128, {"mask": na.Window(300, 0)}),
+    ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 1, 128, 192, 200, {"causal": True}),
+    ("float16", 1, 340, 340, 8, {"mask": na.Segments(np.array([10, 70, 340]), np.array([0, 290, 340])) & na.Causal()}),
+], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
+def test_slopes_far_from_the_diagonal(rng, sizes, dtype, heads, m, n, d, options):
+    """There the tensor cores add them to S; slopes that need all the bits of a float32, and one beside which a row's
+    maximum is tiny."""
+    sizes(1, heads, m, n)
+    slopes = np.array([1 / 30, -1 / 70, 3], np.float32)[:heads]
+    score = [na.Alibi(slopes, gradient=False), na.Sink(0.5, gradient=False)]
+    with on(HOPPER):
+        check(*scores.qkv(rng, np.dtype(dtype), heads_k=1, d=d, e=d), rng, score=score, **options)
+
+
+@simulated_only
+def test_slopes_far_from_the_diagonal_simulated(rng, sizes):
+    sizes(1, 1, 128, 192)
+    with on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=na.Alibi(np.float32(0.1), gradient=False))

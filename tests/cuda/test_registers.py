@@ -1,0 +1,143 @@
+"""ptxas finds room in registers for all that a kernel keeps there: the kernels that are assembled, one a line.
+
+Those that are tightest: all of Hopper's, whose threads have 128 or 168 registers (ptxas reports nothing else), in the
+rows of their tables and beside what is looked up for an element; of those for any GPU the largest tiles of each unit.
+"""
+
+from itertools import chain
+
+import pytest
+
+from numbattn.cuda.build import assemble, compile_ptx
+from numbattn.cuda.kernels import BACKWARD, FORWARD
+from numbattn.cuda.kernels.hopper.forward_tiles import MANY
+from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
+from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
+from numbattn.cuda.plan.planner import DEVICES
+from tests.cuda.plan.test_planner import work
+
+EDGES = "lo+hi+queries+keys"
+ALL = "keys+blocks+dense"
+FEW, LONG = {"keys": 100, "seqlen_k": 100}, {"keys": MANY, "seqlen_k": MANY}  # which rows are taken
+NARROW = {"keys": 100}
+UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
+
+
+def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
+    """A kernel of a plan. spills: bytes that may be, whatever the tiles."""
+    parts = tuple(part for part in score.split(", ") if part)
+    found = work(dtype, d, e, mask=tuple(mask.split("+")) if mask else (), score=parts, device=DEVICES[cc], **options)
+    words = kernel, f"sm_{''.join(map(str, cc))}", dtype, d, e, mask, score, *(f"{k}={v}" for k, v in options.items())
+    return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""))
+
+
+def spec(kernel, work):
+    """That of a pass by its first Route, or of the gradient of a part of the score."""
+    passes = (next(route for route in routes if route.takes(work)).specs for routes in (FORWARD, BACKWARD))
+    behind = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
+    whole = {"out_dtype": work.problem.dtype.name, "weight": "", "sums_rows": False, "sums_cols": False}
+    gradients = (
+        spec_of(bias_gradient, "dbias", behind=behind, **whole), *bias_route("dbias", behind=behind, **whole).specs,
+        spec_of(diagonal_sums, "sums", behind=behind), *diagonals_route("sums", behind=behind).specs,
+        spec_of(entry_sums, "sums", behind=behind),
+    )  # fmt: skip
+    return next(spec for spec in (*chain(*passes), *gradients) if spec.name == kernel)
+
+
+ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generation; dQ, dK and dV take the most
+    row("forward", "float16", 128, 192, ALL, cc=(7, 5), **DROPOUT),
+    row("forward", "float64", 192, 128, cc=(12, 0), **DROPOUT),
+    row("forward", "float16", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
+    row("forward", "float16", 256, 64, "dense", cc=(10, 0)),
+    row("backward_kv", "float32", 128, 32, cc=(12, 0)),
+    row("backward_kv", "float16", 192, 64, "bits", cc=(8, 0), **DROPOUT),
+    row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
+    row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9)),
+    row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0)),
+    row("bias_gradient", "float16", 256, 256, "", "bias float16 16, softcap", keys=MANY),
+    row("entry_sums", "float16", 64, 64, "intervals", "relative query"),
+    row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+]
+FORWARD_ROWS = [
+    # the row of each table: usual, long (128 registers), and that of masks by element
+    row("forward", "float16", 64, 64, "dense", **FEW),
+    row("forward", "bfloat16", 128, 128, ALL, **FEW, **DROPOUT),
+    row("forward", "bfloat16", 192, 128, ALL, **FEW, **DROPOUT),
+    row("forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT),
+    row("forward", "bfloat16", 128, 128, EDGES, **LONG),
+    # where a matrix starts at an offset of its own
+    row("forward", "float16", 64, 64, "packed", **NARROW),
+    row("forward", "float16", 128, 128, "packed", keys=MANY),
+    row("forward", "bfloat16", 256, 256, "packed", **NARROW),
+    # where tensor cores add slopes to S, which takes shared memory, too
+    row("forward", "float16", 64, 64, "", "alibi", **LONG),
+    row("forward", "bfloat16", 128, 128, EDGES, "sink, alibi", **NARROW),
+    row("forward", "float16", 192, 192, EDGES, "alibi", **FEW),
+    row("forward", "bfloat16", 256, 256, EDGES, "alibi", **FEW),
+    # a table, beside a mask's arrays or not; and where each query has an offset of its own
+    row("forward", "bfloat16", 64, 64, EDGES, "relative matrix", keys=MANY),
+    row("forward", "float16", 128, 128, "", "sink, relative", keys=MANY),
+    row("forward", "bfloat16", 256, 256, "packed", "relative segment", keys=MANY),
+    row("forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+]
+BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
+    row("backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED),
+    row("backward_kv", "float16", 64, 64, "packed", **NARROW),
+    row("backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
+    row("backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
+    row("backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("backward_wide", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
+    row("backward_q", "float16", 64, 128, EDGES, **UNALIGNED),
+    row("backward_q", "bfloat16", 128, 128, "", "bias bfloat16 16, softcap", **DROPOUT, **DETERMINISTIC),
+    row("backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
+]
+GRADIENTS = [
+    row("bias_gradient_hopper", "float16", 64, 64, "", "bias float16 16 boxes", keys=MANY),
+    row("bias_gradient_hopper", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 boxes", keys=MANY),
+    row("diagonal_sums_hopper", "float16", 192, 192, "", "relative", keys=MANY),
+]
+SPILLS = [
+    # rows beyond 128 that are not aligned: addresses that copies start from, read back once a tile
+    row("backward_kv", "float16", 64, 192, cc=(8, 6), **UNALIGNED, spills=128),
+    row("backward_kv", "float16", 128, 192, "blocks", cc=(10, 0), **DROPOUT, **UNALIGNED, spills=128),
+    row("backward_wide", "float16", 192, 64, "blocks", **UNALIGNED, spills=128),
+    row("backward_q", "bfloat16", 192, 192, ALL, **DROPOUT, **UNALIGNED, **DETERMINISTIC, spills=128),
+    row("backward_q", "float16", 256, 256, "dense", **UNALIGNED, spills=128),
+    # dK and dV in float64
+    row("backward_kv", "float64", 64, 64, EDGES, cc=(8, 0), **DROPOUT, spills=64),
+    row("backward_kv", "float64", 128, 128, "bits", cc=(7, 5), spills=384),
+    # where much is looked up, or a derivative is: dP is started behind dV
+    row("backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
+    row("backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),
+    row("backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
+    # outside the loop over tiles that need no mask
+    row("backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
+    # the gradient of slopes with dQ
+    row("backward_kv", "bfloat16", 64, 64, EDGES, "sink, alibi", slopes=1, spills=128),
+    row("backward_kv", "float16", 128, 128, "packed", "alibi segment", slopes=0, spills=16),
+    row("backward_kv", "bfloat16", 128, 128, EDGES, "sink, alibi", slopes=1, spills=16),
+    # addresses and offsets, of what is slow anyway
+    row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),
+    row("diagonal_sums", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, **DETERMINISTIC, spills=160),
+    # beside the edges of a mask
+    row("diagonal_sums_hopper", "bfloat16", 256, 256, EDGES, "relative", keys=MANY, spills=80),
+]
+
+
+@pytest.mark.parametrize(("kernel", "work", "spills"), [*ANY_GPU, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS])
+def test_nothing_is_spilled(kernel, work, spills):
+    """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
+    found = spec(kernel, work)
+    cc = found.cc(work.device)
+    for variant in found.variants(work):
+        source = found.factory(**found.parameters(work, found.fitting(work)), **variant)
+        assert source.shared <= work.device.shared
+        ptx = compile_ptx(source, cc)
+        _, report = assemble(ptx, cc)
+        assert report.spills <= spills
+        assert report.stack <= spills
+        assert not report.losses
+        if found.arch:
+            words = "wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg", "mbarrier.try_wait"
+            assert all(word in ptx for word in words)
