@@ -9,7 +9,6 @@ epilogue adds the last P V, divides by l and stages O in Q's buffer. Consumers d
 computes exponentials, or is in its epilogue, the tensor cores work for the others.
 """
 
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba.cuda import types
@@ -79,11 +78,10 @@ from ..scores import (
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, sum_type
 from ..shared.schedule import finish, next_number, place_grouped
-from ..shared.segments import Segment, count_step, queries_of, sight_step, slot_step, whole
+from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.tables import compiled_in
 from ..shared.visibility import (
-    FARTHEST,
     MASK,
     PACKED,
     band_of,
@@ -96,93 +94,12 @@ from ..shared.visibility import (
     sight_type,
     steps_to_next,
 )
+from .forward_steps import BY_CONSUMER, Accumulators, Call, ConsumerTile, WorkTile, record_steps
 from .forward_tiles import ROWS, head_dims, numbers, rows
 from .ramp import DEPTH, is_ramp, ramp_steps
 
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
-
-
-class WorkTile(NamedTuple):
-    """A tile of queries, and the tiles of keys [n_block, n_blocks) in its sight."""
-
-    batch: Any
-    head: Any
-    m_block: Any
-    n_block: Any  # the first one that is not empty
-    n_blocks: Any  # 0: there is no work left
-    segment: Any
-
-
-class ConsumerTile(NamedTuple):
-    """A consumer's share of a work tile: 64 queries of a head, from m0 on."""
-
-    batch: Any
-    head: Any
-    m0: Any
-    m_block: Any
-    n_block: Any
-    n_blocks: Any
-    segment: Any
-
-
-class Call(NamedTuple):
-    """What consumers need of the kernel's arguments."""
-
-    tails: Any  # O, where TMA cannot store all of a tile
-    mLse: Any
-    sight: Any
-    scores: Any
-    drops: Any
-    heads: Any
-    scale_log2: Any
-    kept_scale: Any
-    heads_per_tile: Any
-    ramp: Any = ()  # of the head, where there is one: see ramp
-
-
-class Accumulators(NamedTuple):
-    """What a consumer carries from tile to tile: O still lacks alpha and P V of the last one."""
-
-    O: Any
-    P: Any
-    m: Any
-    l: Any
-    alpha: Any
-
-
-BY_CONSUMER = -1  # in place of a row: TMA does not store this O
-
-
-def record_steps(mask):
-    """Device functions: a WorkTile as integers, and from them again; and the integers for no work."""
-
-    @device
-    def numbers(work):
-        return work.batch, work.head, work.m_block, work.n_block, work.n_blocks
-
-    @device
-    def from_numbers(record):
-        batch, head, m_block, n_block, n_blocks = record
-        return WorkTile(batch, head, m_block, n_block, n_blocks, whole(index(FARTHEST)))
-
-    @device
-    def packed_numbers(work):
-        at = work.segment
-        return (
-            work.batch, work.head, work.m_block, work.n_block, work.n_blocks,
-            at.first_query, at.queries, at.first_key, at.keys,
-        )  # fmt: skip
-
-    @device
-    def from_packed_numbers(record):
-        batch, head, m_block, n_block, n_blocks, first_query, queries, first_key, keys = record
-        segment = Segment(first_query, queries, first_key, keys, index(0))
-        return WorkTile(batch, head, m_block, n_block, n_blocks, segment)
-
-    if PACKED in mask:
-        return packed_numbers, from_packed_numbers, (0,) * 9
-    return numbers, from_numbers, (0,) * 5
 
 
 def forward(
