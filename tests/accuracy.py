@@ -190,7 +190,8 @@ def rounding(do, q, k, v, dlse=None, **options):
     delta = (P * dP).sum(-1, keepdims=True) - dL
     delta_error = (abs(dO) * O_error).sum(-1, keepdims=True) + eps * ((P * dP_size).sum(-1, keepdims=True) + abs(dL))
     dS = P * (dP - delta)
-    dS_error = P_error * abs(dP - delta) + P * (eps * dP_size + delta_error) + u * abs(dS) + least * seen
+    coarser = 1 if inputs.dropout is None else max(inputs.dropout.scale / 2, 1)    # kernels round dS divided by it
+    dS_error = P_error * abs(dP - delta) + P * (eps * dP_size + delta_error) + u * abs(dS) + least * coarser * seen
     of_score, of_sink = [], delta_error + (lse_error + eps * (1 + abs(lse))) * abs(delta)
     for part, (slope, bend) in reversed(list(zip(inputs.score, slopes))):
         if part._wants_gradient:
