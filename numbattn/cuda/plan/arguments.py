@@ -54,7 +54,7 @@ class Boxes(Word):
 @dataclass(frozen=True)
 class Tails(Word):
     """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing where arrays are not packed:
-    see kernels.segments."""
+    see kernels.shared.segments."""
 
     name: str
 

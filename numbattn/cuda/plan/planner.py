@@ -227,7 +227,7 @@ class Planner:
         )
 
     def tiles_of(self, tiles, work):
-        """How many there are of queries and of keys; of packed arrays, how many slots: see kernels.segments."""
+        """How many there are of queries and of keys; of packed arrays, how many slots: see kernels.shared.segments."""
         sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
         return [length // tile + work.segments if work.segments else -(-length // tile) for length, tile in sizes]
 

@@ -37,7 +37,7 @@ class Work(NamedTuple):
 
     problem: Any
     device: Device
-    mask: tuple  # kinds, see kernels.visibility
+    mask: tuple  # kinds, see kernels.shared.visibility
     keys: int  # the most that a query sees, by the band alone
     dtypes: dict  # of the arrays of a call, by name
     nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
@@ -46,7 +46,7 @@ class Work(NamedTuple):
     intervals: tuple = ()  # kinds, see kernels.intervals
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted
-    segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.segments
+    segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 
     @property
     def padded_length(self):
@@ -75,7 +75,7 @@ class Spec:
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
     persistent: bool = False  # one block per multiprocessor, which draws work until there is none left
     arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
-    packs: bool = False  # whether its tiles can end with their segment: see kernels.segments
+    packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
 
     @property
     def name(self):

@@ -1,6 +1,6 @@
 """Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over all that one piece serves.
 
-As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `score.boxed_bias`, of which the tile
+As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.boxed_bias`, of which the tile
 that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
 64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
 the next one meanwhile.
