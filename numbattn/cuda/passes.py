@@ -116,9 +116,11 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         program([*addresses, *temporaries.addresses, gpu.sink, *counters], numbers, stream.ptr)
         for given, whole in results:
             given[...] = sum_to(whole[..., : given.shape[-1]], given.shape)
-        for number, part in enumerate(parts):
-            if gradient_of_part(number) in arrays:
-                finish_gradient(part, number, arrays | temporaries.arrays, problem)
+        wanted = [(number, part) for number, part in enumerate(parts) if gradient_of_part(number) in arrays]
+        if wanted:
+            arrays.update(temporaries.arrays)
+        for number, part in wanted:
+            finish_gradient(part, number, arrays, problem)
     return True
 
 

@@ -473,11 +473,11 @@ TABLE = [
     Faults("cuda/kernels/hopper/variants.py", [
         "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
     ], {
-        'Row(128, "curved dropout", WIDE)': 'Row(192, "curved dropout", WIDE)',
-        '128, "curved dropout", WIDE)': 'None, "curved dropout", WIDE)',
+        'Row("128 curved dropout", WIDE)': 'Row("192 curved dropout", WIDE)',
+        '"128 curved dropout", WIDE)': '"curved dropout", WIDE)',
         "is_looked_up(work.mask) or looks_up(work.score)": "is_looked_up(work.mask)",
-        '64, "intervals", WIDE)': '192, "intervals", WIDE)',
-        'Row(64, "intervals", WIDE)': 'Row(None, "intervals", WIDE)',
+        '"64 intervals", WIDE)': '"192 intervals", WIDE)',
+        'Row("64 intervals", WIDE)': 'Row("intervals", WIDE)',
     }),
     Faults("cuda/kernels/scores/alibi.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
         "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
@@ -538,9 +538,9 @@ TABLE = [
         "cuda/plan/test_planner.py::test_no_sums_that_are_much_larger_than_dq",
         "cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"
     ], {
-        'Row(None, "narrow", BOTH)': 'Row(192, "narrow", BOTH)',
-        'Row(None, "slopes grouped", BOTH)': 'Row(192, "slopes grouped", BOTH)',
-        'Row(None, "slopes looked-up", BOTH)': 'Row(192, "slopes looked-up", BOTH)',
+        'Row("narrow", BOTH)': 'Row("192 narrow", BOTH)',
+        'Row("slopes grouped", BOTH)': 'Row("192 slopes grouped", BOTH)',
+        'Row("slopes looked-up", BOTH)': 'Row("192 slopes looked-up", BOTH)',
         "work.problem.head_dim <= 32": "False",
     }),
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {

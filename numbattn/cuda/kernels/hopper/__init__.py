@@ -6,11 +6,11 @@ from ...plan.spec import Route
 from .. import backward, delta
 from . import backward_kv, backward_q, backward_wide, forward
 from .forward_tiles import is_for_hopper
-from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, first_of
+from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
 
 
 def takes(variant, work):
-    return is_for_hopper(work) and first_of(KERNELS, work) == variant
+    return is_for_hopper(work) and variant_of(KERNELS, work) == variant
 
 
 FORWARD = (Route(is_for_hopper, (forward.SPEC,)),)

@@ -101,7 +101,7 @@ from .backward_steps import (
     with_results,
 )
 from .forward_tiles import head_dims
-from .variants import DP, KERNELS, LAST, SUMS, first_of
+from .variants import DP, KERNELS, LAST, SUMS, variant_of
 
 
 class Accumulators(NamedTuple):
@@ -475,7 +475,7 @@ KEYS = {  # of the largest head_dim
 
 def adds_dq(work):
     """Whether dQ is added up here, by all blocks: in no fixed order."""
-    return first_of(KERNELS, work) == SUMS
+    return variant_of(KERNELS, work) == SUMS
 
 
 def adds_slopes(work):
@@ -495,7 +495,7 @@ def is_plain(work):
 
 
 def parameters_kv(work, tiles):
-    dp_last = first_of(DP, work) == LAST
+    dp_last = variant_of(DP, work) == LAST
     about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
     about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
     about |= {"slopes": place_of_part(work.score, work.slopes) if adds_slopes(work) else None}

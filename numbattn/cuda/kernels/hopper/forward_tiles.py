@@ -5,6 +5,7 @@ from typing import NamedTuple
 from ...tile import WARPGROUP_ROWS
 from ..scores import boxed_bias, looks_up, parts_of
 from ..shared.visibility import GRIDS, PACKED, is_looked_up
+from .choice import Row, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
 
@@ -58,48 +59,43 @@ BOXED = {  # for a bias whose tiles come with those of K
 }
 
 
-class Choice(NamedTuple):
-    traits: str  # all of which hold
-    table: dict
-
-
-CHOICES = (  # from top to bottom, the first that fits
-    Choice("bias by TMA", BOXED),
-    Choice("looked up in a score, a table alone", OF_TABLE),
-    Choice("looked up in a score", LOOKED_UP),
-    Choice("dropout, cells", CELLS_AND_DROPOUT),
-    Choice("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
-    Choice("cells", CELLS),
-    Choice("packed, many keys", USUAL | LONG),
-    Choice("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
-    Choice("many keys", USUAL | LONG),
-    Choice("narrow", USUAL | NARROW),
-    Choice("", USUAL),
+CHOICES = (
+    Row("tma-bias", BOXED),
+    Row("score-lookups table-alone", OF_TABLE),
+    Row("score-lookups", LOOKED_UP),
+    Row("dropout cells", CELLS_AND_DROPOUT),
+    Row("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
+    Row("cells", CELLS),
+    Row("packed many-keys", USUAL | LONG),
+    Row("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
+    Row("many-keys", USUAL | LONG),
+    Row("narrow", USUAL | NARROW),
+    Row("", USUAL),
 )
 
 
-REGISTERS = {"bias by TMA", "looked up in a score", "dropout", "cells"}  # what takes them, or shared memory
+REGISTERS = {"tma-bias", "score-lookups", "dropout", "cells"}  # what takes them, or shared memory
 
 
 def traits(work):
     """What CHOICES ask for, in words."""
     found = {
-        "bias by TMA": boxed_bias(work) is not None,
-        "looked up in a score": looks_up(work.score),
-        "a table alone": parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask),
+        "tma-bias": boxed_bias(work) is not None,
+        "score-lookups": looks_up(work.score),
+        "table-alone": parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
-        "many keys": work.keys >= MANY,
+        "many-keys": work.keys >= MANY,
         "narrow": work.keys < work.problem.seqlen_k,
     }
-    return {word for word, holds in found.items() if holds}
+    return words_of(found)
 
 
 def warpgroups(work):
     """The row for this work; with few queries, the usual one if that packs more heads of a group into a work tile."""
     size, found = max(head_dims(work.problem)), traits(work)
-    table = next(table for words, table in CHOICES if found.issuperset(filter(None, words.split(", "))))
+    table = first_of(CHOICES, found)
     rows = (table[size],) if found & REGISTERS else (table[size], USUAL[size])
     return max(rows, key=lambda row: heads_per_tile(row, work))
 

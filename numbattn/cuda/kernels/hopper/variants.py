@@ -1,14 +1,12 @@
-"""Which kernels compute the gradients of some work on Hopper, and how: tables, read from top to bottom.
-
-The first row that fits is taken: what it asks for are words of `traits`. Measured on an H200.
+"""Which kernels compute the gradients of some work on Hopper, and how: tables of rows, whose words are
+those of `traits`. Measured on an H200.
 """
-
-from typing import NamedTuple
 
 from ..intervals import has_offsets
 from ..scores import is_curved, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, is_looked_up
 from .backward_steps import dtype_of_bias, makes_slopes, size_of
+from .choice import Row, first_of, words_of
 from .forward_tiles import head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
@@ -16,35 +14,29 @@ FIRST, LAST = "first", "last"
 FEW_REGISTERS = "softcap", "alibi", "sink"  # kinds of scores that take few
 
 
-class Row(NamedTuple):
-    head_dim: int | None  # the larger one, rounded up; None: any
-    traits: str  # all of which hold
-    variant: str
-
-
 KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; backward.backward_kv
-    Row(None, "dropout decreasing", GENERAL),   # the sign of P says what is dropped: of P F, too, unless F is negative
-    Row(192, "", WIDE),                         # no registers for both accumulators, dK and dV
-    Row(256, "", WIDE),
-    Row(None, "offsets", WIDE),                 # nor beside an offset of each query,
-    Row(64, "intervals", WIDE),                 # the intervals of a mask,
-    Row(None, "curved looked-up", WIDE),        # the derivative of a score and what is looked up for each element,
-    Row(128, "curved dropout", WIDE),           # or dropout
-    Row(None, "deterministic", BOTH),           # dQ is added up in no fixed order
-    Row(None, "narrow", BOTH),                  # the sums would take 8 times the memory of dQ, to save 10 % of the time
-    Row(None, "uneven", BOTH),
-    Row(64, "curved sloped", BOTH),             # spills registers
-    Row(None, "slopes grouped", BOTH),          # a block would see the slopes of several heads
-    Row(None, "slopes looked-up", BOTH),
-    Row(None, "", SUMS),
+    Row("dropout decreasing", GENERAL),         # the sign of P says what is dropped: of P F, too, unless F is negative
+    Row("192", WIDE),                           # no registers for both accumulators, dK and dV
+    Row("256", WIDE),
+    Row("offsets", WIDE),                       # nor beside an offset of each query,
+    Row("64 intervals", WIDE),                  # the intervals of a mask,
+    Row("curved looked-up", WIDE),              # the derivative of a score and what is looked up for each element,
+    Row("128 curved dropout", WIDE),            # or dropout
+    Row("deterministic", BOTH),                 # dQ is added up in no fixed order
+    Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
+    Row("uneven", BOTH),
+    Row("64 curved sloped", BOTH),              # spills registers
+    Row("slopes grouped", BOTH),                # a block would see the slopes of several heads
+    Row("slopes looked-up", BOTH),
+    Row("", SUMS),
 )
 DP = (  # whether a consumer has registers for dP from the first, or computes it last
-    Row(None, "loaded", LAST),
-    Row(128, "dropout", LAST),
-    Row(None, "dropout scored", LAST),
-    Row(128, "curved few unordered even", FIRST),
-    Row(None, "curved", LAST),
-    Row(None, "", FIRST),
+    Row("loaded", LAST),
+    Row("128 dropout", LAST),
+    Row("dropout scored", LAST),
+    Row("128 curved few unordered even", FIRST),
+    Row("curved", LAST),
+    Row("", FIRST),
 )
 
 
@@ -53,6 +45,7 @@ def traits(work):
     kinds, (head_dim, _) = list(map(kind, work.score)), head_dims(work.problem)
     looked_up = is_looked_up(work.mask) or looks_up(work.score)
     found = {
+        str(size_of(work)): True,                               # the larger head_dim, rounded up
         "deterministic": work.deterministic,
         "unordered": not work.deterministic,
         "dropout": work.problem.dropout,
@@ -71,10 +64,9 @@ def traits(work):
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),
     }
-    return {word for word, holds in found.items() if holds}
+    return words_of(found)
 
 
-def first_of(rows, work):
-    """The variant of the first row that fits."""
-    size, found = size_of(work), traits(work)
-    return next(row.variant for row in rows if row.head_dim in (None, size) and found.issuperset(row.traits.split()))
+def variant_of(rows, work):
+    """That of the first row that fits."""
+    return first_of(rows, traits(work))

@@ -1,0 +1,18 @@
+"""Tables from which variants are chosen: read from top to bottom, the first row that fits is taken."""
+
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    traits: str  # of the work, words, all of which hold
+    variant: Any
+
+
+def words_of(traits):
+    """The words of what holds: {word: whether it does}."""
+    return {word for word, holds in traits.items() if holds}
+
+
+def first_of(rows, words):
+    """The variant of the first row that fits."""
+    return next(row.variant for row in rows if words.issuperset(row.traits.split()))
