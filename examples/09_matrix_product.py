@@ -27,7 +27,7 @@ from numbattn.cuda.tile import (
     full,
     grid_size,
     increase_registers,
-    init_pipeline,
+    init_pipelines,
     release,
     save,
     shape,
@@ -96,8 +96,8 @@ def consume(mC, tiles, tiles_n, k_blocks):
 
 def matrix_product(mA, mB, mC, depth):
     """mA and mB are tensor maps of panels of TILE_K columns, (1, depth / TILE_K, rows, TILE_K): see `panels`."""
-    init_pipeline(A_PIPELINE)
-    init_pipeline(B_PIPELINE)
+    init_pipelines(A_PIPELINE)
+    init_pipelines(B_PIPELINE)
     sync_threads()
     m, n = shape(mC)
     tiles_n, k_blocks = (n + TILE_N - 1) // TILE_N, (depth + TILE_K - 1) // TILE_K

@@ -18,7 +18,7 @@ from numbattn.cuda.tile import (
     block_index,
     fence_async_proxy,
     get,
-    init_pipeline,
+    init_pipelines,
     load,
     save,
     simt,
@@ -51,7 +51,7 @@ PIPELINE, ROWS = Pipeline.within(shared, shared.boxes(64, 64, np.float16, 1), re
 
 def turned(x, y):
     """By TMA."""
-    init_pipeline(PIPELINE)
+    init_pipelines(PIPELINE)
     fence_async_proxy()
     sync_threads()
     X = stage(PIPELINE, 0)

@@ -842,7 +842,7 @@ TABLE = [
         "release(Q)                                              #": "pass  #",
         "advance(Q, CONSUMERS)": "advance(Q, 1)",
         "        release(W)\n        return": "        return",
-        "        init_pipeline(O_PIPELINE)\n": "",
+        "        init_pipelines(O_PIPELINE)\n": "",
         "        sync_threads()\n": "",
     }),
     Faults("cuda/kernels/hopper/forward.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {

@@ -23,7 +23,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | column_halves, beside | of a tile | |
 | transposed_halves | of words in two lanes, a 2x2 matrix | shfl.bfly, prmt |
 | dot | a product of tiles; (positive_)operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
-| Pipeline, init_pipeline, stage, advance | stages of shared memory in turn | mbarrier.init |
+| Pipeline, init_pipelines, stage, advance | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load, tma_load_part, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
@@ -66,7 +66,7 @@ from .global_memory import aligned, has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
-from .pipeline import Pipeline, acquire, advance, commit, init_pipeline, read, release, stage, wait
+from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
 from .product import dot
 from .reductions import part_sum, row_max, row_sum
 from .shared_memory import SharedMemory, allocate, clear, get, put
@@ -140,7 +140,7 @@ __all__ = [
     "has_bits",
     "increase_registers",
     "index",
-    "init_pipeline",
+    "init_pipelines",
     "launch_dependents",
     "load",
     "load_registers",

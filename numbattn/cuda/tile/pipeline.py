@@ -12,7 +12,7 @@ A producer and a consumer, and the tile on its way back:
     >>> shared, ROWS = SharedMemory(), simt(8, 64, 128, 16, 4)
     >>> PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16, stages=2), readers=1)
     >>> def kernel(x, y):
-    ...     init_pipeline(PIPELINE)
+    ...     init_pipelines(PIPELINE)
     ...     sync_threads()
     ...     S = stage(PIPELINE, 0)
     ...     if warpgroup_index() == 1:
@@ -161,11 +161,11 @@ def emit_barrier(b, pipeline, index, free):
 
 
 @primitive
-def init_pipeline(pipeline):
-    """Make a pipeline ready: by all threads of a block, before a barrier of the block. See `pipeline`.
+def init_pipelines(*pipelines):
+    """Make pipelines ready: by all threads of a block, before a barrier of the block. See `pipeline`.
 
     >>> def kernel(y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     acquire(stage(RING, 1))  # at first every stage is free
     ...     y[0] = 1
@@ -173,7 +173,7 @@ def init_pipeline(pipeline):
     array([1.])
     """
     me, memory = simulator.thread_index(), simulator.shared_memory()
-    if me == 0:
+    for pipeline in pipelines if me == 0 else ():
         kinds = ("filled", pipeline.fills), ("free", pipeline.readers)
         barriers = [
             [Barrier(f"{name} of stage {index} of a {pipeline}", count) for index in range(pipeline.tile.stages)]
@@ -182,19 +182,18 @@ def init_pipeline(pipeline):
         memory.pipelines[pipeline] = barriers, me, memory.tell()[0, me]
 
 
-@init_pipeline.lowering
-def init_pipeline(pipeline):
-    plan = pipeline.value
-
+@init_pipelines.lowering
+def init_pipelines(*pipelines):
     def generate(b, _):
         with b.if_then(b.icmp_unsigned("==", thread_index(b), I32(0))):
-            for index in range(plan.tile.stages):
-                for free, count in enumerate((plan.fills, plan.readers)):
-                    at = emit_barrier(b, plan, I32(index), free)
-                    asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
+            for pipeline in (kind.value for kind in pipelines):
+                for index in range(pipeline.tile.stages):
+                    for free, count in enumerate((pipeline.fills, pipeline.readers)):
+                        at = emit_barrier(b, pipeline, I32(index), free)
+                        asm(b, "mbarrier.init.shared::cta.b64 [$0], $1;", VOID, at, I32(count), effect=True)
             asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)
 
-    return types.void(pipeline), generate
+    return types.void(types.StarArgTuple(pipelines)), generate
 
 
 @primitive
@@ -262,7 +261,7 @@ def acquire(stage):
     """Wait until the stage's readers have released what it held before. See `pipeline`.
 
     >>> def kernel(y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     if warpgroup_index() == 0:
     ...         y[0] = 4
@@ -291,7 +290,7 @@ def wait(stage):
 
     >>> ROW = simt(1, 4, 32, 4, 1)
     >>> def kernel(y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     S = stage(RING, 0)
     ...     if thread_index() == 31:
@@ -319,7 +318,7 @@ def release(stage):
     """This warpgroup has read the stage. All of its threads come here; what the first of them knows is what counts.
 
     >>> def kernel(y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     S = stage(RING, 0)
     ...     release(S)
@@ -377,7 +376,7 @@ def commit(stage, numbers=None):
     Without numbers this warpgroup has put its part into the stage: as in `release`, what its first thread knows counts.
 
     >>> def kernel(y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     S = stage(RING, 0)
     ...     if thread_index() == 0:
@@ -430,7 +429,7 @@ def read(stage):
     """The integers in a stage: see `commit`.
 
     >>> def kernel(y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     if thread_index() == 0:
     ...         commit(stage(RING, 0), (3, 4, 5, 6))

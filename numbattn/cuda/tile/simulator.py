@@ -124,7 +124,7 @@ class SharedMemory:
         self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
-        self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipeline
+        self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipelines
 
     def merge(self, threads):
         """A barrier for these threads: each knows what all have done so far."""

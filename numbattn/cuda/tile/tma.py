@@ -49,7 +49,7 @@ def tma_load(stage, matrices, batch, head, row):
     >>> shared, LAYOUT = SharedMemory(), simt(8, 64, 32, 8, 8)
     >>> PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16), readers=1)
     >>> def kernel(x, y):
-    ...     init_pipeline(PIPELINE)
+    ...     init_pipelines(PIPELINE)
     ...     sync_threads()
     ...     if thread_index() == 0:
     ...         tma_load(stage(PIPELINE, 0), x, 0, 0, 4)
@@ -110,7 +110,7 @@ def tma_load_part(stage, shared, matrices, batch, head, row, col):
     >>> PLACE = shared.boxes(8, 64, np.float16)
     >>> PIPELINE = Pipeline.within(shared, shared.tile(1, 4, np.int32), readers=1)
     >>> def kernel(x, y):
-    ...     init_pipeline(PIPELINE)
+    ...     init_pipelines(PIPELINE)
     ...     sync_threads()
     ...     if thread_index() == 0:
     ...         tma_load_part(stage(PIPELINE, 0), allocate(PLACE), x, 0, 0, 4, 32)
@@ -174,7 +174,7 @@ def bulk_load(stage, shared, line, first):
     long enough, what is copied lies at a multiple of 16 bytes.
 
     >>> def kernel(line, y):
-    ...     init_pipeline(RING)
+    ...     init_pipelines(RING)
     ...     sync_threads()
     ...     S = stage(RING, 0)
     ...     if thread_index() == 0:

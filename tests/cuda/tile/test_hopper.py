@@ -16,7 +16,7 @@ from numbattn.cuda.tile import (
     get,
     increase_registers,
     index,
-    init_pipeline,
+    init_pipelines,
     load,
     put,
     release,
@@ -60,7 +60,7 @@ def copier(stages, without=""):
     _acquire, _wait, _release = words(without)
 
     def copy(mX, y, count):
-        init_pipeline(PIPELINE)
+        init_pipelines(PIPELINE)
         sync_threads()
         X, n = stage(PIPELINE, 0), index(0)
         if warpgroup_index() == 1:

@@ -16,7 +16,7 @@ from numbattn.cuda.tile import (
     commit,
     get,
     index,
-    init_pipeline,
+    init_pipelines,
     load,
     put,
     read,
@@ -39,7 +39,7 @@ from .tiles import SEEDS, start
 ROWS = np.int32(64)
 TILE = wgmma(64)
 FAULTS = {
-    "init_pipeline": (RaceError, "uses a pipeline of 2 float16 boxes .* no barrier says that it is open"),
+    "init_pipelines": (RaceError, "uses a pipeline of 2 float16 boxes .* no barrier says that it is open"),
     "syncthreads": (RaceError, "no barrier says that it is open"),
     "acquire": (RaceError, r"thread 128 overwrites what (thread \d+ reads|the load of stage \d .* wrote)"),
     "tma_load": (DeadlockError, "threads 0-127 wait for filled of stage 0 of a pipeline of 2 float16 boxes 64x64 at 0"),
@@ -60,7 +60,7 @@ def copier(dtype=np.float16, stages=2, readers=1, reads=True, without=""):
 
     def copy(mX, y, count):
         if opens:
-            init_pipeline(PIPELINE)
+            init_pipelines(PIPELINE)
         if syncs:
             sync_threads()
         X, n, group = stage(PIPELINE, 0), index(0), warpgroup_index()
@@ -154,7 +154,7 @@ def turns(acquires):
     PIPELINE = Pipeline.within(shared, shared.boxes(64, 64, np.float16, stages=3), readers=1)
 
     def copy(mX, y, count):
-        init_pipeline(PIPELINE)
+        init_pipelines(PIPELINE)
         sync_threads()
         n, group = index(0), warpgroup_index()
         X = stage(PIPELINE, 0)
@@ -200,7 +200,7 @@ def teller(meets):
     PIPELINE = Pipeline.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=2)
 
     def pass_on(x, y):
-        init_pipeline(PIPELINE)
+        init_pipelines(PIPELINE)
         sync_threads()
         X, n, group = stage(PIPELINE, 0), index(0), warpgroup_index()
         if thread_index() == 2 * WARPGROUP:
@@ -246,7 +246,7 @@ def exchange(without=""):
     meets, waits, frees = (without != step for step in ("sync_warpgroup", "wait", "release"))
 
     def swap(x, y, count):
-        init_pipeline(PIPELINE)
+        init_pipelines(PIPELINE)
         sync_threads()
         X, n, me = stage(PIPELINE, 0), index(0), warpgroup_index()
         while n < count:

@@ -16,7 +16,7 @@ from numbattn.cuda.tile import (
     fence_async_proxy,
     get,
     index,
-    init_pipeline,
+    init_pipelines,
     load,
     put,
     release,
@@ -108,7 +108,7 @@ def test_a_stage_that_was_written_to_needs_sharing_before_it_is_filled():
         PIPELINE = Pipeline.within(shared_memory, shared_memory.boxes(64, 64, np.float16), readers=1)
 
         def refill(x):
-            init_pipeline(PIPELINE)
+            init_pipelines(PIPELINE)
             sync_threads()
             X = stage(PIPELINE, 0)
             put(X.tile, load(x[0, 0], TILE, 0))
@@ -137,7 +137,7 @@ def adder_of_lines():
     LINE = shared.tile(1, 64, np.float32, 2)
 
     def add(mX, line, y, count):
-        init_pipeline(PIPELINE)
+        init_pipelines(PIPELINE)
         sync_threads()
         X, n = stage(PIPELINE, 0), index(0)
         if warpgroup_index() == 1:

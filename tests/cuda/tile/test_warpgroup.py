@@ -21,7 +21,7 @@ from numbattn.cuda.tile import (
     full,
     get,
     index,
-    init_pipeline,
+    init_pipelines,
     load,
     operand,
     positive_operand,
@@ -317,7 +317,7 @@ def multiplier(without=""):
     waits, finishes = without != "wait", without != "wgmma_wait"
 
     def multiply(mX, z, count):
-        init_pipeline(PIPELINE)
+        init_pipelines(PIPELINE)
         sync_threads()
         X, n = stage(PIPELINE, 0), index(0)
         if thread_index() == WARPGROUP:

@@ -4,7 +4,7 @@ from functools import partial
 
 from ...plan.spec import Route
 from .. import backward, delta
-from . import backward_kv, backward_q, backward_wide, forward
+from . import backward_kv, backward_q, backward_wide, dq_sums, forward
 from .forward_tiles import is_for_hopper
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
 
@@ -15,7 +15,7 @@ def takes(variant, work):
 
 FORWARD = (Route(is_for_hopper, (forward.SPEC,)),)
 BACKWARD = (
-    Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, backward_kv.SPEC_ROUND)),
+    Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC)),
     Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC)),
     Route(partial(takes, WIDE), (delta.SPEC_PADDED, backward_wide.SPEC, backward_q.SPEC)),
     Route(partial(takes, GENERAL), (delta.SPEC_PADDED, backward.SPEC_KV, backward_q.SPEC)),

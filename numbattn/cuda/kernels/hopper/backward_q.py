@@ -1,5 +1,7 @@
 """Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from ...plan.arguments import Matrix
@@ -19,7 +21,7 @@ from ...tile import (
     fence_async_proxy,
     full,
     increase_registers,
-    init_pipeline,
+    init_pipelines,
     launch_dependents,
     load,
     minimum,
@@ -53,10 +55,8 @@ from ..shared.visibility import (
     element_test,
     has_key_lengths,
     has_query_lengths,
-    keys_in_sight,
     needs_test,
     several,
-    steps_to_next,
 )
 from .backward_steps import (
     BIAS,
@@ -82,6 +82,16 @@ from .backward_steps import (
     source,
     with_results,
 )
+from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
+
+
+class Rows(NamedTuple):
+    """What a consumer keeps of its queries."""
+
+    dO: Any
+    lse: Any
+    D: Any
+    band: Any  # of keys that they see
 
 
 def backward_q(
@@ -108,49 +118,43 @@ def backward_q(
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    steps = steps_to_next(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
     (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, is_boxed=IS_BOXED)
+    looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
+    blocks_in_sight, next_n_block = block_steps(mask, tile_n)
 
     @device
-    def blocks_in_sight(sight, batch, head, m_block, m_end):
-        """The tiles of keys [first, end) in sight of a tile of queries; the first one is not empty."""
-        first, end = keys_in_sight(band_at(sight, batch, head), m_block * TILE_M, m_end)
-        n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
-        return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block), n_blocks
+    def load_bias(K, biases, work, n0):
+        """The bias of both consumers goes with K."""
+        for consumer in range(CONSUMERS):
+            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
+            m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
+            tma_load_part(K, place, biases[0], work.batch, work.head, m0, n0)
 
     @device
-    def next_n_block(sight, batch, head, m_block, n_block, n_blocks):
-        n_block = opaque(n_block + 1)
-        return n_block + steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
-
-    @device
-    def load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head_k, m_block, m_end):
+    def load_tiles(mQ, mK, mV, mDO, biases, sight, work, head_k):
         """The producer, one thread."""
         Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for consumer in range(CONSUMERS):
-            m0 = segment.first_query + m_block * TILE_M + consumer * ROWS
-            tma_load(Q, mQ, batch, head, m0)
-            tma_load(dO, mDO, batch, head, m0)
+            m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
+            tma_load(Q, mQ, work.batch, work.head, m0)
+            tma_load(dO, mDO, work.batch, work.head, m0)
             Q, dO = advance(Q, 1), advance(dO, 1)
-        n_block, n_blocks = blocks_in_sight(sight, batch, head, m_block, m_end)
-        while n_block < n_blocks:
-            n0 = segment.first_key + n_block * TILE_N
+        n_block = next_n_block(work, sight, work.n_block)
+        while n_block < work.n_blocks:
+            n0 = work.segment.first_key + n_block * TILE_N
             acquire(K)
-            tma_load(K, mK, batch, head_k, n0)
-            if IS_BOXED:                                        # the bias of both consumers goes with K
-                for consumer in range(CONSUMERS):
-                    place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
-                    m0 = segment.first_query + m_block * TILE_M + consumer * ROWS
-                    tma_load_part(K, place, biases[0], batch, head, m0, n0)
+            tma_load(K, mK, work.batch, head_k, n0)
+            if IS_BOXED:
+                load_bias(K, biases, work, n0)
             acquire(V)
-            tma_load(V, mV, batch, head_k, n0)
+            tma_load(V, mV, work.batch, head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
-            n_block = next_n_block(sight, batch, head, m_block, n_block, n_blocks)
+            n_block = next_n_block(work, sight, opaque(n_block + 1))
 
     @device
     def start_scores(Q, K, V, n_block, band):
@@ -160,44 +164,30 @@ def backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def looked_up(segment, batch, head, m0, n_block, call):
-        """What the score looks up for a tile of S, in flight."""
-        if IS_BOXED:
-            return ()
-        return look_up(call.scores, (), batch, head, segment.first_query + m0, segment.first_key + n_block * TILE_N)
-
-    @device
-    def at_hand(found, K, scores, batch, head):
-        """The same, or the tile of a bias that has come with K."""
-        if not IS_BOXED:
-            return found
-        place = allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index())
-        return look_up(scores, place, batch, head, 0, 0)
-
-    @device
-    def step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call):
+    def step(sums, S, found, rows, K, V, tile, n_block, call):
         """dQ of a tile of keys, in flight."""
-        (segment, batch, head, m_block, m0, band), n0 = place, n_block * TILE_N
-        here = at_hand(found, K, call.scores, batch, head)
+        (dQ, slopes), (batch, head, m0, n0) = sums, (tile.batch, tile.head, tile.m0, n_block * TILE_N)
+        here = at_hand(found, K, tile, call.scores)
         wait(V)
-        dP = dot(S_TILE, dO, V.tile.T)                          # line 17: dP = dO V^T, in flight
-        S, F = apply(S, here, call.scores, batch, head, segment.first_query + m0, segment.first_key + n0)
-        P = exp2(S * call.scale_log2 - lse)                     # line 13: P = exp(S - lse)
-        if tested(call.sight, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
-            visible = sees(call.sight, band, batch, head, m0, n0)
+        dP = dot(S_TILE, rows.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
+        S, F = scored(S, here, tile, call.scores, n_block)
+        P = exp2(S * call.scale_log2 - rows.lse)                # line 13: P = exp(S - lse)
+        if tested(call.sight, rows.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
+            visible = sees(call.sight, rows.band, batch, head, m0, n0)
             P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
         P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
-        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), D, call.delta_scale), F)     # line 20
+        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), rows.D, call.delta_scale), F)        # line 20
         release(V)
-        row, col = segment.first_query + m0, segment.first_key + n0
+        row, col = place_of(tile, n0)
         slopes = add_slopes(slopes, dS, call.scores, batch, head, row, col)
         return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call):
+    def compute(mDQ, mSlopes, mLse, mDelta, work, scale, call):
         """The consumers, whole warpgroups."""
-        consumer = warpgroup_index()
+        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(call.sight, batch, head)
+        tile = ConsumerTile(batch, head, m0, m_block, first, n_blocks, segment)
         sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), sQ.tile, sDO.tile
         wait(sQ)
@@ -210,26 +200,25 @@ def backward_q(
             sync_warpgroup()
         line = segment.first_line + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, line), load(mDelta[batch, head], ROW_VECTOR, line)
-        dQ, slopes, place = full(Q_TILE, ZERO), start_slopes(), (segment, batch, head, m_block, m0, band)
-        n_block, n_blocks = blocks_in_sight(call.sight, batch, head, m_block, m_end)
+        sums, rows = (full(Q_TILE, ZERO), start_slopes()), Rows(dO, lse, D, band)
+        n_block = next_n_block(tile, call.sight, first)
         if n_block < n_blocks:
-            found = looked_up(segment, batch, head, m0, n_block, call)
+            found = looked_up(tile, call.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
-            after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
+            after = next_n_block(tile, call.sight, opaque(n_block + 1))
             while after < n_blocks:
-                dQ, slopes = step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call)
-                found = looked_up(segment, batch, head, m0, after, call)
+                dQ, slopes = step(sums, S, found, rows, K, V, tile, n_block, call)
+                found = looked_up(tile, call.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
-                dQ = wgmma_wait(dQ, 1)
-                if IS_BOXED:
-                    sync_warpgroup()                            # all have read the bias
+                sums = wgmma_wait(dQ, 1), slopes
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
-                after = next_n_block(call.sight, batch, head, m_block, n_block, n_blocks)
-            dQ, slopes = step(dQ, slopes, S, found, dO, K, V, lse, D, place, n_block, call)
-            dQ = wgmma_wait(dQ, 0)
+                after = next_n_block(tile, call.sight, opaque(n_block + 1))
+            dQ, slopes = step(sums, S, found, rows, K, V, tile, n_block, call)
+            sums = wgmma_wait(dQ, 0), slopes
             release(K)
+        dQ, slopes = sums
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
         if MAKES_SLOPES:
@@ -243,28 +232,27 @@ def backward_q(
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
         tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
-        init_pipeline(Q_PIPELINE)
-        init_pipeline(DO_PIPELINE)
-        init_pipeline(K_PIPELINE)
-        init_pipeline(V_PIPELINE)
+        init_pipelines(Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
         segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - tile, seqlen_q)  # heaviest first, if causal
         sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
         if m_block * TILE_M >= m_end:                           # a slot without a tile
             return
+        first, end = blocks_in_sight(sight, batch, head, m_block * TILE_M, m_end)
+        work = WorkTile(batch, head, m_block, first, end, segment)
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
-                load_tiles(mQ, mK, mV, mDO, biases, sight, segment, batch, head, head // group_size, m_block, m_end)
+                load_tiles(mQ, mK, mV, mDO, biases, sight, work, head // group_size)
         else:
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, segment)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
-            compute(mDQ, mSlopes, mLse, mDelta, segment, batch, head, m_block, m_end, scale, call)
+            compute(mDQ, mSlopes, mLse, mDelta, work, scale, call)
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * IS_BOXED
     return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(LINE, MAKES_SLOPES),))

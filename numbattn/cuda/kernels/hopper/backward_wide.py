@@ -19,7 +19,7 @@ from ...tile import (
     get,
     get_registers,
     increase_registers,
-    init_pipeline,
+    init_pipelines,
     launch_dependents,
     operand,
     prefetch_tensor_map,
@@ -52,16 +52,14 @@ from .backward_steps import (
     Tiles,
     clear_step,
     dropout_steps,
-    key_lengths,
     keys_spec,
-    keys_step,
     loader,
     pipelines_within,
-    queries_steps,
     save_step,
     source,
     with_results,
 )
+from .walk import key_lengths, keys_step, queries_steps
 
 
 def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
@@ -195,11 +193,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         _, heads, _ = shape(mLse)
-        init_pipeline(K_PIPELINE)
-        init_pipeline(V_PIPELINE)
-        init_pipeline(Q_PIPELINE)
-        init_pipeline(DO_PIPELINE)
-        init_pipeline(P_PIPELINE)
+        init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
         tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)

@@ -24,17 +24,13 @@ from ...tile import (
     acquire,
     advance,
     allocate,
-    block_index,
-    clear,
-    commit,
     decrease_registers,
     device,
     dot,
     fence_async_proxy,
     full,
     increase_registers,
-    index,
-    init_pipeline,
+    init_pipelines,
     launch_dependents,
     maximum,
     minimum,
@@ -52,18 +48,12 @@ from ...tile import (
     sync_threads,
     sync_warp,
     sync_warpgroup,
-    sync_warpgroups,
     thread_index,
-    tma_load,
-    tma_load_part,
-    tma_store,
-    tma_store_wait,
     wait,
     wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
-    where,
 )
 from ..scores import (
     SCORE,
@@ -77,28 +67,30 @@ from ..scores import (
 )
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, sum_type
-from ..shared.schedule import finish, next_number, place_grouped
-from ..shared.segments import count_step, queries_of, sight_step, slot_step
+from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.tables import compiled_in
 from ..shared.visibility import (
     MASK,
     PACKED,
-    band_of,
-    element_test,
-    has_key_lengths,
     is_looked_up,
-    keys_in_sight,
-    needs_test,
     several,
     sight_type,
-    steps_to_next,
 )
-from .forward_steps import BY_CONSUMER, Accumulators, Call, ConsumerTile, WorkTile, record_steps
+from .forward_producer import TILES_AHEAD, producer_steps
+from .forward_steps import (
+    Accumulators,
+    Call,
+    Pipelines,
+    clear_v_step,
+    mask_steps,
+    record_steps,
+    share_steps,
+)
 from .forward_tiles import ROWS, head_dims, numbers, rows
 from .ramp import DEPTH, is_ramp, ramp_steps
+from .walk import ConsumerTile, block_steps, place_of, score_tile_steps
 
-TILES_AHEAD = 4  # stages of the pipeline of work tiles
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
 
@@ -122,149 +114,30 @@ def forward(
     SHARED_O = SHARED_Q.of_columns(head_dim_v)
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
-    IS_BOXED = bool(boxed)
+    IS_BOXED, IS_RAMP, IS_PACKED, IS_LOOKED_UP = bool(boxed), is_ramp(score), PACKED in mask, is_looked_up(mask)
     SHARED_B = shared.boxes(ROWS, tile_n, DTYPES[boxed] if boxed else dtype, stages * consumers * IS_BOXED)
-    IS_RAMP = is_ramp(score)
     SHARED_C = shared.boxes(tile_n, DEPTH, DTYPES["bfloat16"], int(IS_RAMP))
     K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * IS_BOXED)
     V_PIPELINE = Pipeline.within(shared, SHARED_V, consumers)
+    _, from_record, NO_WORK = record_steps(mask)
     O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
-                           for size, count in ((3, q_stages), (len(record_steps(mask)[2]), TILES_AHEAD)))  # fmt: skip
+                           for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
-    CONSUMERS, Q_STAGES = consumers, q_stages
-    PRODUCER_REGISTERS, CONSUMER_REGISTERS = REGISTERS[consumers]
-    TILE_M, TILE_N = ROWS * consumers, tile_n
-    ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
+    pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
+    schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, ROWS * consumers, tile_n, consumers)
+    CONSUMERS, TILE_N, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = consumers, tile_n, REGISTERS[consumers]
+    ZERO, LN2 = ACC(0), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
-    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, IS_LOOKED_UP, IS_PACKED = drop_step(S_TILE, dropout), is_looked_up(mask), PACKED in mask
-    HAS_KEY_LENGTHS = has_key_lengths(mask)
-    (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
-    tiles_of, sight_of, scores_of = count_step(mask, TILE_M), sight_step(mask, ROWS), within_segment(score)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
+    (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, is_boxed=IS_BOXED)
+    looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
+    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
+    sight_of, scores_of, drop = sight_step(mask, ROWS), within_segment(score), drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, ramp_of, side_of, add_ramp, level_of = ramp_steps(score, S_TILE, SHARED_C, ACC)
-
-    @device
-    def next_n_block(work, sight, n_block):
-        """The first tile of keys from n_block on that is not empty."""
-        left = steps(sight, work.batch, work.head, work.m_block, n_block, work.n_blocks - n_block)
-        return n_block + left
-
-    @device
-    def blocks_in_sight(sight, batch, head, m0, m_end):
-        """The tiles of keys [first, end) in sight of queries [m0, m_end)."""
-        first, end = keys_in_sight(band_at(sight, batch, head), m0, m_end)
-        return first // TILE_N, (end + TILE_N - 1) // TILE_N
-
-    @device
-    def work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
-        """A work tile, and how many queries there are from its first one on: none if a slot has no tile."""
-        tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
-        head = head * heads_per_tile
-        tile = tile if ascending else m_blocks - 1 - tile       # the heaviest first, if causal
-        segment, m_block = tile_of(sight.packing, batch, tile, seqlen_q)
-        sight, m0 = sight_of(sight, segment), m_block * TILE_M
-        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, segment.queries))
-        n_block = next_n_block(WorkTile(batch, head, m_block, first, end, segment), sight, first)
-        if n_block >= end:                                      # if nothing is seen, one tile, fully masked
-            n_block, end = 0, 1
-        return WorkTile(batch, head, m_block, n_block, end, segment), segment.queries - m0
-
-    @device
-    def consumer_tile(work, consumer, heads_per_tile):
-        """The head and the first query of a consumer: adjacent consumers take adjacent heads, then adjacent queries."""
-        head, row = consumer, index(0)
-        while head >= heads_per_tile:                           # a division would take more registers
-            head, row = head - heads_per_tile, row + 1
-        return work.head + head, work.m_block * TILE_M + row * ROWS
-
-    @device
-    def is_whole(segment, m0):
-        """Whether a consumer's queries are all of the segment: else a TMA store would write to the next one, too."""
-        return not IS_PACKED or m0 + ROWS <= segment.queries
-
-    @device
-    def store_o(Q, count, mO):
-        """TMA-store the O, if any, that is staged in the buffer of tile number `count` of Q."""
-        acquire(Q)
-        if count >= Q_STAGES:
-            batch, head, row = read(stage(O_PIPELINE, Q.index))
-            if not IS_PACKED or row != BY_CONSUMER:
-                tma_store(mO, allocate(SHARED_O, Q.index), batch, head, row)
-                tma_store_wait()
-
-    @device
-    def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
-        """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
-        W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
-        m_blocks = tiles_of(sight.packing, seqlen_q)
-        heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
-        number = block_index()
-        while number < m_blocks * matrices:
-            work, left = work_tile(
-                number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending
-            )  # fmt: skip
-            if IS_PACKED and left <= 0:
-                number = next_number(counters)
-                continue
-            acquire(W)
-            commit(W, to_record(work))
-            W = advance(W, 1)
-            consumer = index(0)
-            while consumer < CONSUMERS:
-                head, m0 = consumer_tile(work, consumer, heads_per_tile)
-                row = work.segment.first_query + m0
-                stored_at = row if is_whole(work.segment, m0) else BY_CONSUMER
-                store_o(Q, count, mO)
-                commit(stage(O_PIPELINE, Q.index), (work.batch, head, stored_at))
-                tma_load(Q, mQ, work.batch, head, row)
-                Q, count = advance(Q, 1), count + 1
-                consumer = opaque(consumer + 1)
-            number = next_number(counters)
-        acquire(W)
-        commit(W, NO_WORK)
-        finish(counters)
-        end = count + Q_STAGES
-        while count < end:
-            store_o(Q, count, mO)
-            Q, count = advance(Q, 1), opaque(count + 1)
-
-    @device
-    def load_bias(K, biases, work, n0, heads_per_tile):
-        """The bias of all consumers' tiles of S goes with K."""
-        consumer = index(0)
-        while consumer < CONSUMERS:
-            head, m0 = consumer_tile(work, consumer, heads_per_tile)
-            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
-            tma_load_part(K, place, biases[0], work.batch, head, work.segment.first_query + m0, n0)
-            consumer = opaque(consumer + 1)
-
-    @device
-    def load(mK, mV, biases, sight, group_size, heads_per_tile):
-        """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
-        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        while True:
-            wait(W)
-            work = from_record(read(W))
-            release(W)
-            W = advance(W, 1)
-            if work.n_blocks == 0:
-                break
-            n_block, head_k = work.n_block, work.head // group_size
-            while n_block < work.n_blocks:
-                n0 = work.segment.first_key + n_block * TILE_N
-                acquire(K)
-                tma_load(K, mK, work.batch, head_k, n0)
-                if IS_BOXED:
-                    load_bias(K, biases, work, n0, heads_per_tile)
-                K = advance(K, 1)
-                acquire(V)
-                tma_load(V, mV, work.batch, head_k, n0)
-                V = advance(V, 1)
-                n_block = next_n_block(work, sight, opaque(n_block + 1))
+    clear_beyond = clear_v_step(mask, tile_n, consumers)
 
     @device
     def skip(K, V, tile, sight, n_block, end):
@@ -281,63 +154,9 @@ def forward(
         return K, V, n_block
 
     @device
-    def needs_mask(tile, sight, n_block):
-        """Whether this tile needs a test per element."""
-        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
-        band = band_at(sight, batch, head)
-        m_end, n_end = m0 + ROWS, n0 + TILE_N
-        return tested(sight, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
-
-    @device
-    def place_of(tile, n_block):
-        return tile.segment.first_query + tile.m0, tile.segment.first_key + n_block * TILE_N
-
-    @device
-    def looked_up(tile, scores, n_block):
-        """What the score looks up for a tile of S, in flight."""
-        if IS_BOXED:
-            return ()
-        m0, n0 = place_of(tile, n_block)
-        return look_up(scores, (), tile.batch, tile.head, m0, n0)
-
-    @device
-    def at_hand(found, K, tile, scores):
-        """The same, or the tile of a bias that has come with K."""
-        if not IS_BOXED:
-            return found
-        place = allocate(SHARED_B, K.index * CONSUMERS + warpgroup_index())
-        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)
-        sync_warpgroup()                                        # all have read it
-        return boxed
-
-    @device
-    def scored(S, found, tile, scores, n_block):
-        m0, n0 = place_of(tile, n_block)
-        return apply(S, found, scores, tile.batch, tile.head, m0, n0)
-
-    @device
-    def masked(S, tile, sight, n_block):
-        batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
-        m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
-        band = band_at(sight, batch, head)
-        return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
-
-    @device
     def left_operand(P, tile, call, n_block):
         matrix = tile.batch * call.heads + tile.head
         return operand(drop(P, call.drops, matrix, tile.m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
-
-    @device
-    def clear_beyond(V, tile, sight, n_block):
-        """Zero the rows of V beyond a sequence's length: they may be NaN, and 0 * NaN is NaN. They lie in the last tile
-        of a work tile. By all consumers, also by those that skip this tile."""
-        left = band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N
-        if HAS_KEY_LENGTHS and left < TILE_N:                   # else TMA has filled in zeros beyond the matrix
-            wait(V)
-            if warpgroup_index() == 0:
-                clear(V.tile, left)
-                fence_async_proxy()
-            sync_warpgroups(CONSUMERS)
 
     @device
     def n_block_range(tile, sight):
@@ -391,7 +210,7 @@ def forward(
         """The share of this consumer in the next work tile."""
         wait(W)
         work = from_record(read(W))
-        head, m0 = consumer_tile(work, warpgroup_index(), heads_per_tile)
+        head, m0 = share_of(work, warpgroup_index(), heads_per_tile)
         return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
 
     @device
@@ -485,11 +304,7 @@ def forward(
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         matrices = batches * heads
-        init_pipeline(WORK_PIPELINE)
-        init_pipeline(Q_PIPELINE)
-        init_pipeline(O_PIPELINE)
-        init_pipeline(K_PIPELINE)
-        init_pipeline(V_PIPELINE)
+        init_pipelines(WORK_PIPELINE, Q_PIPELINE, O_PIPELINE, K_PIPELINE, V_PIPELINE)
         put_columns()
         launch_dependents()
         wait_on_dependencies()

@@ -1,33 +1,40 @@
-"""What the consumers, the scheduler and the loader of Hopper's `forward` pass to each other."""
+"""What the consumers, the scheduler and the loader of Hopper's `forward` pass to each other, and steps of both."""
 
 from typing import Any, NamedTuple
 
-from ...tile import device, index
+from ...tile import (
+    Pipeline,
+    clear,
+    device,
+    fence_async_proxy,
+    index,
+    opaque,
+    sync_warpgroups,
+    wait,
+    warpgroup_index,
+    where,
+)
 from ..shared.segments import Segment, whole
-from ..shared.visibility import FARTHEST, PACKED
+from ..shared.visibility import (
+    FARTHEST,
+    PACKED,
+    band_of,
+    element_test,
+    has_key_lengths,
+    needs_test,
+)
+from .forward_tiles import ROWS
+from .walk import WorkTile
 
 
-class WorkTile(NamedTuple):
-    """A tile of queries, and the tiles of keys [n_block, n_blocks) in its sight."""
+class Pipelines(NamedTuple):
+    """Of shared memory."""
 
-    batch: Any
-    head: Any
-    m_block: Any
-    n_block: Any  # the first one that is not empty
-    n_blocks: Any  # 0: there is no work left
-    segment: Any
-
-
-class ConsumerTile(NamedTuple):
-    """A consumer's share of a work tile: 64 queries of a head, from m0 on."""
-
-    batch: Any
-    head: Any
-    m0: Any
-    m_block: Any
-    n_block: Any
-    n_blocks: Any
-    segment: Any
+    Q: Pipeline  # in its buffers O is staged
+    K: Pipeline
+    V: Pipeline
+    O: Pipeline  # where the O in a buffer of Q is to be stored
+    work: Pipeline  # tiles, as records
 
 
 class Call(NamedTuple):
@@ -53,9 +60,6 @@ class Accumulators(NamedTuple):
     m: Any
     l: Any
     alpha: Any
-
-
-BY_CONSUMER = -1  # in place of a row: TMA does not store this O
 
 
 def record_steps(mask):
@@ -87,3 +91,63 @@ def record_steps(mask):
     if PACKED in mask:
         return packed_numbers, from_packed_numbers, (0,) * 9
     return numbers, from_numbers, (0,) * 5
+
+
+def share_steps(mask, consumers):
+    """Device functions for a consumer's share of a WorkTile: (work, consumer, heads_per_tile) -> its head and its first
+    query; (segment, m0) -> whether its queries are all of the segment: else a TMA store would write to the next one."""
+    TILE_M, IS_PACKED = ROWS * consumers, PACKED in mask
+
+    @device
+    def share_of(work, consumer, heads_per_tile):
+        head, row = consumer, index(0)                          # adjacent heads first, then adjacent queries
+        while head >= heads_per_tile:                           # a division would take more registers
+            head, row = head - heads_per_tile, row + 1
+        return work.head + head, work.m_block * TILE_M + row * ROWS
+
+    @device
+    def is_whole(segment, m0):
+        return not IS_PACKED or m0 + ROWS <= segment.queries
+
+    return share_of, is_whole
+
+
+def mask_steps(mask, layout, tile_n, ACC):
+    """Device functions: (tile, sight, n_block) -> whether a tile of S needs a test per element; (S, tile, sight,
+    n_block) -> S where it is seen, else -inf."""
+    band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
+    TILE_N, NO_SCORE = tile_n, ACC(-float("inf"))
+
+    @device
+    def needs_mask(tile, sight, n_block):
+        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
+        band = band_at(sight, batch, head)
+        m_end, n_end = m0 + ROWS, n0 + TILE_N
+        return tested(sight, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
+
+    @device
+    def masked(S, tile, sight, n_block):
+        batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
+        m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
+        band = band_at(sight, batch, head)
+        return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
+
+    return needs_mask, masked
+
+
+def clear_v_step(mask, tile_n, consumers):
+    """The device function (V, tile, sight, n_block): zero the rows of V beyond a sequence's length, in the last tile of
+    a work tile: they may be NaN, and 0 * NaN is NaN. By all consumers, also by those that skip this tile."""
+    band_at, HAS_KEY_LENGTHS, TILE_N, CONSUMERS = band_of(mask), has_key_lengths(mask), tile_n, consumers
+
+    @device
+    def clear_beyond(V, tile, sight, n_block):
+        left = band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N
+        if HAS_KEY_LENGTHS and left < TILE_N:                   # else TMA has filled in zeros beyond the matrix
+            wait(V)
+            if warpgroup_index() == 0:
+                clear(V.tile, left)
+                fence_async_proxy()
+            sync_warpgroups(CONSUMERS)
+
+    return clear_beyond

@@ -6,6 +6,8 @@ that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P a
 the next one meanwhile.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba.cuda import types
 
@@ -28,7 +30,7 @@ from ...tile import (
     full,
     grid_size,
     increase_registers,
-    init_pipeline,
+    init_pipelines,
     launch_dependents,
     load,
     minimum,
@@ -62,6 +64,16 @@ from .forward_tiles import head_dims, is_for_hopper
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 
 
+class Call(NamedTuple):
+    """What consumers need of the kernel's arguments."""
+
+    mLse: Any
+    mDelta: Any
+    sight: Any
+    scores: Any
+    scale_log2: Any
+
+
 def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, is_boxed, **others):
     """What computes tiles of dS, that behind part number `behind` of the score: pipelines of Q and K, and of dO and V;
     the tiles that TMA loads; and device functions. stages: of the pipelines."""
@@ -80,8 +92,9 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         return first < n0 + TILE_N and n0 < end
 
     @device
-    def load_tile(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0):
+    def load_tile(K, V, maps, batch, head, group_size, m0, n0):
         """What a tile of dS is made of, that from query m0 and key n0 on."""
+        mQ, mK, mV, mDO = maps
         acquire(K)
         tma_load(K, mK, batch, head // group_size, n0)
         for consumer in range(CONSUMERS):
@@ -94,49 +107,49 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
             tma_load_part(V, place, mDO, batch, head, m0 + consumer * ROWS, 0)
 
     @device
-    def load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q):
+    def load_tiles(K, V, maps, sight, at, group_size, seqlen_q):
         """The producer's, one thread: all tiles of a Diagonal."""
         for batch in range(at.own_batch, at.batch_end):
             for head in range(at.own_head, at.head_end):
                 for m_tile in range(at.m_first, at.m_end):
                     m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
                     if in_sight(sight, batch, head, m0, n0, seqlen_q):
-                        load_tile(K, V, mQ, mK, mV, mDO, batch, head, group_size, m0, n0)
+                        load_tile(K, V, maps, batch, head, group_size, m0, n0)
                         K, V = advance(K, 1), advance(V, 1)
         return K, V
 
     @device
-    def ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0):
+    def ds_of(K, V, bias, call, batch, head, m_tile, n0):
         """A consumer's: dS behind the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
-        consumer, band = warpgroup_index(), band_at(sight, batch, head)
+        consumer, band = warpgroup_index(), band_at(call.sight, batch, head)
         m0 = m_tile * TILE_M + consumer * ROWS
-        lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
+        lse, D = load(call.mLse[batch, head], ROW_VECTOR, m0), load(call.mDelta[batch, head], ROW_VECTOR, m0)
         wait(K)
         S = dot(S_TILE, allocate(SHARED_Q, K.index * CONSUMERS + consumer), K.tile.T)   # Alg. 4 line 11: S = Q K^T
         wait(V)
         dP = dot(S_TILE, allocate(SHARED_DO, V.index * CONSUMERS + consumer), V.tile.T)     # line 17: dP = dO V^T
         S = wgmma_wait(S, 1)
         release(K)
-        S, F = apply(S, look_up(scores, bias, batch, head, m0, n0), scores, batch, head, m0, n0)
-        P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
+        S, F = apply(S, look_up(call.scores, bias, batch, head, m0, n0), call.scores, batch, head, m0, n0)
+        P = exp2(S * call.scale_log2 - lse)                          # line 13: P = exp(S - lse)
         dP = wgmma_wait(dP, 0)
         release(V)
         dS = pull_back(P * (dP - D), F)                         # line 20
         n_tile = n0 // TILE_N
-        if tested(sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
-            dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+        if tested(call.sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
+            dS = where(sees(call.sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
         return dS
 
     @device
-    def add_tiles(K, V, bias, mLse, mDelta, sight, scores, at, scale_log2, seqlen_q):
+    def add_tiles(K, V, bias, call, at, seqlen_q):
         """The consumers', whole warpgroups: the sum of dS of all tiles of a Diagonal."""
         total = full(S_TILE, ZERO)
         for batch in range(at.own_batch, at.batch_end):
             for head in range(at.own_head, at.head_end):
                 for m_tile in range(at.m_first, at.m_end):
                     n0 = at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
-                        dS = ds_of(K, V, bias, mLse, mDelta, sight, scores, scale_log2, batch, head, m_tile, n0)
+                    if in_sight(call.sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                        dS = ds_of(K, V, bias, call, batch, head, m_tile, n0)
                         total = total + dS
                         K, V = advance(K, 1), advance(V, 1)
         return total, K, V
@@ -163,11 +176,11 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
             tma_load_part(B, place, biases[0], at.own_batch, at.own_head, row, at.n_first)
 
     @device
-    def compute(mDB, mLse, mDelta, sight, scores, at, scale_log2, adds, seqlen_q):
+    def compute(mDB, at, adds, seqlen_q, call):
         """The consumers, whole warpgroups."""
         K, V, bias = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), allocate(SHARED_B, warpgroup_index())
         wait(stage(B_PIPELINE, 0))
-        dB, K, V = add_tiles(K, V, bias, mLse, mDelta, sight, scores, at, scale_log2, seqlen_q)
+        dB, K, V = add_tiles(K, V, bias, call, at, seqlen_q)
         target, m0 = mDB[at.own_batch, at.own_head][:, at.n_first :], at.m_first * TILE_M + warpgroup_index() * ROWS
         if adds:
             dB = dB + convert(load(target, S_TILE, m0), np.float32)
@@ -183,9 +196,7 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
         tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
         m_tile, n0 = tile // n_count, tile % n_count * TILE_N
         at = Diagonal(tile, *matrices_of(matrix, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
-        init_pipeline(K_PIPELINE)
-        init_pipeline(V_PIPELINE)
-        init_pipeline(B_PIPELINE)
+        init_pipelines(K_PIPELINE, V_PIPELINE, B_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
         sync_threads()
@@ -196,10 +207,10 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
                 prefetch_tensor_map(mDO)
                 load_bias(biases, at)
                 K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-                load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q)
+                load_tiles(K, V, (mQ, mK, mV, mDO), sight, at, group_size, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
-            compute(mDB, mLse, mDelta, sight, scores, at, scale_log2, adds, seqlen_q)
+            compute(mDB, at, adds, seqlen_q, Call(mLse, mDelta, sight, scores, scale_log2))
 
     signature = types.void(
         *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
@@ -230,8 +241,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
     ):  # fmt: skip
         batches, heads, _ = shape(mLse)
         items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
-        init_pipeline(K_PIPELINE)
-        init_pipeline(V_PIPELINE)
+        init_pipelines(K_PIPELINE, V_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
         sync_threads()
@@ -241,12 +251,13 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
             if thread_index() == PRODUCER:
                 for item in range(block_index(), items, grid_size()):
                     at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
-                    K, V = load_tiles(K, V, mQ, mK, mV, mDO, sight, at, group_size, seqlen_q)
+                    K, V = load_tiles(K, V, (mQ, mK, mV, mDO), sight, at, group_size, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
+            call = Call(mLse, mDelta, sight, scores, scale_log2)
             for item in range(block_index(), items, grid_size()):
                 at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
-                total, K, V = add_tiles(K, V, (), mLse, mDelta, sight, scores, at, scale_log2, seqlen_q)
+                total, K, V = add_tiles(K, V, (), call, at, seqlen_q)
                 target = mSums[at.own_batch, at.own_head, at.number]
                 sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
 

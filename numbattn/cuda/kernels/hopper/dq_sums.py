@@ -1,0 +1,176 @@
+"""dQ on Hopper as a sum of all blocks' parts, in global memory and in no fixed order; and its rounding.
+
+The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to 15 %.
+"""
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...plan.arguments import Matrix, Sums
+from ...plan.spec import PADDED, Spec
+from ...tile import (
+    WARPGROUP,
+    SharedMemory,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    bulk_add,
+    commit,
+    device,
+    dot,
+    fence_async_proxy,
+    launch_dependents,
+    load_registers,
+    put,
+    put_registers,
+    release,
+    shape,
+    sync_warpgroup,
+    thread_index,
+    tma_store_wait,
+    wait,
+    wait_on_dependencies,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+)
+from ..shared.layouts import DTYPES, array_type
+from ..shared.schedule import place
+from ..shared.segments import queries_of, slot_step
+from ..shared.visibility import PACKING, packing_of, packing_type
+from .backward_steps import CONSUMERS, PART, Tiles, save_step
+from .forward_tiles import head_dims
+
+
+@device
+def is_first_of_warpgroup():
+    return thread_index() % WARPGROUP == 0
+
+
+@device
+def wait_for_store():
+    """The first thread, which stores sums, waits until they may be overwritten."""
+    if is_first_of_warpgroup():
+        tma_store_wait()
+
+
+def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
+    """Device functions of a consumer of `backward_kv`, which computes one part of each dQ: to share dS, to compute the
+    part, to put it into shared memory, and what is left at the end. E: the stage of dS. late: see `backward_kv`."""
+    DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
+    TILE_M, ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols, SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
+    LATE, PLACES = late, 1 + late                               # of a consumer
+
+    @device
+    def dq_place(E, part):
+        """Where a consumer puts its part of dQ; with two places, that of dS in stage E."""
+        return allocate(SHARED_DQ, E.index % PLACES * CONSUMERS + part)
+
+    @device
+    def send_dq(E, of, mSums, tile):
+        """dQ of the tile of queries `of`, if it is one, from shared memory to the sums in global memory."""
+        part = warpgroup_index()
+        if of.m_blocks > 0 and is_first_of_warpgroup():
+            first = tile.segment.first_line // TILE_M + of.m_block
+            bulk_add(mSums[tile.batch, of.head], first * CONSUMERS + part, dq_place(E, part))
+
+    @device
+    def add_dq(E, of, mSums, tile):
+        """The same, as soon as the whole warpgroup has put it."""
+        fence_async_proxy()
+        sync_warpgroup()
+        send_dq(E, of, mSums, tile)
+
+    @device
+    def share(dS, E, sent, mSums, tile):
+        """Let all consumers read dS. If dQ is late, send that of the tile of queries `sent`, put a step ago."""
+        acquire(E)
+        wait_for_store()                                        # the next dQ may be put
+        put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
+        fence_async_proxy()
+        sync_warpgroup()
+        commit(E)
+        if LATE:
+            send_dq(E, sent, mSums, tile)
+
+    @device
+    def dq_part(E):
+        """dS K of all keys of the block, in flight: the 64 queries and 64 columns that are this consumer's."""
+        part = warpgroup_index()
+        rows, cols, first = part // COL_PARTS, part % COL_PARTS, E.index * CONSUMERS
+        wait(E)
+        dQ = dot(Q_TILE, allocate(DS_PARTS, first * ROW_PARTS + rows).T, allocate(K_PARTS, cols))
+        for consumer in range(1, CONSUMERS):
+            dS, K = (first + consumer) * ROW_PARTS + rows, consumer * COL_PARTS + cols
+            dQ = dot(dQ, allocate(DS_PARTS, dS).T, allocate(K_PARTS, K))
+        return dQ
+
+    @device
+    def put_dq(dQ, E, of, mSums, tile):
+        """dQ of the tile of queries `of` to shared memory and, unless it is late, on to the sums."""
+        release(E)
+        if LATE:
+            put_registers(dq_place(E, warpgroup_index()), dQ)
+        elif of.m_blocks > 0:
+            put_registers(dq_place(E, warpgroup_index()), dQ)
+            add_dq(E, of, mSums, tile)
+
+    @device
+    def finish_dq(E, walk, mSums, tile):
+        """The dQ of the last tile of queries, and what is not sent yet."""
+        dQ = wgmma_wait(dq_part(advance(E, 1)), 0)
+        if LATE:
+            add_dq(E, walk.last, mSums, tile)
+        wait_for_store()
+        sync_warpgroup()
+        put_dq(dQ, advance(E, 1), walk.at, mSums, tile)
+        if LATE:
+            add_dq(advance(E, 1), walk.at, mSums, tile)
+        wait_for_store()
+
+    return share, dq_part, put_dq, finish_dq
+
+
+def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
+    """dQ from the sums that backward_kv has added up. A block rounds a part of 64 queries and 64 columns."""
+    PARTS_A_SLOT, segment_of = PADDED // PART, slot_step(mask, "q", PADDED)
+    TILE, COL_PARTS, shared = wgmma(PART), head_dim // PART, SharedMemory()
+    PLACE = shared.boxes(PART, PART, DTYPES[dtype])
+    save_part = save_step(DTYPES[dtype], *out_dtypes, PART, nbytes)
+
+    def kernel(mSums, mDQ, scale, packing):
+        launch_dependents()
+        wait_on_dependencies()
+        batches, heads, seqlen_q, _ = shape(mDQ)
+        part, batch, head = place(block_index(), batches * heads, heads)
+        down, col = part // COL_PARTS, part % COL_PARTS * PART
+        segment, slot = segment_of(packing, batch, down // PARTS_A_SLOT, seqlen_q)
+        m0 = slot * PADDED + down % PARTS_A_SLOT * PART
+        if m0 < segment.queries:
+            dQ = load_registers(mSums[batch, head], part, TILE)
+            first, end = queries_of(segment)
+            save_part(mDQ[batch, head][first:end, col : col + PART], dQ * scale, allocate(PLACE), m0)   # line 24
+
+    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
+    signature = types.void(array_type(np.float32, 3), dq, types.float32, packing_type(mask))
+    return Source(kernel, signature, WARPGROUP, shared=shared.nbytes, overlaps=True)
+
+
+DQ_SUMS = Sums("sums of dq")
+
+SPEC = Spec(
+    round_dq,
+    (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
+    tiles=lambda work: (Tiles(PART, PART, 1),),
+    parameters=lambda work, tiles: {
+        "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
+        "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,
+        "mask": packing_of(work.mask),
+    },
+    blocks=lambda work, tiles, m_blocks, n_blocks: (
+        work.problem.heads * (work.padded_length // PART) * (head_dims(work.problem)[0] // PART)
+    ),
+    packs=True,
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""The producer of Hopper's `forward`, two threads: a scheduler that draws work tiles, and a loader of K and V."""
+
+from ...tile import (
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    commit,
+    device,
+    index,
+    minimum,
+    opaque,
+    read,
+    release,
+    stage,
+    tma_load,
+    tma_load_part,
+    tma_store,
+    tma_store_wait,
+    wait,
+)
+from ..shared.schedule import finish, next_number, place_grouped
+from ..shared.segments import count_step, sight_step, slot_step
+from ..shared.visibility import PACKED
+from .forward_steps import record_steps, share_steps
+from .forward_tiles import ROWS
+from .walk import WorkTile, block_steps
+
+BY_CONSUMER = -1  # in place of a row: TMA does not store this O
+TILES_AHEAD = 4  # stages of the pipeline of work tiles
+
+
+def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_m, tile_n, consumers):
+    """Device functions of the scheduler and of the loader. SHARED_B: see `score_tile_steps`."""
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
+    TILE_M, TILE_N, CONSUMERS, Q_STAGES = tile_m, tile_n, consumers, Q_PIPELINE.tile.stages
+    IS_BOXED, IS_PACKED = SHARED_B.stages > 0, PACKED in mask
+    (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
+    tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
+    (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+
+    @device
+    def work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
+        """A work tile, and how many queries there are from its first one on: none if a slot has no tile."""
+        tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
+        head = head * heads_per_tile
+        tile = tile if ascending else m_blocks - 1 - tile       # the heaviest first, if causal
+        segment, m_block = tile_of(sight.packing, batch, tile, seqlen_q)
+        sight, m0 = sight_of(sight, segment), m_block * TILE_M
+        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, segment.queries))
+        n_block = next_n_block(WorkTile(batch, head, m_block, first, end, segment), sight, first)
+        if n_block >= end:                                      # if nothing is seen, one tile, fully masked
+            n_block, end = 0, 1
+        return WorkTile(batch, head, m_block, n_block, end, segment), segment.queries - m0
+
+    @device
+    def store_o(Q, count, mO):
+        """TMA-store the O, if any, that is staged in the buffer of tile number `count` of Q."""
+        acquire(Q)
+        if count >= Q_STAGES:
+            batch, head, row = read(stage(O_PIPELINE, Q.index))
+            if not IS_PACKED or row != BY_CONSUMER:
+                tma_store(mO, allocate(SHARED_O, Q.index), batch, head, row)
+                tma_store_wait()
+
+    @device
+    def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
+        """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
+        W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
+        m_blocks = tiles_of(sight.packing, seqlen_q)
+        heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
+        number = block_index()
+        while number < m_blocks * matrices:
+            work, left = work_tile(
+                number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending
+            )  # fmt: skip
+            if IS_PACKED and left <= 0:
+                number = next_number(counters)
+                continue
+            acquire(W)
+            commit(W, to_record(work))
+            W = advance(W, 1)
+            consumer = index(0)
+            while consumer < CONSUMERS:
+                head, m0 = share_of(work, consumer, heads_per_tile)
+                row = work.segment.first_query + m0
+                stored_at = row if is_whole(work.segment, m0) else BY_CONSUMER
+                store_o(Q, count, mO)
+                commit(stage(O_PIPELINE, Q.index), (work.batch, head, stored_at))
+                tma_load(Q, mQ, work.batch, head, row)
+                Q, count = advance(Q, 1), count + 1
+                consumer = opaque(consumer + 1)
+            number = next_number(counters)
+        acquire(W)
+        commit(W, NO_WORK)
+        finish(counters)
+        end = count + Q_STAGES
+        while count < end:
+            store_o(Q, count, mO)
+            Q, count = advance(Q, 1), opaque(count + 1)
+
+    @device
+    def load_bias(K, biases, work, n0, heads_per_tile):
+        """The bias of all consumers' tiles of S goes with K."""
+        consumer = index(0)
+        while consumer < CONSUMERS:
+            head, m0 = share_of(work, consumer, heads_per_tile)
+            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
+            tma_load_part(K, place, biases[0], work.batch, head, work.segment.first_query + m0, n0)
+            consumer = opaque(consumer + 1)
+
+    @device
+    def load(mK, mV, biases, sight, group_size, heads_per_tile):
+        """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
+        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        while True:
+            wait(W)
+            work = from_record(read(W))
+            release(W)
+            W = advance(W, 1)
+            if work.n_blocks == 0:
+                break
+            n_block, head_k = work.n_block, work.head // group_size
+            while n_block < work.n_blocks:
+                n0 = work.segment.first_key + n_block * TILE_N
+                acquire(K)
+                tma_load(K, mK, work.batch, head_k, n0)
+                if IS_BOXED:
+                    load_bias(K, biases, work, n0, heads_per_tile)
+                K = advance(K, 1)
+                acquire(V)
+                tma_load(V, mV, work.batch, head_k, n0)
+                V = advance(V, 1)
+                n_block = next_n_block(work, sight, opaque(n_block + 1))
+
+    return schedule, load
