@@ -1,4 +1,5 @@
 import gc
+import os
 from importlib.util import find_spec
 
 import numpy as np
@@ -13,9 +14,11 @@ SHARED_BYTES = 1 << 14  # of the kernels of examples
 
 
 def pytest_configure(config):
-    """With a worker for each core, more threads for NumPy's products would stand in each other's way."""
+    """With a worker for each core, more threads for NumPy's products would stand in each other's way, here and in the
+    processes that tests start."""
     if hasattr(config, "workerinput"):
         threadpool_limits(1, "blas")
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def pytest_collection_finish():

@@ -237,7 +237,7 @@ def by_place(s, batch, head, i, j):
     return s * s / (1 + i + j)
 
 
-SCORES = {  # whose arrays have the dtype of q: see cuda/test_scores.py
+SCORES = {  # whose arrays have the dtype of q: see cuda/kernels/scores/test_score.py
     "bias": lambda rng, dtype: na.Bias(random(rng, (M, N), dtype)),
     "biases": lambda rng, dtype: na.Bias(random(rng, (B, 1, M, N), dtype)),
     "curved": lambda rng, dtype: [na.Softcap(2.0), na.Bias(random(rng, (H, 1, N), dtype)), na.Score(by_place)],

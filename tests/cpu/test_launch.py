@@ -156,6 +156,8 @@ def test_as_many_threads_as_numba_may_use(monkeypatch):
 def test_the_users_blas_keeps_its_threads():
     """A call leaves NumPy's and SciPy's BLAS alone, in it and after it, from any thread."""
     out, code = run("""
+        import os
+        os.environ.pop("OPENBLAS_NUM_THREADS", None)            # of the worker, see conftest.py
         import threading, numpy as np, scipy.linalg.cython_blas, numbattn as na
         from threadpoolctl import threadpool_info, threadpool_limits
 

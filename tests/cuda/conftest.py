@@ -13,14 +13,15 @@ def world(request):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked for one world are not collected for the other."""
+    """Tests marked for one world are not collected for the other, those that need a GPU for one only."""
     items[:] = [item for item in items if suits(item)]
 
 
 def suits(item):
     marker, parameters = item.get_closest_marker("world"), getattr(item, "callspec", None)
     world = parameters and parameters.params.get("world")
-    return marker is None or world is None or world in marker.args
+    worlds = marker.args if marker else WORLDS[:1] if item.get_closest_marker("gpu") else WORLDS
+    return world is None or world in worlds
 
 
 @pytest.fixture

@@ -281,3 +281,13 @@ def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
 def test_head_dim_ends_at_256(hopper):
     with pytest.raises(ValueError, match="head_dim: got 300, at most 256"):
         na.attention(*(np.zeros((3, 300), np.float32),) * 3)
+
+
+@pytest.mark.parametrize("score", [None, na.Softcap(5.0)])
+def test_keys_of_length_0_may_be_nan(rng, score):
+    q, k = random(rng, (2, 20, 8), np.float16), np.full((1, 30, 8), np.nan, np.float16)
+    with on(HOPPER) as gpu:
+        o, backprop = na.attention_vjp(q, k, k, mask=na.Lengths(keys=0), score=score)
+        results = o, *backprop(o)
+    assert not gpu.programs                                     # nothing is compiled, nothing launched
+    assert all((x == 0).all() for x in results)

@@ -47,8 +47,8 @@ SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
 )]  # fmt: skip
 APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
          "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
-PACKED = ["cuda/test_intervals.py::test_small_problems[CUDA cores-segments by head]"]
-SCORES = [f"cuda/kernels/test_scores.py::test_small_problems[simulated-CUDA cores-{parts}]" for parts in (
+PACKED = ["cuda/kernels/test_intervals.py::test_small_problems[simulated-CUDA cores-segments by head]"]
+SCORES = [f"cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-{parts}]" for parts in (
     "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
     "relative-function-shift",
 )]  # fmt: skip
@@ -431,7 +431,7 @@ TABLE = [
         "total * alpha + where": "total + where",
         "return alpha * reciprocal(total)": "return reciprocal(total)",
     }),
-    Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/test_scores.py::test_entries_far_from_the_diagonal"], {
+    Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/scores/test_relative.py"], {
         "entry_of(n0 - key - BEFORE, table)": "entry_of(n0 - key, table)",
         "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
         "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
@@ -439,7 +439,9 @@ TABLE = [
         "table[batch, head, entry], natural(ONE, scores)": "table[batch, head, 0], natural(ONE, scores)",
         "head, entry], natural(ONE, scores)": "head, entry], ONE",
     }),
-    Faults("cuda/kernels/shared/visibility.py", ["cuda/kernels/test_scores.py::test_gradients_where_tiles_are_empty"], {
+    Faults("cuda/kernels/shared/visibility.py", [
+        "cuda/kernels/test_score_gradient.py::test_gradients_where_tiles_are_empty"
+    ], {
         "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
     }),
     Faults("cuda/plan/planner.py", [
@@ -479,36 +481,36 @@ TABLE = [
         '"64 intervals", WIDE)': '"192 intervals", WIDE)',
         'Row("64 intervals", WIDE)': 'Row("intervals", WIDE)',
     }),
-    Faults("cuda/kernels/scores/alibi.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
+    Faults("cuda/kernels/scores/alibi.py", ["cuda/kernels/scores/test_alibi.py::test_slopes_of_all_heads_or_some"], {
         "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
         "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
     }),
     Faults("cuda/kernels/scores/distance.py", [
-        "cuda/kernels/test_scores.py::test_offsets",
-        "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+        "cuda/kernels/scores/test_distance.py::test_offsets",
+        "cuda/kernels/scores/test_distance.py::test_distances_within_segments_of_unequal_lengths"
     ], {
         "index(offsets[batch, head])": "index(offsets[batch, 0])",
         "convert(of_queries(offsets, m0) * SIGN, ACC)": "convert(of_queries(offsets, m0), ACC)",
     }),
     Faults("cuda/kernels/scores/relative.py", [
-        "cuda/kernels/test_scores.py::test_offsets",
-        "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+        "cuda/kernels/scores/test_distance.py::test_offsets",
+        "cuda/kernels/scores/test_distance.py::test_distances_within_segments_of_unequal_lengths"
     ], {
         "* SIGN - of_queries(offsets, m0)": "* SIGN",
     }),
     Faults("cuda/kernels/scores/score.py", [
-        "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own[slopes and sink-1-24]"
+        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-slopes and sink-1-24]"
     ], {
         "within(scores.parts, own - query)": "within(scores.parts, own)",
     }),
     Faults("cuda/kernels/score_gradient.py", [
-        "cuda/test_intervals.py::test_distances_within_segments_of_unequal_lengths"
+        "cuda/kernels/scores/test_distance.py::test_distances_within_segments_of_unequal_lengths"
     ], {
         "low + apart if entry > 0 else -FARTHEST": "low + apart",
         "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
         "== entry, dS, 0)": "== entry, 0, dS)",
     }),
-    Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/test_scores.py::test_offsets"], {
+    Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/scores/test_distance.py::test_offsets"], {
         "first = 1 - -(-seqlen_q // tile_m) * tile_m - offset": "first = 1 - -(-seqlen_q // tile_m) * tile_m",
         "(at >= 0) & (at < whole.shape[-1])": "at >= 0",
     }),
@@ -520,7 +522,7 @@ TABLE = [
                             "cuda/plan/test_planner.py::test_the_gradient_of_a_table_by_its_offset"], {
         "lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)": "pass",
     }),
-    Faults("cuda/plan/scores.py", ["cuda/kernels/test_scores.py::test_slopes_of_all_heads_or_some"], {
+    Faults("cuda/plan/scores.py", ["cuda/kernels/scores/test_alibi.py::test_slopes_of_all_heads_or_some"], {
         "sum_broadcast(by_row.sum(axis=-1), grad.shape)": "by_row.sum(axis=-1)",
     }),
     Faults("cuda/kernels/scores/score.py", ["cuda/plan/test_planner.py::test_biases_that_tma_loads"], {
@@ -550,17 +552,17 @@ TABLE = [
         " or sums_by_row(number) in planner.temporaries": "",
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]"
+        "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]"
     ], {
         "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
         "mDB[at.own_batch, at.own_head][:, at.n_first :]": "mDB[at.own_batch, at.own_head]",
     }),
-    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/test_scores.py::test_a_table_of_all_batches"], {
+    Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
         "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
         "K, V = load_tiles(K, V, mQ": "load_tiles(K, V, mQ",
     }),
-    Faults("cuda/kernels/score_gradient.py", ["cuda/kernels/test_scores.py::test_a_table_of_all_batches"], {
+    Faults("cuda/kernels/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
         "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",
         "(number + PER_TILE * m_first - before)": "(number - before)",
     }),
@@ -570,27 +572,27 @@ TABLE = [
         "not (looked_up or is_looked_up": "not (is_looked_up",
     }),
     Faults("cuda/kernels/hopper/forward.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]",
-        "cuda/kernels/test_scores.py::test_biases_in_stages_that_are_filled_again"
+        "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
+        "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again"
     ], {
         "place = allocate(SHARED_B, K.index * CONSUMERS + consumer)": "place = allocate(SHARED_B, K.index * CONSUMERS)",
         "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
             "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
     }),
     Faults("cuda/kernels/hopper/backward_kv.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]",
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads_simulated"
+        "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
+        "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads_simulated"
     ], {
         "tile.segment.first_key + tile.first + consumer * ROWS": "tile.segment.first_key + tile.first",
         "sync_warpgroup()                                    # all have read it": "pass  # all have read it",
     }),
     Faults("cuda/kernels/hopper/backward_q.py", [
-        "cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-deterministic]"
+        "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-deterministic]"
     ], {
         "m_block * TILE_M + consumer * ROWS\n                    tma_load_part":
             "m_block * TILE_M\n                    tma_load_part",
     }),
-    Faults("cuda/tile/tma.py", ["cuda/kernels/test_scores.py::test_biases_that_tma_loads[compiled-sums]"], {
+    Faults("cuda/tile/tma.py", ["cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]"], {
         "b.add(col, right)": "col",
     }),
     Faults("cuda/kernels/scores/function.py", SCORES, {
@@ -644,7 +646,7 @@ TABLE = [
         "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
         "else m_new - level": "else m_new",
     }),
-    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/test_scores.py::test_entries_far_from_the_diagonal"], {
+    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/scores/test_relative.py"], {
         "else factor * scale_log2": "else scale_log2",
     }),
     Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/shared/test_dropout.py"], {
@@ -677,7 +679,7 @@ TABLE = [
         "batches * heads, heads)": "batches * heads, batches)",
     }),
     Faults("cuda/kernels/delta.py", [
-        "cuda/test_intervals.py::test_gradients_of_scores_that_need_no_kernel_of_their_own"
+        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels"
     ], {
         "(logits[batch, head] - lse)": "(logits[head, batch] - lse)",
         "-(P * D)": "P * D",
@@ -709,7 +711,9 @@ TABLE = [
         "left if left < segment.queries": "left if left > segment.queries",
         "sight.keys - segment.first_key": "sight.keys",
     }),
-    Faults("cuda/kernels/hopper/forward.py", ["cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"], {
+    Faults("cuda/kernels/hopper/forward.py", [
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated"
+    ], {
         "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
         "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
         "row = work.segment.first_query + m0": "row = m0",
@@ -717,7 +721,7 @@ TABLE = [
         "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
     }),
     Faults("cuda/kernels/hopper/backward_steps.py", [
-        "cuda/test_intervals.py::test_nan_stays_in_its_segment_simulated"
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated"
     ], {
         "tile.segment.first_key + tile.first": "tile.first",
         "tile.segment.first_query + m0, tile": "m0, tile",

@@ -1,6 +1,6 @@
 import pytest
 
-from ... import test_scores as scores
+from tests import test_intervals, test_scores
 
 
 @pytest.fixture(autouse=True)
@@ -10,11 +10,12 @@ def both_worlds(world):
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Sets how many batches, heads, queries and keys there are in PARTS, and in the arrays beside them."""
+    """Sets how many batches, heads, queries and keys the scores and masks of these tests are of, and their arrays."""
 
     def set_sizes(*sizes):
-        for name, size in zip("BHMN", sizes):
-            monkeypatch.setattr(scores, name, size)
+        for module in (test_scores, test_intervals):
+            for name, size in zip("BHMN", sizes):
+                monkeypatch.setattr(module, name, size)
 
     return set_sizes
 

@@ -1,5 +1,8 @@
 """The keys that each query sees, as the masks say it."""
 
+import itertools
+
+import cupy
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +12,12 @@ from numbattn.cuda.kernels.intervals import QUERIES, Parts, count_of_gaps, inter
 from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.steps import array_of_mask
 from numbattn.masks import All
-from tests.test_intervals import KINDS, NUMBER, segments
-from tests.tools.launch import launch, simulated_only
+from numbattn.problem import DTYPES
+from tests import test_intervals as calls
+from tests.accuracy import check
+from tests.test_intervals import KINDS, NUMBER, ONE_KEY, segments
+from tests.tools.device import BY_UNIT, HOPPER, on
+from tests.tools.launch import compiled_only, launch, simulated_only
 
 LENGTHS, SHIFTS = np.array([[1], [4]]), np.array([[0, -2, 3]])
 MASKS = {
@@ -98,3 +105,77 @@ def test_many_segments(rng, world):
     """More than a block has threads, most of them empty."""
     queries, keys = (np.sort(rng.integers(0, 301, 400)) for _ in range(2))
     assert_found(na.Segments(queries, keys) & na.Causal(), 300, 300)
+
+
+# ----------------------------------------------------------------------------------------------------------- in calls
+@simulated_only
+@pytest.mark.parametrize(("device", "kind"), [("CUDA cores", "segments by head"), ("tensor cores", "intervals"),
+                                              ("warpgroups", "prefix offsets")])
+def test_small_problems(rng, sizes, device, kind):
+    dtype = np.float16 if device == "warpgroups" else np.float32
+    sizes(1, 2, 70, 135)
+    with on(BY_UNIT[device]):
+        check(*calls.qkv(rng, dtype, heads_k=1), rng, mask=calls.MASKS[kind](rng), causal=True, bits=ONE_KEY)
+
+
+@compiled_only
+@pytest.mark.parametrize(("kind", "dropout"), [
+    ("segments by batch", None), ("segments by head", na.Dropout(0.2, 3)), ("intervals", na.Dropout(0.2, 3)),
+])  # fmt: skip
+def test_compiled(rng, sizes, kind, dropout):
+    """As the PTX says."""
+    sizes(1, 2, 70, 135)
+    with on(HOPPER):
+        check(*calls.qkv(rng, np.float16, heads_k=1), rng, mask=calls.MASKS[kind](rng), causal=True, bits=ONE_KEY,
+              dropout=dropout)  # fmt: skip
+
+
+@compiled_only
+@pytest.mark.parametrize("kind", ["stream", "segments"])
+def test_unions_of_calls(rng, sizes, kind):
+    """Two intervals a query, with a gap between them; on Hopper, and compiled."""
+    sizes(1, 2, 70, 135)
+    with on(HOPPER):
+        check(*calls.qkv(rng, np.float16, heads_k=1), rng, mask=calls.UNIONS[kind](rng), bits=ONE_KEY)
+
+
+@simulated_only
+@pytest.mark.parametrize(("device", "mask"), [
+    ("CUDA cores", na.Causal() & (na.Window(9, 0) | na.Lengths(keys=4))),
+    ("tensor cores", na.Segments([0, 20, 34], [0, 30, 40]) & (na.Window(2, 0) | na.Prefix(2))),
+], ids=["CUDA cores-stream", "tensor cores-segments"])  # fmt: skip
+def test_small_unions(rng, sizes, device, mask):
+    sizes(1, 1, 34, 40)
+    with on(BY_UNIT[device]):
+        check(*calls.qkv(rng, np.float32), rng, mask=mask, bits=ONE_KEY)
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "deterministic"), [(24, False), (64, True), (128, False), (256, False)])
+@pytest.mark.parametrize("kind", calls.MASKS)
+def test_head_dims(rng, kind, d, deterministic):
+    check(*calls.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, mask=calls.MASKS[kind](rng), causal=True,
+          deterministic=deterministic, bits=ONE_KEY)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", calls.MASKS)
+def test_masks_of_calls(rng, kind, dtype):
+    check(*calls.qkv(rng, dtype), rng, cupy, mask=calls.MASKS[kind](rng), dropout=na.Dropout(0.5, 2), bits=ONE_KEY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("one", "other"), [*itertools.product(["segments by batch", "intervals"], calls.OTHER_MASKS)])
+def test_pairs_of_masks(rng, one, other):
+    mask = calls.MASKS[one](rng) & calls.OTHER_MASKS[other](rng)
+    check(*calls.qkv(rng, np.float16, heads_k=2), rng, cupy, mask=mask, bits=ONE_KEY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("score", calls.SCORES)
+@pytest.mark.parametrize("kind", ["segments", "prefix", "intervals"])
+def test_scores(rng, kind, score):
+    check(*calls.qkv(rng, np.float16, heads_k=2), rng, cupy, mask=calls.MASKS[kind](rng), causal=True,
+          score=calls.SCORES[score](rng, np.float16), bits=ONE_KEY)  # fmt: skip

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+import numbattn as na
 from numbattn.cuda.kernels.shared.visibility import WORD, Cells
 from numbattn.cuda.kernels.tile_states import TILES, tile_states
-from tests.tools.launch import launch
+from tests.accuracy import assert_equal
+from tests.tools.device import HOPPER, execute, on
+from tests.tools.launch import compiled_only, launch
 
 from .states import (
     COLS,
@@ -93,3 +96,35 @@ def test_states_of_gaps(rng):
     gaps = gap, gap_end, gap + np.int32(60), gap_end + np.int32(90)
     two = states_by(("intervals", "gap", "gap"), cells, intervals=(first, end), gaps=gaps)
     assert_states(two, *(x & y for x, y in zip(by_gap, by_other)))
+
+
+@compiled_only
+@pytest.mark.parametrize("mask", [
+    na.Causal() & (na.Window(20, 0) | na.Lengths(keys=4)),
+    na.Segments(np.array([0, 30, 400])) & (na.Window(20, 0) | na.Prefix(4)) & na.Causal(),
+], ids=["stream", "within segments"])  # fmt: skip
+def test_tiles_in_the_gap_are_empty(mask):
+    """By the states that kernels loop by, from the side of queries and from that of keys."""
+    kept, visible = set(), mask.dense(400, 400)
+
+    def run_states(key, source, grid, *arguments):
+        if key.name in ("intervals", "tile_states"):
+            execute(key, source, grid, *arguments)
+        if key.name == "tile_states":
+            about, (sight, *_) = dict(key.parameters), arguments
+            assert_empty(sight.states[0][0, 0], visible, about["tile_m"], about["tile_n"], about["kept"])
+            kept.add(about["kept"])
+
+    q = np.zeros((1, 1, 400, 64), np.float16)
+    with on(HOPPER, run_states):
+        _, saved = na.attention_forward(q, q, q, mask=mask)
+        na.attention_backward(q, saved)
+    assert kept == {"q", "k"}
+
+
+def assert_empty(words, visible, tile_m, tile_n, kept):
+    tiles = np.array([[visible[m0 : m0 + tile_m, n0 : n0 + tile_n].any() for n0 in range(0, visible.shape[1], tile_n)]
+                      for m0 in range(0, visible.shape[0], tile_m)])  # fmt: skip
+    tiles = tiles if kept == "q" else tiles.T
+    bits = words[:, ::2, None] >> np.arange(32, dtype=np.uint32) & 1
+    assert_equal(bits.reshape(len(words), -1)[:, : tiles.shape[1]], tiles)

@@ -27,10 +27,12 @@ FMA = {
 }
 
 
-@pytest.mark.parametrize("layout", FMA.values(), ids=FMA)
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("layout", "x_transposed", "y_transposed", "dtype"), [
+    (layout, *form, (np.float32, np.float64)[(i + j) % 2])
+    for i, layout in enumerate(FMA) for j, form in enumerate(FORMS)
+])  # fmt: skip
 def test_cuda_cores(layout, x_transposed, y_transposed, dtype):
+    layout = FMA[layout]
     kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype)
     launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
     np.testing.assert_allclose(z, want, atol=200 * np.finfo(dtype).eps)

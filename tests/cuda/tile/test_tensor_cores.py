@@ -23,9 +23,10 @@ from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 from .tiles import FORMS, THREADS, K, M, N, multiplier, numbers
 
 
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-@pytest.mark.parametrize("m", [32, 64])
+@pytest.mark.parametrize(("dtype", "m", "x_transposed", "y_transposed"), [
+    *((dtype, m, *form) for dtype, m in ((np.float16, 64), (bfloat16, 32)) for form in FORMS),
+    (np.float16, 32, True, True), (bfloat16, 64, False, False),
+])  # fmt: skip
 def test_tensor_cores(dtype, x_transposed, y_transposed, m):
     layout = mma(m, N, THREADS)
     kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, np.float32)
@@ -58,30 +59,50 @@ def check_words(words, kernel, nbytes, arrays, want, products):
     return found
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-@pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 48, 64), (64, 32, 72), (64, 64, 128)])
-def test_tensor_cores_multiply_words(words, x_transposed, y_transposed, m, n, depth):
-    """m = 64: two rows of pieces in a warp."""
+# one step of k; a whole chunk; one and a rest, of which float64 is read in another order; chunks. m = 64: two rows of
+# pieces in a warp
+STEP, CHUNK, REST, CHUNKS = (32, 8, 8), (32, 48, 64), (64, 32, 72), (64, 64, 128)
+
+
+@pytest.mark.parametrize(("words", "sizes", "x_transposed", "y_transposed"), [
+    (words, sizes, *form) for words, by_form in {
+        "float32": [(CHUNKS,), (REST, CHUNK), (STEP,), (CHUNK, REST)],
+        "float64": [(STEP, REST), (REST,), (CHUNK,), (CHUNKS,)],
+        "float64 before 9.0": [(CHUNK,), (CHUNKS, STEP), (REST, CHUNKS), (STEP,)],
+    }.items() for form, some in zip(FORMS, by_form) for sizes in some
+])  # fmt: skip
+def test_tensor_cores_multiply_words(words, sizes, x_transposed, y_transposed):
+    """Of words, sizes and forms each two meet."""
+    words, (m, n, depth) = WORDS[words], sizes
     dtype, products = words[0], m * n * depth // (16 * 8 * 8 * THREADS // 32)
     layout = mma(m, n, THREADS)
     made = multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype, depth)
     check_words(words, *made, products)
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-@pytest.mark.parametrize(("x_transposed", "y_transposed"), FORMS)
-@pytest.mark.parametrize(("m", "n", "copies"), [(16, 48, 1), (32, 16, 1), (16, 8, 2)])
-def test_warps_share_rows_of_words(words, x_transposed, y_transposed, m, n, copies):
+ROW, ROWS, COPIES = (16, 48, 1), (32, 16, 1), (16, 8, 2)
+
+
+@pytest.mark.parametrize(("words", "sizes", "x_transposed", "y_transposed"), [
+    (words, sizes, *form) for words, by_form in {
+        "float32": [ROW, ROWS, COPIES, ROW], "float64": [ROWS, COPIES, ROW, ROWS],
+        "float64 before 9.0": [COPIES, ROW, ROWS, COPIES],
+    }.items() for form, sizes in zip(FORMS, by_form)
+])  # fmt: skip
+def test_warps_share_rows_of_words(words, sizes, x_transposed, y_transposed):
+    words, (m, n, copies) = WORDS[words], sizes
     dtype, products = words[0], m * n * K * copies // (16 * 8 * 8 * THREADS // 32)
     layout = mma(m, n, THREADS, across=2)
     check_words(words, *multiplier(layout, dtype, dtype, x_transposed, y_transposed, dtype), products)
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-@pytest.mark.parametrize("y_transposed", [False, True])
-@pytest.mark.parametrize(("m", "n", "depth"), [(32, 8, 8), (32, 32, 64), (64, 32, 72), (32, 64, 128)])
-def test_tensor_cores_multiply_a_fragment_of_words(words, y_transposed, m, n, depth):
+@pytest.mark.parametrize(("words", "sizes", "y_transposed"), [
+    ("float32", STEP, True), ("float32", CHUNK, False), ("float32", REST, True), ("float32", (32, 64, 128), False),
+    ("float64", STEP, False), ("float64", CHUNK, True), ("float64", REST, False), ("float64", (32, 64, 128), True),
+    ("float64 before 9.0", STEP, True), ("float64 before 9.0", REST, False),
+])  # fmt: skip
+def test_tensor_cores_multiply_a_fragment_of_words(words, sizes, y_transposed):
+    words, (m, n, depth) = WORDS[words], sizes
     made = fragment_multiplier(m, n, depth, y_transposed, words[0])
     found = check_words(words, *made, m * n * depth // (16 * 8 * 8 * THREADS // 32))
     assert not found or found.count("shfl|ldmatrix") == 0

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+import numbattn as na
 from numbattn.cuda.kernels.shared.dropout import Drops, drop_step
 from numbattn.cuda.tile import full, mma, save, simt, wgmma
 from numbattn.dropout import Dropout, dropout_mask
+from tests.accuracy import random
+from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
 THREADS = 128
@@ -46,3 +49,17 @@ def test_a_call_of_the_generator_serves_eight_elements_on_tensor_cores(transpose
     at = np.int32(0), np.int32(0)
     found = ptx_of(dropping(LAYOUTS["wgmma"], transposed), THREADS, z, *SCALARS, *at, cc=(9, 0, "a"))
     assert 0 < found.count(r"mul\.wide\.u32\s+%\w+, %\w+, %\w+;") <= 2 * 10 * z.size // THREADS // 8
+
+
+@compiled_only
+def test_a_row_of_which_all_is_dropped(rng):
+    """Gives no gradient at all, not even by rounding."""
+    q, k, v, do = random(rng, (4, 2, 48, 32), np.float16)
+    dropout = na.Dropout(0.9, seed=3)
+    with on(HOPPER):
+        o, saved = na.attention_forward(q, k[:, :8], v[:, :8], dropout=dropout)
+        dq, *_ = na.attention_backward(do, saved)
+    dropped = ~na.dropout_mask(dropout, (2, 48, 8)).any(-1)
+    assert dropped.any()
+    assert (o[dropped] == 0).all()
+    assert (dq[dropped] == 0).all()

@@ -2,18 +2,23 @@
 
 import itertools
 
+import cupy
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 import numbattn as na
+from numbattn import reference
 from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_step, slot_step
 from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, Sight
 from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.spec import PADDED
 from numbattn.cuda.tile import block_index, index, thread_index
-from tests.test_intervals import segments
-from tests.tools.launch import launch, simulated_only
+from tests import test_intervals as calls
+from tests.accuracy import assert_equal, check, random
+from tests.test_intervals import MASKS, ONE_KEY, SEGMENTS, segments
+from tests.tools.device import HOPPER, on
+from tests.tools.launch import compiled_only, launch, simulated_only
 
 FIELDS = (*Segment._fields, "tile")
 
@@ -132,3 +137,170 @@ def test_sight(seed):
             i, j = np.ogrid[: m_end - m0, : n_end - n0]
             seen = (i + lo <= j) & (j <= i + hi) & (i < some) & (j < length)
             np.testing.assert_array_equal(seen, want[m0:m_end, n0:n_end])
+
+
+# ----------------------------------------------------------------------------------------------------------- in calls
+PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [na.Alibi, na.Sink]}
+
+
+@compiled_only
+@pytest.mark.parametrize(("kinds", "heads_k", "d"), [*((kinds, 1, 24) for kinds in PACKED_PARTS),
+                                                      ("slopes and sink", 2, 40)])
+def test_gradients_without_own_kernels(rng, sizes, kinds, heads_k, d):
+    """Sequences are computed as matrices of their own; some are empty, some tokens are in none."""
+    score = [kind(random(rng, 2, np.float16) / 9) for kind in PACKED_PARTS[kinds]]
+    mask = na.Segments(np.array([3, 3, 40, 68]), np.array([0, 20, 90, 130])) & na.Causal()
+    sizes(1, 2, 70, 135)
+    with on(HOPPER):
+        q, k, v = calls.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d)
+        check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
+
+
+def results_of(arrays, xp, **options):
+    """o, lse and the gradients as NumPy arrays."""
+    q, k, v, do = (xp.asarray(arrays[name]) for name in ("q", "k", "v", "do"))
+    o, saved = na.attention_forward(q, k, v, **options)
+    grads = na.attention_backward(do, saved, deterministic=True)
+    return [xp.asnumpy(x) if xp is cupy else x for x in (o, saved.lse[..., None], *grads)]
+
+
+def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, **options):
+    """And that of tokens in no segment there, too. where: the names of the arrays that hold it."""
+    length = bounds[-1] + 5
+    heads = {"q": heads, "k": 1, "v": 1, "do": heads}
+    arrays = {name: random(rng, (heads[name], length, d), np.float16) for name in heads}
+    options |= {"mask": na.Segments(xp.asarray(bounds)) & na.Causal()}
+    wanted = results_of(arrays, xp, **options)
+    assert all(np.isfinite(x[:, bounds[0] : bounds[-1]]).all() for x in wanted)
+    qkv, mask = [arrays[name] for name in "qkv"], na.Segments(bounds) & na.Causal()
+    o, _ = reference.attention_forward(*qkv, mask=mask)
+    grads = reference.attention_backward(arrays["do"], *qkv, mask=mask)
+    for got, want in zip((wanted[0], *wanted[2:]), (o, *grads)):
+        np.testing.assert_allclose(got, want, atol=2e-2, rtol=2e-2)
+    poisoned = {name: x.copy() for name, x in arrays.items()}
+    others = np.ones(length, bool)
+    for first, end in ((0, bounds[0]), (bounds[1], bounds[2]), (bounds[-1], length)):
+        others[first:end] = False
+        for name in where:
+            poisoned[name][:, first:end] = np.nan
+    for got, want in zip(results_of(poisoned, xp, **options), wanted):
+        assert_equal(got[:, others], want[:, others])
+
+
+@simulated_only
+def test_nan_stays_in_its_segment_simulated(rng):
+    with on(HOPPER):
+        assert_nan_stays_in_its_segment(rng, ("q", "k", "v", "do"), np, np.array([3, 40, 60], np.int32), 16, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("where", [("q",), ("k",), ("v",), ("do",), ("q", "k", "v", "do")], ids="-".join)
+def test_nan_stays_in_its_segment(rng, where, d):
+    bounds = np.array([3, 70, 171, 171, 300, 1000], np.int32)
+    assert_nan_stays_in_its_segment(rng, where, cupy, bounds, d, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("d", [24, 64, 128, 256])
+@pytest.mark.parametrize("kinds", PACKED_PARTS)
+def test_gradients_by_segment(rng, kinds, d, deterministic):
+    heads_k = 2 if deterministic else 4
+    q, k, v = (random(rng, (1, heads, 1000, d), np.float16) for heads in (4, heads_k, heads_k))
+    score = [kind(random(rng, 4, np.float16) / 9) for kind in PACKED_PARTS[kinds]]
+    mask = na.Segments(np.array([3, 70, 171, 171, 300, 990])) & na.Causal()
+    check(q, k, v, rng, cupy, mask=mask, score=score, deterministic=deterministic, bits=ONE_KEY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", SEGMENTS)
+def test_offsets_of_any_integers_on_the_gpu_or_not(rng, kind):
+    """And no more than there are tokens, whatever they say."""
+    q, k, v = (cupy.asarray(x) for x in calls.qkv(rng, np.float16))
+    mask = MASKS[kind](rng)
+    want = na.attention(q, k, v, mask=mask)
+    for dtype in (np.int32, np.int64, np.uint16):
+        queries, keys = (cupy.asarray(x, dtype) for x in (mask.queries, mask.keys))
+        assert_equal(na.attention(q, k, v, mask=na.Segments(queries, keys)), want)
+    queries, keys = (cupy.asarray(x) for x in (mask.queries, mask.keys))
+    queries[..., -1], keys[..., -1] = 2**40, 2**50
+    clamped = na.Segments(cupy.minimum(queries, q.shape[-2]), cupy.minimum(keys, k.shape[-2]))
+    assert_equal(na.attention(q, k, v, mask=na.Segments(queries, keys)), na.attention(q, k, v, mask=clamped))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_offsets_may_be_edited_between_calls(rng, dtype):
+    """What a mask remembers is not what lies in its arrays."""
+    q = cupy.asarray(random(rng, (2, 300, 64), np.float16))
+    offsets = cupy.asarray([0, 100, 300], dtype)
+    mask = na.Segments(offsets)
+    before = na.attention(q, q, q, mask=mask)
+    offsets[1] = 33
+    after = na.attention(q, q, q, mask=mask)
+    assert (before != after).any()
+    assert_equal(after, na.attention(q, q, q, mask=na.Segments([0, 33, 300])))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128])
+def test_packed_is_separate(rng, d):
+    lengths = [1, 0, 700, 129, 64, 1, 1000, 3]
+    sequences = [[cupy.asarray(random(rng, (4, n, d), np.float16)) for _ in range(4)] for n in lengths]
+    (q, offsets), (k, _), (v, _), (do, _) = (na.pack(x) for x in zip(*sequences))
+    o, backprop = na.attention_vjp(q, k, v, causal=True, mask=na.Segments(offsets))
+    results = o, *backprop(do)
+    wanted = []
+    for q, k, v, do in sequences:
+        o, backprop = na.attention_vjp(q, k, v, causal=True)
+        wanted.append((o, *backprop(do)))
+    for packed, separate in zip(results, zip(*wanted)):
+        for x, y in zip(na.unpack(packed, offsets), separate, strict=True):
+            np.testing.assert_allclose(x.get(), y.get(), rtol=2e-2, atol=4e-3)
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements(rng):
+    if cupy.cuda.runtime.memGetInfo()[0] < 60 << 30:
+        pytest.skip("takes 60 GB of memory")
+    count, length, d = 17_000, 1000, 128
+    first, last = (cupy.asarray(random(rng, (length, d), np.float16)) for _ in range(2))
+    x = cupy.empty((count * length, d), np.float16)
+    x.reshape(count, length, d)[...] = first
+    x[-length:] = last
+    assert x.size > 2**31
+    offsets = cupy.arange(0, len(x) + 1, length, dtype=np.int32)
+    o, backprop = na.attention_vjp(x, x, x, causal=True, mask=na.Segments(offsets))
+    results = [na.unpack(packed, offsets) for packed in (o, *backprop(x))]
+    for segment, alone in ((0, first), (count - 2, first), (count - 1, last)):
+        o, backprop = na.attention_vjp(alone, alone, alone, causal=True)
+        for packed, separate in zip(results, (o, *backprop(alone)), strict=True):
+            np.testing.assert_allclose(packed[segment].get(), separate.get(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_in_a_graph(rng):
+    """The offsets of the replay are those that lie there then."""
+    q, k, v, do = (cupy.asarray(random(rng, (4, 300, 64), np.float16)) for _ in range(4))
+    offsets = cupy.asarray([0, 100, 300], np.int32)
+    mask = na.Segments(offsets) & na.Causal()
+
+    def run():
+        o, saved = na.attention_forward(q, k, v, mask=mask)
+        return o, *na.attention_backward(do, saved, deterministic=True)
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        run()
+        stream.begin_capture()
+        got = run()
+        graph = stream.end_capture()
+        offsets[1] = 33
+        graph.launch()
+        stream.synchronize()
+        want = run()
+        stream.synchronize()
+    for one, other in zip(got, want):
+        assert_equal(one, other)

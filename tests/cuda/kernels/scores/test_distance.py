@@ -1,0 +1,64 @@
+"""What slopes and tables share: how far a key is from a query's own."""
+
+import cupy
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numbattn as na
+from tests import test_scores as scores
+from tests.accuracy import check, random
+from tests.test_intervals import ONE_KEY
+from tests.tools.device import HOPPER, TURING, on
+from tests.tools.launch import compiled_only
+
+pytestmark = compiled_only
+
+
+@pytest.mark.parametrize(("device", "dtype", "part", "offset"), [
+    (TURING, np.float32, "alibi", [[30, -20]]), (HOPPER, np.float16, "alibi", [[30, -20]]),
+    (HOPPER, np.float16, "relative", [[30, -20]]),
+], ids=["slopes", "slopes with dQ", "table"])  # fmt: skip
+def test_offsets(rng, small, device, dtype, part, offset):
+    """One of each matrix."""
+    array = random(rng, (2,) if part == "alibi" else (1, 9), dtype) / 20
+    kind = na.Alibi if part == "alibi" else na.RelativeBias
+    with on(device):
+        check(*scores.qkv(rng, dtype, heads_k=1), rng, score=kind(array, offset=np.array(offset)))
+
+
+@pytest.mark.parametrize(("device", "dtype", "kinds", "entries"), [
+    (TURING, np.float32, "slopes and table", 3), (HOPPER, np.float16, "table", 301),
+])  # fmt: skip
+def test_distances_within_segments_of_unequal_lengths(rng, device, dtype, kinds, entries):
+    """Where tiles lie in several of them, each query has an offset of its own; no key may be as far as an entry."""
+    q, k, v = (random(rng, (1, n, 8), dtype) for n in (40, 70, 70))
+    score = [na.RelativeBias(random(rng, (1, entries), dtype))]
+    score += [na.Alibi(random(rng, 1, dtype) / 9)] * ("slopes" in kinds)
+    mask = na.Segments(np.array([3, 3, 20, 38]), np.array([0, 9, 40, 66]))
+    with on(device):
+        check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize(("m", "n", "mask"), [
+    (1000, 1000, None), (300, 2500, na.Causal()), (1000, 1000, na.Window(600, 100)), (600, 2100, na.Causal(1000)),
+    (1000, 1000, na.Segments(np.array([0, 7, 600, 600, 990])) & na.Causal()),
+], ids=["full", "causal", "window", "offset", "segments"])  # fmt: skip
+def test_far_from_the_diagonal(rng, m, n, mask, d):
+    dtype = (np.float16, ml_dtypes.bfloat16)[d // 64 % 2]
+    q, k, v = (random(rng, (2, 2, size, d), dtype) for size in (m, n, n))
+    slopes = np.array([-1 / 70, 3], ml_dtypes.bfloat16)        # float16 ends before their gradients
+    for part in (na.Alibi(slopes), na.RelativeBias(random(rng, (2, 41), dtype))):
+        check(q, k, v, rng, cupy, score=[part, na.Sink(random(rng, 2, dtype))], mask=mask, bits=ONE_KEY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lead", [(4, 1, 3), (1, 2, 3), (4, 2, 1), ()])
+def test_tables_broadcast_over_several_axes(rng, lead):
+    for entries, dtype in zip((1, 9, 801), (np.float32, np.float16, np.float32)):
+        q, k, v = (random(rng, (4, 2, 3, n, 16), dtype) for n in (70, 290, 290))
+        check(q, k, v, rng, cupy, score=[na.RelativeBias(random(rng, (*lead, entries), dtype)),
+                                         na.Alibi(random(rng, lead, dtype) / 50)])  # fmt: skip

@@ -1,0 +1,80 @@
+"""Functions of the user's own, and their derivatives."""
+
+import cupy
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.dual import naming
+from tests import test_scores as scores
+from tests.accuracy import check, random
+from tests.tools.device import HOPPER, TURING, on
+from tests.tools.launch import compiled_only, simulated_only
+
+pytestmark = compiled_only  # but for the tests that say otherwise
+
+
+def half_squared(s, batch, head, i, j):
+    return s * s / 2
+
+
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
+def test_a_derivative_may_be_negative(rng, small, dropout):
+    with on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=na.Score(half_squared), dropout=dropout)
+
+
+@simulated_only
+def test_a_function_sees_the_element_of_the_batch(rng):
+    """Also where strides do not allow one launch for all of it."""
+    q = random(rng, (2, 3, 1, 5, 8), np.float32)
+    k, v = q[:, :1], q[:1].swapaxes(0, 1)[:1]
+    score = na.Score(lambda s, batch, head, i, j, x: s * x[batch] + batch, arrays=[rng.random(6)])
+    with on(TURING):
+        check(q, k, v, rng, score=score)
+
+
+def test_functions_of_too_many_places_are_refused():
+    """Which are no float32 any more."""
+    q, k = np.zeros((1, 8), np.float16), np.broadcast_to(np.float16(0), (2**24 + 1, 8))
+    with on(HOPPER), pytest.raises(NotImplementedError, match="1 queries and 16777217 keys, at most 16777216 on a GPU"):
+        na.attention(q, k, k, score=na.Score(lambda s, batch, head, i, j: s))
+
+
+def hides(s, batch, head, i, j):
+    return i >= j
+
+
+def unruly(s, batch, head, i, j):
+    return 2 * s.real
+
+
+def test_a_derivative_is_only_asked_for_in_the_backward_pass(rng, small):
+    """Of a function of which none can be found; and a mask is refused at once."""
+    q, k, v = scores.qkv(rng, np.float32, heads_k=1, d=8)
+    with on(TURING):
+        o, saved = na.attention_forward(q, k, v, score=na.Score(unruly))
+        np.testing.assert_allclose(o, na.reference.attention_forward(2 * q, k, v)[0], rtol=1e-4, atol=1e-5)
+        message = r"derivative of unruly, line .*\nattribute 'real' of type Dual.* has no rule here\n.*derivative="
+        with pytest.raises(TypeError, match=message), naming(unruly):
+            na.attention_backward(o, saved)
+        with pytest.raises(TypeError, match=r"hides, line .* returns True or False, as a mask does"), naming(hides):
+            na.attention(q, k, v, score=na.Score(hides))
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
+def test_a_derivative_may_be_negative_on_a_gpu(rng, d, dropout):
+    check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=na.Score(half_squared), dropout=dropout)
+
+
+@pytest.mark.gpu
+def test_functions_that_numba_cannot_compile_are_named():
+    def strange(s, batch, head, i, j):
+        return s.nothing
+
+    q = cupy.zeros((2, 40, 64), np.float16)
+    with pytest.raises(TypeError, match=r"score: Numba cannot compile .*strange, line"):
+        na.attention(q, q, q, score=na.Score(strange))

@@ -1,0 +1,133 @@
+"""Parts of a score one after the other, those of tests/test_scores.py.
+
+Arrays have the dtype of q, whose rounding o and so delta have: their gradients are not better.
+"""
+
+import cupy
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.problem import DTYPES
+from tests import test_scores as scores
+from tests.accuracy import assert_equal, check, random
+from tests.test_scores import CORNERS, MASKS, PAIRS, PARTS, check_corner
+from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
+from tests.tools.launch import compiled_only, simulated_only
+
+pytestmark = compiled_only  # but for the tests that say otherwise
+
+
+def on_device(rng, device, dtype, names, **options):
+    score = [PARTS[name](rng, dtype) for name in names]
+    with on(device):
+        check(*scores.qkv(rng, dtype, heads_k=1, d=24, e=40), rng, score=score, **options)
+
+
+SMALL = [("softcap", "alibi", "sink"), ("relative", "softcap"), ("pair bias", "softcap", "bias of queries"),
+         ("relative", "function", "shift")]  # fmt: skip
+
+
+@simulated_only
+@pytest.mark.parametrize(("device", "names"), [
+    *(("CUDA cores", names) for names in [*SMALL, ("bias of keys",)]), ("tensor cores", SMALL[2]),
+    *(("warpgroups", names) for names in SMALL),
+], ids=lambda x: x if isinstance(x, str) else "-".join(x))  # fmt: skip
+def test_small_problems(rng, small, device, names):
+    on_device(rng, BY_UNIT[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
+
+
+@pytest.mark.parametrize("names", [("softcap", "alibi"), ("relative", "sink"), ("pair bias", "function"),
+                                   ("shift", "alibi")], ids="-".join)
+def test_compiled(rng, small, names):
+    """As the PTX says."""
+    on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
+
+
+@pytest.mark.parametrize(("device", "dtype", "name"), [
+    (TURING, np.float32, "bias of queries"), (AMPERE, np.float64, "function"), (HOPPER, np.float16, "bias of queries"),
+    (HOPPER, np.float16, "function"), (HOPPER, np.float16, "softcap behind"), (HOPPER, np.float32, "all"),
+    (AMPERE, np.float32, "softcap behind"),
+], ids=lambda x: x if isinstance(x, str) else x.__name__ if isinstance(x, type) else str(x.cc))  # fmt: skip
+def test_scores_of_minus_infinity(rng, small, device, dtype, name):
+    with on(device):
+        check_corner(rng, name, dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [(HOPPER, ml_dtypes.bfloat16), (TURING, np.float32)],
+                         ids=["Hopper", "any GPU"])  # fmt: skip
+def test_scores_at_the_ends(rng, small, device, dtype):
+    with on(device):
+        scores.check_lowest(rng, np.dtype(dtype))
+        scores.check_large_scores(rng, np.dtype(dtype))
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_minus_infinity_on_a_gpu(rng, name, dtype):
+    check_corner(rng, name, dtype, xp=cupy, bits=16 if dtype == np.float64 else 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "deterministic"), [(64, False), (64, True), (128, False), (256, False)])
+@pytest.mark.parametrize("name", PARTS)
+def test_head_dims(rng, name, d, deterministic):
+    score = PARTS[name](rng, np.float16)
+    check(*scores.qkv(rng, np.float16, heads_k=2, d=d, e=d), rng, cupy, score=score, causal=True,
+          deterministic=deterministic)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("mask", "dtype"), [*(("window", dtype) for dtype in DTYPES), ("dense", DTYPES[0])], ids=str)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts(rng, name, mask, dtype):
+    check(*scores.qkv(rng, dtype), rng, cupy, score=PARTS[name](rng, dtype), mask=MASKS[mask](rng),
+          bits=16 if dtype == np.float64 else 4)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("number", "names"), list(enumerate(PAIRS)), ids=str)
+def test_parts_in_order(rng, number, names):
+    dtype = (np.float32, ml_dtypes.bfloat16)[number % 2]
+    score = [PARTS[name](rng, dtype) for name in names]
+    check(*scores.qkv(rng, dtype, heads_k=2), rng, cupy, score=score, causal=True, dropout=na.Dropout(0.2, 3))
+
+
+@pytest.mark.gpu
+def test_gradients_are_equal_bit_for_bit(rng):
+    q, k, v, do = (cupy.asarray(random(rng, (2, 4, 300, 64), np.float16)) for _ in range(4))
+    score = [PARTS[name](rng, np.float32) for name in ("sink", "alibi")]
+    score += [na.Bias(random(rng, (4, 300, 300), np.float32)), na.RelativeBias(random(rng, (4, 41), np.float32))]
+    _, saved = na.attention_forward(q, k, v, score=score)
+    first = na.attention_backward(do, saved, deterministic=True)
+    for _ in range(10):
+        again = na.attention_backward(do, saved, deterministic=True)
+        for one, other in zip((*first, *first.score), (*again, *again.score)):
+            assert_equal(one, other)
+
+
+@pytest.mark.gpu
+def test_in_a_graph(rng):
+    q, k, v, do = (cupy.asarray(random(rng, (2, 4, 100, 64), np.float16)) for _ in range(4))
+    slopes, bias, logits = (cupy.ones(shape, np.float32) for shape in (4, (4, 1, 100), 4))
+    score = [na.Alibi(slopes), na.Bias(bias), na.Sink(logits)]
+
+    def run():
+        o, saved = na.attention_forward(q, k, v, score=score)
+        grads = na.attention_backward(do, saved, deterministic=True)
+        return o, *grads, *grads.score
+
+    want = run()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        run()
+        stream.begin_capture()
+        got = run()
+        graph = stream.end_capture()
+        graph.launch()
+        stream.synchronize()
+    for one, other in zip(got, want):
+        assert_equal(one, other)

@@ -1,0 +1,30 @@
+"""A cap, and its derivative."""
+
+import cupy
+import numpy as np
+import pytest
+
+import numbattn as na
+from tests import test_scores as scores
+from tests.accuracy import check, random
+from tests.test_scores import PARTS
+from tests.tools.device import HOPPER, on
+from tests.tools.launch import compiled_only
+
+pytestmark = compiled_only
+
+
+def test_a_derivative_beside_both_sums(rng, small):
+    score = [PARTS[name](rng, np.float16) for name in ("softcap", "alibi")]
+    with on(HOPPER):
+        check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=score, causal=True, deterministic=False)
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+def test_a_changed_cap_compiles_nothing(rng, tmp_path, monkeypatch):
+    q = cupy.asarray(random(rng, (2, 40, 64), np.float16))
+    na.attention(q, q, q, score=na.Softcap(3.0))
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    na.attention(q, q, q, score=na.Softcap(4.0))
+    assert not list(tmp_path.rglob("*.cubin*"))

@@ -1,0 +1,44 @@
+"""Gradients of the arrays of a score, on any GPU."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from tests import test_scores as scores
+from tests.accuracy import check, random
+from tests.tools.device import HOPPER, TURING, on
+from tests.tools.launch import compiled_only, simulated_only
+
+pytestmark = compiled_only  # but for the tests that say otherwise
+
+
+@pytest.mark.parametrize("kind", ["segments", "blocks"])
+def test_gradients_where_tiles_are_empty(rng, sizes, kind):
+    sizes(1, 1, 140, 140)
+    blocks = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (64, 64))
+    mask = na.Segments(np.array([0, 50, 60, 140])) if kind == "segments" else blocks
+    with on(TURING):
+        check(*scores.qkv(rng, np.float32, heads_k=1, d=8, e=8), rng, mask=mask, score=[
+            na.RelativeBias(random(rng, 9, np.float32)), na.Bias(random(rng, (140, 1), np.float32)),
+            na.Bias(random(rng, (140, 140), np.float32))])  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(np.float32, 160), (np.float64, 72)])
+def test_gradients_of_columns_where_head_dims_are_large(rng, sizes, dtype, d):
+    """Several warps share the rows of tiles there, but for sums along them."""
+    sizes(1, 1, 20, 40)
+    with on(HOPPER):
+        q, k, v = scores.qkv(rng, dtype, d=d, e=8)
+        check(q, k, v, rng, score=[na.Alibi(random(rng, 1, dtype) / 50), na.Bias(random(rng, (20, 1), dtype))])
+
+
+@simulated_only
+@pytest.mark.parametrize("mask", [
+    na.Segments([0, 7, 20], [0, 9, 30]), na.BlockSparse(np.eye(3, 4, dtype=bool)[None], (8, 8)),
+])  # fmt: skip
+def test_kernels_of_different_tiles_look_up_their_own(rng, mask):
+    """The gradient of a bias has 64 x 32 here, that of slopes 64 x 16."""
+    q, k, v = (random(rng, (1, n, 128), np.float64) for n in (20, 30, 30))
+    score = [na.Bias(random(rng, (1, 20, 30), np.float64)), na.Alibi(np.array([0.1]))]
+    with on(HOPPER):
+        check(q, k, v, rng, mask=mask, score=score)
