@@ -319,7 +319,10 @@ class All(Mask):
     def _drawn(self, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
         if not self._is_in_part_drawn:
             return self
-        return All(tuple(part._inside(self._segments)._drawn(seqlen_q, seqlen_k, array) for part in self._parts))
+        return All(tuple(
+            part._inside(self._segments)._drawn(seqlen_q, seqlen_k, array) if part._is_drawn else part
+            for part in self._parts
+        ))  # fmt: skip
 
     def _grids(self) -> tuple[Grid, ...]:
         return tuple(grid for part in self._parts for grid in part._grids())

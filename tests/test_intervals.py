@@ -274,6 +274,12 @@ def test_unions(rng, kind):
     check(*qkv(rng, heads_k=2), rng, mask=UNIONS[kind](rng), bits=ONE_KEY)
 
 
+def test_unions_of_both_kinds_within_segments(rng):
+    """One that is drawn beside one that is two intervals."""
+    unions = na.Window(9, 0) | na.Prefix(2), na.Window(5, 0) | na.Prefix(3) | na.Causal(-40)
+    check(*qkv(rng), rng, mask=na.Segments([0, 30, M], [0, N - 110, N]) & unions[0] & unions[1], bits=ONE_KEY)
+
+
 def test_unions_are_drawn_anew_by_each_call(rng):
     """Since arrays may be edited."""
     q, k, v = qkv(rng)
