@@ -1,5 +1,5 @@
 """Intervals of keys in the CUDA kernels: simulated on small problems, and on a GPU. The masks are those of
-tests/test_intervals.py."""
+tests/masks/calls.py."""
 
 import itertools
 
@@ -13,9 +13,9 @@ from tests.tools import device as tools
 from tests.tools.device import BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import simulated_only, world_of
 
-from .. import test_intervals as masks
 from ..accuracy import assert_equal, check, random
-from ..test_intervals import MASKS, ONE_KEY, OTHER_MASKS, SCORES, SEGMENTS
+from ..masks import calls as masks
+from ..masks.calls import MASKS, ONE_KEY, OTHER_MASKS, SCORES, SEGMENTS
 
 try:
     import cupy

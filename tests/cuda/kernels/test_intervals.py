@@ -9,7 +9,8 @@ from numbattn.cuda.kernels.intervals import QUERIES, Parts, count_of_gaps, inter
 from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.steps import array_of_mask
 from numbattn.masks import All
-from tests.test_intervals import KINDS, NUMBER, segments
+from tests.masks.examples import INTERVALS as KINDS
+from tests.masks.examples import NUMBER, segments
 from tests.tools.launch import launch, simulated_only
 
 LENGTHS, SHIFTS = np.array([[1], [4]]), np.array([[0, -2, 3]])

@@ -15,7 +15,7 @@ from tests.tools.launch import compiled_only, simulated_only
 
 from ... import test_scores as scores
 from ...accuracy import assert_equal, check, random
-from ...test_intervals import ONE_KEY
+from ...masks.calls import ONE_KEY
 from ...test_scores import CORNERS, MASKS, PAIRS, PARTS, check_corner
 
 try:

@@ -12,7 +12,7 @@ from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, S
 from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.spec import PADDED
 from numbattn.cuda.tile import block_index, index, thread_index
-from tests.test_intervals import segments
+from tests.masks.examples import segments
 from tests.tools.launch import launch, simulated_only
 
 FIELDS = (*Segment._fields, "tile")
