@@ -3,8 +3,20 @@
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
 from .functions import Score, check_score
-from .intervals import Intervals, Prefix, Segments, pack, unpack
-from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
+from .masks import (
+    Bits,
+    BlockSparse,
+    Causal,
+    Dense,
+    Intervals,
+    Lengths,
+    Mask,
+    Prefix,
+    Segments,
+    Window,
+    pack,
+    unpack,
+)
 from .problem import Gradients, Saved
 from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 

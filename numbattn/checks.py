@@ -6,10 +6,10 @@ Of arrays it looks at shapes, strides and addresses, and only in `check_values` 
 import operator
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,9 @@ class Array(Protocol):
     @property
     def dtype(self) -> Any: ...
     def __getitem__(self, key: Any, /) -> Any: ...
+
+
+Integers: TypeAlias = int | Sequence[int] | Array
 
 
 def library(x: Any) -> str | None:
@@ -88,6 +91,24 @@ def _power(n: int) -> int | str:
     return f"2**{bits} - 1" if bits > 31 and n == 2**bits - 1 else n
 
 
+def integers(name: str, value: Any) -> Any:
+    """An int, or an integer array as it is; of lists a NumPy array is made."""
+    if isinstance(value, int | np.integer):
+        return integer(name, value, -(2**63), 2**63 - 1)
+    array = np.asarray(value) if isinstance(value, list | tuple | range) else value
+    if not library(array) or array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
+    return array if array.ndim else int(array)
+
+
+def integer_array(name: str, value: Any, shape: str) -> Any:
+    """An integer array of at least one axis."""
+    array = integers(name, value)
+    if isinstance(array, int):
+        raise ValueError(f"{name}: got a number, expected an array {shape}")
+    return array
+
+
 def flag(name: str, value: Any) -> bool:
     """As a bool."""
     if not isinstance(value, bool | np.bool_):
@@ -104,6 +125,14 @@ def shape_of(name: str, value: Iterable[int]) -> tuple[int, ...]:
     if len(shape) < 2:
         raise ValueError(f"{name}: got {shape}, expected (..., seqlen_q, seqlen_k)")
     return shape
+
+
+def check_array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
+    """Refuse what is no array of this dtype."""
+    if not library(array) or array.dtype != dtype:
+        raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
+    if array.ndim < ndim:
+        raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
 
 
 def same_library(**arrays: Any) -> str:

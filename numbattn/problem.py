@@ -24,13 +24,15 @@ from .checks import (
     words_for,
 )  # fmt: skip
 from .dropout import Dropout
-from .masks import All, Causal, Mask, as_mask
+from .masks import All, Causal, Mask, as_mask, drawn
 from .scores import ArrayPart, Part, Scores, as_parts
-from .values import sum_broadcast
+from .values import Memo, sum_broadcast
 
 A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 B = TypeVar("B", bound=Array)  # the same, of functions in a class
 NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
+PLACED = Memo("placed")  # by shape, masks as they come to kernels; () for the mask itself
+CHECKED = Memo("checked")  # by shape, parts of scores that fit
 SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digits and is finite
     np.dtype(dtype): (float(np.finfo(dtype).tiny), float(np.finfo(dtype).max) / 2) for dtype in (np.float32, np.float64)
 }
@@ -361,13 +363,13 @@ def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tu
 def _placed(problem: Problem, mask: Mask, q: Any) -> Mask:
     """A mask with arrays, checked, broadcast, and in the library of q."""
     shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-    if problem.xp == "numpy" or not mask._is_on_gpu or mask._is_in_part_drawn:
+    if problem.xp == "numpy" or not mask._lasts:
         return _placed_anew(problem, mask, q, shape)
-    known = mask._known.get(shape)
+    known = PLACED.get(mask, shape)
     if known is None:
         placed = _placed_anew(problem, mask, q, shape)
         known = () if placed is mask else (placed,)     # not itself: no cycle, which only a collector would end
-        mask._remember(shape, known)
+        PLACED.keep(mask, shape, known)
     return known[0] if known else mask
 
 
@@ -376,8 +378,8 @@ def _placed_anew(problem: Problem, mask: Mask, q: Any, shape: tuple[int, ...]) -
     _check_mask(problem, fitted)
     near = mask._like(q)  # arrays are copied to the device before they are broadcast
     placed = fitted if near is mask else near._fit(shape)
-    drawn = placed._drawn(problem.seqlen_q, problem.seqlen_k, q)
-    return placed if drawn is placed else drawn._fit(shape)
+    final = drawn(placed, problem.seqlen_q, problem.seqlen_k, q)
+    return placed if final is placed else final._fit(shape)
 
 
 def _check_mask(problem: Problem, mask: Mask) -> None:
@@ -439,9 +441,9 @@ def _placed_part(problem: Problem, part: Part, q: Any) -> Part:
     if problem.xp == "numpy" or part._is_on_host:
         return _placed_part_anew(problem, part, q)
     shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-    if shape not in part._known:  # it is checked once
+    if not CHECKED.get(part, shape):
         _placed_part_anew(problem, part, q)
-        part._remember(shape, True)
+        CHECKED.keep(part, shape, True)
     return part
 
 

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from .checks import DTYPES, Array, flag, library, number, words_for
-from .masks import Held, Integers, _clip, _given, _integers
-from .values import Value, broadcasts, sum_broadcast
+from .checks import DTYPES, Array, Integers, flag, integers, library, number, words_for
+from .values import Held, Value, broadcasts, clip, for_queries, given, sum_broadcast
 
 FLOATING = ", ".join(map(str, DTYPES))
 FARTHEST = 2**30  # a farther offset means the same
@@ -114,10 +113,10 @@ class DistancePart(ArrayPart):
     def __post_init__(self) -> None:
         super().__post_init__()
         name = f"{type(self).__name__} offset"
-        self._set(offset=None if self.offset is None else _integers(name, self.offset))
+        self._set(offset=None if self.offset is None else integers(name, self.offset))
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return _given(offset=self.offset)
+        return given(offset=self.offset)
 
     def _within(self, segments: Any) -> Part:
         if segments is None or self.offset is not None:
@@ -131,16 +130,13 @@ class DistancePart(ArrayPart):
         segments = self._segments
         if segments is not None:  # between equal offsets a query's own key has the query's number
             return 0 if segments.keys is None and seqlen_q == seqlen_k else None
-        return seqlen_k - seqlen_q if self.offset is None else _clip(self.offset, -FARTHEST, FARTHEST)
+        return seqlen_k - seqlen_q if self.offset is None else clip(self.offset, -FARTHEST, FARTHEST)
 
     def _ahead(self, S: Any) -> Any:
         """How far each key is ahead of each query's own."""
         m, n = S.shape[-2:]
         i, j, offset = np.arange(m, like=S), np.arange(n, like=S), self._whole_offset(m, n)
-        if offset is None:
-            own = self._segments._rows(i, n).own
-        else:
-            own = i + (offset if isinstance(offset, int) else offset[..., None])
+        own = self._segments._rows(i, n).own if offset is None else i + for_queries(offset)
         return j - own[..., None]
 
 

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 V = TypeVar("V", bound="Value")
-MOST_KNOWN = 32  # entries that a value remembers
+MOST_KNOWN = 32  # entries of a Memo
+
+
+class Held(NamedTuple):
+    """An array that a value holds, with the shape it must have behind the batch axes and the largest value allowed."""
+
+    name: str
+    array: Any
+    shape: tuple[int, ...]
+    largest: Any = None
+    rising: bool = False  # whether it must not decrease along its last axis
 
 
 class Value:
@@ -46,17 +56,6 @@ class Value:
         """For copies and pickle, without what is cached: a hash holds in its own process."""
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
-    @cached_property
-    def _known(self) -> dict[Any, Any]:
-        """What calls have found out about it, by lengths and batch axes, if all its arrays are on a GPU: nobody reads
-        those, and all else of a value stays as it is."""
-        return {}
-
-    def _remember(self, key: Any, value: Any) -> None:
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = value
-
     def __repr__(self) -> str:
         values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))
         inside = ", ".join(f"{name}={shown(x)}" for name, x in values if x is not None)
@@ -65,6 +64,30 @@ class Value:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+class Memo:
+    """What a caller has found out about values, by key; it lies with each of them, and goes with it.
+
+    It is for values whose arrays are all on a GPU: nobody reads those, and all else of a value stays as it is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = f"_{name}"
+
+    def get(self, value: Value, key: Any) -> Any:
+        return vars(value).get(self.name, {}).get(key)
+
+    def keep(self, value: Value, key: Any, found: Any) -> None:
+        known = vars(value).setdefault(self.name, {})
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[key] = found
+
+
+def given(**arrays: Any) -> tuple[Held, ...]:
+    """Those that are not None, over the batch axes alone."""
+    return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
 
 
 def moved(x: Any, array: Any) -> Any:
@@ -84,6 +107,20 @@ def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
 def broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether NumPy broadcasts an array of one shape to the other one."""
     return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape)))
+
+
+def clip(x: Any, low: int, high: int) -> Any:
+    """An int, or an array of int64: unsigned numbers beyond it are cut first."""
+    if isinstance(x, int):
+        return max(low, min(x, high))
+    if x.dtype == np.uint64:
+        x = np.minimum(x, np.uint64(2**62))
+    return np.clip(x.astype(np.int64), low, high)
+
+
+def for_queries(x: Any) -> Any:
+    """A number, or an array with an axis of queries behind its own."""
+    return x if isinstance(x, int) else x[..., None]
 
 
 def shown(x: Any) -> str:

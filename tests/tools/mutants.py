@@ -41,12 +41,12 @@ CPU = ["test_api.py::test_masks[numpy-dropout-window]", "test_api.py::test_masks
 NOTHING_SEEN = ["test_api.py::test_rows_that_see_nothing[numpy-float32]",
                 "test_api.py::test_beyond_lengths_nothing_leaks[numpy-Causal()-nan]",
                 "test_api.py::test_gradient_of_lse_is_ignored_where_nothing_is_seen[numpy]"]  # fmt: skip
-SEGMENTS = [f"test_intervals.py::test_{name}" for name in (
-    "segments", "alignment_within_segments", "batch_axes", "prefix", "cupys_offsets_out_of_range_are_clamped",
-    "pack_and_unpack", "masks[-segments]",
+SEGMENTS = [*[f"masks/test_segments.py::test_{name}" for name in (
+    "segments", "alignment_within_segments", "batch_axes", "cupys_offsets_out_of_range_are_clamped", "pack_and_unpack",
+)], "masks/test_calls.py::test_masks[-segments]"]  # fmt: skip
+APART = [f"masks/test_segments.py::test_{name}" for name in (
+    "packed_is_separate", "nan_stays_in_its_segment[None-v-nan]", "nan_stays_in_its_segment[None-q-nan]",
 )]  # fmt: skip
-APART = ["test_intervals.py::test_packed_is_separate", "test_intervals.py::test_nan_stays_in_its_segment[None-v-nan]",
-         "test_intervals.py::test_nan_stays_in_its_segment[None-q-nan]"]  # fmt: skip
 PACKED = ["cuda/kernels/test_intervals.py::test_small_problems[simulated-CUDA cores-segments by head]"]
 SCORES = [f"cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-{parts}]" for parts in (
     "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
@@ -55,45 +55,66 @@ SCORES = [f"cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUD
 # fmt: off
 TABLE = [
     # -------------------------------------------------------------------------------------------- masks and dropout
-    Faults("masks.py", ["test_masks.py"], {
+    Faults("masks/base.py", ["masks/test_bands.py", "masks/test_dense.py"], {
         '_larger if side == "lo" else _smaller': '_larger if side == "hi" else _smaller',
-        "_clip(at, -FAR, FAR) + _clip(shift, -FAR, FAR)": "at + shift",
+        "clip(at, -FAR, FAR) + clip(shift, -FAR, FAR)": "at + shift",
         '"queries": (0, seqlen_q), "keys"': '"queries": (1, seqlen_q), "keys"',
         '"keys": (0, seqlen_k)}.get': '"keys": (1, seqlen_k)}.get',
+        "own = (1,) * (len(shape) - x.ndim) + x.shape": "own = x.shape + (1,) * (len(shape) - x.ndim)",
+    }),
+    Faults("masks/base.py", SEGMENTS, {
+        "reduce(_larger, (clip(interval": "reduce(_smaller, (clip(interval",
+    }),
+    Faults("masks/logic.py", ["masks/test_bands.py", "masks/test_dense.py", "masks/test_logic.py"], {
         "(i + lo <= j)": "(i + lo < j)",
         "(j <= i + hi)": "(j < i + hi)",
-        "(i < queries)": "(i <= queries)",
+        "(i < queries) &": "(i <= queries) &",
         "cell = cells[..., row, col]": "cell = cells[..., row, row]",
         ">> (j % cols)": ">> (7 - j % cols)",
+        "minimum(i + hi + 1, keys)": "minimum(i + hi, keys)",
+        "Interval(np.minimum(one.end, other.end), gap_end)": "Interval(np.maximum(one.end, other.end), gap_end)",
+        "np.where(both, ": "np.where(True, ",
+    }),
+    Faults("masks/logic.py", [*SEGMENTS, "masks/test_calls.py::test_unions_of_both_kinds_within_segments"], {
+        "if part not in self._within)": ")",
+        "if isinstance(part, AnyOf) and part._is_drawn else": "if isinstance(part, AnyOf) else",
+        "part._inside(mask._segments)._bits": "part._bits",
+    }),
+    Faults("masks/bands.py", ["masks/test_bands.py"], {
         'Edge("lo", offset, -self.left)': 'Edge("lo", offset, self.left)',
         'Edge("hi", seqlen_k - seqlen_q if self.offset': 'Edge("hi", 0 if self.offset',
         "offset = seqlen_k - seqlen_q if self.offset": "offset = 0 if self.offset",
-        "own = (1,) * (len(shape) - x.ndim) + x.shape": "own = x.shape + (1,) * (len(shape) - x.ndim)",
+    }),
+    Faults("masks/bands.py", SEGMENTS, {
+        "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
+        "Interval(rows.first, rows.own + 1)": "Interval(rows.first, rows.own)",
+    }),
+    Faults("masks/dense.py", ["masks/test_dense.py"], {
         "padded[..., bit::8]": "padded[..., 7 - bit::8]",
-        "_truths(visible)": "visible",
+        "cast(Any, visible).view(np.uint8) != 0": "visible",
         "for _ in range(nodes)": "for _ in range(nodes - 1)",
         "visible[tree, at, node[tree, at]] = True": "visible[tree, node[tree, at], at] = True",
+    }),
+    Faults("masks/block_sparse.py", ["masks/test_block_sparse.py"], {
         "(i ^ j) & ((i ^ j) - 1)": "(i ^ j) & (i ^ j)",
         "(abs(i - j) <= local) | (np.minimum(i, j) < everywhere)":
             "(abs(i - j) <= local) | (np.minimum(i, j) <= everywhere)",
         "(abs(i - j) <= local) | ((i - j) % stride == 0)": "(abs(i - j) < local) | ((i - j) % stride == 0)",
         "j = np.arange(n_blocks) * shorter // max(n_blocks, 1)": "j = np.arange(n_blocks)",
-        "x = np.minimum(x, np.uint64(2**62))": "pass",
     }),
-    Faults("masks.py", SEGMENTS, {
-        " if part not in self._within)": ")",
-        "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
-        "Interval(rows.first, rows.own + 1)": "Interval(rows.first, rows.own)",
-        "reduce(_larger, (_clip(interval": "reduce(_smaller, (_clip(interval",
-    }),
-    Faults("intervals.py", SEGMENTS, {
+    Faults("masks/segments.py", SEGMENTS, {
         "x.reshape(*lead, x.size)": "x",
         "above = i.size * row": "above = 0 * row",
         'side="right"': 'side="left"',
         "Rows(first, end, i + end - ": "Rows(first, end, i + first - ",
+        "packed[..., first:end, :]": "packed[..., first:end, :].copy()",
+    }),
+    Faults("masks/intervals.py", [*SEGMENTS, "masks/test_intervals.py::test_prefix"], {
         "np.maximum(rows.first + ": "np.maximum(",
         "offset = seqlen_k - i.size if self.offset": "offset = 0 if self.offset",
-        "packed[..., first:end, :]": "packed[..., first:end, :].copy()",
+    }),
+    Faults("values.py", ["masks/test_bands.py"], {
+        "x = np.minimum(x, np.uint64(2**62))": "pass",
     }),
     Faults("checks.py", ["test_errors.py"], {
         "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",

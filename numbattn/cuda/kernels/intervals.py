@@ -1,4 +1,4 @@
-"""The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.intervals`.
+"""The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.masks`.
 
 `visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
 "intervals", "prefix", and "within", a prefix of each segment, with the names behind it of what is an array.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
-from ...intervals import Intervals, Prefix
+from ...masks import Intervals, Prefix
 from ..build import Source
 from ..plan.arguments import Word
 from ..plan.spec import SIDES, Spec

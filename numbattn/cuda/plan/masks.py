@@ -5,13 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...masks import AnyOf, Window, _clip, band_of
+from ...masks import AnyOf, Window, arrays_of, band_of
+from ...values import Memo, clip
 from ..kernels.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
 from ..kernels.shared.visibility import FARTHEST
 from .spec import SIDES
 from .steps import Lowered, array_of_mask
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
+LOWERED_MASKS = Memo("lowered")  # by lengths
 
 
 class MaskNumbers(NamedTuple):
@@ -34,14 +36,13 @@ def numbers_of(mask, seqlen_q, seqlen_k):
 
 def known_numbers_and_arrays(mask, seqlen_q, seqlen_k):
     """As `numbers_and_arrays`, and where the arrays lie; kept with the mask where these are its own, on a GPU."""
-    key = "numbers", seqlen_q, seqlen_k
-    found = mask._known.get(key)
+    found = LOWERED_MASKS.get(mask, (seqlen_q, seqlen_k))
     if found is None:
         masked, arrays = numbers_and_arrays(mask, seqlen_q, seqlen_k)
         found = masked, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
-        own = {id(x) for leaf in mask._leaves for x in leaf._arrays().values()}
-        if mask._is_on_gpu and all(id(x) in own for x in arrays.values()):
-            mask._remember(key, found)
+        own = set(map(id, arrays_of(mask)))
+        if mask._lasts and all(id(x) in own for x in arrays.values()):
+            LOWERED_MASKS.keep(mask, (seqlen_q, seqlen_k), found)
     return found
 
 
@@ -79,7 +80,7 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
         numbers = []
         for which, (name, x) in enumerate(values.items()):
             is_int32 = not isinstance(x, int) and x.dtype == np.int32       # the kernel reads it as it is
-            x = x if is_int32 else _clip(x, -FARTHEST, FARTHEST)
+            x = x if is_int32 else clip(x, -FARTHEST, FARTHEST)
             numbers.append(x if isinstance(x, int) else None)
             if not isinstance(x, int):
                 kind += f" {name}"
@@ -119,4 +120,4 @@ def own_band(windows):
     pairs = [(part.left, part.right) if isinstance(part, Window) else (None, 0) for part in windows]
     lo = max((-left for left, _ in pairs if left is not None), default=-FARTHEST)
     hi = min((right for _, right in pairs if right is not None), default=FARTHEST)
-    return _clip(lo, -FARTHEST, FARTHEST), _clip(hi, -FARTHEST, FARTHEST)
+    return clip(lo, -FARTHEST, FARTHEST), clip(hi, -FARTHEST, FARTHEST)

@@ -1,9 +1,11 @@
 """Scores lowered: what is compiled in of each part, its numbers, its arrays by name. And what is left of gradients."""
 
 from ...checks import overlap
-from ...values import sum_broadcast
+from ...values import Memo, sum_broadcast
 from ..kernels.scores import CLASSES
 from .steps import Lowered, gradient_of_part, sums_by_row, sums_of_part
+
+LOWERED_PARTS = Memo("lowered")  # by number, lengths and dtype of sums
 
 
 def known_parts_and_arrays(parts, problem):
@@ -20,13 +22,13 @@ def known_parts_and_arrays(parts, problem):
 def known_part(part, number, problem):
     """A part, Lowered, its arrays by name, and where they lie; kept with a part whose own arrays they are, on a GPU."""
     key = number, problem.seqlen_q, problem.seqlen_k, problem.sum_dtype
-    found = part._known.get(key)
+    found = LOWERED_PARTS.get(part, key)
     if found is None:
         lowered, arrays = lowered_part(part, number, problem)
         found = lowered, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
         own = part._arrays().values()
         if not part._is_on_host and all(any(overlap(x, y) for y in own) for x in arrays.values()):
-            part._remember(key, found)
+            LOWERED_PARTS.keep(part, key, found)
     return found
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from tests import test_intervals, test_scores
+from tests import test_scores
+from tests.masks import calls
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +14,7 @@ def sizes(monkeypatch):
     """Sets how many batches, heads, queries and keys the scores and masks of these tests are of, and their arrays."""
 
     def set_sizes(*sizes):
-        for module in (test_scores, test_intervals):
+        for module in (test_scores, calls):
             for name, size in zip("BHMN", sizes):
                 monkeypatch.setattr(module, name, size)
 

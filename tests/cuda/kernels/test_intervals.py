@@ -13,9 +13,11 @@ from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.steps import array_of_mask
 from numbattn.masks import All
 from numbattn.problem import DTYPES
-from tests import test_intervals as calls
 from tests.accuracy import check
-from tests.test_intervals import KINDS, NUMBER, ONE_KEY, segments
+from tests.masks import calls
+from tests.masks.calls import ONE_KEY
+from tests.masks.examples import INTERVALS as KINDS
+from tests.masks.examples import NUMBER, segments
 from tests.tools.device import BY_UNIT, HOPPER, on
 from tests.tools.launch import compiled_only, launch, simulated_only
 

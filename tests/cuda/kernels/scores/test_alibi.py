@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from tests import test_scores as scores
 from tests.accuracy import check, random
-from tests.test_intervals import ONE_KEY
+from tests.masks.calls import ONE_KEY
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only
 

@@ -14,9 +14,10 @@ from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, S
 from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.spec import PADDED
 from numbattn.cuda.tile import block_index, index, thread_index
-from tests import test_intervals as calls
 from tests.accuracy import assert_equal, check, random
-from tests.test_intervals import MASKS, ONE_KEY, SEGMENTS, segments
+from tests.masks import calls
+from tests.masks.calls import MASKS, ONE_KEY, SEGMENTS
+from tests.masks.examples import segments
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, launch, simulated_only
 

@@ -1,8 +1,5 @@
-"""Masks that show each query an interval of keys, among them the segments of packed sequences.
-
-Sequences of unequal length are packed one after the other along the sequence axis, without padding: `pack` does it,
-`Segments` keeps them apart.
-"""
+"""Packed sequences: of unequal length, one after the other along the sequence axis, without padding. `pack` does it,
+`Segments` keeps them apart."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import Array, check_values, same_library
-from .masks import FAR, Held, Integers, Interval, Mask, Rows, _broadcast, _clip, _for_queries, _given, _integers
-from .values import moved
+from ..checks import Array, Integers, check_values, integer_array, same_library
+from ..values import Held, clip, moved
+from .base import Interval, Mask, Rows
 
 A = TypeVar("A", bound=Array)
 
@@ -76,8 +73,6 @@ class Segments(Mask):
     queries: Integers
     keys: Integers | None = None
 
-    _aligns = True
-
     def __post_init__(self) -> None:
         queries = _offsets("Segments queries", self.queries)
         keys = None if self.keys is None else _offsets("Segments keys", self.keys)
@@ -94,7 +89,7 @@ class Segments(Mask):
 
     def _rows(self, i: Any, seqlen_k: int) -> Rows:
         keys = self.queries if self.keys is None else self.keys
-        queries, keys = np.broadcast_arrays(_clip(self.queries, 0, i.size), _clip(keys, 0, seqlen_k))
+        queries, keys = np.broadcast_arrays(clip(self.queries, 0, i.size), clip(keys, 0, seqlen_k))
         *lead, size = queries.shape
         row = np.arange(math.prod(lead), like=i)[:, None]
         above = i.size * row  # beyond the offsets of the rows before: one search finds the segments of all rows
@@ -114,92 +109,6 @@ class Segments(Mask):
         return tuple(Held(name, x, x.shape[-1:], largest, rising=True) for name, x, largest in held if x is not None)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Prefix(Mask):
-    """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal behind a prefix that all see.
-
-    It needs no `Causal` beside it, which would hide the prefix.
-
-    Parameters
-    ----------
-    lengths : int or integer array over the batch axes
-        0 <= lengths <= seqlen_k.
-    offset : int or integer array over the batch axes, optional
-        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key. Within `Segments`
-        a Prefix without an offset begins with each segment and is no longer than it; with an offset both numbers count
-        the keys of the packed array. For a length of its own for each segment take `Intervals`.
-
-    Examples
-    --------
-    >>> import numbattn as na
-    >>> na.Prefix(2).dense(4, 4).astype(int)
-    array([[1, 1, 0, 0],
-           [1, 1, 0, 0],
-           [1, 1, 1, 0],
-           [1, 1, 1, 1]])
-    """
-
-    lengths: Integers
-    offset: Integers | None = None
-
-    def __post_init__(self) -> None:
-        self._set(
-            lengths=_integers("Prefix lengths", self.lengths),
-            offset=None if self.offset is None else _integers("Prefix offset", self.offset),
-        )
-
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        offset = seqlen_k - i.size if self.offset is None else self.offset
-        return (self._aligned(Rows(0, seqlen_k, i + _for_queries(_clip(offset, -FAR, FAR)))),)
-
-    def _aligned(self, rows: Rows) -> Interval:
-        return Interval(0, np.maximum(rows.first + _for_queries(_clip(self.lengths, 0, FAR)), rows.own + 1))
-
-    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return Held("lengths", self.lengths, (), seqlen_k), *_given(offset=self.offset)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Intervals(Mask):
-    """Key j is visible to query i iff ``first[..., i] <= j < end[..., i]``.
-
-    Parameters
-    ----------
-    first, end : integer array, (..., seqlen_q)
-        Any integers: what is beyond the keys is clipped, and where first >= end a query sees nothing. Each is broadcast
-        as NumPy does, axes of size 1 and missing axes included, against the batch axes, heads included, and seqlen_q.
-
-    Examples
-    --------
-    >>> import numbattn as na
-    >>> na.Intervals([0, 0, 2, 3], [2, 4, 4, 3]).dense(4, 4).astype(int)
-    array([[1, 1, 0, 0],
-           [1, 1, 1, 1],
-           [0, 0, 1, 1],
-           [0, 0, 0, 0]])
-    """
-
-    first: Integers
-    end: Integers
-
-    def __post_init__(self) -> None:
-        self._set(
-            first=_vector("Intervals first", self.first, "(..., seqlen_q)"),
-            end=_vector("Intervals end", self.end, "(..., seqlen_q)"),
-        )
-
-    def _fit(self, shape: tuple[int, ...]) -> Mask:
-        first, end = (_broadcast(f"Intervals {name}", x, shape[:-1], 1) for name, x in self._arrays().items())
-        return self if first is self.first and end is self.end else Intervals(first, end)
-
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        return (Interval(self.first, self.end),)
-
-    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        return Held("first", self.first, (seqlen_q,)), Held("end", self.end, (seqlen_q,))
-
-
-# ----------------------------------------------------------------------------------------------------------- packing
 def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
     """Sequences, one after the other in one array, and the offsets that `Segments` takes.
 
@@ -283,16 +192,8 @@ def unpack(packed: A, offsets: Sequence[int] | Array) -> list[A]:
     return [packed[..., first:end, :] for first, end in pairwise(found.tolist())]
 
 
-def _vector(name: str, value: Any, shape: str) -> Any:
-    """An integer array of at least one axis."""
-    array = _integers(name, value)
-    if isinstance(array, int):
-        raise ValueError(f"{name}: got a number, expected an array {shape}")
-    return array
-
-
 def _offsets(name: str, value: Any) -> Any:
-    array = _vector(name, value, "(..., count + 1)")
+    array = integer_array(name, value, "(..., count + 1)")
     if array.shape[-1] == 0:
         raise ValueError(f"{name}: got the shape {array.shape}, expected at least one offset")
     return array

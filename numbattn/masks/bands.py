@@ -1,0 +1,131 @@
+"""Masks that are bands: Causal, Window and Lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..checks import Integers, integer, integers
+from ..values import Held, clip, given, shown
+from .base import FAR, Edge, Interval, Mask, Rows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Causal(Mask):
+    """Key j is visible to query i iff ``j <= i + offset``.
+
+    Parameters
+    ----------
+    offset : int or integer array over the batch axes, optional
+        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` every one of its segment;
+        with 0 the first query sees the first key.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Causal(offset=0).dense(2, 3).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0]])
+    """
+
+    offset: Integers | None = None
+
+    def __post_init__(self) -> None:
+        self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
+
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        return (Edge("hi", seqlen_k - seqlen_q if self.offset is None else self.offset),)
+
+    def _aligned(self, rows: Rows) -> Interval:
+        return Interval(rows.first, rows.own + 1)
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return given(offset=self.offset)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Window(Mask):
+    """Key j is visible to query i iff ``i + offset - left <= j <= i + offset + right``.
+
+    Parameters
+    ----------
+    left, right : int or None
+        How many keys before and after its own a query sees; None = all of them.
+    offset : int or integer array over the batch axes, optional
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, within
+        `Segments` those of each segment; 0 aligns the first ones.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Window(1, 0).dense(4, 4).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 1, 1, 0],
+           [0, 0, 1, 1]])
+    """
+
+    left: int | None
+    right: int | None
+    offset: Integers | None = None
+
+    def __post_init__(self) -> None:
+        self._set(
+            left=None if self.left is None else integer("Window left", self.left),
+            right=None if self.right is None else integer("Window right", self.right),
+            offset=None if self.offset is None else integers("Window offset", self.offset),
+        )
+
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        offset = seqlen_k - seqlen_q if self.offset is None else self.offset
+        left = () if self.left is None else (Edge("lo", offset, -self.left),)
+        return left if self.right is None else (*left, Edge("hi", offset, self.right))
+
+    def _aligned(self, rows: Rows) -> Interval:
+        left, right = (FAR if x is None else clip(x, -FAR, FAR) for x in (self.left, self.right))
+        return Interval(rows.own - left, rows.own + right + 1)
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return given(offset=self.offset)
+
+    def __repr__(self) -> str:
+        return f"Window({self.left}, {self.right}{'' if self.offset is None else f', offset={shown(self.offset)}'})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Lengths(Mask):
+    """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
+
+    What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
+    like others: what it hides may be read, and is to be finite.
+
+    Parameters
+    ----------
+    keys, queries : int or integer array over the batch axes, optional
+        0 <= keys <= seqlen_k, 0 <= queries <= seqlen_q. Default: all of them. For inputs with the batch axes (B, H),
+        lengths by batch have the shape (B, 1). CuPy's arrays are not looked into: what is out of range is clamped.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> na.Lengths(keys=np.array([1, 3])).dense(1, 3).astype(int)
+    array([[[1, 0, 0]],
+    <BLANKLINE>
+           [[1, 1, 1]]])
+    """
+
+    keys: Integers | None = None
+    queries: Integers | None = None
+
+    def __post_init__(self) -> None:
+        self._set(
+            keys=None if self.keys is None else integers("Lengths keys", self.keys),
+            queries=None if self.queries is None else integers("Lengths queries", self.queries),
+        )
+
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        edges = Edge("keys", self.keys), Edge("queries", self.queries)
+        return tuple(edge for edge in edges if edge.at is not None)
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))
+        return tuple(h for h in held if h.array is not None)

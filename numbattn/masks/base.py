@@ -1,0 +1,247 @@
+"""What a mask is, and what it says to kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import masks  # the kinds of masks derive from Mask: it finds them here when it is called
+from ..checks import Array, integer
+from ..values import Held, Value, broadcasts, clip
+
+FAR = 2**40  # beyond every sequence, and far from overflow
+
+
+class Band(NamedTuple):
+    """Key j is visible to query i iff i + lo <= j <= i + hi, i < queries and j < keys.
+
+    Integers, or integer arrays over the batch axes; -seqlen_q <= lo, hi <= seqlen_k.
+    """
+
+    lo: Any
+    hi: Any
+    queries: Any
+    keys: Any
+
+
+class Edge(NamedTuple):
+    """A bound of a Band: at + shift. Of all edges of a side the narrowest holds."""
+
+    side: str  # "lo", "hi", "queries" or "keys"
+    at: Any  # an int, or an integer array over the batch axes
+    shift: int = 0
+
+
+class Interval(NamedTuple):
+    """Key j is visible to query i iff first[..., i] <= j < end[..., i]; integer arrays (..., seqlen_q)."""
+
+    first: Any
+    end: Any
+
+
+class Rows(NamedTuple):
+    """The segments in which queries lie, integer arrays (..., seqlen_q)."""
+
+    first: Any  # key of the segment
+    end: Any  # of its keys; `first` for a query in no segment
+    own: Any  # the query's own key, where the segment's last query is aligned with its last key
+
+
+class Grid(NamedTuple):
+    """Element (i, j) is visible iff its cell (i // rows, j // cols) is set; in a packed cell, iff its bit j % cols is.
+
+    cells: uint8, the batch axes and then rows and columns of cells.
+    """
+
+    cells: Any
+    rows: int
+    cols: int
+    packed: bool = False
+
+
+class Mask(Value):
+    """What all masks share: `&`, `|` and `dense`."""
+
+    __array_ufunc__ = None  # so that `array & mask` comes to __rand__
+
+    def dense(self, seqlen_q: int, seqlen_k: int) -> NDArray[np.bool_]:
+        """The boolean array that the mask stands for.
+
+        Parameters
+        ----------
+        seqlen_q, seqlen_k : int
+
+        Returns
+        -------
+        array of bool, (..., seqlen_q, seqlen_k)
+            True = visible. The leading axes are those of the arrays in the mask; without arrays there are none. It is
+            a CuPy array if the mask holds one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what are no lengths.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.Causal().dense(2, 3).astype(int)
+        array([[1, 1, 0],
+               [1, 1, 1]])
+        """
+        seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
+        array = next((x for x in arrays_of(self) if not isinstance(x, np.ndarray)), np.empty(0))
+        return masks.visible(self._like(array), seqlen_q, seqlen_k, array)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask has no truth value: use & where you wrote `and`, | where you wrote `or`, "
+                        "and ~ on boolean arrays")
+
+    def __and__(self, other: Mask | Array) -> Mask:
+        return masks.All(self._parts + masks.as_mask(other, "&")._parts)
+
+    def __rand__(self, other: Mask | Array) -> Mask:
+        return masks.All(masks.as_mask(other, "&")._parts + self._parts)
+
+    def __or__(self, other: Mask | Array) -> Mask:
+        return masks.any_of(self, masks.as_mask(other, "|"))
+
+    def __ror__(self, other: Mask | Array) -> Mask:
+        return masks.any_of(masks.as_mask(other, "|"), self)
+
+    # ------------------------------------------------------------------------------------- what a kind of mask says
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        """Where its band ends; on other sides it goes on to the end of the matrix."""
+        return ()
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        """What queries i, np.arange(seqlen_q) in the library of its arrays, see by its intervals."""
+        return ()
+
+    def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        """What its intervals show queries i though it is hidden."""
+        return ()
+
+    def _grids(self) -> tuple[Grid, ...]:
+        """The grids, all of which hide elements."""
+        return ()
+
+    def _aligned(self, rows: Rows) -> Interval:
+        """What queries see if the mask, which has no offset of its own, is aligned within segments."""
+        raise NotImplementedError
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        """Its arrays, each as a Held."""
+        return ()
+
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
+        """The mask for scores of the shape (..., seqlen_q, seqlen_k): boolean arrays are broadcast."""
+        return self
+
+    @property
+    def _is_interval(self) -> bool:
+        """Whether each query sees an interval of keys."""
+        return True
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether each call makes Bits of it, or of a part."""
+        return False
+
+    # ------------------------------------------------------------------------------------------- what it consists of
+    @property
+    def _parts(self) -> tuple[Mask, ...]:
+        """All of them hold."""
+        return (self,)
+
+    @property
+    def _leaves(self) -> tuple[Mask, ...]:
+        """What `&` and `|` have joined."""
+        return (self,)
+
+    @property
+    def _segments(self) -> masks.Segments | None:
+        """The Segments in it."""
+        return next((part for part in self._parts if isinstance(part, masks.Segments)), None)
+
+    @property
+    def _within(self) -> tuple[Mask, ...]:
+        """The parts that are aligned within segments: if there are any, those without an offset of their own."""
+        return ()
+
+    @property
+    def _others(self) -> tuple[Mask, ...]:
+        """The parts that are not; what an AnyOf among them joins may be."""
+        return self._parts
+
+    # ----------------------------------------------------------------------------------------------- what calls ask
+    def _band(self, seqlen_q: int, seqlen_k: int) -> Band:
+        return band_of(self._edges(seqlen_q, seqlen_k), seqlen_q, seqlen_k)
+
+    def _interval(self, i: Any, seqlen_k: int) -> Interval | None:
+        """What queries i see by all its intervals; None if it has none."""
+        intervals = self._intervals(i, seqlen_k)
+        return interval_of(intervals, seqlen_k) if intervals else None
+
+    @cached_property
+    def _kinds(self) -> tuple[type, ...]:
+        """What kernels are compiled for."""
+        return tuple(masks.Bits if part._is_drawn else type(part) for part in self._parts)
+
+    @cached_property
+    def _holds_arrays(self) -> bool:
+        """Whether kernels take any."""
+        return self._is_drawn or bool(arrays_of(self))
+
+    @cached_property
+    def _lasts(self) -> bool:
+        """Whether what a call has found out about it holds for the next: its arrays, on a GPU, are not read."""
+        return not self._is_drawn and not any(isinstance(x, np.ndarray) for x in arrays_of(self))
+
+    @cached_property
+    def _and_causal(self) -> Mask:
+        return masks.Causal() & self
+
+
+def arrays_of(mask: Mask) -> list[Any]:
+    """All arrays in a mask."""
+    return [x for leaf in mask._leaves for x in leaf._arrays().values()]
+
+
+def band_of(edges: Iterable[Edge], seqlen_q: int, seqlen_k: int) -> Band:
+    """The Band with these edges."""
+    ends = {"lo": -seqlen_q, "hi": seqlen_k, "queries": seqlen_q, "keys": seqlen_k}
+    for side, at, shift in edges:
+        low, high = {"queries": (0, seqlen_q), "keys": (0, seqlen_k)}.get(side, (-seqlen_q, seqlen_k))
+        end = clip(clip(at, -FAR, FAR) + clip(shift, -FAR, FAR), low, high)
+        ends[side] = (_larger if side == "lo" else _smaller)(ends[side], end)
+    return Band(**ends)
+
+
+def interval_of(intervals: Sequence[Interval], seqlen_k: int) -> Interval:
+    """The Interval of what all of them show, 0 <= first, end <= seqlen_k; where that is nothing, (seqlen_k, 0)."""
+    first = reduce(_larger, (clip(interval.first, 0, seqlen_k) for interval in intervals))
+    end = reduce(_smaller, (clip(interval.end, 0, seqlen_k) for interval in intervals))
+    some = first < end
+    return Interval(np.where(some, first, seqlen_k), np.where(some, end, 0))
+
+
+def broadcast(what: str, x: Any, shape: tuple[int, ...], own_axes: int) -> Any:
+    """An array with all axes of a shape, the last `own_axes` of them at full size; itself if it has them already."""
+    if not broadcasts(x.shape, shape):
+        raise ValueError(f"mask: got {what} of the shape {x.shape}, which do not broadcast to {shape}")
+    own = (1,) * (len(shape) - x.ndim) + x.shape
+    full = *own[:-own_axes], *shape[len(shape) - own_axes :]
+    return x if x.shape == full else np.broadcast_to(x.reshape(own), full)
+
+
+def _larger(x: Any, y: Any) -> Any:
+    return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
+
+
+def _smaller(x: Any, y: Any) -> Any:
+    return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)

@@ -1,0 +1,176 @@
+"""The mask of blocks, and its patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from ..checks import Array, check_array, integer, shape_of, words_for
+from ..values import Held
+from .base import Grid, Mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockSparse(Mask):
+    """Key j is visible to query i iff ``blocks[..., i // rows, j // columns]``: Algorithm 5 skips the other blocks.
+
+    Parameters
+    ----------
+    blocks : array of bool, (..., ceil(seqlen_q / rows), ceil(seqlen_k / columns))
+        The leading axes are the batch axes, heads included, each of full size or 1.
+    block_size : (int, int)
+        Rows and columns of a block, any size.
+
+    See Also
+    --------
+    BlockSparse.butterfly, BlockSparse.local_global, BlockSparse.strided : patterns.
+
+    Notes
+    -----
+    The patterns are symmetric; ``& Causal()`` makes them causal. Of a matrix that is not square, the pattern of the
+    shorter axis is stretched along the longer one.
+    """
+
+    blocks: Array
+    block_size: tuple[int, int] = (64, 64)
+
+    _is_interval = False
+
+    def __post_init__(self) -> None:
+        check_array("BlockSparse blocks", self.blocks, np.bool_)
+        self._set(block_size=_block_size(self.block_size))
+
+    @classmethod
+    def butterfly(cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64)) -> BlockSparse:
+        """Block i sees block j iff i and j are equal or differ in one bit: the paper's pattern, log2(n) blocks a row.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+
+        Returns
+        -------
+        BlockSparse
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no shape, and for blocks without elements.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.butterfly((4, 4), block_size=(1, 1)).blocks.astype(int)
+        array([[1, 1, 1, 0],
+               [1, 1, 0, 1],
+               [1, 0, 1, 1],
+               [0, 1, 1, 1]])
+        """
+        return cls._built(shape, block_size, lambda i, j: ((i ^ j) & ((i ^ j) - 1)) == 0)
+
+    @classmethod
+    def local_global(
+        cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64), local: int = 1, everywhere: int = 1
+    ) -> BlockSparse:
+        """Block i sees block j iff ``|i - j| <= local``, or one of them is among the first `everywhere` blocks.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+        local : int, optional
+            Blocks on either side that a block sees.
+        everywhere : int, optional
+            So many first blocks see all, and all see them.
+
+        Returns
+        -------
+        BlockSparse
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no shape, and for blocks without elements.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.local_global((4, 4), block_size=(1, 1), local=0).blocks.astype(int)
+        array([[1, 1, 1, 1],
+               [1, 1, 0, 0],
+               [1, 0, 1, 0],
+               [1, 0, 0, 1]])
+        """
+        local, everywhere = integer("local", local), integer("everywhere", everywhere)
+        return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | (np.minimum(i, j) < everywhere))
+
+    @classmethod
+    def strided(
+        cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64), local: int = 1, stride: int = 4
+    ) -> BlockSparse:
+        """Block i sees block j iff ``|i - j| <= local``, or i - j is a multiple of `stride`.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+        local : int, optional
+            Blocks on either side that a block sees.
+        stride : int, optional
+            1 or more.
+
+        Returns
+        -------
+        BlockSparse
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no shape, and for blocks without elements.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.strided((4, 4), block_size=(1, 1), local=0, stride=2).blocks.astype(int)
+        array([[1, 0, 1, 0],
+               [0, 1, 0, 1],
+               [1, 0, 1, 0],
+               [0, 1, 0, 1]])
+        """
+        local, stride = integer("local", local), integer("stride", stride, low=1)
+        return cls._built(shape, block_size, lambda i, j: (abs(i - j) <= local) | ((i - j) % stride == 0))
+
+    @classmethod
+    def _built(cls, shape: Iterable[int], block_size: tuple[int, int], sees: Callable[[Any, Any], Any]) -> BlockSparse:
+        *batch, m, n = shape_of("shape", shape)
+        rows, cols = _block_size(block_size)
+        m_blocks, n_blocks = -(-m // rows), -(-n // cols)
+        shorter = min(m_blocks, n_blocks)
+        i = np.arange(m_blocks)[:, None] * shorter // max(m_blocks, 1)
+        j = np.arange(n_blocks) * shorter // max(n_blocks, 1)
+        return cls(np.broadcast_to(sees(i, j), (*batch, m_blocks, n_blocks)).copy(), (rows, cols))
+
+    def _grids(self) -> tuple[Grid, ...]:
+        return (Grid(cast(Any, self.blocks).view(np.uint8), *self.block_size),)
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        rows, cols = self.block_size
+        return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
+
+
+def _block_size(block_size: Any) -> tuple[int, int]:
+    try:
+        rows, cols = block_size
+    except (TypeError, ValueError):
+        raise TypeError(f"block_size: got {words_for(block_size)}, expected two integers (rows, columns)") from None
+    return integer("block_size", rows, low=1), integer("block_size", cols, low=1)

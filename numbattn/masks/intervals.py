@@ -1,0 +1,97 @@
+"""Masks that show each query an interval of keys: Prefix and Intervals. Segments, too, have a file of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..checks import Integers, integer_array, integers
+from ..values import Held, clip, for_queries, given
+from .base import FAR, Interval, Mask, Rows, broadcast
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prefix(Mask):
+    """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal behind a prefix that all see.
+
+    It needs no `Causal` beside it, which would hide the prefix.
+
+    Parameters
+    ----------
+    lengths : int or integer array over the batch axes
+        0 <= lengths <= seqlen_k.
+    offset : int or integer array over the batch axes, optional
+        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key. Within `Segments`
+        a Prefix without an offset begins with each segment and is no longer than it; with an offset both numbers count
+        the keys of the packed array. For a length of its own for each segment take `Intervals`.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Prefix(2).dense(4, 4).astype(int)
+    array([[1, 1, 0, 0],
+           [1, 1, 0, 0],
+           [1, 1, 1, 0],
+           [1, 1, 1, 1]])
+    """
+
+    lengths: Integers
+    offset: Integers | None = None
+
+    def __post_init__(self) -> None:
+        self._set(
+            lengths=integers("Prefix lengths", self.lengths),
+            offset=None if self.offset is None else integers("Prefix offset", self.offset),
+        )
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        offset = seqlen_k - i.size if self.offset is None else self.offset
+        return (self._aligned(Rows(0, seqlen_k, i + for_queries(clip(offset, -FAR, FAR)))),)
+
+    def _aligned(self, rows: Rows) -> Interval:
+        return Interval(0, np.maximum(rows.first + for_queries(clip(self.lengths, 0, FAR)), rows.own + 1))
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return Held("lengths", self.lengths, (), seqlen_k), *given(offset=self.offset)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Intervals(Mask):
+    """Key j is visible to query i iff ``first[..., i] <= j < end[..., i]``.
+
+    Parameters
+    ----------
+    first, end : integer array, (..., seqlen_q)
+        Any integers: what is beyond the keys is clipped, and where first >= end a query sees nothing. Each is broadcast
+        as NumPy does, axes of size 1 and missing axes included, against the batch axes, heads included, and seqlen_q.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Intervals([0, 0, 2, 3], [2, 4, 4, 3]).dense(4, 4).astype(int)
+    array([[1, 1, 0, 0],
+           [1, 1, 1, 1],
+           [0, 0, 1, 1],
+           [0, 0, 0, 0]])
+    """
+
+    first: Integers
+    end: Integers
+
+    def __post_init__(self) -> None:
+        self._set(
+            first=integer_array("Intervals first", self.first, "(..., seqlen_q)"),
+            end=integer_array("Intervals end", self.end, "(..., seqlen_q)"),
+        )
+
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
+        first, end = (broadcast(f"Intervals {name}", x, shape[:-1], 1) for name, x in self._arrays().items())
+        return self if first is self.first and end is self.end else Intervals(first, end)
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return (Interval(self.first, self.end),)
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return Held("first", self.first, (seqlen_q,)), Held("end", self.end, (seqlen_q,))

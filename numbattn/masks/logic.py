@@ -1,0 +1,199 @@
+"""Masks made of masks: `&`, `|`, and the booleans that they stand for."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..checks import library, words_for
+from ..values import for_queries
+from .base import Edge, Grid, Interval, Mask, interval_of
+from .dense import Bits, Dense
+from .segments import Segments
+
+J = TypeVar("J", bound="Joined")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Joined(Mask):
+    """What All and AnyOf share."""
+
+    of: tuple[Mask, ...] = ()
+
+    @cached_property
+    def _leaves(self) -> tuple[Mask, ...]:
+        return tuple(leaf for mask in self.of for leaf in mask._leaves)
+
+    def _fit(self, shape: tuple[int, ...]) -> Mask:
+        return self._with(tuple(mask._fit(shape) for mask in self.of))
+
+    def _like(self: J, array: Any) -> J:
+        return self._with(tuple(mask._like(array) for mask in self.of))
+
+    def _with(self: J, of: tuple[Mask, ...]) -> J:
+        """These, joined in the same way; itself if they are its own."""
+        return self if of == self.of else type(self)(of)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class All(Joined):
+    """Visible where every part is; with no part, everywhere."""
+
+    def __post_init__(self) -> None:
+        if sum(isinstance(part, Segments) for part in self.of) > 1:
+            raise ValueError("&: got more than one Segments, allowed is one")
+
+    @property
+    def _parts(self) -> tuple[Mask, ...]:
+        return self.of
+
+    @cached_property
+    def _is_interval(self) -> bool:
+        return all(part._is_interval for part in self.of)
+
+    @cached_property
+    def _is_drawn(self) -> bool:
+        return any(part._is_drawn for part in self.of)
+
+    @cached_property
+    def _within(self) -> tuple[Mask, ...]:
+        if self._segments is None:
+            return ()
+        return tuple(part for part in self.of if getattr(part, "offset", 0) is None)
+
+    @cached_property
+    def _others(self) -> tuple[Mask, ...]:
+        others = (part for part in self.of if part not in self._within)
+        return tuple(part._inside(self._segments) if isinstance(part, AnyOf) else part for part in others)
+
+    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+        return tuple(edge for part in self._others for edge in part._edges(seqlen_q, seqlen_k))
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        found = tuple(interval for part in self._others for interval in part._intervals(i, seqlen_k))
+        if (segments := self._segments) is None or not self._within:
+            return found
+        rows = segments._rows(i, seqlen_k)
+        return *found, *(part._aligned(rows) for part in self._within)
+
+    def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return tuple(gap for part in self._others for gap in part._gaps(i, seqlen_k))
+
+    def _grids(self) -> tuple[Grid, ...]:
+        return tuple(grid for part in self.of for grid in part._grids())
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({part})" if isinstance(part, AnyOf) else f"{part}" for part in self.of) or "All()"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnyOf(Joined):
+    """Visible where one of several masks is.
+
+    Of two that show each query an interval of keys it is an interval with a gap. All others are drawn, as Bits: which
+    of both follows from the kinds of the masks, since kernels are compiled for it.
+    """
+
+    _is_interval = False
+
+    @cached_property
+    def _is_drawn(self) -> bool:
+        return len(self.of) > 2 or not all(mask._is_interval for mask in self.of)
+
+    def _inside(self, segments: Segments | None) -> AnyOf:
+        """It, with masks that are aligned within segments."""
+        return self if segments is None else AnyOf(tuple(All((segments, *mask._parts)) for mask in self.of))
+
+    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return self._interval_and_gap(i, seqlen_k)[:1]
+
+    def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+        return self._interval_and_gap(i, seqlen_k)[1:]
+
+    def _interval_and_gap(self, i: Any, seqlen_k: int) -> tuple[Interval, Interval]:
+        one, other = (_keys(mask, i, seqlen_k) for mask in self.of)
+        both = (one.first < one.end) & (other.first < other.end)
+        gap_end = np.where(both, np.maximum(one.first, other.first), 0)
+        return (Interval(np.minimum(one.first, other.first), np.maximum(one.end, other.end)),
+                Interval(np.minimum(one.end, other.end), gap_end))
+
+    def _bits(self, seqlen_q: int, seqlen_k: int, array: Any) -> Bits:
+        """Drawn, in the library of `array`, which is that of its arrays."""
+        return Bits.pack(reduce(operator.or_, (visible(mask, seqlen_q, seqlen_k, array) for mask in self.of)))
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.of))
+
+
+def any_of(one: Mask, other: Mask) -> Mask:
+    """Their `|`."""
+    if one._segments is not None or other._segments is not None:
+        raise ValueError("|: got Segments, whose tokens see nothing beyond their segment: write `segments & (one | "
+                         "other)`, which aligns both within each segment")
+    return AnyOf(_alternatives(one) + _alternatives(other))
+
+
+def as_mask(mask: Any, name: str = "mask") -> Mask:
+    """A Mask from what a user may give: None, a Mask, a boolean array."""
+    if mask is None:
+        return All()
+    if isinstance(mask, Mask):
+        return mask
+    if library(mask) and mask.dtype == np.bool_:
+        return Dense(mask)
+    raise TypeError(f"{name}: got {words_for(mask)}, expected a numbattn mask or a boolean array of NumPy or CuPy, "
+                    "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")
+
+
+def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
+    """The mask with Bits, in the library of `array`, where that is how it comes to kernels."""
+    if not mask._is_drawn:
+        return mask
+    return All(tuple(
+        part._inside(mask._segments)._bits(seqlen_q, seqlen_k, array)
+        if isinstance(part, AnyOf) and part._is_drawn else part for part in mask._parts
+    ))  # fmt: skip
+
+
+def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
+    """The booleans that a mask stands for, in the library of `array`, which is that of its arrays."""
+    mask = drawn(mask, seqlen_q, seqlen_k, array)
+    i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
+    lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
+    interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]
+    found = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
+    if interval:
+        found = found & _between(interval, j)
+    for gap in gaps:
+        found = found & ~_between(gap, j)
+    for cells, rows, cols, packed in mask._grids():
+        row, col = _places(i, rows, cells.shape[-2]), _places(j, cols, cells.shape[-1])
+        cell = cells[..., row, col]
+        found = found & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)
+    return found
+
+
+def _alternatives(mask: Mask) -> tuple[Mask, ...]:
+    """One of them holds."""
+    return mask.of if isinstance(mask, AnyOf) else (mask,)
+
+
+def _keys(mask: Mask, i: Any, seqlen_k: int) -> Interval:
+    """What queries i see by a mask that is an interval."""
+    lo, hi, queries, keys = map(for_queries, mask._band(i.size, seqlen_k))
+    in_band = Interval(i + lo, np.where(i < queries, np.minimum(i + hi + 1, keys), 0))
+    return interval_of((in_band, *mask._intervals(i, seqlen_k)), seqlen_k)
+
+
+def _between(interval: Interval, j: Any) -> Any:
+    first, end = map(for_queries, interval)
+    return (first <= j) & (j < end)
+
+
+def _places(i: Any, size: int, count: int) -> Any:
+    """The cells, of so many elements each, in which elements i lie; a single element stands for all of them."""
+    return i // size if (size, count) != (1, 1) else 0 * i
