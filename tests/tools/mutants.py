@@ -581,7 +581,7 @@ TABLE = [
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
         "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
-        "K, V = load_tiles(K, V, mQ": "load_tiles(K, V, mQ",
+        "K, V = load_tiles(K, V, (mQ": "load_tiles(K, V, (mQ",
     }),
     Faults("cuda/kernels/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
         "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",
@@ -592,11 +592,16 @@ TABLE = [
         "looked_up or is_looked_up(work.mask) or work.problem.dropout": "looked_up or is_looked_up(work.mask)",
         "not (looked_up or is_looked_up": "not (is_looked_up",
     }),
-    Faults("cuda/kernels/hopper/forward.py", [
+    Faults("cuda/kernels/hopper/forward_producer.py", [
         "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
         "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again"
     ], {
         "place = allocate(SHARED_B, K.index * CONSUMERS + consumer)": "place = allocate(SHARED_B, K.index * CONSUMERS)",
+    }),
+    Faults("cuda/kernels/hopper/walk.py", [
+        "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
+        "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again"
+    ], {
         "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
             "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
     }),
@@ -610,8 +615,8 @@ TABLE = [
     Faults("cuda/kernels/hopper/backward_q.py", [
         "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-deterministic]"
     ], {
-        "m_block * TILE_M + consumer * ROWS\n                    tma_load_part":
-            "m_block * TILE_M\n                    tma_load_part",
+        "work.m_block * TILE_M + consumer * ROWS\n            tma_load_part":
+            "work.m_block * TILE_M\n            tma_load_part",
     }),
     Faults("cuda/tile/tma.py", ["cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]"], {
         "b.add(col, right)": "col",
@@ -732,12 +737,20 @@ TABLE = [
         "left if left < segment.queries": "left if left > segment.queries",
         "sight.keys - segment.first_key": "sight.keys",
     }),
-    Faults("cuda/kernels/hopper/forward.py", [
+    Faults("cuda/kernels/hopper/forward_steps.py", [
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated"
     ], {
         "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
+    }),
+    Faults("cuda/kernels/hopper/forward_producer.py", [
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated"
+    ], {
         "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
         "row = work.segment.first_query + m0": "row = m0",
+    }),
+    Faults("cuda/kernels/hopper/forward.py", [
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated"
+    ], {
         "if IS_PACKED and not is_whole(tile.segment, tile.m0):": "if False:",
         "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
     }),
@@ -811,37 +824,39 @@ TABLE = [
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",
     }),
-    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/hopper/test_forward.py"], {
-        # the scheduler
+    Faults("cuda/kernels/hopper/forward_producer.py", ["cuda/kernels/hopper/test_forward.py"], {
+        "            tma_store_wait()\n": "",
         "head * heads_per_tile": "head",
         "if n_block >= end:": "if n_block > end:",
-        "while head >= heads_per_tile:": "while head > heads_per_tile:",
-        "row * ROWS": "row",
         "        acquire(Q)\n        if": "        if",
         "if count >= Q_STAGES:": "if count > Q_STAGES:",
-        "            tma_store_wait()\n": "",
         "number < m_blocks * matrices": "number <= m_blocks * matrices",
         "(work.batch, head, stored_at))": "(work.batch, work.head, stored_at))",
         "        commit(W, NO_WORK)\n": "",
         "        finish(counters)\n": "",
         "end = count + Q_STAGES": "end = count",
-        # the loader
         "            wait(W)\n            work": "            work",
         "release(W)\n            W = advance(W, 1)\n": "W = advance(W, 1)\n",
         "                acquire(K)\n": "",
         "                acquire(V)\n": "",
         "work.head // group_size": "work.head",
-        # tiles that a consumer skips, and the end of a sequence
-        "            sync_warpgroup()                                    # no warp": "            # no warp",
-        "            release(K)\n            release(V)\n": "            release(K)\n",
-        "and left < TILE_N:": "and left < TILE_N - 64:",
-        "            wait(V)\n            if warpgroup": "            if warpgroup",
-        "            clear_beyond(V, tile, sight, n_block)\n": "",
+    }),
+    Faults("cuda/kernels/hopper/forward_steps.py", ["cuda/kernels/hopper/test_forward.py"], {
         "clear(V.tile, left)": "clear(V.tile, left + 1)",
         "                fence_async_proxy()\n": "",
         "            sync_warpgroups(CONSUMERS)\n": "",
+        "where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)":
+            "where(sees(sight, band, batch, head, m0, n0), S, ZERO)",
+        "while head >= heads_per_tile:": "while head > heads_per_tile:",
+        "row * ROWS": "row",
+        "and left < TILE_N:": "and left < TILE_N - 64:",
+        "            wait(V)\n            if warpgroup": "            if warpgroup",
+    }),
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/hopper/test_forward.py"], {
+        "            sync_warpgroup()                                    # no warp": "            # no warp",
+        "            release(K)\n            release(V)\n": "            release(K)\n",
+        "            clear_beyond(V, tile, sight, n_block)\n": "",
         "skip(K, V, tile, call.sight, here, tile.n_blocks)": "K, V, here",
-        # a step
         "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
         "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)":
             "if not RESCALES_FIRST:\n                pass",
@@ -851,10 +866,7 @@ TABLE = [
         "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
         "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
             "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
-        "where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)":
-            "where(sees(sight, band, batch, head, m0, n0), S, ZERO)",
         "tile.batch * call.heads + tile.head": "tile.head",
-        # prologue and epilogue
         "acquire(Q)                                              #": "pass  #",
         "        wait(Q)\n": "",
         "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
@@ -867,7 +879,7 @@ TABLE = [
         "release(Q)                                              #": "pass  #",
         "advance(Q, CONSUMERS)": "advance(Q, 1)",
         "        release(W)\n        return": "        return",
-        "        init_pipelines(O_PIPELINE)\n": "",
+        "init_pipelines(WORK_PIPELINE, Q_PIPELINE, O_PIPELINE": "init_pipelines(WORK_PIPELINE, Q_PIPELINE",
         "        sync_threads()\n": "",
     }),
     Faults("cuda/kernels/hopper/forward.py", ["cuda/test_passes.py::test_out[40-warpgroups]"], {
@@ -880,7 +892,7 @@ TABLE = [
     Faults("cuda/tile/pipeline.py", ["cuda/tile/test_hopper.py", "cuda/tile/test_pipeline.py"], {
         "2 * tile.stages * BARRIER_BYTES": "tile.stages * BARRIER_BYTES",
         "free * pipeline.tile.stages * BARRIER_BYTES": "free * BARRIER_BYTES",
-        "enumerate((plan.fills, plan.readers))": "enumerate((plan.fills, 1))",
+        "enumerate((pipeline.fills, pipeline.readers))": "enumerate((pipeline.fills, 1))",
         'icmp_unsigned(">=", index, I32(count))': 'icmp_unsigned(">", index, I32(count))',
         "b.select(beyond, b.xor(parity, I32(1)), parity)": "parity",
         "stage.pipeline, index, True), b.xor(parity, I32(1))": "stage.pipeline, index, True), parity",
@@ -928,22 +940,26 @@ TABLE = [
         "stages=self.stages * (self.cols // cols), room=0": "room=0",
     }),
     Faults("cuda/kernels/hopper/backward_steps.py", ["cuda/kernels/hopper/test_backward.py"], {
+        "            sync_warpgroups(CONSUMERS)\n": "",
+        "- abs(P) * D": "- maximum(P, 0) * D",
+    }),
+    Faults("cuda/kernels/hopper/walk.py", ["cuda/kernels/hopper/test_backward.py"], {
         "m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M": "m_block, m_blocks = 0, end // TILE_M",
         "return queries_from(sight, tile, at.head + 1)": "return queries_from(sight, tile, tile.heads)",
-        "            sync_warpgroups(CONSUMERS)\n": "",
         "            if queries > 0:\n": "            if queries > -1:\n",
-        "- abs(P) * D": "- maximum(P, 0) * D",
     }),
     Faults("cuda/kernels/hopper/backward_kv.py", ["cuda/kernels/hopper/test_backward.py"], {
         "share(dS, advance(E, 1), sent": "share(dS, E, sent",
         "sync_warpgroup()                                # all have read": "pass  # all have read",
+        "            share(full(S_TILE, ZERO), stages.E, none, mSums, tile)": "            pass",
+        "sync_warpgroups(CONSUMERS)                              # all have read K": "pass  # all have read K",
+    }),
+    Faults("cuda/kernels/hopper/dq_sums.py", ["cuda/kernels/hopper/test_backward.py"], {
         "        release(E)\n": "",
         "first * CONSUMERS + part, dq_place(E, part)": "first * CONSUMERS, dq_place(E, part)",
-        "            share(full(S_TILE, ZERO), E, sent, mSums, tile)": "            pass",
         "send_dq(E, sent, mSums, tile)": "pass",
-        "                    add_dq(E, last, mSums, tile)": "                    pass",
-        "E.index % DQ_PLACES * CONSUMERS": "0",
-        "sync_warpgroups(CONSUMERS)                              # all have read K": "pass  # all have read K",
+        "            add_dq(E, walk.last, mSums, tile)": "            pass",
+        "E.index % PLACES * CONSUMERS": "0",
     }),
     Faults("cuda/kernels/hopper/backward_wide.py", ["cuda/kernels/hopper/test_backward.py"], {
         "sync_warpgroup()                                        # all have read P": "pass  # all have read P",
@@ -952,7 +968,7 @@ TABLE = [
     }),
     Faults("cuda/kernels/hopper/backward_q.py", ["cuda/kernels/hopper/test_backward.py"], {
         "m_blocks - 1 - tile, seqlen_q": "tile - 1, seqlen_q",
-        "head // group_size, m_block": "head, m_block",
+        "work, head // group_size": "work, head",
     }),
     Faults("cuda/tile/synchronisation.py", ["cuda/tile/test_synchronisation.py"], {
         "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2": "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 1",

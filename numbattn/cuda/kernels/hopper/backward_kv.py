@@ -49,7 +49,6 @@ from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segm
 from ..shared.layouts import DTYPES
 from ..shared.segments import keys_of
 from ..shared.visibility import (
-    PACKED,
     band_of,
     element_test,
     has_key_lengths,
@@ -82,8 +81,7 @@ from .backward_steps import (
     with_results,
 )
 from .dq_sums import DQ_SUMS, dq_steps
-from .forward_tiles import head_dims
-from .variants import DP, KERNELS, LAST, SUMS, variant_of
+from .variants import DP, DQ, KERNELS, LAST, LATE_BESIDE_LINES, NOW, SUMS, variant_of
 from .walk import Queries, key_lengths, keys_step, queries_steps
 
 
@@ -343,13 +341,13 @@ def backward_kv(
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale,
-        scale_log2, kept_scale, at_once, delta_scale,
+        scale_log2, kept_scale, delta_scale,
     ):
         _, heads, _ = shape(mLse)
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
-        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        tile, sight = keys_of_block(mLse, mDK, sight, group_size)
         if tile.first >= tile.end:
             return
         sync_threads()
@@ -387,23 +385,12 @@ def adds_slopes(work):
     return adds_dq(work) and makes_slopes(work)
 
 
-def has_place(work):
-    """Whether shared memory has a place more for dQ, and a consumer registers to tell its tile."""
-    return adds_dq(work) and not adds_slopes(work) and size_of(work) > 64 and not dtype_of_bias(work)
-
-
-def is_plain(work):
-    """Whether a consumer has registers for lse and delta beside the accumulators."""
-    sizes = {*head_dims(work.problem)}
-    return set(work.mask) <= {"lo", "hi", PACKED} and not work.score and not work.problem.dropout and sizes == {128}
-
-
 def parameters_kv(work, tiles):
-    dp_last = variant_of(DP, work) == LAST
+    dp_last, leaves = variant_of(DP, work) == LAST, variant_of(DQ, work) if adds_dq(work) else NOW
     about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
     about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
     about |= {"slopes": place_of_part(work.score, work.slopes) if adds_slopes(work) else None}
-    about |= {"dq_late": has_place(work), "lines_early": has_place(work) and is_plain(work)}  # faster by 1, 6 % at 128
+    about |= {"dq_late": leaves != NOW, "lines_early": leaves == LATE_BESIDE_LINES}
     return with_results("dk", "dv")(work, tiles) | about
 
 

@@ -72,7 +72,6 @@ from .backward_steps import (
     ZERO,
     Call,
     Tiles,
-    at_once,
     clear_step,
     dropout_steps,
     dtype_of_bias,
@@ -82,7 +81,7 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
+from .walk import AT_ONCE, ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
 
 
 class Rows(NamedTuple):
@@ -227,11 +226,11 @@ def backward_q(
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDQ, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
-        kept_scale, at_once, delta_scale,
+        kept_scale, delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
-        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
+        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, AT_ONCE)
         init_pipelines(Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
@@ -281,7 +280,6 @@ SPEC = Spec(
     (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *LINES_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
-    numbers=at_once,
     arch="a",
     packs=True,
 )

@@ -4,13 +4,14 @@ those of `traits`. Measured on an H200.
 
 from ..intervals import has_offsets
 from ..scores import is_curved, kind, looks_up
-from ..shared.visibility import BY_INTERVALS, is_looked_up
+from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
 from .backward_steps import dtype_of_bias, makes_slopes, size_of
 from .choice import Row, first_of, words_of
 from .forward_tiles import head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
 FIRST, LAST = "first", "last"
+NOW, LATE, LATE_BESIDE_LINES = "now", "late", "late, beside lines"
 FEW_REGISTERS = "softcap", "alibi", "sink"  # kinds of scores that take few
 
 
@@ -38,6 +39,13 @@ DP = (  # whether a consumer has registers for dP from the first, or computes it
     Row("curved", LAST),
     Row("", FIRST),
 )
+DQ = (  # when a part of dQ leaves shared memory, and whether lse and delta are read a step ahead, too
+    Row("64", NOW),                         # shared memory has no second place for it
+    Row("boxed", NOW),
+    Row("slopes", NOW),                     # no registers to tell which tile it is of
+    Row("128 even plain", LATE_BESIDE_LINES),   # 6 % faster
+    Row("", LATE),                              # 1 % faster; beside anything else lse and delta have no registers
+)
 
 
 def traits(work):
@@ -53,7 +61,9 @@ def traits(work):
         "intervals": BY_INTERVALS in work.mask,
         "looked-up": looked_up,                                 # something for each element
         "loaded": looked_up and (is_looked_up(work.mask) or not dtype_of_bias(work)),   # and not by TMA
+        "boxed": dtype_of_bias(work),                           # a bias that TMA loads
         "scored": work.score,
+        "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
         "few": all(part.name in FEW_REGISTERS for part in kinds),
         "curved": is_curved(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
