@@ -1,6 +1,6 @@
 """Random problems of tests/problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device.
 
-Without the variable there are new ones for 30 seconds on the CPU, and for 30 more that are planned for a GPU: kernels
+Without the variable there are new ones for 15 seconds on the CPU, and for 15 more that are planned for a GPU: kernels
 take too long where there is none.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from .problems import LIMITS, Problem, again, checked, many
 
 GIVEN = os.environ.get("NUMBATTN_SECONDS")
-SECONDS = 30 if GIVEN is None else float(GIVEN)  # for the new ones of each device
+SECONDS = 15 if GIVEN is None else float(GIVEN)  # for the new ones of each device
 SEED = int.from_bytes(os.urandom(4), "big")  # of the new ones
 WITHOUT_GPU = ["hopper", "ampere", "turing"] if find_spec("numba_cuda") else []
 with_kernels = pytest.mark.skipif(GIVEN is None, reason="NUMBATTN_SECONDS is not set")
@@ -23,7 +23,7 @@ def assert_right(seed, number, device, world, problem, found):
     assert not found, "\n".join([again(seed, number, device, world), repr(problem), *found])
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 40, 20))
 def test_on_the_cpu(first):
     for number in range(first, first + 20):
         assert_right(0, number, "cpu", "compiled", *checked(0, number, "cpu"))
@@ -31,9 +31,8 @@ def test_on_the_cpu(first):
 
 @pytest.mark.skipif(not WITHOUT_GPU, reason="needs numba-cuda")
 @pytest.mark.parametrize(("seed", "number", "world"), [
-    (5, 224, "compiled"), (5, 132, "compiled"), (5, 242, "compiled"), (5, 155, "compiled"), (5, 276, "planned"),
-    (5, 113, "planned"),
-], ids=["scores of -inf", "scores of -inf, broadcast", "no keys", "sums along rows of several warps",
+    (5, 132, "compiled"), (5, 242, "compiled"), (5, 155, "compiled"), (5, 276, "planned"), (5, 113, "planned"),
+], ids=["scores of -inf, broadcast", "no keys", "sums along rows of several warps",
         "one query, slopes without axes", "one query, slopes of heads"])  # fmt: skip
 def test_without_a_gpu(seed, number, world):
     """What was wrong once."""

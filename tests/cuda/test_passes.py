@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
-from numbattn.problem import DTYPES
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -45,13 +44,11 @@ def check_forward(q, k, v, **options):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [
-    ("CUDA cores", "float16"), ("CUDA cores", "float64"), ("tensor cores", "bfloat16"), ("tensor cores", "float32"),
-], indirect=["device"])  # fmt: skip
-def test_dtypes(rng, device, dtype):
-    """The others by tensor cores: test_masks, and large head_dims of words."""
-    dtype = next(x for x in DTYPES if x.name == dtype)
-    check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_dtypes_on_cuda_cores(rng, dtype):
+    """Others, and those by tensor cores: test_masks, large head_dims of words, hopper/test_ramp."""
+    with on(TURING):
+        check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
 @compiled_only
@@ -61,8 +58,9 @@ def test_large_head_dims_of_words(rng, hopper, dtype, d, e):
     check(*qkv(rng, np.dtype(dtype), heads=1, d=d, e=e), rng, causal=True)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("n", "d", "e"), [(100, 64, 64), (150, 50, 130), (300, 200, 250)])
+@pytest.mark.parametrize(("dtype", "n", "d", "e"), [
+    ("float16", 100, 64, 64), ("bfloat16", 150, 50, 130), ("float16", 300, 200, 250),
+])  # fmt: skip
 def test_blocks_of_several_tiles(rng, dtype, n, d, e):
     """A single block does them all: what one leaves in shared memory and barriers, the next one finds."""
     with on(HOPPER._replace(multiprocessors=1)):
@@ -79,8 +77,10 @@ MASKS = {
     "lengths": lambda rng: na.Lengths(np.array([[33]]), np.array([[0, 65]])),
     "edges in int32": lambda rng: na.Lengths(np.array([[33]], "i4"), np.array([[0, 65]], "i4"))
     & na.Window(40, 9, offset=rng.integers(-M, N, (1, 2)).astype("i4")),
-    "two edges of a side": lambda rng: na.Causal(np.array([[5, 30]], "i4")) & na.Causal(np.array([[20, 10]], "i4")),
-    "far edges": lambda rng: na.Causal(np.array([[2**31 - 1, -(2**31)]], "i4"))
+    "two edges of a side": lambda rng: na.Lengths(np.array([[33]], "i4"), np.array([[0, 65]], "i4"))
+    & na.Causal(np.array([[5, 30]], "i4")) & na.Window(40, 0, offset=np.array([[20, 10]], "i4")),
+    "far edges": lambda rng: na.Lengths(np.array([[N]], "i4"), np.array([[M, 65]], "i4"))
+    & na.Causal(np.array([[2**31 - 1, -(2**31)]], "i4"))
     & na.Window(2**40, 2**40, offset=np.array([[-(2**31), 2**31 - 1]], "i4")),
     "dense": lambda rng: na.Dense(rng.random((1, 1, M, N)) < 0.3),
     "booleans by key": lambda rng: rng.random(N) < 0.7,
@@ -98,10 +98,12 @@ BY_WARPS = ["edges in int32", "two edges of a side", "far edges", "bits", "two g
 @both_worlds
 @pytest.mark.parametrize(("kind", "unit"), [
     *((kind, "warps") for kind in BY_WARPS), *((kind, "warpgroups") for kind in MASKS if kind not in BY_WARPS),
-    ("edges in int32", "warpgroups"), ("bits", "warpgroups"),
 ])  # fmt: skip
 def test_masks(rng, hopper, kind, unit):
-    """What is in sight is looked up by the same steps whoever multiplies: each kind once, those of words twice."""
+    """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together.
+
+    The first three are the same kernels: all four sides have edges.
+    """
     arrays = qkv(rng, np.float32 if unit == "warps" else np.float16, (B,), m=M, n=N, d=32, e=8)
     check(*arrays, rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
 
@@ -116,6 +118,7 @@ def test_masks_simulated(rng, hopper, kind):
 
 
 @both_worlds
+@pytest.mark.parametrize("device", [pytest.param("CUDA cores", marks=simulated_only), "tensor cores"], indirect=True)
 def test_masks_together(rng, device):
     mask = MASKS["lengths"](rng) & MASKS["dense"](rng) & MASKS["bits"](rng) & MASKS["blocks"](rng)
     check(*qkv(rng, np.float16, (B,), m=M, n=N), rng, mask=mask, causal=True)
@@ -124,12 +127,13 @@ def test_masks_together(rng, device):
 @pytest.mark.parametrize(("poison", "dtype"), [(np.nan, np.float16), (np.inf, np.float32)],
                          ids=["nan-warpgroups", "inf-warps"])  # fmt: skip
 def test_beyond_lengths_nothing_leaks(rng, hopper, poison, dtype):
-    q, k, v = qkv(rng, dtype, m=M, n=N, heads_k=2)
+    """By the kernels of test_masks."""
+    q, k, v = qkv(rng, dtype, m=M, n=N, heads_k=2, d=32, e=8)
     keys, queries = np.array([[17, 70]]), np.array([[0, 33]])
     for h in range(2):
         k[0, h, keys[0, h] :] = v[0, h, keys[0, h] :] = poison
         q[0, h, queries[0, h] :] = poison
-    check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9))
+    check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9), dropout=na.Dropout(0.3, seed=9))
 
 
 @BOTH_FORWARDS
@@ -158,7 +162,7 @@ def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
 
 
 BANDS = {
-    "m": st.integers(1, 130), "n": st.integers(1, 100), "d": st.integers(1, 40), "offset": st.integers(-150, 150),
+    "m": st.integers(1, 130), "n": st.integers(1, 100), "offset": st.integers(-150, 150),
     "left": st.none() | st.integers(-5, 80), "right": st.none() | st.integers(-5, 80),
 }  # fmt: skip
 SOME = settings(
@@ -168,16 +172,18 @@ SOME = settings(
 
 @SOME
 @given(**BANDS)
-def test_bands_of_any_size(hopper, m, n, d, offset, left, right):
+def test_bands_of_any_size(hopper, m, n, offset, left, right):
     rng = np.random.default_rng(0)
-    check(*qkv(rng, heads=1, m=m, n=n, d=d, e=8), rng, mask=na.Window(left, right, offset))
+    mask = na.Window(left, right, offset)
+    assume((mask.dense(m, n).sum(1) != 1).any())                # of a single key dS is 0, and no digit of ours is right
+    check(*qkv(rng, heads=1, m=m, n=n), rng, mask=mask)
 
 
 @SOME
 @given(**BANDS)
-def test_bands_of_any_size_by_warpgroups(hopper, m, n, d, offset, left, right):
+def test_bands_of_any_size_by_warpgroups(hopper, m, n, offset, left, right):
     rng = np.random.default_rng(0)
-    check_forward(*qkv(rng, np.float16, heads=1, m=m, n=n, d=d, e=8), mask=na.Window(left, right, offset))
+    check_forward(*qkv(rng, np.float16, heads=1, m=m, n=n), mask=na.Window(left, right, offset))
 
 
 VIEWS = {
@@ -226,7 +232,7 @@ def test_saved_or_not(rng, hopper, dtype):
 
 @compiled_only
 @pytest.mark.parametrize(("d", "e", "deterministic"), [
-    (128, 100, False), (100, 128, True), (64, 128, False), (64, 64, True), (190, 64, False), (256, 200, False),
+    (128, 100, False), (100, 128, True), (64, 128, False), (64, 64, True), (190, 64, False),
 ])  # fmt: skip
 def test_gradients_by_warpgroups(rng, hopper, d, e, deterministic):
     """Each kernel of the backward pass, more tiles than stages, edges and whole tiles."""
@@ -235,13 +241,10 @@ def test_gradients_by_warpgroups(rng, hopper, d, e, deterministic):
     check(*qkv(rng, np.float16, m=150, n=200, d=d, e=e), rng, deterministic=deterministic, **options)
 
 
-@compiled_only
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_gradients_by_warps(rng, dtype):
+def test_gradients_by_warps(rng):
     """Of half precision, on GPUs before Hopper."""
-    dtype = next(x for x in DTYPES if x.name == dtype)
     with on(AMPERE):
-        check(*qkv(rng, dtype, d=60, e=64), rng, causal=True, dropout=na.Dropout(0.3, seed=1))
+        check(*qkv(rng, np.float16, d=60, e=64), rng, causal=True, dropout=na.Dropout(0.3, seed=1))
 
 
 def test_rows_that_are_alone_may_have_any_stride(rng, hopper):

@@ -12,24 +12,23 @@ from tests.tools.launch import compiled_only, simulated_only
 pytestmark = compiled_only  # but for the tests that say otherwise
 
 
-@pytest.mark.parametrize("kind", ["segments", "blocks"])
-def test_gradients_where_tiles_are_empty(rng, sizes, kind):
+def test_gradients_where_tiles_are_empty(rng, sizes):
+    """By blocks that leave others neither empty nor full; by segments in scores/test_distance."""
     sizes(1, 1, 140, 140)
-    blocks = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (64, 64))
-    mask = na.Segments(np.array([0, 50, 60, 140])) if kind == "segments" else blocks
+    mask = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (50, 50))
     with on(TURING):
         check(*scores.qkv(rng, np.float32, heads_k=1, d=8, e=8), rng, mask=mask, score=[
             na.RelativeBias(random(rng, 9, np.float32)), na.Bias(random(rng, (140, 1), np.float32)),
             na.Bias(random(rng, (140, 140), np.float32))])  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "d"), [(np.float32, 160), (np.float64, 72)])
-def test_gradients_of_columns_where_head_dims_are_large(rng, sizes, dtype, d):
-    """Several warps share the rows of tiles there, but for sums along them."""
+def test_gradients_of_columns_where_head_dims_are_large(rng, sizes):
+    """Several warps share the rows of tiles there, but for sums along them; of float64: tests/test_random."""
     sizes(1, 1, 20, 40)
     with on(HOPPER):
-        q, k, v = scores.qkv(rng, dtype, d=d, e=8)
-        check(q, k, v, rng, score=[na.Alibi(random(rng, 1, dtype) / 50), na.Bias(random(rng, (20, 1), dtype))])
+        q, k, v = scores.qkv(rng, np.float32, d=160, e=8)
+        slopes, bias = (random(rng, shape, np.float32) for shape in (1, (20, 1)))
+        check(q, k, v, rng, score=[na.Alibi(slopes / 50), na.Bias(bias)])
 
 
 @simulated_only

@@ -24,7 +24,7 @@ def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
 
 
-@pytest.mark.parametrize("seqlen_k", [1, 30])
+@pytest.mark.parametrize("seqlen_k", [1, 29])
 def test_slopes_of_a_single_query(rng, seqlen_k):
     """Of no axes, of inputs with two."""
     with on(TURING):
