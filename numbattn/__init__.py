@@ -5,6 +5,7 @@ from .dropout import Dropout, dropout_mask
 from .functions import Score, check_score
 from .intervals import Intervals, Prefix, Segments, pack, unpack
 from .masks import Bits, BlockSparse, Causal, Dense, Lengths, Mask, Window
+from .merging import merge, merge_vjp
 from .problem import Gradients, Saved
 from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 
@@ -38,6 +39,8 @@ __all__ = [
     "attention_weights",
     "check_score",
     "dropout_mask",
+    "merge",
+    "merge_vjp",
     "pack",
     "unpack",
 ]
