@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -113,21 +114,18 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
 
 
 def _merged(states: list[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
-    """o, in the dtype of lse, lse, and the weight of each state."""
-    dtype = states[0][1].dtype
-    highest = np.maximum.reduce([lse for _, lse in states])
-    # of empty parts alone -inf: no difference is taken from it; inf - inf is NaN, as it is in attention
-    highest = np.where(highest == -np.inf, 0, highest).astype(dtype)
+    """o, in the dtype of lse, lse, and the weight exp(lse_i - lse) of each state."""
+    highest = reduce(np.maximum, [lse for _, lse in states])
+    m = np.where(highest == -np.inf, 0, highest)  # finite where all parts are empty, since (-inf) - (-inf) is NaN
     with np.errstate(invalid="ignore", divide="ignore"):
-        weights = [np.exp(lse - highest) for _, lse in states]
-        total = np.sum(weights, axis=0) if len(weights) > 1 else weights[0]
-        lse = np.log(total) + highest
-        weights = [w / np.where(total == 0, 1, total).astype(dtype) for w in weights]
-    o = sum(np.where(w == 0, 0, w)[..., None] * _visible(o, w) for (o, _), w in zip(states, weights))
-    return o, lse, weights
+        weights = [np.exp(lse - m) for _, lse in states]
+        l = reduce(np.add, weights)
+        lse = np.where(highest == np.inf, highest, m + np.log(l))
+    weights = [w / np.where(l == 0, 1, l) for w in weights]
+    return reduce(np.add, [w[..., None] * _seen(o, w) for (o, _), w in zip(states, weights)]), lse, weights
 
 
-def _visible(o: Any, w: Any) -> Any:
+def _seen(o: Any, w: Any) -> Any:
     """o, widened; 0 where its weight is 0, whatever it is."""
     return np.where(w[..., None] == 0, 0, o.astype(w.dtype, copy=False))
 
