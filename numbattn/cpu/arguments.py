@@ -78,7 +78,7 @@ def compact(x):
 
 
 def readable(x, dtype):
-    """x itself if products can read its matrices in `dtype`, else a copy, of one matrix where several share memory."""
+    """x itself if kernels can read its matrices in `dtype`, else a copy, of one matrix where several share memory."""
     rows, cols = x.shape[-2:]
     row, col = x.strides[-2:]
     item = x.itemsize

@@ -20,11 +20,11 @@ def launch(kernel, blocks, work, scratch, *args):
     before each tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes:
     so with much work the calling thread leaves all of it to others, and waits.
     """
-    if work < 2 * SERIAL or blocks == 1:
+    if work < 2 * SERIAL:
         kernel(0, blocks, np.zeros(1, np.int32), scratch(), *args)
         return
     kernel(0, 0, np.zeros(1, np.int32), scratch(), *args)  # compiles, in the thread that can be interrupted
-    threads = min(_threads(), blocks, int(work / SERIAL))
+    threads = max(1, min(_threads(), blocks, int(work / SERIAL)))
     run = Run(kernel, blocks, max(1, blocks // (8 * threads)), scratch, args)
     try:
         run.start(threads, takes_part=work < SHORT)
