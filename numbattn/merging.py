@@ -101,13 +101,12 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
     dtype = checked[0][0].dtype
 
     def backprop(do: Array, dlse: Array | None = None) -> list[tuple[A, A]]:
-        do = _gradient("do", do, o)
-        dlse = 0 if dlse is None else _gradient("dlse", dlse, lse)
-        found = []
+        dO = _gradient("do", do, o)
+        dL = 0 if dlse is None else _gradient("dlse", dlse, lse)
+        found: list[Any] = []
         for (o_i, _), w in zip(checked, weights):
-            along = np.einsum("...mc,...mc->...m", do, o_i.astype(o.dtype, copy=False) - o) + dlse
-            do_i = w[..., None] * do
-            found.append((do_i.astype(dtype, copy=False), np.where(w == 0, 0, w * along)))
+            along = np.einsum("...mc,...mc->...m", dO, o_i.astype(o.dtype, copy=False) - o) + dL
+            found.append(((w[..., None] * dO).astype(dtype, copy=False), np.where(w == 0, 0, w * along)))
         return found
 
     return (o.astype(dtype, copy=False), lse), backprop
