@@ -17,6 +17,7 @@ from .masks import (
     pack,
     unpack,
 )
+from .merging import merge, merge_vjp
 from .problem import Gradients, Saved
 from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 
@@ -50,6 +51,8 @@ __all__ = [
     "attention_weights",
     "check_score",
     "dropout_mask",
+    "merge",
+    "merge_vjp",
     "pack",
     "unpack",
 ]

@@ -13,7 +13,7 @@ def test_public_names():
         "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Gradients",
         "Intervals", "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "Score", "Segments", "Sink", "Softcap",
         "Window", "__version__", "attention", "attention_backward", "attention_forward", "attention_vjp",
-        "attention_weights", "check_score", "dropout_mask", "pack", "unpack",
+        "attention_weights", "check_score", "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..checks import DTYPES
 from ..masks import Grid, Rows
 
 
@@ -17,6 +18,7 @@ class Matrices(NamedTuple):
     rows: int
     cols: int
     stride: int  # elements from one row to the next
+    bits: int  # 0: they are of the dtype of sums; 1: float16; 2: bfloat16
 
 
 class Tiles(NamedTuple):
@@ -60,11 +62,13 @@ class Scratch(NamedTuple):
     vectors: Any  # one number a query
     Z: Any  # uint8
     words: Any  # uint64
+    wide: Any  # rows of K or V of a half precision, widened
 
 
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
-NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
+NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1, 0)
+HALVES = {DTYPES[0]: 1, DTYPES[1]: 2}
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
 
 
@@ -74,7 +78,7 @@ def compact(x):
 
 
 def readable(x, dtype):
-    """x itself if products can read its matrices in `dtype`, else a copy, of one matrix where several share memory."""
+    """x itself if kernels can read its matrices in `dtype`, else a copy, of one matrix where several share memory."""
     rows, cols = x.shape[-2:]
     row, col = x.strides[-2:]
     item = x.itemsize
@@ -88,7 +92,8 @@ def matrices_of(x, problem):
     """The Matrices of an array (..., heads, rows, columns), broadcast to the problem's batch axes. Keep x alive."""
     *_, rows, cols = x.shape
     offsets = _offsets(x.shape[:-2], x.strides[:-2], problem.batch, problem.heads)
-    return Matrices(x.ctypes.data, offsets, rows, cols, max(x.strides[-2] // x.itemsize, cols, 1))
+    stride = max(x.strides[-2] // x.itemsize, cols, 1)
+    return Matrices(x.ctypes.data, offsets, rows, cols, stride, HALVES.get(x.dtype, 0))
 
 
 @lru_cache(maxsize=256)
@@ -191,12 +196,13 @@ def drops_of(dropout):
 def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
     """A function that allocates a Scratch."""
     elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
+    wide = tile_n * max(problem.head_dim, problem.head_dim_v) * (problem.dtype.itemsize == 2)
     sizes = (elements, elements * backward, elements * slopes, tile_m * problem.head_dim,
              tile_m * problem.head_dim_v * backward, 4 * tile_m)  # fmt: skip
 
     def scratch():
         floats = [np.empty(size, problem.sum_dtype) for size in sizes]
         words = np.empty(2 * (tile_m + 16) if dropped else 0, np.uint64)
-        return Scratch(*floats, np.empty(dropped, np.uint8), words)
+        return Scratch(*floats, np.empty(dropped, np.uint8), words, np.empty(wide, problem.sum_dtype))
 
     return scratch

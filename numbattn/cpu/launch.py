@@ -9,7 +9,7 @@ import numpy as np
 from numba.np.ufunc import parallel
 
 # work, see `launch`: a thread does 1e10 to 5e10 in a second
-SERIAL = 5e7  # less is done before a second thread would help
+SERIAL = 5e7  # less than twice that is done before a second thread would help
 SHORT = 2e9  # less is done before anyone waits for a signal handler
 
 
@@ -20,7 +20,7 @@ def launch(kernel, blocks, work, scratch, *args):
     before each tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes:
     so with much work the calling thread leaves all of it to others, and waits.
     """
-    if work < SERIAL:
+    if work < 2 * SERIAL:
         kernel(0, blocks, np.zeros(1, np.int32), scratch(), *args)
         return
     kernel(0, 0, np.zeros(1, np.int32), scratch(), *args)  # compiles, in the thread that can be interrupted

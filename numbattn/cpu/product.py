@@ -14,6 +14,8 @@ from numba.extending import intrinsic
 FEATURES = llvmlite.binding.get_host_cpu_features()
 VECTOR_BYTES = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx") else 16
 ROWS, VECTORS = (8, 2) if FEATURES.get("avx512f") else (6, 2)  # the accumulators take all registers but a few
+FEW_ROWS, FEW_VECTORS = (4, 4) if FEATURES.get("avx512f") else (2, 4)  # of products with few rows
+FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
 INT, LONG = ir.IntType(32), ir.IntType(64)
 FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64")}
 
@@ -21,9 +23,9 @@ FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleTy
 class Vectors:
     """LLVM IR for vectors of a dtype; with `cols`, loads and stores are masked to the first `cols` elements."""
 
-    def __init__(self, builder, dtype, cols=None):
+    def __init__(self, builder, dtype, cols=None, width=None):
         self.b, (self.element, self.itemsize, self.name) = builder, FLOATS[dtype]
-        self.width = VECTOR_BYTES // self.itemsize
+        self.width = width or VECTOR_BYTES // self.itemsize
         self.type, self.name = ir.VectorType(self.element, self.width), f"v{self.width}{self.name}"
         self.zero, self.align = ir.Constant(self.type, [0.0] * self.width), ir.Constant(INT, self.itemsize)
         self.mask = None
@@ -43,6 +45,14 @@ class Vectors:
 
     def multiply_add(self, x, y, z):
         return self.call(f"llvm.fmuladd.{self.name}", self.type, x, y, z)
+
+    def add_pairs(self, x, y):
+        """Sums of neighbours: of the elements of x, then of those of y."""
+        return self.b.fadd(self.pick(x, y, range(0, 2 * self.width, 2)), self.pick(x, y, range(1, 2 * self.width, 2)))
+
+    def pick(self, x, y, places):
+        """The elements of x, and of y behind them, at these places."""
+        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT, len(places)), list(places)))
 
     def load(self, place):
         place = self.b.bitcast(place, self.type.as_pointer())
@@ -73,7 +83,7 @@ class Matrix:
         return self.b.bitcast(at, self.data.type)
 
 
-def block_product(transposed, vectors, masked):
+def block_product(transposed, block_rows, vectors, masked):
     """The intrinsic (out, a, b, alpha, add, row, col): out = alpha a b, plus out if `add`, for the block at (row, col).
 
     transposed: a is given as its transpose. masked: columns may end within a vector. Rows of b and out are contiguous.
@@ -87,9 +97,8 @@ def block_product(transposed, vectors, masked):
             alpha, add, row, col = args[3:]
             (height, width), (depth, _) = mOut.shape, mB.shape
             unit = Vectors(builder, out.dtype, builder.sub(width, col) if masked else None)
-            last, cols = builder.sub(height, LONG(1)), [builder.add(col, LONG(v * unit.width)) for v in range(vectors)]
-            rows = [builder.add(row, LONG(r)) for r in range(ROWS)]
-            rows = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in rows]
+            rows = clamped(builder, row, block_rows, height)
+            cols = [builder.add(col, LONG(v * unit.width)) for v in range(vectors)]
             places = [(r, c) for r in rows for c in cols]
             sums = {place: cgutils.alloca_once_value(builder, unit.zero) for place in places}
             with cgutils.for_range(builder, depth) as loop:
@@ -113,18 +122,26 @@ def block_product(transposed, vectors, masked):
     return block
 
 
-def product_of(transposed, name):
-    blocks, edge = block_product(transposed, VECTORS, masked=False), block_product(transposed, 1, masked=True)
+def clamped(builder, first, count, end):
+    """The indices from `first` on; what is beyond `end` is its last one."""
+    last = builder.sub(end, LONG(1))
+    indices = [builder.add(first, LONG(n)) for n in range(count)]
+    return [builder.select(builder.icmp_signed("<", index, last), index, last) for index in indices]
+
+
+def product_of(transposed, name, block_rows, vectors):
+    blocks = block_product(transposed, block_rows, vectors, masked=False)
+    edge = block_product(transposed, block_rows, 1, masked=True)
 
     def product(out, a, b, alpha, add):
         rows, cols = out.shape
         width = VECTOR_BYTES // out.itemsize
-        whole = cols // (VECTORS * width) * (VECTORS * width)
-        for col in range(0, whole, VECTORS * width):
-            for row in range(0, rows, ROWS):
+        whole = cols // (vectors * width) * (vectors * width)
+        for col in range(0, whole, vectors * width):
+            for row in range(0, rows, block_rows):
                 blocks(out, a, b, alpha, add, row, col)
         for col in range(whole, cols, width):
-            for row in range(0, rows, ROWS):
+            for row in range(0, rows, block_rows):
                 edge(out, a, b, alpha, add, row, col)
 
     # Numba names symbols by qualified name, types, and a count of its own, which differs between processes: of two
@@ -133,5 +150,62 @@ def product_of(transposed, name):
     return njit(product)
 
 
-product = product_of(transposed=False, name="product")  # out = alpha a b, plus out if `add`
-product_tn = product_of(transposed=True, name="product_tn")  # out = alpha a^T b, plus out if `add`
+product = product_of(False, "product", ROWS, VECTORS)  # out = alpha a b, plus out if `add`
+product_tn = product_of(True, "product_tn", ROWS, VECTORS)  # out = alpha a^T b, plus out if `add`
+product_few = product_of(False, "product_few", FEW_ROWS, FEW_VECTORS)  # `product` for few rows
+
+
+def block_dots(block_rows):
+    """The intrinsic (out, a, b, row, col): out = a b^T, for the block at (row, col), of as many elements as a vector.
+
+    Vectors run along the rows of a and b, which are contiguous: where a has few rows, that is what there is to share.
+    """
+
+    @intrinsic
+    def block(typingctx, out, a, b, row, col):
+        def generate(context, builder, signature, args):
+            mOut, mA, mB = (Matrix(context, builder, kind, x) for kind, x in zip(signature.args, args[:3]))
+            (row, col), (height, width), depth = args[3:], mOut.shape, mB.shape[1]
+            unit = Vectors(builder, out.dtype)
+            block_cols = unit.width // block_rows
+            rows, cols = clamped(builder, row, block_rows, height), clamped(builder, col, block_cols, width)
+            sums = {(r, c): cgutils.alloca_once_value(builder, unit.zero) for r in rows for c in cols}
+
+            def multiply_add(unit, at):
+                lefts, rights = ({r: unit.load(m.element(r, at)) for r in some} for m, some in ((mA, rows), (mB, cols)))
+                for (r, c), total in sums.items():
+                    builder.store(unit.multiply_add(lefts[r], rights[c], builder.load(total)), total)
+
+            whole = builder.and_(depth, LONG(-unit.width))
+            with cgutils.for_range_slice(builder, LONG(0), whole, LONG(unit.width)) as (at, _):
+                multiply_add(unit, at)
+            with builder.if_then(builder.icmp_signed("<", whole, depth)):
+                multiply_add(Vectors(builder, out.dtype, builder.sub(depth, whole)), whole)
+            totals = [builder.load(total) for total in sums.values()]
+            while len(totals) > 1:
+                totals = [unit.add_pairs(x, y) for x, y in zip(totals[::2], totals[1::2])]
+            part = Vectors(builder, out.dtype, builder.sub(width, col), block_cols)
+            for n, r in enumerate(rows):
+                own = range(n * block_cols, (n + 1) * block_cols)
+                part.store(unit.pick(totals[0], totals[0], own), mOut.element(r, col))
+            return context.get_dummy_value()
+
+        return types.void(out, a, b, types.intp, types.intp), generate
+
+    return block
+
+
+one_row, some_rows = block_dots(1), block_dots(FEW_DOTS)
+
+
+@njit
+def product_nt(out, a, b):
+    """out = a b^T, for few rows of a."""
+    width = VECTOR_BYTES // out.itemsize
+    if len(a) == 1:
+        for col in range(0, len(b), width):
+            one_row(out, a, b, 0, col)
+    else:
+        for col in range(0, len(b), width // FEW_DOTS):
+            for row in range(0, len(a), FEW_DOTS):
+                some_rows(out, a, b, row, col)

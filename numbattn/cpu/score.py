@@ -34,8 +34,13 @@ class Steps(NamedTuple):
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
 
 
+NO_STEPS = Steps(np.zeros((0, 7), np.int64), np.zeros(0), *np.zeros((2, 0, 0, 0), np.int64))
+
+
 def steps_of(problem, parts, derivatives=False):
     """The Steps of a score, and the arrays to keep alive. derivatives: whether those of functions are wanted."""
+    if not parts:
+        return NO_STEPS, ()
     numbers, caps, offsets, values, alive = [], [], [], [], []
     zero = np.zeros(problem.matrices, np.int64)
     for part in parts:

@@ -78,6 +78,24 @@ def matrix(x, batch, head, dtype):
 
 
 @inline
+def rows_of(x, batch, head, first, end, buffer, dtype):
+    """Rows [first, end) of the matrix of (batch, head), as they lie or, of another dtype, widened, in the buffer."""
+    if x.bits == 0:
+        return matrix(x, batch, head, dtype)[first:end]
+    out = contiguous_view(address_of(buffer), end - first, x.cols, x.cols, dtype)
+    for row in range(first, end):
+        address = x.address + x.offsets[batch, head] + 2 * row * x.stride
+        bits, wide = contiguous_view(address, 1, x.cols, x.cols, np.uint16)[0], out[row - first]
+        if x.bits == 1:
+            for col in range(x.cols):
+                wide[col] = float_of_float16(bits[col])
+        else:
+            for col in range(x.cols):
+                wide[col] = float_of_bfloat16(bits[col])
+    return strided_view(address_of(buffer), end - first, x.cols, x.cols, dtype)
+
+
+@inline
 def tile(buffer, rows, cols):
     """A contiguous tile in a buffer."""
     return contiguous_view(address_of(buffer), rows, cols, cols, buffer.dtype)
@@ -93,6 +111,18 @@ def is_set(typingctx, flag):
         return builder.icmp_unsigned("!=", value, value.type(0))
 
     return types.boolean(flag), generate
+
+
+@intrinsic
+def add_one(typingctx, counters, index):
+    """counters[index] + 1, which it becomes: of several threads each gets another number."""
+
+    def generate(context, builder, signature, args):
+        place = builder.gep(context.make_array(counters)(context, builder, args[0]).data, [args[1]])
+        one = ir.Constant(INT64, 1)
+        return builder.add(builder.atomic_rmw("add", place, one, "acq_rel"), one)
+
+    return types.int64(counters, types.intp), generate
 
 
 @inline
@@ -115,6 +145,14 @@ def transpose(out, x, factor):
     for row in range(x.shape[0]):
         for col in range(x.shape[1]):
             out[col, row] = factor * x[row, col]
+
+
+@inline
+def scaled(out, x, factor):
+    """out = factor x"""
+    for row in range(x.shape[0]):
+        for col in range(x.shape[1]):
+            out[row, col] = factor * x[row, col]
 
 
 # ------------------------------------------------------------------------------------------------------- exponentials

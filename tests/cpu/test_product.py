@@ -8,7 +8,7 @@ import pytest
 
 from numbattn.cpu import product
 
-FORMS = {"product": lambda x: x, "product_tn": lambda x: x.T}
+FORMS = {"product": lambda x: x, "product_tn": lambda x: x.T, "product_few": lambda x: x}
 
 
 def check(multiply, form, rng, dtype, rows, cols, inner):
@@ -36,11 +36,27 @@ def test_products(rng, form, dtype):
         check(getattr(product, form), form, rng, dtype, rows, cols, inner)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_product_nt(rng, dtype):
+    multiply = numba.njit(lambda *args: product.product_nt(*args))
+    for rows, cols, inner in itertools.product([1, 2, 4, 5], [1, 3, 16, 37], [0, 1, 16, 30]):
+        a, b = (np.hstack([rng.standard_normal((n, inner)), np.full((n, 3), np.nan)]).astype(dtype)[:, :inner]
+                for n in (rows, cols))  # fmt: skip
+        around = np.full((rows + 2, cols + 5), 7, dtype)
+        out = around[1:-1, 2:-3]
+        multiply(out, a, b)
+        np.testing.assert_allclose(out, a @ b.T, rtol=1e-5, atol=1e-5 if dtype == np.float32 else 1e-12)
+        one_by_one = np.empty((rows, cols), dtype)
+        for row in range(rows):
+            multiply(one_by_one[row : row + 1], a[row : row + 1], b)
+        np.testing.assert_array_equal(one_by_one, out)  # to the bit: a row does not depend on the others
+        out[...] = 7
+        assert (around == 7).all()  # nothing is written beside it
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("nbytes", "rows", "vectors"), [(16, 6, 2), (32, 6, 2), (64, 8, 2)])
 def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):
     monkeypatch.setattr(product, "VECTOR_BYTES", nbytes)
-    monkeypatch.setattr(product, "ROWS", rows)
-    monkeypatch.setattr(product, "VECTORS", vectors)
-    multiply = product.product_of(transposed=form == "product_tn", name=f"{form}_of_{nbytes}_bytes")
+    multiply = product.product_of(form == "product_tn", f"{form}_of_{nbytes}_bytes", rows, vectors)
     check(numba.njit(lambda *args: multiply(*args)), form, rng, np.float32, 13, 75, 20)

@@ -172,11 +172,11 @@ TABLE = [
     Faults("cpu/product.py", ["cpu/test_product.py"], {
         'icmp_signed("<", lanes, self.splat(cols))': 'icmp_signed("<=", lanes, self.splat(cols))',
         "self.b.mul(index, stride)": "self.b.mul(index, self.strides[0])",
-        "builder.sub(height, LONG(1))": "height",
+        "builder.sub(end, LONG(1))": "end",
         "builder.fmul(builder.load(total), alpha)": "builder.load(total)",
         "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
-        "cols // (VECTORS * width) * (VECTORS * width)":
-            "(cols + VECTORS * width - 1) // (VECTORS * width) * (VECTORS * width)",
+        "cols // (vectors * width) * (vectors * width)":
+            "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",
     }),
     Faults("cpu/arguments.py",
            ["cpu/test_arguments.py", "cpu/test_tile.py::test_grids", "cpu/test_tile.py::test_draw"], {
@@ -198,18 +198,35 @@ TABLE = [
     Faults("cpu/forward.py", CPU, {
         "fill(l, 0)": "pass",
         "if state == PARTIAL": "if state == EMPTY",
+        "batch * heads + head, m0, n0)": "head * batches + batch, m0, n0)",
+        "score(S, steps, scratch.slopes, batch, head, m0, n0, offset)": "pass",
+    }),
+    Faults("cpu/softmax.py", CPU, {
         "S[j, i] if S[j, i] > m[i] else m[i]": "S[j, i] if S[j, i] < m[i] else m[i]",
         "exp(alpha[i] - m[i])": "exp(m[i] - alpha[i])",
         "l[i] *= alpha[i]": "pass",
         "O[i, c] *= alpha[i]": "pass",
         "min(first + SUMMED, keys)": "min(first + SUMMED - 1, keys)",
-        "batch * heads + head, m0, n0)": "head * batches + batch, m0, n0)",
         "m[i] + np.log(l[i])": "m[i] + l[i]",
         "if l[i] != 0 else -np.inf": "if l[i] != 0 else 0.0",
         "factor = kept_scale / l[i]": "factor = 1 / l[i]",
-        "score(S, steps, scratch.slopes, batch, head, m0, n0, offset)": "pass",
         "alpha[i] = exp(m[i] - m_new)": "alpha[i] = 1",
         "l[i] * alpha[i] + exp(logit - m_new)": "l[i] * alpha[i]",
+    }),
+    Faults("cpu/decode.py", ["cpu/test_decode.py"], {
+        "head % packed == 0": "head >= 0",
+        "segment + chunk * CHUNK": "segment",
+        "begin + 1, begin + chunks)": "begin + 1, begin + 1)",
+        "seen_by(sight, batch, other, m0, m_end, first, end) == seen": "True",
+        "first - (first - origin) % TILE_N": "first",
+        "fill(S[keys : whole * LANES], -np.inf)": "pass",
+        "alpha * l[r] + beta * l_next[r]": "l[r] + l_next[r]",
+    }),
+    Faults("merging.py", ["test_merging.py"], {
+        "np.where(highest == -np.inf, 0, highest)": "highest",
+        "np.where(l == 0, 1, l)": "l",
+        "np.where(w == 0, 0, w * along)": "w * along",
+        "np.where(highest == np.inf, highest, m + np.log(l))": "m + np.log(l)",
     }),
     Faults("cpu/forward.py", APART, {
         "first - (first - segment) % TILE_N": "first // TILE_N * TILE_N",

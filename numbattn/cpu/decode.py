@@ -1,0 +1,276 @@
+"""Few queries against many keys on the CPU, as in decoding: threads share the keys, the heads of a group one pass.
+
+Chunks of keys leave O, m and l; the thread that computes the last one of a tile of queries merges them in their order.
+Where chunks and tiles begin, and the order of all sums, depends on nothing else in the call: o and lse of a sequence
+are the same to the bit, alone or in any batch.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arguments import Tiles, scratch_of, tiles_of
+from .compile import kernel
+from .launch import launch
+from .product import product_few, product_nt
+from .score import score
+from .softmax import add_sink, epilogue, multiply, rescale
+from .tile import (
+    EMPTY,
+    FULL,
+    add_one,
+    band_of,
+    clear,
+    draw,
+    exp,
+    fill,
+    inline,
+    intervals_of,
+    is_set,
+    keys_in_sight,
+    mask_band,
+    mask_cells,
+    mask_intervals,
+    matrix,
+    rows_of,
+    scaled,
+    tile,
+    tile_state,
+)
+
+FEW = 16  # queries of a tile, at most
+TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
+LANES = 32  # sums of P in a row, each of every 32nd key: vectors, and a long row loses fewer digits
+READING = 32  # what a number of K or V costs, in multiplications: as long as it takes from memory
+
+
+class Few(NamedTuple):
+    """Tiles of few queries, a row for all heads that share keys, and their chunks, one after the other."""
+
+    table: Any  # as Tiles.table; a row's head is the first of them
+    starts: Any  # row number n has the chunks starts[n]:starts[n + 1], at least one
+    packed: int  # heads
+    rows: int  # the most of a tile: packed x queries
+    keys: int  # of all tiles
+
+
+def split(problem, mask, tile_m):
+    """The Tiles of many queries, and the Few."""
+    if mask._segments is None:
+        return _split_uncut(problem, mask, tile_m)
+    return _split(problem, tiles_of(problem, mask, tile_m))
+
+
+@lru_cache(maxsize=64)
+def _split_uncut(problem, mask, tile_m):
+    return _split(problem, tiles_of(problem, mask, tile_m))
+
+
+def _split(problem, tiles):
+    batch, head, m0, m_end, segment, end, _ = tiles.table.T
+    is_few = m_end - m0 <= FEW
+    packed = 1 if tiles.by_head or not problem.heads else problem.group_size
+    some = is_few & (head % packed == 0)
+    keys = (end - segment)[some]
+    starts = np.append(0, np.cumsum(np.maximum(-(-keys // CHUNK), 1)))
+    few = Few(tiles.table[some], starts, packed, packed * int((m_end - m0)[some].max(initial=0)), int(keys.sum()))
+    pairs = int(((m_end - m0) * (end - segment))[~is_few].sum())
+    return Tiles(tiles.table[~is_few], None, pairs, tiles.longest, tiles.by_head), few
+
+
+def launch_decode(problem, few, arrays, options):
+    """o and lse, in `arrays`, of tiles of few queries."""
+    blocks = few.starts[-1]
+    parts = np.empty((blocks, few.rows, problem.head_dim_v), problem.sum_dtype)
+    statistics = np.empty((blocks, 2, few.rows), problem.sum_dtype)
+    done = np.zeros(len(few.table), np.int64)
+    work = READING * few.keys * (problem.head_dim + problem.head_dim_v)
+    scratch = scratch_of(problem, max(few.rows, LANES), TILE_N)
+    launch(decode_kernel, blocks, work, scratch, *arrays, few, parts, statistics, done, *options)
+
+
+class Given(NamedTuple):
+    """What a call computes with."""
+
+    q: Any
+    k: Any
+    v: Any
+    sight: Any
+    steps: Any
+    drops: Any
+    scale: Any
+
+
+class Rows(NamedTuple):
+    """Queries [m0, m_end) of heads [head, head_end), head by head, and what keys have made of them so far."""
+
+    batch: Any
+    head: Any
+    head_end: Any
+    m0: Any
+    m_end: Any
+    offset: Any  # of their segment
+    O: Any
+    m: Any
+    l: Any
+
+
+@kernel
+def decode_kernel(
+    first_block, end_block, stop, scratch, q, k, v, o, lse, few, parts, statistics, done, sight, steps, sinks, drops,
+    scale, kept_scale,
+):  # fmt: skip
+    """Blocks [first_block, end_block); a block is a chunk of keys for a tile of queries."""
+    given = Given(q, k, v, sight, steps, drops, scale)
+    for block in range(first_block, end_block):
+        number = np.searchsorted(few.starts, block, side="right") - 1
+        batch, head, m0, m_end, segment, segment_end, offset = few.table[number]
+        chunk, chunks = block - few.starts[number], few.starts[number + 1] - few.starts[number]
+        first = segment + chunk * CHUNK
+        end, head_end = min(first + CHUNK, segment_end), head + few.packed
+        while head < head_end:
+            start = (head + few.packed - head_end) * (m_end - m0)
+            n_first, n_end, alike_end = heads_alike(sight, batch, head, head_end, m0, m_end, first, end)
+            stop_row = start + (alike_end - head) * (m_end - m0)
+            rows = Rows(batch, head, alike_end, m0, m_end, offset, parts[block, start:stop_row],
+                        statistics[block, 0, start:stop_row], statistics[block, 1, start:stop_row])  # fmt: skip
+            attend(rows, given, scratch, stop, first, n_first, n_end)
+            head = alike_end
+        if is_set(stop):
+            return
+        if add_one(done, number) == chunks:
+            begin, count = few.starts[number], few.packed * (m_end - m0)
+            O, m, l = parts[begin, :count], statistics[begin, 0, :count], statistics[begin, 1, :count]
+            for other in range(begin + 1, begin + chunks):
+                absorb(O, m, l, parts[other, :count], statistics[other, 0], statistics[other, 1])
+            head -= few.packed
+            rows = Rows(batch, head, head_end, m0, m_end, offset, O, m, l)
+            finish(rows, o, lse, sinks, scratch.vectors, kept_scale)
+
+
+@inline
+def heads_alike(sight, batch, head, head_end, m0, m_end, first, end):
+    """Of the keys [first, end) those that a head sees, and the end of the heads behind it that see the same ones."""
+    seen, other = seen_by(sight, batch, head, m0, m_end, first, end), head + 1
+    while other < head_end and seen_by(sight, batch, other, m0, m_end, first, end) == seen:
+        other += 1
+    return seen[0], seen[1], other
+
+
+@inline
+def seen_by(sight, batch, head, m0, m_end, first, end):
+    band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
+    return keys_in_sight(band, intervals, m0, m_end, first, end)
+
+
+@inline
+def attend(rows, given, scratch, stop, origin, first, end):
+    """Algorithm 2 over keys [first, end), but for the division by l. Tiles of keys begin at multiples from origin."""
+    dtype, one = rows.m.dtype, rows.m.dtype.type(1)
+    batch, head, queries = rows.batch, rows.head, rows.m_end - rows.m0
+    fill(rows.m, np.finfo(dtype).min)                                       # finite, since (-inf) - (-inf) is NaN
+    fill(rows.l, 0)
+    clear(rows.O)
+    Q = tile(scratch.QT, rows.m.size, given.q.cols)
+    for h in range(rows.head, rows.head_end):
+        r = (h - head) * queries
+        scaled(Q[r : r + queries], matrix(given.q, batch, h, dtype)[rows.m0 : rows.m_end], dtype.type(given.scale))
+    for n0 in range(first - (first - origin) % TILE_N, end, TILE_N):
+        if is_set(stop):
+            return
+        n_end = min(n0 + TILE_N, end)
+        if is_hidden(rows, given.sight, n0, n_end):
+            continue                                                        # Alg. 5 line 8
+        S = tile(scratch.S, rows.m.size, TILE_N)
+        product_nt(S[:, : n_end - n0], Q, rows_of(given.k, batch, head, n0, n_end, scratch.wide, dtype))  # line 10
+        for r in range(rows.m.size):
+            softmax_row(rows, r, S[r], given, scratch, n0, n_end)           # lines 11 to 14: S becomes P
+        V = rows_of(given.v, batch, head, n0, n_end, scratch.wide, dtype)
+        product_few(rows.O, S[:, : n_end - n0], V, one, True)               # line 15: O = O + P V
+
+
+@inline
+def is_hidden(rows, sight, n0, n_end):
+    """Whether none of the rows sees any of the keys [n0, n_end)."""
+    for h in range(rows.head, rows.head_end):
+        intervals = intervals_of(sight, rows.batch, h)
+        if tile_state(sight, intervals, rows.batch, h, rows.m0, rows.m_end, n0, n_end) != EMPTY:
+            return False
+    return True
+
+
+@inline
+def softmax_row(rows, r, S, given, scratch, n0, n_end):
+    """Algorithm 2, lines 11 to 14, for one row; O = alpha O of line 15."""
+    queries, batch, keys = rows.m_end - rows.m0, rows.batch, n_end - n0
+    head, i = rows.head + r // queries, rows.m0 + r % queries
+    band, intervals = band_of(given.sight, batch, head), intervals_of(given.sight, batch, head)
+    column = tile(S, keys, 1)                                               # a row is a key, as in all tiles
+    score(column, given.steps, scratch.slopes, batch, head, i, n0, rows.offset)
+    mask_band(column, band, i, n0)
+    mask_intervals(column, intervals, i, n0)
+    if tile_state(given.sight, intervals, batch, head, i, i + 1, n0, n_end) != FULL:
+        mask_cells(column, given.sight, batch, head, i, n0)
+    whole = (keys + LANES - 1) // LANES
+    fill(S[keys : whole * LANES], -np.inf)
+    alpha = softmax_lanes(tile(S, whole, LANES), scratch.vectors, rows.m[r : r + 1], rows.l[r : r + 1])
+    if alpha != 1:
+        for c in range(rows.O.shape[1]):
+            rows.O[r, c] *= alpha
+    if given.drops.threshold > 0:
+        Z = tile(scratch.Z, keys, 1)
+        heads = given.q.offsets.shape[1]
+        draw(Z, scratch.words, given.drops, batch * heads + head, i, n0)
+        multiply(column, Z)
+
+
+@inline
+def softmax_lanes(S, lanes, m, l):
+    """Lines 12 and 13: m_new = max(m, rowmax(S)), P = exp(S - m_new), l = alpha l + rowsum(P), lane by lane; alpha."""
+    m_old = m[0]
+    for i in range(LANES):
+        lanes[i] = m_old
+    for j in range(S.shape[0]):
+        for i in range(LANES):
+            lanes[i] = S[j, i] if S[j, i] > lanes[i] else lanes[i]
+    for i in range(LANES):
+        m[0] = max(m[0], lanes[i])
+    m_new = m[0]
+    for i in range(LANES):
+        lanes[i] = 0
+    for j in range(S.shape[0]):
+        for i in range(LANES):
+            S[j, i] = exp(S[j, i] - m_new)
+            lanes[i] += S[j, i]
+    alpha = exp(m_old - m_new)
+    l[0] *= alpha
+    for i in range(LANES):
+        l[0] += lanes[i]
+    return alpha
+
+
+@inline
+def absorb(O, m, l, O_next, m_next, l_next):
+    """Merge the next chunk into O, m and l."""
+    for r in range(m.size):
+        if l_next[r] != 0:
+            m_new = max(m[r], m_next[r])
+            alpha, beta = exp(m[r] - m_new), exp(m_next[r] - m_new)
+            m[r], l[r] = m_new, alpha * l[r] + beta * l_next[r]
+            for c in range(O.shape[1]):
+                O[r, c] = alpha * O[r, c] + beta * O_next[r, c]
+
+
+@inline
+def finish(rows, o, lse, sinks, alpha, kept_scale):
+    """Lines 15 and 16."""
+    queries = rows.m_end - rows.m0
+    for h in range(rows.head, rows.head_end):
+        r = (h - rows.head) * queries
+        O, m, l = rows.O[r : r + queries], rows.m[r : r + queries], rows.l[r : r + queries]
+        if sinks.size:
+            add_sink(m, l, alpha, sinks[rows.batch, h])
+            rescale(O, alpha)
+        epilogue(O, lse[rows.batch, h, rows.m0 : rows.m_end], m, l, kept_scale)
+        o[rows.batch, h, rows.m0 : rows.m_end] = O

@@ -1,0 +1,64 @@
+"""The softmax of tiles, as it goes along the keys, and what ends it: Algorithm 2, lines 12 to 16."""
+
+import numpy as np
+
+from .tile import exp, fill, inline
+
+SUMMED = 32  # keys that are summed before they are added to l: a long row loses fewer digits
+
+
+@inline
+def softmax_step(S, m, l, alpha, part):
+    """Alg. 2 lines 12 and 13: m_new = max(m, rowmax(S)), P = exp(S - m_new), l = alpha l + rowsum(P)."""
+    keys, queries = S.shape
+    for i in range(queries):
+        alpha[i] = m[i]
+    for j in range(keys):
+        for i in range(queries):
+            m[i] = S[j, i] if S[j, i] > m[i] else m[i]
+    for i in range(queries):
+        alpha[i] = exp(alpha[i] - m[i])
+        l[i] *= alpha[i]
+    for first in range(0, keys, SUMMED):
+        fill(part, 0)
+        for j in range(first, min(first + SUMMED, keys)):
+            for i in range(queries):
+                S[j, i] = exp(S[j, i] - m[i])
+                part[i] += S[j, i]
+        for i in range(queries):
+            l[i] += part[i]
+
+
+@inline
+def rescale(O, alpha):
+    for i in range(O.shape[0]):
+        for c in range(O.shape[1]):
+            O[i, c] *= alpha[i]
+
+
+@inline
+def multiply(S, Z):
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] *= Z[j, i]
+
+
+@inline
+def add_sink(m, l, alpha, logit):
+    """A softmax step for one more logit."""
+    for i in range(m.size):
+        m_new = max(m[i], logit)
+        alpha[i] = exp(m[i] - m_new)
+        if l[i] != 0:
+            l[i] = l[i] * alpha[i] + exp(logit - m_new)
+        m[i] = m_new
+
+
+@inline
+def epilogue(O, lse, m, l, kept_scale):
+    """Alg. 2 lines 15 and 16: O = O / l, lse = m + log(l); 0 and -inf for a row that saw nothing."""
+    for i in range(O.shape[0]):
+        lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
+        factor = kept_scale / l[i] if l[i] != 0 else 0.0
+        for c in range(O.shape[1]):
+            O[i, c] *= factor
