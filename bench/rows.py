@@ -34,7 +34,7 @@ from peers import (
 import numbattn as na
 from numbattn import api
 from numbattn.cuda.kernels.hopper.forward import SPEC
-from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, USUAL, Warpgroups
+from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.spec import Route, everything
@@ -42,7 +42,7 @@ from numbattn.cuda.plan.spec import Route, everything
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
 CALLS = 5  # in a graph
 MASKS = ["none", "causal", "Window(1023, 0)", "random 10%", "random 20%", "random 50%", "random 100%", "local_global"]
-TABLES = USUAL, LONG, CELLS
+TABLES = USUAL, LONG, NARROW, CELLS
 CLOCKS = r"""
 extern "C" __global__ void clocks(long long* found) {
     unsigned multiprocessor;

@@ -8,7 +8,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels import FORWARD, backward, forward, hopper
-from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, USUAL, Warpgroups, heads_per_tile
+from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.shared import tables
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES, plan
@@ -76,9 +76,9 @@ def row(head_dim, keys=1000, seqlen_k=1000, **others):
 def test_the_row_on_hopper_is_that_of_so_many_keys():
     few, many = MANY - 1, MANY
     for size, usual in USUAL.items():
-        long = LONG.get(size, usual)
+        long, narrow = (table.get(size, usual) for table in (LONG, NARROW))
         assert [row(size, n, n) for n in (0, few, many, 10 * many)] == [usual, usual, long, long]
-        assert [row(size, n, 20 * many) for n in (1, few, many)] == [usual, usual, long]
+        assert [row(size, n, 20 * many) for n in (1, few, many)] == [narrow, narrow, long]
         assert row(size, many, 20 * many, mask=("dense",)) == CELLS[size]
         assert row(size, many, 20 * many, mask=("keys",), dropout=True) == CELLS[size]
 
@@ -92,13 +92,15 @@ def test_heads_share_a_work_tile_that_has_room_for_them(consumers, group_size, s
     assert heads_per_tile(tiles, work(**sizes, mask=("keys",))) == 1
 
 
-def test_few_queries_have_the_row_in_which_most_heads_share():
+@pytest.mark.parametrize("keys", [MANY - 1, MANY])
+def test_few_queries_have_the_row_in_which_most_heads_share(keys):
     def found(head_dim, group_size, seqlen_q, *mask):
-        return row(head_dim, MANY, 10 * MANY, group_size=group_size, seqlen_q=seqlen_q, mask=mask)
+        return row(head_dim, keys, 10 * MANY, group_size=group_size, seqlen_q=seqlen_q, mask=mask)
 
-    assert (LONG[128].consumers, USUAL[128].consumers) == (3, 2)
+    instead = (NARROW if keys < MANY else LONG)[128]
+    assert (instead.consumers, USUAL[128].consumers) == (3, 2)
     assert found(128, 8, 64) == found(128, 2, 1) == USUAL[128]
-    assert {found(128, *others) for others in [(1, 1), (3, 64), (8, 65), (8, 64, "keys")]} == {LONG[128]}
+    assert {found(128, *others) for others in [(1, 1), (3, 64), (8, 65), (8, 64, "keys")]} == {instead}
     assert found(64, 8, 128) == USUAL[64]
 
 
