@@ -341,13 +341,13 @@ def backward_kv(
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale,
-        scale_log2, kept_scale, delta_scale,
+        scale_log2, kept_scale, at_once, delta_scale,
     ):
         _, heads, _ = shape(mLse)
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
-        tile, sight = keys_of_block(mLse, mDK, sight, group_size)
+        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
         if tile.first >= tile.end:
             return
         sync_threads()

@@ -72,6 +72,7 @@ from .backward_steps import (
     ZERO,
     Call,
     Tiles,
+    at_once,
     clear_step,
     dropout_steps,
     dtype_of_bias,
@@ -81,7 +82,7 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .walk import AT_ONCE, ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
+from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
 
 
 class Rows(NamedTuple):
@@ -125,6 +126,11 @@ def backward_q(
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
     blocks_in_sight, next_n_block = block_steps(mask, tile_n)
+
+    @device
+    def work_tile(sight, segment, batch, head, m_block, m_end):
+        first, end = blocks_in_sight(sight, batch, head, m_block * TILE_M, m_end)
+        return WorkTile(batch, head, m_block, first, end, segment)
 
     @device
     def load_bias(K, biases, work, n0):
@@ -226,11 +232,11 @@ def backward_q(
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDQ, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
-        kept_scale, delta_scale,
+        kept_scale, at_once, delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
-        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, AT_ONCE)
+        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
         init_pipelines(Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
@@ -238,19 +244,19 @@ def backward_q(
         sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
         if m_block * TILE_M >= m_end:                           # a slot without a tile
             return
-        first, end = blocks_in_sight(sight, batch, head, m_block * TILE_M, m_end)
-        work = WorkTile(batch, head, m_block, first, end, segment)
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)
             if thread_index() == PRODUCER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
+                work = work_tile(sight, segment, batch, head, m_block, m_end)
                 load_tiles(mQ, mK, mV, mDO, biases, sight, work, head // group_size)
         else:
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, segment)
             call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            work = work_tile(sight, segment, batch, head, m_block, m_end)
             compute(mDQ, mSlopes, mLse, mDelta, work, scale, call)
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * IS_BOXED
@@ -280,6 +286,7 @@ SPEC = Spec(
     (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *LINES_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
+    numbers=at_once,
     arch="a",
     packs=True,
 )

@@ -190,13 +190,13 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
-        kept_scale, delta_scale,
+        kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         _, heads, _ = shape(mLse)
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
-        tile, sight = keys_of_block(mLse, mDK, sight, group_size)
+        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
         if tile.first >= tile.end:
             return
         sync_threads()

@@ -19,11 +19,6 @@ from ..shared.segments import count_step, sight_step, slot_step
 from ..shared.visibility import PACKED, band_of, keys_in_sight, needs_test, queries_in_sight, steps_to_next
 from .forward_tiles import ROWS
 
-# Matrices at a time, in the backward pass: blocks that run together read the same Q and dO, see
-# `schedule.place_grouped`. Of 1 to 32 none was faster than 8 by more than 5 %, at seqlen 512 to 16384; all at once take
-# 1.4 times as long at 2048.
-AT_ONCE = 8
-
 
 # ------------------------------------------------------------------------------------------- where queries are kept
 class WorkTile(NamedTuple):
@@ -127,17 +122,17 @@ class Queries(NamedTuple):
 
 
 def keys_step(mask, tile_n):
-    """The device function (mLse, mDK, sight, group_size): the tile of keys that this block keeps, and what is seen of
-    them."""
+    """The device function (mLse, mDK, sight, group_size, at_once): the tile of keys that this block keeps, and what is
+    seen of them."""
     TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
     sight_of = sight_step(mask)
 
     @device
-    def keys_of_block(mLse, mDK, sight, group_size):
+    def keys_of_block(mLse, mDK, sight, group_size, at_once):
         batches, _, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
         n_blocks = tiles_of(sight.packing, seqlen_k)
-        tile, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, AT_ONCE)
+        tile, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
         segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
         n0, head = n_block * TILE_N, head_k * group_size
         end = minimum(n0 + TILE_N, segment.keys)

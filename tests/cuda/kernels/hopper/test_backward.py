@@ -27,7 +27,7 @@ def padded(line, beyond):
     return out
 
 
-def check(rng, kernel, dv_first=True, **problem):
+def check(rng, kernel, dv_first=True, at_once=2, **problem):
     case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
     tile_m, tile_n = SIZES[kernel]
     is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
@@ -38,7 +38,8 @@ def check(rng, kernel, dv_first=True, **problem):
     lines = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
     sums = np.zeros((batches, heads, lines[0].shape[-1] * 64), np.float32)
-    numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, case.delta_scale)
+    numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
+               case.delta_scale)  # fmt: skip
     if kernel == "q":
         source = backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
         blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
