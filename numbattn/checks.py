@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
+FLOATING = ", ".join(map(str, DTYPES))
 
 
 class Array(Protocol):
@@ -32,6 +33,11 @@ class Array(Protocol):
 
 
 Integers: TypeAlias = int | Sequence[int] | Array
+
+
+def dtype_of_sums(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """That of sums, of lse and of dlse, for arrays of this dtype."""
+    return np.dtype("float64" if dtype == np.float64 else "float32")
 
 
 def library(x: Any) -> str | None:

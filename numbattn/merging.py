@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checks import DTYPES, Array, library, same_library, words_for
+from .checks import DTYPES, FLOATING, Array, dtype_of_sums, library, same_library, words_for
 from .problem import A
 
 # NumPy's functions pass CuPy's arrays on to CuPy
@@ -150,11 +150,11 @@ def _checked(states: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 def _check_alike(name: str, o: Any, lse: Any, first: Any) -> None:
     """Refuse a state that does not fit the first one's o."""
     if first.dtype not in DTYPES:
-        raise TypeError(f"{name}: got o of {first.dtype}, allowed {', '.join(map(str, DTYPES))}")
+        raise TypeError(f"{name}: got o of {first.dtype}, allowed {FLOATING}")
     if first.ndim < 2:
         raise ValueError(f"{name}: got o of the shape {first.shape}, expected (..., seqlen_q, head_dim)")
-    sums = np.dtype("float64" if first.dtype == np.float64 else "float32")
-    for what, x, shape, dtype in (("o", o, first.shape, first.dtype), ("lse", lse, first.shape[:-1], sums)):
+    wanted = ("o", o, first.shape, first.dtype), ("lse", lse, first.shape[:-1], dtype_of_sums(first.dtype))
+    for what, x, shape, dtype in wanted:
         if x.shape != shape:
             raise ValueError(f"{name}: got {what} of the shape {x.shape}, expected {shape}")
         if x.dtype != dtype:
@@ -164,7 +164,7 @@ def _check_alike(name: str, o: Any, lse: Any, first: Any) -> None:
 def _gradient(name: str, x: Any, like: Any) -> Any:
     """A gradient of a result, in the dtype of sums."""
     if library(x) is None or x.dtype not in DTYPES:
-        raise TypeError(f"{name}: got {words_for(x)}, expected an array of {', '.join(map(str, DTYPES))}")
+        raise TypeError(f"{name}: got {words_for(x)}, expected an array of {FLOATING}")
     same_library(merged=like, **{name: x})
     if x.shape != like.shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {like.shape}")

@@ -12,8 +12,10 @@ import numpy as np
 
 from .checks import (
     DTYPES,
+    FLOATING,
     Array,
     check_values,
+    dtype_of_sums,
     flag,
     library,
     number,
@@ -79,7 +81,7 @@ class Problem:
     @cached_property
     def sum_dtype(self) -> np.dtype[Any]:
         """The dtype of all sums, of lse and of dlse."""
-        return np.dtype("float64" if self.dtype == np.float64 else "float32")
+        return dtype_of_sums(self.dtype)
 
     @property
     def group_size(self) -> int:
@@ -277,7 +279,7 @@ def _problem(
         if len(shape) < 2:
             raise ValueError(f"{name}: got the shape {shape}, expected (..., sequence, features)")
         if dtype not in DTYPES:
-            raise TypeError(f"{name}: got {dtype}, allowed {', '.join(map(str, DTYPES))}")
+            raise TypeError(f"{name}: got {dtype}, allowed {FLOATING}")
         if dtype != dtypes[0]:
             raise TypeError(f"{name}: got {dtype}, expected {dtypes[0]}, the dtype of q")
     if k[-1] != q[-1]:

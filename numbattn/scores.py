@@ -15,10 +15,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from .checks import DTYPES, Array, Integers, flag, integers, library, number, words_for
+from .checks import DTYPES, FLOATING, Array, Integers, flag, integers, library, number, words_for
 from .values import Held, Value, broadcasts, clip, for_queries, given, sum_broadcast
 
-FLOATING = ", ".join(map(str, DTYPES))
 FARTHEST = 2**30  # a farther offset means the same
 
 

@@ -90,7 +90,7 @@ def launch_decode(problem, few, arrays, options):
     launch(decode_kernel, blocks, work, scratch, *arrays, few, parts, statistics, done, *options)
 
 
-class Given(NamedTuple):
+class Operands(NamedTuple):
     """What a call computes with."""
 
     q: Any
@@ -102,7 +102,7 @@ class Given(NamedTuple):
     scale: Any
 
 
-class Rows(NamedTuple):
+class Partial(NamedTuple):
     """Queries [m0, m_end) of heads [head, head_end), head by head, and what keys have made of them so far."""
 
     batch: Any
@@ -122,30 +122,27 @@ def decode_kernel(
     scale, kept_scale,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is a chunk of keys for a tile of queries."""
-    given = Given(q, k, v, sight, steps, drops, scale)
+    given = Operands(q, k, v, sight, steps, drops, scale)
     for block in range(first_block, end_block):
         number = np.searchsorted(few.starts, block, side="right") - 1
-        batch, head, m0, m_end, segment, segment_end, offset = few.table[number]
-        chunk, chunks = block - few.starts[number], few.starts[number + 1] - few.starts[number]
-        first = segment + chunk * CHUNK
-        end, head_end = min(first + CHUNK, segment_end), head + few.packed
+        batch, first_head, m0, m_end, segment, segment_end, offset = few.table[number]
+        begin, chunks = few.starts[number], few.starts[number + 1] - few.starts[number]
+        first, head, head_end = segment + (block - begin) * CHUNK, first_head, first_head + few.packed
+        end, count = min(first + CHUNK, segment_end), few.packed * (m_end - m0)
         while head < head_end:
-            start = (head + few.packed - head_end) * (m_end - m0)
             n_first, n_end, alike_end = heads_alike(sight, batch, head, head_end, m0, m_end, first, end)
-            stop_row = start + (alike_end - head) * (m_end - m0)
-            rows = Rows(batch, head, alike_end, m0, m_end, offset, parts[block, start:stop_row],
-                        statistics[block, 0, start:stop_row], statistics[block, 1, start:stop_row])  # fmt: skip
+            r, r_end = (head - first_head) * (m_end - m0), (alike_end - first_head) * (m_end - m0)
+            rows = Partial(batch, head, alike_end, m0, m_end, offset, parts[block, r:r_end],
+                           statistics[block, 0, r:r_end], statistics[block, 1, r:r_end])  # fmt: skip
             attend(rows, given, scratch, stop, first, n_first, n_end)
             head = alike_end
         if is_set(stop):
             return
         if add_one(done, number) == chunks:
-            begin, count = few.starts[number], few.packed * (m_end - m0)
             O, m, l = parts[begin, :count], statistics[begin, 0, :count], statistics[begin, 1, :count]
             for other in range(begin + 1, begin + chunks):
                 absorb(O, m, l, parts[other, :count], statistics[other, 0], statistics[other, 1])
-            head -= few.packed
-            rows = Rows(batch, head, head_end, m0, m_end, offset, O, m, l)
+            rows = Partial(batch, first_head, head_end, m0, m_end, offset, O, m, l)
             finish(rows, o, lse, sinks, scratch.vectors, kept_scale)
 
 

@@ -215,7 +215,7 @@ TABLE = [
     }),
     Faults("cpu/decode.py", ["cpu/test_decode.py"], {
         "head % packed == 0": "head >= 0",
-        "segment + chunk * CHUNK": "segment",
+        "segment + (block - begin) * CHUNK": "segment",
         "begin + 1, begin + chunks)": "begin + 1, begin + 1)",
         "seen_by(sight, batch, other, m0, m_end, first, end) == seen": "True",
         "first - (first - origin) % TILE_N": "first",
@@ -598,7 +598,7 @@ TABLE = [
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
         "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
-        "K, V = load_tiles(K, V, (mQ": "load_tiles(K, V, (mQ",
+        "K, V = load_tiles(K, V, given": "load_tiles(K, V, given",
     }),
     Faults("cuda/kernels/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
         "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",

@@ -124,7 +124,7 @@ def forward(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, ROWS * consumers, tile_n, consumers)
+    schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = consumers, tile_n, REGISTERS[consumers]
     ZERO, LN2 = ACC(0), ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps

@@ -30,10 +30,10 @@ BY_CONSUMER = -1  # in place of a row: TMA does not store this O
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
 
 
-def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_m, tile_n, consumers):
+def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     """Device functions of the scheduler and of the loader. SHARED_B: see `score_tile_steps`."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
-    TILE_M, TILE_N, CONSUMERS, Q_STAGES = tile_m, tile_n, consumers, Q_PIPELINE.tile.stages
+    TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
     IS_BOXED, IS_PACKED = SHARED_B.stages > 0, PACKED in mask
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)

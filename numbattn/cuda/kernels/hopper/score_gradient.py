@@ -6,8 +6,6 @@ that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P a
 the next one meanwhile.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numba.cuda import types
 
@@ -52,7 +50,7 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..score_gradient import OWN_NUMBERS, Diagonal, diagonal_steps, matrices_of
+from ..score_gradient import OWN_NUMBERS, Diagonal, Given, diagonal_steps, matrices_of
 from ..scores import SCORE, boxed_bias, boxed_dtype, kind, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.tables import compiled_in
@@ -62,16 +60,6 @@ from .forward import warp_specialised
 from .forward_tiles import head_dims, is_for_hopper
 
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
-
-
-class Call(NamedTuple):
-    """What consumers need of the kernel's arguments."""
-
-    mLse: Any
-    mDelta: Any
-    sight: Any
-    scores: Any
-    scale_log2: Any
 
 
 def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, is_boxed, **others):
@@ -92,64 +80,65 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         return first < n0 + TILE_N and n0 < end
 
     @device
-    def load_tile(K, V, maps, batch, head, group_size, m0, n0):
+    def load_tile(K, V, given, batch, head, m0, n0):
         """What a tile of dS is made of, that from query m0 and key n0 on."""
-        mQ, mK, mV, mDO = maps
+        (mQ, mK, mV, mDO), head_k = given.inputs, head // given.group_size
         acquire(K)
-        tma_load(K, mK, batch, head // group_size, n0)
+        tma_load(K, mK, batch, head_k, n0)
         for consumer in range(CONSUMERS):
             place = allocate(SHARED_Q, K.index * CONSUMERS + consumer)
             tma_load_part(K, place, mQ, batch, head, m0 + consumer * ROWS, 0)
         acquire(V)
-        tma_load(V, mV, batch, head // group_size, n0)
+        tma_load(V, mV, batch, head_k, n0)
         for consumer in range(CONSUMERS):
             place = allocate(SHARED_DO, V.index * CONSUMERS + consumer)
             tma_load_part(V, place, mDO, batch, head, m0 + consumer * ROWS, 0)
 
     @device
-    def load_tiles(K, V, maps, sight, at, group_size, seqlen_q):
+    def load_tiles(K, V, given, at, seqlen_q):
         """The producer's, one thread: all tiles of a Diagonal."""
         for batch in range(at.own_batch, at.batch_end):
             for head in range(at.own_head, at.head_end):
                 for m_tile in range(at.m_first, at.m_end):
                     m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(sight, batch, head, m0, n0, seqlen_q):
-                        load_tile(K, V, maps, batch, head, group_size, m0, n0)
+                    if in_sight(given.sight, batch, head, m0, n0, seqlen_q):
+                        load_tile(K, V, given, batch, head, m0, n0)
                         K, V = advance(K, 1), advance(V, 1)
         return K, V
 
     @device
-    def ds_of(K, V, bias, call, batch, head, m_tile, n0):
+    def ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0):
         """A consumer's: dS behind the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
-        consumer, band = warpgroup_index(), band_at(call.sight, batch, head)
+        (mLse, mDelta), sight, scores = given.lines, given.sight, given.scores
+        consumer, band = warpgroup_index(), band_at(sight, batch, head)
         m0 = m_tile * TILE_M + consumer * ROWS
-        lse, D = load(call.mLse[batch, head], ROW_VECTOR, m0), load(call.mDelta[batch, head], ROW_VECTOR, m0)
+        lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
         wait(K)
         S = dot(S_TILE, allocate(SHARED_Q, K.index * CONSUMERS + consumer), K.tile.T)   # Alg. 4 line 11: S = Q K^T
         wait(V)
         dP = dot(S_TILE, allocate(SHARED_DO, V.index * CONSUMERS + consumer), V.tile.T)     # line 17: dP = dO V^T
         S = wgmma_wait(S, 1)
         release(K)
-        S, F = apply(S, look_up(call.scores, bias, batch, head, m0, n0), call.scores, batch, head, m0, n0)
-        P = exp2(S * call.scale_log2 - lse)                          # line 13: P = exp(S - lse)
+        S, F = apply(S, look_up(scores, bias, batch, head, m0, n0), scores, batch, head, m0, n0)
+        P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
         dP = wgmma_wait(dP, 0)
         release(V)
         dS = pull_back(P * (dP - D), F)                         # line 20
         n_tile = n0 // TILE_N
-        if tested(call.sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
-            dS = where(sees(call.sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+        if tested(sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
+            dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
         return dS
 
     @device
-    def add_tiles(K, V, bias, call, at, seqlen_q):
+    def add_tiles(K, V, bias, given, scale_log2, at, seqlen_q):
         """The consumers', whole warpgroups: the sum of dS of all tiles of a Diagonal."""
         total = full(S_TILE, ZERO)
         for batch in range(at.own_batch, at.batch_end):
             for head in range(at.own_head, at.head_end):
                 for m_tile in range(at.m_first, at.m_end):
                     n0 = at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(call.sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
-                        dS = ds_of(K, V, bias, call, batch, head, m_tile, n0)
+                    if in_sight(given.sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                        dS = ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0)
                         total = total + dS
                         K, V = advance(K, 1), advance(V, 1)
         return total, K, V
@@ -176,11 +165,11 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
             tma_load_part(B, place, biases[0], at.own_batch, at.own_head, row, at.n_first)
 
     @device
-    def compute(mDB, at, adds, seqlen_q, call):
+    def compute(mDB, given, scale_log2, at, adds, seqlen_q):
         """The consumers, whole warpgroups."""
         K, V, bias = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), allocate(SHARED_B, warpgroup_index())
         wait(stage(B_PIPELINE, 0))
-        dB, K, V = add_tiles(K, V, bias, call, at, seqlen_q)
+        dB, K, V = add_tiles(K, V, bias, given, scale_log2, at, seqlen_q)
         target, m0 = mDB[at.own_batch, at.own_head][:, at.n_first :], at.m_first * TILE_M + warpgroup_index() * ROWS
         if adds:
             dB = dB + convert(load(target, S_TILE, m0), np.float32)
@@ -191,6 +180,7 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
         mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
     ):
         batches, heads, _ = shape(mLse)
+        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         _, _, seqlen_q, seqlen_k = shape(mDB)
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
@@ -207,10 +197,10 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
                 prefetch_tensor_map(mDO)
                 load_bias(biases, at)
                 K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-                load_tiles(K, V, (mQ, mK, mV, mDO), sight, at, group_size, seqlen_q)
+                load_tiles(K, V, given, at, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
-            compute(mDB, at, adds, seqlen_q, Call(mLse, mDelta, sight, scores, scale_log2))
+            compute(mDB, given, scale_log2, at, adds, seqlen_q)
 
     signature = types.void(
         *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
@@ -240,6 +230,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
         own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
         batches, heads, _ = shape(mLse)
+        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
         init_pipelines(K_PIPELINE, V_PIPELINE)
         launch_dependents()
@@ -251,13 +242,12 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
             if thread_index() == PRODUCER:
                 for item in range(block_index(), items, grid_size()):
                     at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
-                    K, V = load_tiles(K, V, (mQ, mK, mV, mDO), sight, at, group_size, seqlen_q)
+                    K, V = load_tiles(K, V, given, at, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
-            call = Call(mLse, mDelta, sight, scores, scale_log2)
             for item in range(block_index(), items, grid_size()):
                 at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
-                total, K, V = add_tiles(K, V, (), call, at, seqlen_q)
+                total, K, V = add_tiles(K, V, (), given, scale_log2, at, seqlen_q)
                 target = mSums[at.own_batch, at.own_head, at.number]
                 sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
 
