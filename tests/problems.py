@@ -135,7 +135,7 @@ FUNCTIONS = {
 }
 HIDING = {"hiding bias", "hiding"}
 ONCE = {"segments", "sink"}
-CURVED = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # are not drawn behind those
+NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # are not drawn behind those
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing
@@ -320,7 +320,7 @@ class Problem(Draw):
                 masks.append(name)
         for _ in range(self.kind.choice([0, 0, 1, 1, 2, 3])):
             name = self.pick(SCORES if self.often() else FUNCTIONS)
-            if (name not in ONCE or name not in score) and not (name in CURVED and HIDING.intersection(score)):
+            if (name not in ONCE or name not in score) and not (name in NONLINEAR and HIDING.intersection(score)):
                 score.append(name)
         return masks, score
 

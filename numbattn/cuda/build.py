@@ -53,7 +53,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenSource:
     """What a Key is, for a Source that no factory could make again: a kernel of the user's own."""
 
     given: Any
@@ -67,7 +67,7 @@ class Given:
         return self.given
 
 
-class TensorMap(NamedTuple):
+class TensorMapArgument(NamedTuple):
     """An argument, uint64 in the signature, that is the address of a tensor map passed by value."""
 
     argument: int  # its number
@@ -84,7 +84,7 @@ class Source:
     threads: int  # in a block
     blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
-    tensor_maps: tuple = ()  # of TensorMap
+    tensor_maps: tuple = ()  # of TensorMapArgument
     overlaps: bool = False  # from Hopper on it may start before the stream's kernel before is over; it waits itself
 
 
@@ -141,8 +141,8 @@ class Binary:
 
 
 def build(key):
-    """The Binary of a Key: from the disk, else compiled and put there. A Given one is known by its PTX."""
-    ptx = compile_ptx(key.given, key.cc, key.name) if isinstance(key, Given) else None
+    """The Binary of a Key: from the disk, else compiled and put there. A GivenSource one is known by its PTX."""
+    ptx = compile_ptx(key.given, key.cc, key.name) if isinstance(key, GivenSource) else None
     name = digest_of(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
     binary = _unpack(disk.read("cuda", name))
     if binary is None:

@@ -6,8 +6,7 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.np.numpy_support import from_dtype
 
-from .build import Given, Source
-from .build import TensorMap as MapArgument
+from .build import GivenSource, Source, TensorMapArgument
 from .plan.spec import NUMBERS
 from .plan.steps import At, Plan, Step
 from .plan.views import View, fits_tensor_map, layout_of
@@ -101,7 +100,7 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments):
 def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
     """A Plan of one step."""
     flat = [*_flat(arguments)]
-    maps = tuple(MapArgument(i, x.box, x.swizzle) for i, x in enumerate(flat) if isinstance(x, TensorMap))
+    maps = tuple(TensorMapArgument(i, x.box, x.swizzle) for i, x in enumerate(flat) if isinstance(x, TensorMap))
     for x in flat:
         if isinstance(x, TensorMap) and not fits_tensor_map(layout_of(x.array, 0)):
             raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
@@ -109,7 +108,7 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
     source = Source(kernel, types.void(*map(type_of, arguments)), threads, shared=shared_bytes, tensor_maps=maps)
     given = tuple(x if _is_number(x) else At(str(i), _view(_array(x))) for i, x in enumerate(flat))
     cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
-    return Plan((), (), (Step(Given(source, cc), None, grid, given),), False, False)
+    return Plan((), (), (Step(GivenSource(source, cc), None, grid, given),), False, False)
 
 
 def type_of(x):

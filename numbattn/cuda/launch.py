@@ -229,7 +229,7 @@ class Program(threading.local):
     def tensor_map(self, x, box, swizzle):
         key = x, box, swizzle
         if key not in self.tensor_maps:
-            self.tensor_maps[key] = TensorMap(x.view, box, swizzle), self.word_of(x)
+            self.tensor_maps[key] = EncodedTensorMap(x.view, box, swizzle), self.word_of(x)
         tensor_map, _ = self.tensor_maps[key]
         return tensor_map.pointer.value
 
@@ -268,7 +268,7 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 L2_PROMOTION_256B = 3
 
 
-class TensorMap:
+class EncodedTensorMap:
     """Boxes of a View for the tensor memory accelerator: what a kernel gets by value.
 
     Parameters

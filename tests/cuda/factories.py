@@ -5,7 +5,7 @@ from numba import cuda
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from numbattn.cuda.build import Source, TensorMap
+from numbattn.cuda.build import Source, TensorMapArgument
 from numbattn.cuda.tile import launch_dependents, wait_on_dependencies
 
 VECTOR = types.Array(types.float32, 1, "A")
@@ -107,7 +107,7 @@ def box(rows, columns):
             y[i // columns, i % columns] = tile[i // columns, i % columns]
 
     signature = types.void(MATRIX, types.uint64, types.int32, types.int32)
-    return Source(kernel, signature, threads=32, tensor_maps=(TensorMap(1, (rows, columns), swizzle=0),))
+    return Source(kernel, signature, threads=32, tensor_maps=(TensorMapArgument(1, (rows, columns), swizzle=0),))
 
 
 def shift():

@@ -13,7 +13,7 @@ from numba.cuda import dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from numbattn.cuda import build as building
-from numbattn.cuda.build import Key, Report, TensorMap, arch, assemble, build, compile_ptx
+from numbattn.cuda.build import Key, Report, TensorMapArgument, arch, assemble, build, compile_ptx
 
 from . import factories
 
@@ -94,7 +94,7 @@ def test_tensor_map_by_value(cc):
 def test_arguments_of_tensor_maps_have_a_box_and_a_swizzle():
     found = build(key((9, 0, "a"), "box", rows=8, columns=32)).arguments
     assert found == (("array", 2, 4), ("tensor_map", (8, 32), 0), ("int32",), ("int32",))
-    assert TensorMap(2, (8, 32)).swizzle == 128
+    assert TensorMapArgument(2, (8, 32)).swizzle == 128
 
 
 def test_tensor_map_that_is_read_otherwise():
@@ -172,7 +172,7 @@ def test_arguments_that_cannot_be_passed():
     with pytest.raises(TypeError, match="got float16 as argument 0"):
         compile_ptx(source, (8, 0))
     with pytest.raises(TypeError, match="uint64 for a tensor map"):
-        compile_ptx(replace(factories.scale(), tensor_maps=(TensorMap(2, (8,)),)), (8, 0))
+        compile_ptx(replace(factories.scale(), tensor_maps=(TensorMapArgument(2, (8,)),)), (8, 0))
 
 
 @pytest.mark.parametrize("value", [[1], {}, object(), (1, [2]), factories.scale])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda import kernel as own
-from numbattn.cuda.build import Given, Source, build
+from numbattn.cuda.build import GivenSource, Source, build
 from numbattn.cuda.kernel import TensorMap, launch, type_of
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.tile import (
@@ -115,9 +115,9 @@ def test_programs_are_those_of_layouts_numbers_and_boxes(rng):
 def test_a_binary_is_kept_on_disk_by_its_ptx(cache_dir, monkeypatch):
     x = np.zeros((8, 16), np.float32)
     source = Source(line, own.types.void(*map(type_of, (x, x, Line(np.float32(2), 1.5), np.int32(0)))), TILE.threads)
-    first = build(Given(source, (8, 0)))
+    first = build(GivenSource(source, (8, 0)))
     monkeypatch.setattr("numbattn.cuda.build.assemble", None)
-    assert build(Given(source, (8, 0))) == first
+    assert build(GivenSource(source, (8, 0))) == first
     assert len([*cache_dir.iterdir()]) == 1
 
 

@@ -12,7 +12,7 @@ import cupy
 
 from numbattn.cuda import launch as launching
 from numbattn.cuda.build import Key
-from numbattn.cuda.launch import TensorMap, current_gpu, get_kernel
+from numbattn.cuda.launch import EncodedTensorMap, current_gpu, get_kernel
 from numbattn.cuda.plan.spec import NUMBERS
 from numbattn.cuda.plan.steps import At, Plan, Step
 from numbattn.cuda.plan.views import View
@@ -140,9 +140,9 @@ def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
 
 def test_tensor_maps_are_made_again_after_an_interrupt(monkeypatch):
     made = []
-    monkeypatch.setattr(TensorMap, "encode", lambda self, address: made.append(address))
+    monkeypatch.setattr(EncodedTensorMap, "encode", lambda self, address: made.append(address))
     monkeypatch.setattr(launching, "driver", lambda: SimpleNamespace(cuTensorMapReplaceAddress=interrupt))
-    tensor_map = TensorMap(View(0, 2, (64, 64), (128, 2)), (64, 64))
+    tensor_map = EncodedTensorMap(View(0, 2, (64, 64), (128, 2)), (64, 64))
     tensor_map.move(16)
     with pytest.raises(KeyboardInterrupt):
         tensor_map.move(32)

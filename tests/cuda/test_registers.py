@@ -93,8 +93,8 @@ BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and 
     row("backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
 ]
 GRADIENTS = [
-    row("bias_gradient_hopper", "float16", 64, 64, "", "bias float16 16 boxes", keys=MANY),
-    row("bias_gradient_hopper", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 boxes", keys=MANY),
+    row("bias_gradient_hopper", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
+    row("bias_gradient_hopper", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
     row("diagonal_sums_hopper", "float16", 192, 192, "", "relative", keys=MANY),
 ]
 SPILLS = [

@@ -16,7 +16,7 @@ def type_of(argument):
 
 def compile_ptx(function, arguments, threads, cc=(8, 0)):
     """PTX for NumPy arguments like these."""
-    maps = [build.TensorMap(i, x.box, x.swizzle) for i, x in enumerate(arguments) if isinstance(x, TensorMap)]
+    maps = [build.TensorMapArgument(i, x.box, x.swizzle) for i, x in enumerate(arguments) if isinstance(x, TensorMap)]
     signature = types.void(*map(type_of, arguments))
     return build.compile_ptx(build.Source(function, signature, threads, tensor_maps=maps), cc)
 

@@ -13,7 +13,7 @@ from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import api, cache
-from numbattn.cuda.build import Given, compile_ptx, digest_of
+from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.plan.spec import NUMBERS
@@ -142,7 +142,7 @@ def compiled(key):
 
 def kept_ptx(key, source):
     """The PTX of a Key. It is kept on disk as binaries are: workers share it, and runs while no source changes."""
-    if isinstance(key, Given):
+    if isinstance(key, GivenSource):
         return compile_ptx(source, key.cc)
     name = digest_of(key)
     kept = cache.read("ptx", name)

@@ -487,22 +487,26 @@ TABLE = [
     ], {
         "if name in self.temporaries:": "if False:",
     }),
-    Faults("cuda/kernels/hopper/ramp.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal",
-                                    "cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal_simulated"], {
+    Faults("cuda/kernels/hopper/linear_bias.py", [
+        f"cuda/kernels/hopper/test_linear_bias.py::test_slopes_far_from_the_diagonal{world}"
+        for world in ("", "_simulated")
+    ], {
         "row_index(RIGHT, -MIDDLE)": "row_index(RIGHT, 0)",
         "PIECES = 3": "PIECES = 2",
         "            fence_async_proxy()\n": "",
         "k == 2, whole - high - middle": "k == 2, whole - high",
         "slopes[batch, head] * scores.inverse_scale": "slopes[batch, head]",
         "key - n0)": "key)",
-        "ramp.at + TILE_M - 1:": "ramp.at:",
-        "Side(-ramp.slope,": "Side(ramp.slope,",
-        "operand(-ramp.pieces, COLUMNS)": "operand(ramp.pieces, COLUMNS)",
-        "(ramp.at + 1, 0) // TILE_N": "(ramp.at + TILE_N, 0) // TILE_N",
-        "ramp.at - MIDDLE - n_block": "ramp.at - n_block",
+        "bias.at + TILE_M - 1:": "bias.at:",
+        "Side(-bias.slope,": "Side(bias.slope,",
+        "operand(-bias.pieces, COLUMNS)": "operand(bias.pieces, COLUMNS)",
+        "(bias.at + 1, 0) // TILE_N": "(bias.at + TILE_N, 0) // TILE_N",
+        "bias.at - MIDDLE - n_block": "bias.at - n_block",
     }),
-    Faults("cuda/kernels/hopper/forward.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal"], {
-        "IS_RAMP and not masks": "IS_RAMP",
+    Faults("cuda/kernels/hopper/forward.py", [
+        "cuda/kernels/hopper/test_linear_bias.py::test_slopes_far_from_the_diagonal"
+    ], {
+        "HAS_LINEAR_BIAS and not masks": "HAS_LINEAR_BIAS",
     }),
     Faults("cuda/kernels/hopper/forward_tiles.py", [
         "cuda/test_registers.py::test_nothing_is_spilled[forward sm_90 bfloat16 256 256 lo+hi+queries+keys alibi "
@@ -513,8 +517,8 @@ TABLE = [
     Faults("cuda/kernels/hopper/variants.py", [
         "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
     ], {
-        'Row("128 curved dropout", WIDE)': 'Row("192 curved dropout", WIDE)',
-        '"128 curved dropout", WIDE)': '"curved dropout", WIDE)',
+        'Row("128 nonlinear dropout", WIDE)': 'Row("192 nonlinear dropout", WIDE)',
+        '"128 nonlinear dropout", WIDE)': '"nonlinear dropout", WIDE)',
         "is_looked_up(work.mask) or looks_up(work.score)": "is_looked_up(work.mask)",
         '"64 intervals", WIDE)': '"192 intervals", WIDE)',
         'Row("64 intervals", WIDE)': 'Row("intervals", WIDE)',
@@ -564,15 +568,15 @@ TABLE = [
         "sum_broadcast(by_row.sum(axis=-1), grad.shape)": "by_row.sum(axis=-1)",
     }),
     Faults("cuda/kernels/scores/score.py", ["cuda/plan/test_planner.py::test_biases_that_tma_loads"], {
-        " and len(boxed) == 1": "",
-        "looking_up == boxed and": "boxed and",
+        " and len(by_tma) == 1": "",
+        "looking_up == by_tma and": "by_tma and",
         "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
     }),
     Faults("cuda/kernels/hopper/backward_steps.py", [
         "cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"
     ], {
         "return slopes is not None and not": "return slopes is not None or not",
-        "(is_curved(score) or dropout)": "is_curved(score)",
+        "(is_nonlinear(score) or dropout)": "is_nonlinear(score)",
     }),
     Faults("cuda/kernels/hopper/variants.py", [
         "cuda/plan/test_planner.py::test_no_sums_that_are_much_larger_than_dq",
@@ -619,8 +623,8 @@ TABLE = [
         "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
         "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again"
     ], {
-        "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
-            "        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
+        "        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
+            "        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
     }),
     Faults("cuda/kernels/hopper/backward_kv.py", [
         "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
@@ -685,7 +689,9 @@ TABLE = [
         "m + log2(total)": "log2(total)",
         "log2(total) * ln_2": "log2(total)",
     }),
-    Faults("cuda/kernels/shared/softmax.py", ["cuda/kernels/hopper/test_ramp.py::test_slopes_far_from_the_diagonal"], {
+    Faults("cuda/kernels/shared/softmax.py", [
+        "cuda/kernels/hopper/test_linear_bias.py::test_slopes_far_from_the_diagonal"
+    ], {
         "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
         "else m_new - level": "else m_new",
     }),
@@ -776,7 +782,7 @@ TABLE = [
     ], {
         "tile.segment.first_key + tile.first": "tile.first",
         "tile.segment.first_query + m0, tile": "m0, tile",
-        "tile.segment.first_line + m0": "m0",
+        "tile.segment.first_padded_row + m0": "m0",
     }),
     Faults("cuda/kernels/forward.py", ["cuda/kernels/test_forward.py"], {
         "(seqlen_q + TILE_M - 1) // TILE_M": "seqlen_q // TILE_M",
@@ -873,23 +879,23 @@ TABLE = [
         "            sync_warpgroup()                                    # no warp": "            # no warp",
         "            release(K)\n            release(V)\n": "            release(K)\n",
         "            clear_beyond(V, tile, sight, n_block)\n": "",
-        "skip(K, V, tile, call.sight, here, tile.n_blocks)": "K, V, here",
+        "skip(K, V, tile, args.sight, here, tile.n_blocks)": "K, V, here",
         "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
         "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)":
             "if not RESCALES_FIRST:\n                pass",
         "            wait(K)\n            S = dot(": "            S = dot(",
         "            wait(V)\n            O = dot(O": "            O = dot(O",
-        "            release(K)\n            if ON_RAMP:": "            if ON_RAMP:",
+        "            release(K)\n            if BY_PRODUCT:": "            if BY_PRODUCT:",
         "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
         "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
             "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
-        "tile.batch * call.heads + tile.head": "tile.head",
+        "tile.batch * args.heads + tile.head": "tile.head",
         "acquire(Q)                                              #": "pass  #",
         "        wait(Q)\n": "",
         "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
         "        wait(V)\n        O = dot(rescaled(": "        O = dot(rescaled(",
         "dot(rescaled(O, alpha), P, V.tile)": "dot(O, P, V.tile)",
-        "O * (inverse(total, alpha) * call.kept_scale)": "O * inverse(total, alpha)",
+        "O * (inverse(total, alpha) * args.kept_scale)": "O * inverse(total, alpha)",
         "        fence_async_proxy()\n        sync_warpgroup()\n": "        sync_warpgroup()\n",
         "        fence_async_proxy()\n        sync_warpgroup()\n        release":
             "        fence_async_proxy()\n        release",

@@ -11,7 +11,7 @@ Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP 
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Line, Matrix
+from ..plan.arguments import Matrix, Statistic
 from ..plan.spec import Spec
 from ..tile import (
     INDEX,
@@ -149,11 +149,11 @@ def backward_kv(
         if COMPUTES_DV:
             save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
-    matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
+    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, line, line, sight_type(mask), scores_type(score, dtype), DROPS,
-        INDEX, number, number
+        matrix, matrix, matrix, matrix, dk, dv, statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -233,11 +233,11 @@ def backward_q(
                 fetch_tile(stage, K, V, n_block * TILE_N)
         save(aligned(mDQ[batch, head], ROWS_OF), dQ * scale, m0)
 
-    matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
+    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dq, line, line, sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
-        number, number
+        matrix, matrix, matrix, matrix, dq, statistic, statistic, sight_type(mask), scores_type(score, dtype), DROPS,
+        INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -281,7 +281,7 @@ TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
         256: (Staged("fma", 4, 8, 256, 32),),
     },
 }
-CROWDED_KV = {
+UNDER_PRESSURE_KV = {
     (True, 2): {
         64: (Staged("mma", 32, 128, 256, stages=2),),
         128: (Staged("mma", 16, 128, 256, stages=2),),
@@ -327,7 +327,7 @@ TILES_Q = {
         256: (Staged("fma", 8, 4, 64, 8),),
     },
 }
-CROWDED_Q = {
+UNDER_PRESSURE_Q = {
     (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
     (True, 8): {128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128))},
 }
@@ -348,11 +348,12 @@ def with_results(*names):
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
-LINES_AND_NUMBERS = Line("lse_log2"), Line("delta"), MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
+STATISTICS = Statistic("lse_log2"), Statistic("delta")
+STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 SPEC_KV = Spec(
     backward_kv,
-    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *LINES_AND_NUMBERS),
-    tiles=lambda work: rows_of(TILES_KV, CROWDED_KV, work),
+    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS),
+    tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work),
     parameters=with_results("dk", "dv"),
     variants=sums_of_kv,
     keeps="k",
@@ -360,7 +361,7 @@ SPEC_KV = Spec(
 )
 SPEC_Q = Spec(
     backward_q,
-    (*GIVEN, Matrix("dq"), *LINES_AND_NUMBERS),
-    tiles=lambda work: rows_of(TILES_Q, CROWDED_Q, work),
+    (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS),
+    tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work),
     parameters=with_results("dq"),
 )

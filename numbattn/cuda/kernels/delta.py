@@ -11,7 +11,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Line, Matrix, Word
+from ..plan.arguments import Matrix, Statistic, Word
 from ..plan.spec import PADDED, Spec
 from ..plan.steps import array_of_part, sums_by_row
 from ..tile import (
@@ -54,7 +54,7 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
     """The kernel; dlse says whether lse has a gradient. sink: whether a sink's logits have one, which is left to be
     summed over the queries: a sink has no dP, so that its dS is -P delta.
 
-    padded: for kernels that copy these lines tile by tile, and so within segments. Queries beyond the last one see
+    padded: for kernels that copy these statistics tile by tile, and so within segments. Queries beyond the last one see
     nothing.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
@@ -114,20 +114,20 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
         tile, batch, head = tile_of_block(mLse)
         segment, slot = segment_of(packing, batch, tile // TILES_A_SLOT, seqlen_q)
         m0 = slot * PADDED + tile % TILES_A_SLOT * TILE_M
-        first, line = segment.first_query, segment.first_line + m0
+        first, padded_row = segment.first_query, segment.first_padded_row + m0
         if slot * PADDED < segment.queries:
             end = first + segment.queries
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
-            save(mDelta[batch, head], D, line)
-            save(mLseLog2[batch, head], bounded(to_log2(lse, sees)), line)
+            save(mDelta[batch, head], D, padded_row)
+            save(mLseLog2[batch, head], bounded(to_log2(lse, sees)), padded_row)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
-    matrix, line = array_type(dtype, 4), array_type(ACC, 3)
-    sinks = types.Tuple((array_type(ACC, 2), line) if sink else ())
+    matrix, statistic = array_type(dtype, 4), array_type(ACC, 3)
+    sinks = types.Tuple((array_type(ACC, 2), statistic) if sink else ())
     if padded:
-        signature = types.void(matrix, matrix, line, line, sinks, line, line, packing_type(mask))
+        signature = types.void(matrix, matrix, statistic, statistic, sinks, statistic, statistic, packing_type(mask))
         return Source(padded_kernel, signature, THREADS, overlaps=True)
-    return Source(kernel, types.void(matrix, matrix, line, line, sinks, line, line), THREADS)
+    return Source(kernel, types.void(matrix, matrix, statistic, statistic, sinks, statistic, statistic), THREADS)
 
 
 def parameters(work, tiles):
@@ -150,11 +150,16 @@ class SinkSums(Word):
 
 
 SINK_SUMS = SinkSums()
-GIVEN = Matrix("do"), Matrix("o"), Line("lse"), Line("dlse"), SINK_SUMS
-SPEC = Spec(delta, (*GIVEN, Line("delta"), Line("lse_log2")), tiles=lambda work: (TILES,), parameters=parameters)
+GIVEN = Matrix("do"), Matrix("o"), Statistic("lse"), Statistic("dlse"), SINK_SUMS
+SPEC = Spec(
+    delta,
+    (*GIVEN, Statistic("delta"), Statistic("lse_log2")),
+    tiles=lambda work: (TILES,),
+    parameters=parameters,
+)
 SPEC_PADDED = Spec(
     delta,
-    (*GIVEN, Line("delta", padded=True), Line("lse_log2", padded=True), PACKING),
+    (*GIVEN, Statistic("delta", padded=True), Statistic("lse_log2", padded=True), PACKING),
     tiles=lambda work: (TILES,),
     parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True, "mask": packing_of(work.mask)},
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (work.padded_length // tiles.tile_m),

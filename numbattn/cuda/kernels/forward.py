@@ -9,7 +9,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Line, Matrix
+from ..plan.arguments import Matrix, Statistic
 from ..plan.spec import Spec
 from ..tile import (
     INDEX,
@@ -145,15 +145,15 @@ TILES = {
         256: (Tiles("fma", 16, 4, 64, 4),),
     },
 }
-CROWDED = {
+UNDER_PRESSURE = {
     (True, 2): {64: (Tiles("mma", 64, 64, 128),), 128: (Tiles("mma", 128, 64, 256),)},
     (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
     (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
 }
 SPEC = Spec(
     forward,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, SCORE, DROPOUT, "group_size",
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, "group_size",
      "scale_log2", "kept_scale"),
-    tiles=lambda work: rows_of(TILES, CROWDED, work),
+    tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
     parameters=parameters,
 )  # fmt: skip

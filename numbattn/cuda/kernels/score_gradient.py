@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Line, Matrix, Own
+from ..plan.arguments import Matrix, Own, Statistic
 from ..plan.spec import Spec
 from ..tile import (
     INDEX,
@@ -40,7 +40,7 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .backward import CROWDED_Q, TILES_Q
+from .backward import TILES_Q, UNDER_PRESSURE_Q
 from .scores import SCORE, distance_steps, entry_steps, parts_of, score_steps, scores_type
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, sum_type, sums, vector
@@ -48,11 +48,11 @@ from .shared.tables import Tiles, parameters, rows_of
 from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
 
-class Given(NamedTuple):
+class DsArguments(NamedTuple):
     """What kernels are given to compute dS of."""
 
     inputs: Any  # Q, K, V, dO
-    lines: Any  # lse in base 2, delta
+    statistics: Any  # of rows: lse in base 2, delta
     sight: Any
     scores: Any
     drops: Any
@@ -181,7 +181,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
     ):
-        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
         batches, heads, seqlen_q = shape(mLse)
         _, _, seqlen_k, _ = shape(mK)
         m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
@@ -238,7 +238,7 @@ def diagonal_sums(*, behind, **about):
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads,
         adds, mSkewed, mPlain,
     ):  # fmt: skip
-        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
         batches, heads, seqlen_q = shape(mLse)
         _, _, seqlen_k, _ = shape(mK)
         items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
@@ -286,7 +286,7 @@ def entry_sums(*, behind, **about):
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
     ):
-        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
         batches, heads, seqlen_q = shape(mLse)
         _, _, _, entries = shape(mSums)
         entry, matrix = block_index() % entries, block_index() // entries
@@ -317,10 +317,10 @@ def entry_sums(*, behind, **about):
 
 def _source(kernel, dtype, out, mask, score, threads, shared, scratch=()):
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    matrix, line, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
+    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, matrix, array_type(out, 4), line, line, sight_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, INDEX, INDEX, INDEX, *scratch,
+        matrix, matrix, matrix, matrix, array_type(out, 4), statistic, statistic, sight_type(mask),
+        scores_type(score, dtype), DROPS, INDEX, number, INDEX, INDEX, INDEX, *scratch,
     )  # fmt: skip
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -350,7 +350,7 @@ SUMMED = {  # for sums along the rows, instead: a warp holds whole ones
 def rows(factory, work, sums_cols=False, **others):
     tables = (SUMMED, TILES[factory]) if sums_cols or factory is entry_sums else (TILES[factory],)
     found = (rows_of(table, {}, work) for table in tables)
-    return next(filter(None, found), tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, CROWDED_Q, work)))
+    return next(filter(None, found), tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work)))
 
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
@@ -360,8 +360,8 @@ def spec_of(factory, name, **about):
     """The Spec of a kernel that writes to an array of this name; about: more parameters."""
     return Spec(
         factory,
-        (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Line("lse_log2"), Line("delta"),
-         MASK, SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
+        (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name),
+         Statistic("lse_log2"), Statistic("delta"), MASK, SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
         tiles=lambda work: rows(factory, work, **about),
         parameters=lambda work, tiles: parameters(work, tiles) | about,
     )  # fmt: skip

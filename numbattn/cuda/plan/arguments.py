@@ -36,7 +36,7 @@ class Matrix(Word):
 
 
 @dataclass(frozen=True)
-class Boxes(Word):
+class TmaMatrix(Word):
     """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since behind it may be NaN."""
 
     name: str
@@ -52,7 +52,7 @@ class Boxes(Word):
 
 
 @dataclass(frozen=True)
-class Tails(Word):
+class RaggedMatrix(Word):
     """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing where arrays are not packed:
     see kernels.shared.segments."""
 
@@ -64,14 +64,14 @@ class Tails(Word):
 
 
 @dataclass(frozen=True)
-class Line(Word):
+class Statistic(Word):
     """An array (batch, heads, seqlen_q), or longer if it is padded: see `spec.Work.padded_length`."""
 
     name: str
     padded: bool = False
 
     def find(self, planner, work):
-        """Where the call has none: a temporary, or one line of the sink for all heads if it is not wanted."""
+        """Where the call has none: a temporary, or one row of the sink for all heads if it is not wanted."""
         name, shape, dtype = self.name, planner.problem.lse_shape, planner.problem.sum_dtype
         if name in planner.layouts or name == "dlse":
             return
@@ -89,7 +89,7 @@ class Line(Word):
 
 
 @dataclass(frozen=True)
-class Sums(Word):
+class MatrixSums(Word):
     """Sums for a matrix (batch, heads, seqlen_q, head_dim) to which blocks add, from zero: see tile.accumulation."""
 
     name: str
@@ -122,7 +122,7 @@ class SlopeSums(Word):
 
 
 @dataclass(frozen=True)
-class BoxedBias(Word):
+class TmaBias(Word):
     """A bias whose tiles TMA loads, a tensor map, if there is one."""
 
     number: Callable  # (work) -> that of its part, or None

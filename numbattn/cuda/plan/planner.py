@@ -20,7 +20,7 @@ from ..kernels.scores import (
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
-from .arguments import Boxes, Matrix, Word
+from .arguments import Matrix, TmaMatrix, Word
 from .score_gradients import add_gradient
 from .spec import NUMBERS, SIDES, Device, Work
 from .steps import (
@@ -83,7 +83,7 @@ class Planner:
         chosen = self.first_of(*routes)
         arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Word)]
         # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
-        for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], Boxes)):
+        for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix)):
             argument.find(self, self.work(spec))
         for spec in chosen:
             self.add(spec)

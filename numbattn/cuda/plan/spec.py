@@ -1,6 +1,6 @@
 """How a kernel file describes its kernel to the planner: its arguments, tiles and grid. No CUDA here.
 
-    SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Line("lse"), MASK, SCORE,
+    SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE,
                           DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
 
 The arguments are in the order of the kernel's signature; their words are in arguments.py. A name alone is a number: one
@@ -20,7 +20,7 @@ NUMBERS = (
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip
 SIDES = NUMBERS[:4]
-PADDED = 128  # what lines that are copied tile by tile are multiples of
+PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
 class Device(NamedTuple):
@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
     @property
     def padded_length(self):
-        """The length of a line that kernels copy tile by tile: of packed arrays tiles end with their segment."""
+        """The length of statistics that kernels copy tile by tile: of packed arrays tiles end with their segment."""
         seqlen = self.problem.seqlen_q
         tiles = seqlen // PADDED + self.segments if self.segments else -(-seqlen // PADDED)
         return tiles * PADDED

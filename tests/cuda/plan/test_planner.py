@@ -54,12 +54,12 @@ def test_cuda_cores_where_there_are_no_others():
             assert tiles.unit == "fma" or device.cc >= (8, 0)
 
 
-@pytest.mark.parametrize(("options", "crowded"), [
+@pytest.mark.parametrize(("options", "under_pressure"), [
     ({}, False), ({"mask": ("lo", "hi", "keys")}, False), ({"mask": ("dense",)}, True), ({"dropout": True}, True),
 ])  # fmt: skip
-def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, crowded):
+def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, under_pressure):
     (first, *_) = backward.SPEC_KV.tiles(work(d=128, e=128, device=DEVICES[8, 0], **options))
-    assert first == (backward.CROWDED_KV if crowded else backward.TILES_KV)[True, 2][128][0]
+    assert first == (backward.UNDER_PRESSURE_KV if under_pressure else backward.TILES_KV)[True, 2][128][0]
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
@@ -236,7 +236,7 @@ def test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up(d, opti
     assert kernel in kernels(backward)
 
 
-@pytest.mark.parametrize(("score", "options", "boxed"), [
+@pytest.mark.parametrize(("score", "options", "bias_dtype"), [
     ([BIAS], {}, "float16"), ([na.Alibi(np.zeros(8)), BIAS, na.Softcap(2.0)], {"mask": na.Window(30, 5)}, "float16"),
     ([na.Bias(array(1000, 1000, dtype=np.dtype("bfloat16")), False)], {}, "bfloat16"),
     ([BIAS, BIAS], {}, ""), ([BIAS, na.RelativeBias(np.zeros(9), gradient=False)], {}, ""),
@@ -245,13 +245,13 @@ def test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up(d, opti
     ([na.Bias(array(1000, 1001)[:, 1:], gradient=False)], {}, ""),
 ], ids=["alone", "with others", "bfloat16", "two", "a table", "dropout", "a grid", "float32",
         "rows of odd length"])  # fmt: skip
-def test_biases_that_tma_loads(score, options, boxed):
+def test_biases_that_tma_loads(score, options, bias_dtype):
     """Of two bytes an element and aligned, where nothing else is looked up."""
     q = array(2, 8, 1000, 64)
     forward, backward = plans(HOPPER, q, q, q, score=score, **options)
-    found = [dict(step.key.parameters)["boxed"] for step in (*forward.steps, *backward.steps)
-             if "boxed" in dict(step.key.parameters)]  # fmt: skip
-    assert {*found} == {boxed}
+    found = [dict(step.key.parameters)["bias_dtype"] for step in (*forward.steps, *backward.steps)
+             if "bias_dtype" in dict(step.key.parameters)]  # fmt: skip
+    assert {*found} == {bias_dtype}
 
 
 SLOPES = ["delta", "backward_kv", "round_dq"]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...plan.arguments import Line, SlopeSums
+from ...plan.arguments import SlopeSums, Statistic
 from ...tile import (
     Pipeline,
     SharedMemory,
@@ -59,15 +59,15 @@ from .backward_steps import (
     BIAS,
     CONSUMER_REGISTERS,
     CONSUMERS,
+    FLOATS,
     GIVEN,
-    LINE,
     PART,
     PRODUCER,
     PRODUCER_REGISTERS,
     ROWS,
     ZERO,
-    Call,
-    Tiles,
+    BackwardArguments,
+    WgmmaTiles,
     clear_step,
     dropout_steps,
     dtype_of_bias,
@@ -81,11 +81,11 @@ from .backward_steps import (
     with_results,
 )
 from .dq_sums import DQ_SUMS, dq_steps
-from .variants import DP, DQ, KERNELS, LAST, LATE_BESIDE_LINES, NOW, SUMS, variant_of
-from .walk import Queries, key_lengths, keys_step, queries_steps
+from .variants import DP, DQ, KERNELS, LAST, LATE_BESIDE_STATISTICS, NOW, SUMS, variant_of
+from .walk import QueryTile, key_lengths, keys_step, queries_steps
 
 
-class Accumulators(NamedTuple):
+class BackwardAccumulators(NamedTuple):
     """What a consumer carries from tile to tile."""
 
     dK: Any
@@ -127,8 +127,8 @@ def wait_for(filled, count):
         filled = advance(filled, 1)
 
 
-def line_steps(places, layout, early):
-    """Device functions for the line of lse or delta beside Q: (Q) -> what is read ahead of it; (that, Q) -> the line.
+def statistic_steps(places, layout, early):
+    """Device functions for lse or delta of the rows of Q: (Q) -> what is read ahead; (that, Q) -> the row statistic.
 
     early: all is read ahead, which takes registers. A load waits behind the products that are started before it.
     """
@@ -142,8 +142,8 @@ def line_steps(places, layout, early):
         return ()
 
     @device
-    def same(line, Q):
-        return line
+    def same(statistic, Q):
+        return statistic
 
     @device
     def read_now(nothing, Q):
@@ -154,15 +154,15 @@ def line_steps(places, layout, early):
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, score,
-    dropout, nbytes, boxed="", dp_last=False, lines_early=False, dq_late=False, slopes=None,
+    dropout, nbytes, bias_dtype="", dp_last=False, statistics_early=False, dq_late=False, slopes=None,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
     stages: of the pipelines of Q and of dO. dv_first: whether dV is in flight while dS is computed, which takes more
-    registers. boxed: the dtype of a bias that TMA loads. dp_last: whether dP is started behind dV, and so overlaps with
-    no exponential of its own: then there are registers for what a mask, a score or dropout needs. lines_early: whether
-    lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared memory a step later, with two
-    places for it: then one fence and one barrier serve dS and dQ, and no store is waited for behind the products.
+    registers. bias_dtype: that of a bias that TMA loads. dp_last: whether dP is started behind dV, and so overlaps with
+    no exponential of its own: then there are registers for what a mask, a score or dropout needs. statistics_early:
+    whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared memory a step later, with
+    two places for it: then one fence and one barrier serve dS and dQ, and no store is waited for behind the products.
     slopes: the number of the part whose slopes have a gradient, which is left to be summed over the keys.
     """
     dtype = DTYPES[dtype]
@@ -172,9 +172,9 @@ def backward_kv(
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
-    DP_LAST, SCORES_FIRST = dp_last, dp_last or bool(boxed)
-    IS_BOXED, BIASES = bool(boxed), 1 if tile_m > 64 else 2     # stages of them
-    SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[boxed] if boxed else dtype, BIASES * CONSUMERS * IS_BOXED)
+    DP_LAST, SCORES_FIRST = dp_last, dp_last or bool(bias_dtype)
+    HAS_TMA_BIAS, BIASES = bool(bias_dtype), 1 if tile_m > 64 else 2      # stages of them
+    SHARED_B = shared.boxes(tile_m, ROWS, DTYPES.get(bias_dtype, dtype), BIASES * CONSUMERS * HAS_TMA_BIAS)
     DQ_LATE, TILE_M = dq_late, tile_m
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + dq_late) * CONSUMERS if adds_dq else 0)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
@@ -182,8 +182,8 @@ def backward_kv(
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
     B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(BIASES), CONSUMERS, fills=CONSUMERS)
-    read_lse, lse_of = line_steps(SHARED_LSE, COLS, early=lines_early)
-    read_delta, delta_of = line_steps(SHARED_DELTA, COLS, early=lines_early)
+    read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=statistics_early)
+    read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=statistics_early)
     share, dq_part, put_dq, finish_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=dq_late)
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
@@ -191,7 +191,7 @@ def backward_kv(
     mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     start_slopes, add_slopes = slopes_steps(slopes, score, S_TILE, np.float32, transposed=True)
     MAKES_SLOPES = slopes is not None
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, is_boxed=IS_BOXED)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block, scores_of = keys_step(mask, ROWS * CONSUMERS), within_segment(score)
     if adds_dq and tile_m // PART * (head_dim // PART) != CONSUMERS:
@@ -199,7 +199,7 @@ def backward_kv(
 
     @device
     def load_biases(biases, tile, at, row, B):
-        if not IS_BOXED:
+        if not HAS_TMA_BIAS:
             return B
         acquire(B)
         for consumer in range(CONSUMERS):
@@ -211,22 +211,22 @@ def backward_kv(
     load_tiles = loader(pipelines, first_queries, next_queries, load_biases)
 
     @device
-    def scored(S, B, segment, batch, head, m0, n0, call):
+    def scored(S, B, segment, batch, head, m0, n0, args):
         """S behind the score, and F."""
         row, col = segment.first_query + m0, segment.first_key + n0
-        if IS_BOXED:
+        if HAS_TMA_BIAS:
             wait(B)
             place = allocate(SHARED_B, B.index * CONSUMERS + warpgroup_index())
-            S, F = apply(S, look_up(call.scores, place.T, batch, head, row, col), call.scores, batch, head, row, col)
+            S, F = apply(S, look_up(args.scores, place.T, batch, head, row, col), args.scores, batch, head, row, col)
             sync_warpgroup()                                    # all have read it
             release(B)
             return S, F
-        return apply(S, look_up(call.scores, (), batch, head, row, col), call.scores, batch, head, row, col)
+        return apply(S, look_up(args.scores, (), batch, head, row, col), args.scores, batch, head, row, col)
 
     @device
-    def start_scores(K, Q, dO, tile, at, call):
+    def start_scores(K, Q, dO, tile, at, args):
         """S of a tile of queries, transposed, in flight."""
-        clear_queries(Q, dO, band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M)
+        clear_queries(Q, dO, band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M)
         wait(Q)
         return dot(S_TILE, K, Q.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
@@ -235,42 +235,42 @@ def backward_kv(
         return walk.after.m_block < walk.after.m_blocks
 
     @device
-    def go_on(walk, tile, call):
-        return Walk(walk.last, walk.at, walk.after, next_queries(call.sight, tile, walk.after))
+    def go_on(walk, tile, args):
+        return Walk(walk.last, walk.at, walk.after, next_queries(args.sight, tile, walk.after))
 
     def step_with(masks, is_last=False):
         AFTER_DQ = int(not is_last)                                # products that are started after it
         AFTER_DK, AFTER_DP = AFTER_DQ + CONSUMERS * adds_dq, int(dv_first and not DP_LAST)
 
         @device
-        def step(acc, K, V, stages, walk, tile, n0, mSums, call):
+        def step(acc, K, V, stages, walk, tile, n0, mSums, args):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
             (dK, dV, slopes, S, lse, delta), (Q, dO, E, B), (sent, last, at, after) = acc, stages, walk
             batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
-            band = band_at(call.sight, batch, at.head)
+            band = band_at(args.sight, batch, at.head)
             if SCORES_FIRST:                                    # before dP takes registers, too
-                S, F = scored(S, B, segment, batch, at.head, m0, n0, call)
+                S, F = scored(S, B, segment, batch, at.head, m0, n0, args)
             wait(dO)
             if not DP_LAST:
                 dP = dot(S_TILE, V, dO.tile.T)                  # line 17: dP = dO V^T, transposed, in flight
             if not SCORES_FIRST:
                 if DQ_LATE:
                     S = wgmma_wait(S, 1)                        # so that ptxas starts all of dP before the exponentials
-                S, F = scored(S, B, segment, batch, at.head, m0, n0, call)
-            P = exp2(S * call.scale_log2 - lse_of(lse, Q))                 # line 13: P = exp(S - lse)
+                S, F = scored(S, B, segment, batch, at.head, m0, n0, args)
+            P = exp2(S * args.scale_log2 - lse_of(lse, Q))                 # line 13: P = exp(S - lse)
             if masks:
-                visible = sees(call.sight, band, batch, at.head, m0, n0)
+                visible = sees(args.sight, band, batch, at.head, m0, n0)
                 P, F = where(visible, P, 0), where(visible, F, 0)               # line 12: MASK
-            P = mark(P, call.drops, batch * call.heads + at.head, m0, n0)           # line 14
+            P = mark(P, args.drops, batch * args.heads + at.head, m0, n0)           # line 14
             if dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)       # line 16: dV += (P Z)^T dO, in flight
             PF = pull_back(P, F)                                # dS is P F times the rest
             if DP_LAST:
                 dP = dot(S_TILE, V, dO.tile.T)                  # line 17
             dP = wgmma_wait(dP, AFTER_DP)
-            dS = dS_of(PF, dP, delta_of(delta, Q), call.delta_scale)         # line 20
+            dS = dS_of(PF, dP, delta_of(delta, Q), args.delta_scale)         # line 20
             row, col = segment.first_query + m0, segment.first_key + n0
-            slopes = add_slopes(slopes, dS, call.scores, batch, at.head, row, col)
+            slopes = add_slopes(slopes, dS, args.scores, batch, at.head, row, col)
             if not dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)
             if adds_dq:
@@ -283,7 +283,7 @@ def backward_kv(
             if adds_dq:
                 dQ = dq_part(E)                                 # line 21: dQ += dS K, in flight
             if not is_last:
-                S = start_scores(K, advance(Q, 1), advance(dO, 1), tile, after, call)
+                S = start_scores(K, advance(Q, 1), advance(dO, 1), tile, after, args)
             dK = wgmma_wait(dK, AFTER_DK)
             release(Q)
             if not is_last:
@@ -292,14 +292,14 @@ def backward_kv(
                 put_dq(wgmma_wait(dQ, AFTER_DQ), E, last, mSums, tile)
             if not is_last:
                 delta = read_delta(advance(Q, 1))
-            return Accumulators(dK, dV, slopes, wgmma_wait(S, 0), lse, delta)
+            return BackwardAccumulators(dK, dV, slopes, wgmma_wait(S, 0), lse, delta)
 
         return step
 
     step, masked_step, last_step = step_with(masks=False), step_with(masks=True), step_with(True, is_last=True)
 
     @device
-    def compute(mDK, mDV, mSums, mSlopes, tile, scale, call):
+    def compute(mDK, mDV, mSums, mSlopes, tile, scale, args):
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         K, V, n0 = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer), tile.first + consumer * ROWS
@@ -308,27 +308,27 @@ def backward_kv(
         wait_for(stage(K_PIPELINE, 0), CONSUMERS)
         wait_for(stage(V_PIPELINE, 0), CONSUMERS)
         if CLEARS_KEYS:
-            left = longest(call.sight, tile) - n0
+            left = longest(args.sight, tile) - n0
             clear(K, left)
             clear(V, left)
             fence_async_proxy()
             sync_warpgroups(CONSUMERS)
-        none = Queries(index(0), index(0), index(0))
-        at = first_queries(call.sight, tile)
+        none = QueryTile(index(0), index(0), index(0))
+        at = first_queries(args.sight, tile)
         if at.m_block < at.m_blocks:
             if adds_dq:
                 share(full(S_TILE, ZERO), stages.E, none, mSums, tile)      # before the first tile there is no dS
-            S = wgmma_wait(start_scores(K, stages.Q, stages.dO, tile, at, call), 0)
-            acc = Accumulators(dK, dV, slopes, S, read_lse(stages.Q), read_delta(stages.Q))
-            walk = Walk(none, none, at, next_queries(call.sight, tile, at))
+            S = wgmma_wait(start_scores(K, stages.Q, stages.dO, tile, at, args), 0)
+            acc = BackwardAccumulators(dK, dV, slopes, S, read_lse(stages.Q), read_delta(stages.Q))
+            walk = Walk(none, none, at, next_queries(args.sight, tile, at))
             while has_next(walk):
-                while has_next(walk) and not needs_mask(call.sight, tile, walk.at, n0):
-                    acc = step(acc, K, V, stages, walk, tile, n0, mSums, call)
-                    stages, walk = advance_all(stages), go_on(walk, tile, call)
+                while has_next(walk) and not needs_mask(args.sight, tile, walk.at, n0):
+                    acc = step(acc, K, V, stages, walk, tile, n0, mSums, args)
+                    stages, walk = advance_all(stages), go_on(walk, tile, args)
                 if has_next(walk):
-                    acc = masked_step(acc, K, V, stages, walk, tile, n0, mSums, call)
-                    stages, walk = advance_all(stages), go_on(walk, tile, call)
-            acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, call)
+                    acc = masked_step(acc, K, V, stages, walk, tile, n0, mSums, args)
+                    stages, walk = advance_all(stages), go_on(walk, tile, args)
+            acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
             dK, dV, slopes = acc.dK, acc.dV, acc.slopes
             if adds_dq:
                 finish_dq(stages.E, walk, mSums, tile)
@@ -337,7 +337,7 @@ def backward_kv(
         if MAKES_SLOPES:
             save(mSlopes[0][tile.batch, tile.head][first:end], row_sum(slopes), n0)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K, n0)     # line 24
-        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V, n0)
+        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V, n0)
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale,
@@ -360,18 +360,18 @@ def backward_kv(
         else:
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, tile.segment)
-            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
-            compute(mDK, mDV, mSums, mSlopes, tile, scale, call)
+            args = BackwardArguments(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            compute(mDK, mDV, mSums, mSlopes, tile, scale, args)
 
-    sums = LINE, several(LINE, MAKES_SLOPES)
-    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * IS_BOXED), sums)
+    sums = FLOATS, several(FLOATS, MAKES_SLOPES)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * HAS_TMA_BIAS), sums)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 # TFLOP/s by bench/gpu.py on an H200, seqlen 1024, 4096, 16384
 KEYS = {  # of the largest head_dim
-    64: Tiles(128, 128, 2),                                         # 388, 510, 528
-    128: Tiles(64, 128, 2),                                         # 425, 560, 583; three stages are no faster
+    64: WgmmaTiles(128, 128, 2),                                    # 388, 510, 528
+    128: WgmmaTiles(64, 128, 2),                                    # 425, 560, 583; three stages are no faster
 }
 
 
@@ -387,14 +387,14 @@ def adds_slopes(work):
 
 def parameters_kv(work, tiles):
     dp_last, leaves = variant_of(DP, work) == LAST, variant_of(DQ, work) if adds_dq(work) else NOW
-    about = {"boxed": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
+    about = {"bias_dtype": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
     about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
     about |= {"slopes": place_of_part(work.score, work.slopes) if adds_slopes(work) else None}
-    about |= {"dq_late": leaves != NOW, "lines_early": leaves == LATE_BESIDE_LINES}
+    about |= {"dq_late": leaves != NOW, "statistics_early": leaves == LATE_BESIDE_STATISTICS}
     return with_results("dk", "dv")(work, tiles) | about
 
 
-NO_SUMS = Line("delta", padded=True)  # in place of sums, which are not touched then
+NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 
 SLOPE_SUMS = SlopeSums(adds_slopes, "k")
 

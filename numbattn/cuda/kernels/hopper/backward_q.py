@@ -49,7 +49,7 @@ from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segm
 from ..shared.layouts import DTYPES
 from ..shared.schedule import place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
-from ..shared.tables import is_crowded
+from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
     band_of,
     element_test,
@@ -62,16 +62,16 @@ from .backward_steps import (
     BIAS,
     CONSUMER_REGISTERS,
     CONSUMERS,
+    FLOATS,
     GIVEN,
-    LINE,
-    LINES_AND_NUMBERS,
     PRODUCER,
     PRODUCER_REGISTERS,
     ROWS,
     SLOPE_SUMS,
+    STATISTICS_AND_NUMBERS,
     ZERO,
-    Call,
-    Tiles,
+    BackwardArguments,
+    WgmmaTiles,
     at_once,
     clear_step,
     dropout_steps,
@@ -95,12 +95,12 @@ class Kept(NamedTuple):
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, boxed="",
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
     slopes=None,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
-    stages: of the pipelines of K and of V. boxed: the dtype of a bias whose tiles come with those of K. slopes: the
+    stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K. slopes: the
     number of the part whose slopes have a gradient, which is left to be summed over the queries.
     """
     dtype = DTYPES[dtype]
@@ -112,15 +112,15 @@ def backward_q(
         shared.boxes(tile_n, cols, dtype, count) for cols, count in zip((head_dim, head_dim_v), stages)
     )
     Q_PIPELINE, DO_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_Q, SHARED_DO))
-    IS_BOXED = bool(boxed)
-    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES[boxed] if boxed else dtype, stages[0] * CONSUMERS * IS_BOXED)
-    K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * IS_BOXED)
+    HAS_TMA_BIAS = bool(bias_dtype)
+    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES.get(bias_dtype, dtype), stages[0] * CONSUMERS * HAS_TMA_BIAS)
+    K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * HAS_TMA_BIAS)
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
     (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, is_boxed=IS_BOXED)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -155,7 +155,7 @@ def backward_q(
             n0 = work.segment.first_key + n_block * TILE_N
             acquire(K)
             tma_load(K, mK, work.batch, head_k, n0)
-            if IS_BOXED:
+            if HAS_TMA_BIAS:
                 load_bias(K, biases, work, n0)
             acquire(V)
             tma_load(V, mV, work.batch, head_k, n0)
@@ -170,29 +170,29 @@ def backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(sums, S, found, kept, K, V, tile, n_block, call):
+    def step(sums, S, found, kept, K, V, tile, n_block, args):
         """dQ of a tile of keys, in flight."""
         (dQ, slopes), (batch, head, m0, n0) = sums, (tile.batch, tile.head, tile.m0, n_block * TILE_N)
-        here = at_hand(found, K, tile, call.scores)
+        here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
-        S, F = scored(S, here, tile, call.scores, n_block)
-        P = exp2(S * call.scale_log2 - kept.lse)                # line 13: P = exp(S - lse)
-        if tested(call.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
-            visible = sees(call.sight, kept.band, batch, head, m0, n0)
+        S, F = scored(S, here, tile, args.scores, n_block)
+        P = exp2(S * args.scale_log2 - kept.lse)                # line 13: P = exp(S - lse)
+        if tested(args.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
+            visible = sees(args.sight, kept.band, batch, head, m0, n0)
             P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
-        P = mark(P, call.drops, batch * call.heads + head, m0, n0)              # line 14
-        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, call.delta_scale), F)        # line 20
+        P = mark(P, args.drops, batch * args.heads + head, m0, n0)              # line 14
+        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)
         row, col = place_of(tile, n0)
-        slopes = add_slopes(slopes, dS, call.scores, batch, head, row, col)
+        slopes = add_slopes(slopes, dS, args.scores, batch, head, row, col)
         return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mSlopes, mLse, mDelta, work, scale, call):
+    def compute(mDQ, mSlopes, mLse, mDelta, work, scale, args):
         """The consumers, whole warpgroups."""
         consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work
-        m0, band = m_block * TILE_M + consumer * ROWS, band_at(call.sight, batch, head)
+        m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.sight, batch, head)
         tile = ConsumerTile(batch, head, m0, m_block, first, n_blocks, segment)
         sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), sQ.tile, sDO.tile
@@ -204,24 +204,24 @@ def backward_q(
             clear(dO, left)
             fence_async_proxy()
             sync_warpgroup()
-        line = segment.first_line + m0
-        lse, D = load(mLse[batch, head], ROW_VECTOR, line), load(mDelta[batch, head], ROW_VECTOR, line)
+        padded_row = segment.first_padded_row + m0
+        lse, D = load(mLse[batch, head], ROW_VECTOR, padded_row), load(mDelta[batch, head], ROW_VECTOR, padded_row)
         sums, kept = (full(Q_TILE, ZERO), start_slopes()), Kept(dO, lse, D, band)
-        n_block = next_n_block(tile, call.sight, first)
+        n_block = next_n_block(tile, args.sight, first)
         if n_block < n_blocks:
-            found = looked_up(tile, call.scores, n_block)
+            found = looked_up(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
-            after = next_n_block(tile, call.sight, opaque(n_block + 1))
+            after = next_n_block(tile, args.sight, opaque(n_block + 1))
             while after < n_blocks:
-                dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, call)
-                found = looked_up(tile, call.scores, after)
+                dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, args)
+                found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 sums = wgmma_wait(dQ, 1), slopes
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
-                after = next_n_block(tile, call.sight, opaque(n_block + 1))
-            dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, call)
+                after = next_n_block(tile, args.sight, opaque(n_block + 1))
+            dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, args)
             sums = wgmma_wait(dQ, 0), slopes
             release(K)
         dQ, slopes = sums
@@ -256,35 +256,38 @@ def backward_q(
         else:
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, segment)
-            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             work = work_tile(sight, segment, batch, head, m_block, m_end)
-            compute(mDQ, mSlopes, mLse, mDelta, work, scale, call)
+            compute(mDQ, mSlopes, mLse, mDelta, work, scale, args)
 
-    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * IS_BOXED
-    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(LINE, MAKES_SLOPES),))
+    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
+    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(FLOATS, MAKES_SLOPES),))
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 QUERIES = {
-    64: Tiles(128, 128, (2, 2)), 128: Tiles(128, 64, (3, 2)), 192: Tiles(128, 64, (3, 2)), 256: Tiles(128, 64, (2, 1))
+    64: WgmmaTiles(128, 128, (2, 2)),
+    128: WgmmaTiles(128, 64, (3, 2)),
+    192: WgmmaTiles(128, 64, (3, 2)),
+    256: WgmmaTiles(128, 64, (2, 1)),
 }  # fmt: skip
-QUERIES_CROWDED = {256: Tiles(128, 32, (3, 2))}  # with dropout or a mask's grids
-QUERIES_SCORED = QUERIES_CROWDED | {64: Tiles(128, 64, (3, 3))}
+QUERIES_UNDER_PRESSURE = {256: WgmmaTiles(128, 32, (3, 2))}  # with dropout or a mask's grids
+QUERIES_SCORED = QUERIES_UNDER_PRESSURE | {64: WgmmaTiles(128, 64, (3, 3))}
 
 
 def queries_row(work):
-    size, crowded = size_of(work), QUERIES_SCORED if work.score else QUERIES_CROWDED
-    return crowded.get(size, QUERIES[size]) if is_crowded(work) else QUERIES[size]
+    size, under_pressure = size_of(work), QUERIES_SCORED if work.score else QUERIES_UNDER_PRESSURE
+    return under_pressure.get(size, QUERIES[size]) if is_under_pressure(work) else QUERIES[size]
 
 
 def parameters_q(work, tiles):
     slopes = place_of_part(work.score, work.slopes) if makes_slopes(work) else None
-    return with_results("dq")(work, tiles) | {"boxed": dtype_of_bias(work), "slopes": slopes}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "slopes": slopes}
 
 
 SPEC = Spec(
     backward_q,
-    (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *LINES_AND_NUMBERS),
+    (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *STATISTICS_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
     numbers=at_once,

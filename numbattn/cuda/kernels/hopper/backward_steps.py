@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import BoxedBias, Boxes, Line, Matrix, SlopeSums
+from ...plan.arguments import Matrix, SlopeSums, Statistic, TmaBias, TmaMatrix
 from ...plan.spec import Spec
 from ...tile import (
     INDEX,
@@ -52,7 +52,7 @@ from ...tile import (
     warpgroup_index,
     where,
 )
-from ..scores import SCORE, boxed_bias, dtype_of_part, is_curved, scores_type
+from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
 from ..shared.dropout import DROPOUT, DROPS, keep_test
 from ..shared.layouts import DTYPES, array_type, vector
 from ..shared.tables import compiled_in
@@ -67,7 +67,7 @@ PRODUCER = WARPGROUP * CONSUMERS  # its thread
 ZERO = np.float32(0)
 
 
-class Call(NamedTuple):
+class BackwardArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
     sight: Any
@@ -213,11 +213,11 @@ def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
         at = first_queries(sight, tile)
         while at.m_block < at.m_blocks:
             m0 = at.m_block * TILE_M
-            row, line = tile.segment.first_query + m0, tile.segment.first_line + m0
+            row, padded_row = tile.segment.first_query + m0, tile.segment.first_padded_row + m0
             acquire(Q)
             tma_load(Q, mQ, tile.batch, at.head, row)
-            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], line)
-            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], line)
+            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], padded_row)
+            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], padded_row)
             acquire(dO)
             tma_load(dO, mDO, tile.batch, at.head, row)
             beside = load_beside(biases, tile, at, row, beside)
@@ -228,13 +228,13 @@ def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
 
 
 # --------------------------------------------------------------------------------------------------------- arguments
-GIVEN = Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("do")
-LARGEST_BOXED = 128  # head_dim: beyond, shared memory has no room for tiles of a bias
+GIVEN = TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("do")
+LARGEST_WITH_TMA_BIAS = 128  # head_dim: beyond, shared memory has no room for tiles of a bias
 
 
 def number_of_bias(work):
     """That of the bias that TMA loads, else None."""
-    return boxed_bias(work) if size_of(work) <= LARGEST_BOXED else None
+    return number_of_tma_bias(work) if size_of(work) <= LARGEST_WITH_TMA_BIAS else None
 
 
 def dtype_of_bias(work):
@@ -243,36 +243,36 @@ def dtype_of_bias(work):
 
 def comes_with_dq(slopes, score, dropout):
     """Whether the gradient of slopes does; slopes: the number of their part, or None."""
-    return slopes is not None and not (is_curved(score) or dropout)
+    return slopes is not None and not (is_nonlinear(score) or dropout)
 
 
 def makes_slopes(work):
     return comes_with_dq(work.slopes, work.score, work.problem.dropout)
 
 
-BIAS, SLOPE_SUMS = BoxedBias(number_of_bias), SlopeSums(makes_slopes)
-LINES_AND_NUMBERS = (
-    Line("lse_log2", padded=True), Line("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
+BIAS, SLOPE_SUMS = TmaBias(number_of_bias), SlopeSums(makes_slopes)
+STATISTICS_AND_NUMBERS = (
+    Statistic("lse_log2", padded=True), Statistic("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
     "scale_log2", "kept_scale", "at_once", "delta_scale",
 )  # fmt: skip
 
 
-LINE = array_type(np.float32, 3)
+FLOATS = array_type(np.float32, 3)
 
 
 def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
     """tiles: of what is given; sums: their types, if the kernel takes some behind its results."""
     results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
-    lines, maps = [LINE] * 2, several(types.uint64, len(tiles) - 4)
+    statistics, maps = [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
     signature = types.void(
-        *[types.uint64] * 4, maps, *results, *sums, *lines, sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
-        *[number] * 3, INDEX, number,
+        *[types.uint64] * 4, maps, *results, *sums, *statistics, sight_type(mask), scores_type(score, dtype), DROPS,
+        INDEX, *[number] * 3, INDEX, number,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-class Tiles(NamedTuple):
+class WgmmaTiles(NamedTuple):
     """A row: tiles of tile_m queries and tile_n keys."""
 
     tile_m: int
@@ -307,7 +307,7 @@ def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):
     """The Spec of a kernel that keeps keys."""
     return Spec(
         factory,
-        (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *LINES_AND_NUMBERS),
+        (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *STATISTICS_AND_NUMBERS),
         tiles=lambda work: (rows[size_of(work)],),
         parameters=parameters,
         numbers=at_once,

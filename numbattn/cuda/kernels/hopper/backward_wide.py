@@ -48,8 +48,8 @@ from .backward_steps import (
     PRODUCER_REGISTERS,
     ROWS,
     ZERO,
-    Call,
-    Tiles,
+    BackwardArguments,
+    WgmmaTiles,
     clear_step,
     dropout_steps,
     keys_spec,
@@ -88,12 +88,12 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     scores_of = within_segment(score)
 
     @device
-    def product(X, Y, other, tile, at, call):
+    def product(X, Y, other, tile, at, args):
         """S = Q K^T or dP = dO V^T of a tile of queries, transposed, in flight: Alg. 4 lines 11 and 17.
 
         other: dO or Q, of the same queries.
         """
-        left = band_at(call.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
+        left = band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
         clear_queries(Y, other, left)
         wait(Y)
         return dot(S_TILE, X, Y.tile.T)
@@ -103,22 +103,22 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         return tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + tile.first
 
     @device
-    def looked_up(tile, at, call):
+    def looked_up(tile, at, args):
         """What the score looks up for a tile of S, in flight."""
         m0, n0 = place_of(tile, at)
-        return look_up(call.scores, (), tile.batch, at.head, m0, n0)
+        return look_up(args.scores, (), tile.batch, at.head, m0, n0)
 
     @device
-    def step_v(dV, S, found, Q, dO, sP, tile, at, call):
+    def step_v(dV, S, found, Q, dO, sP, tile, at, args):
         """P for the other consumer; dV in flight."""
         batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
-        S, F = apply(S, found, call.scores, batch, at.head, row, col)
-        P = exp2(S * call.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
-        if needs_mask(call.sight, tile, at, tile.first):
-            band = band_at(call.sight, batch, at.head)
-            visible = sees(call.sight, band, batch, at.head, m0, tile.first)
+        S, F = apply(S, found, args.scores, batch, at.head, row, col)
+        P = exp2(S * args.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+        if needs_mask(args.sight, tile, at, tile.first):
+            band = band_at(args.sight, batch, at.head)
+            visible = sees(args.sight, band, batch, at.head, m0, tile.first)
             P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
-        P = mark(P, call.drops, batch * call.heads + at.head, m0, tile.first)           # line 14
+        P = mark(P, args.drops, batch * args.heads + at.head, m0, tile.first)           # line 14
         acquire(sP)
         put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest
         sync_warpgroup()
@@ -127,61 +127,61 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         return dot(dV, kept(P, SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
 
     @device
-    def compute_v(mDV, K, V, tile, call):
+    def compute_v(mDV, K, V, tile, args):
         """The first consumer."""
-        dV, at = full(V_TILE, ZERO), first_queries(call.sight, tile)
+        dV, at = full(V_TILE, ZERO), first_queries(args.sight, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
-            found = looked_up(tile, at, call)
-            S = wgmma_wait(product(K.tile, Q, dO, tile, at, call), 0)
-            after = next_queries(call.sight, tile, at)
+            found = looked_up(tile, at, args)
+            S = wgmma_wait(product(K.tile, Q, dO, tile, at, args), 0)
+            after = next_queries(args.sight, tile, at)
             while after.m_block < after.m_blocks:
                 wait(dO)
-                dV = step_v(dV, S, found, Q, dO, sP, tile, at, call)
-                found = looked_up(tile, after, call)
-                S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, call)
+                dV = step_v(dV, S, found, Q, dO, sP, tile, at, args)
+                found = looked_up(tile, after, args)
+                S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, args)
                 dV = wgmma_wait(dV, 1)
                 release(dO)
                 S = wgmma_wait(S, 0)
                 Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
-                at, after = after, next_queries(call.sight, tile, after)
+                at, after = after, next_queries(args.sight, tile, after)
             wait(dO)
-            dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, call), 0)
+            dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, args), 0)
             release(dO)
         release(K)
         acquire(advance(V, 1))                                  # the other one has read V
         first, end = keys_of(tile.segment)
-        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * call.kept_scale, V.tile, tile.first)
+        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V.tile, tile.first)
 
     @device
-    def step_k(dK, dP, Q, dO, sP, call):
+    def step_k(dK, dP, Q, dO, sP, args):
         """dK in flight."""
         wait(Q)
         D = get(allocate(SHARED_DELTA, Q.index), COLS)
         wait(sP)
-        dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, call.delta_scale)     # line 20
+        dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, args.delta_scale)     # line 20
         sync_warpgroup()                                        # all have read P
         release(sP)
         release(dO)
         return dot(dK, operand(dS, SHARED_Q), Q.tile)           # line 22: dK += dS^T Q
 
     @device
-    def compute_k(mDK, K, V, tile, scale, call):
+    def compute_k(mDK, K, V, tile, scale, args):
         """The second consumer."""
-        dK, at = full(K_TILE, ZERO), first_queries(call.sight, tile)
+        dK, at = full(K_TILE, ZERO), first_queries(args.sight, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
-            dP = wgmma_wait(product(V.tile, dO, Q, tile, at, call), 0)
-            after = next_queries(call.sight, tile, at)
+            dP = wgmma_wait(product(V.tile, dO, Q, tile, at, args), 0)
+            after = next_queries(args.sight, tile, at)
             while after.m_block < after.m_blocks:
-                dK = step_k(dK, dP, Q, dO, sP, call)
-                dP = product(V.tile, advance(dO, 1), advance(Q, 1), tile, after, call)
+                dK = step_k(dK, dP, Q, dO, sP, args)
+                dP = product(V.tile, advance(dO, 1), advance(Q, 1), tile, after, args)
                 dK = wgmma_wait(dK, 1)
                 release(Q)
                 dP = wgmma_wait(dP, 0)
                 Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
-                at, after = after, next_queries(call.sight, tile, after)
-            dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, call), 0)
+                at, after = after, next_queries(args.sight, tile, after)
+            dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, args), 0)
             release(Q)
         release(V)
         acquire(advance(K, 1))                                  # the other one has read K
@@ -220,16 +220,16 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                 fence_async_proxy()
                 sync_warpgroup()
             scores = scores_of(scores, tile.segment)
-            call = Call(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
             if warpgroup_index() == 0:
-                compute_v(mDV, K, V, tile, call)
+                compute_v(mDV, K, V, tile, args)
             else:
-                compute_k(mDK, K, V, tile, scale, call)
+                compute_k(mDK, K, V, tile, scale, args)
 
     return source(kernel, dtype, out_dtypes, mask, score, shared, given)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-WIDE = {64: Tiles(64, 64, 4), 128: Tiles(64, 64, 4), 192: Tiles(64, 64, 3), 256: Tiles(64, 64, 2)}
+WIDE = {64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2)}
 
 SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"))

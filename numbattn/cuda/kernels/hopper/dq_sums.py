@@ -7,7 +7,7 @@ import numpy as np
 from numba.cuda import types
 
 from ...build import Source
-from ...plan.arguments import Matrix, Sums
+from ...plan.arguments import Matrix, MatrixSums
 from ...plan.spec import PADDED, Spec
 from ...tile import (
     WARPGROUP,
@@ -40,7 +40,7 @@ from ..shared.layouts import DTYPES, array_type
 from ..shared.schedule import place
 from ..shared.segments import queries_of, slot_step
 from ..shared.visibility import PACKING, packing_of, packing_type
-from .backward_steps import CONSUMERS, PART, Tiles, save_step
+from .backward_steps import CONSUMERS, PART, WgmmaTiles, save_step
 from .forward_tiles import head_dims
 
 
@@ -73,7 +73,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         """dQ of the tile of queries `of`, if it is one, from shared memory to the sums in global memory."""
         part = warpgroup_index()
         if of.m_blocks > 0 and is_first_of_warpgroup():
-            first = tile.segment.first_line // TILE_M + of.m_block
+            first = tile.segment.first_padded_row // TILE_M + of.m_block
             bulk_add(mSums[tile.batch, of.head], first * CONSUMERS + part, dq_place(E, part))
 
     @device
@@ -158,12 +158,12 @@ def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
     return Source(kernel, signature, WARPGROUP, shared=shared.nbytes, overlaps=True)
 
 
-DQ_SUMS = Sums("sums of dq")
+DQ_SUMS = MatrixSums("sums of dq")
 
 SPEC = Spec(
     round_dq,
     (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
-    tiles=lambda work: (Tiles(PART, PART, 1),),
+    tiles=lambda work: (WgmmaTiles(PART, PART, 1),),
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
         "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,

@@ -13,8 +13,8 @@ computes exponentials, or is in its epilogue, the tensor cores work for the othe
 import numpy as np
 from numba.cuda import types
 
-from ...build import Source, TensorMap
-from ...plan.arguments import COUNTERS, BoxedBias, Boxes, Line, Tails
+from ...build import Source, TensorMapArgument
+from ...plan.arguments import COUNTERS, RaggedMatrix, Statistic, TmaBias, TmaMatrix
 from ...plan.spec import Spec
 from ...tile import (
     INDEX,
@@ -57,9 +57,9 @@ from ...tile import (
 )
 from ..scores import (
     SCORE,
-    boxed_bias,
-    boxed_dtype,
+    dtype_of_tma_bias,
     may_be_far,
+    number_of_tma_bias,
     scores_type,
     sink_steps,
     softmax_score_steps,
@@ -79,8 +79,8 @@ from ..shared.visibility import (
 )
 from .forward_producer import TILES_AHEAD, producer_steps
 from .forward_steps import (
-    Accumulators,
-    Call,
+    ForwardAccumulators,
+    ForwardArguments,
     Pipelines,
     clear_v_step,
     mask_steps,
@@ -88,19 +88,19 @@ from .forward_steps import (
     share_steps,
 )
 from .forward_tiles import ROWS, head_dims, numbers, rows
-from .ramp import DEPTH, is_ramp, ramp_steps
+from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
 from .walk import ConsumerTile, block_steps, place_of, score_tile_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
 
 def forward(
-    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout, boxed="",
+    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout, bias_dtype="",
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. boxed: the dtype of a
-    bias whose tiles come with those of K.
+    stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. bias_dtype: that of
+    a bias whose tiles come with those of K.
 
     Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
     packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
@@ -114,10 +114,11 @@ def forward(
     SHARED_O = SHARED_Q.of_columns(head_dim_v)
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
-    IS_BOXED, IS_RAMP, IS_PACKED, IS_LOOKED_UP = bool(boxed), is_ramp(score), PACKED in mask, is_looked_up(mask)
-    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES[boxed] if boxed else dtype, stages * consumers * IS_BOXED)
-    SHARED_C = shared.boxes(tile_n, DEPTH, DTYPES["bfloat16"], int(IS_RAMP))
-    K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * IS_BOXED)
+    HAS_TMA_BIAS, HAS_LINEAR_BIAS = bool(bias_dtype), is_linear_bias(score)
+    IS_PACKED, IS_LOOKED_UP = PACKED in mask, is_looked_up(mask)
+    SHARED_B = shared.boxes(ROWS, tile_n, DTYPES.get(bias_dtype, dtype), stages * consumers * HAS_TMA_BIAS)
+    SHARED_C = shared.boxes(tile_n, DEPTH, DTYPES["bfloat16"], int(HAS_LINEAR_BIAS))
+    K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * HAS_TMA_BIAS)
     V_PIPELINE = Pipeline.within(shared, SHARED_V, consumers)
     _, from_record, NO_WORK = record_steps(mask)
     O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
@@ -131,12 +132,12 @@ def forward(
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
-    look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, is_boxed=IS_BOXED)
+    look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
     sight_of, scores_of, drop = sight_step(mask, ROWS), within_segment(score), drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
-    put_columns, ramp_of, side_of, add_ramp, level_of = ramp_steps(score, S_TILE, SHARED_C, ACC)
+    put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     clear_beyond = clear_v_step(mask, tile_n, consumers)
 
     @device
@@ -154,9 +155,9 @@ def forward(
         return K, V, n_block
 
     @device
-    def left_operand(P, tile, call, n_block):
-        matrix = tile.batch * call.heads + tile.head
-        return operand(drop(P, call.drops, matrix, tile.m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
+    def left_operand(P, tile, args, n_block):
+        matrix = tile.batch * args.heads + tile.head
+        return operand(drop(P, args.drops, matrix, tile.m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
 
     @device
     def n_block_range(tile, sight):
@@ -167,39 +168,39 @@ def forward(
         return first, minimum(maximum(end, first + 1), tile.n_blocks)
 
     def step_with(masks):
-        ON_RAMP = IS_RAMP and not masks
+        BY_PRODUCT = HAS_LINEAR_BIAS and not masks
 
         @device
-        def step(acc, Q, K, V, tile, before, here, side, call):
+        def step(acc, Q, K, V, tile, before, here, side, args):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
             O, P, m, l, alpha = acc
-            looked_up_ahead = looked_up(tile, call.scores, here)
+            looked_up_ahead = looked_up(tile, args.scores, here)
             if RESCALES_FIRST:
                 O = rescaled(O, alpha)
             wait(K)
             S = dot(S_TILE, Q.tile, K.tile.T)                   # Alg. 2 line 10: S = Q K^T, in flight
-            if ON_RAMP:
-                S = add_ramp(S, side)
+            if BY_PRODUCT:
+                S = add_linear_bias(S, side)
             if not RESCALES_FIRST:
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
-            after = next_n_block(tile, call.sight, here + 1)
+            after = next_n_block(tile, args.sight, here + 1)
             S = wgmma_wait(S, 1)
-            found = at_hand(looked_up_ahead, K, tile, call.scores)
+            found = at_hand(looked_up_ahead, K, tile, args.scores)
             release(K)
-            if ON_RAMP:
-                level = level_of(call.ramp, side, here)
-                P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level)
+            if BY_PRODUCT:
+                level = level_of(args.linear_bias, side, here)
+                P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level)
             else:
-                S, level, factor = scored(S, found, tile, call.scores, here)
+                S, level, factor = scored(S, found, tile, args.scores, here)
                 if masks:
-                    S = masked(S, tile, call.sight, here)
-                P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level, factor)  # lines 12 and 13
+                    S = masked(S, tile, args.sight, here)
+                P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)  # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
-            P = left_operand(P_f32, tile, call, here)
-            return Accumulators(O, P, m, l, alpha), advance(K, 1), advance(V, 1), here, after
+            P = left_operand(P_f32, tile, args, here)
+            return ForwardAccumulators(O, P, m, l, alpha), advance(K, 1), advance(V, 1), here, after
 
         return step
 
@@ -214,58 +215,58 @@ def forward(
         return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
 
     @device
-    def prologue(Q, K, tile, n_block, call):
+    def prologue(Q, K, tile, n_block, args):
         """The softmax of the first S."""
         m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
-        looked_up_ahead = looked_up(tile, call.scores, n_block)
+        looked_up_ahead = looked_up(tile, args.scores, n_block)
         acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
         wait(K)
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
-        found = at_hand(looked_up_ahead, K, tile, call.scores)
+        found = at_hand(looked_up_ahead, K, tile, args.scores)
         release(K)
-        K, (S, level, factor) = advance(K, 1), scored(S, found, tile, call.scores, n_block)
-        if needs_mask(tile, call.sight, n_block):
-            S = masked(S, tile, call.sight, n_block)
-        P_f32, m, l, alpha = softmax_step(S, m, l, call.scale_log2, level, factor)
-        return Accumulators(full(O_TILE, ZERO), left_operand(P_f32, tile, call, n_block), m, l, alpha), K
+        K, (S, level, factor) = advance(K, 1), scored(S, found, tile, args.scores, n_block)
+        if needs_mask(tile, args.sight, n_block):
+            S = masked(S, tile, args.sight, n_block)
+        P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)
+        return ForwardAccumulators(full(O_TILE, ZERO), left_operand(P_f32, tile, args, n_block), m, l, alpha), K
 
     @device
-    def main_loop(acc, Q, K, V, tile, before, end, call):
+    def main_loop(acc, Q, K, V, tile, before, end, args):
         """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
-        here = next_n_block(tile, call.sight, before + 1)
+        here = next_n_block(tile, args.sight, before + 1)
         while here < end:
-            side, until = side_of(call.ramp, here, end)
+            side, until = side_of(args.linear_bias, here, end)
             # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
-            while here < until and not needs_mask(tile, call.sight, here):
-                acc, K, V, before, here = step(acc, Q, K, V, tile, before, here, side, call)
+            while here < until and not needs_mask(tile, args.sight, here):
+                acc, K, V, before, here = step(acc, Q, K, V, tile, before, here, side, args)
             if here < end:
-                acc, K, V, before, here = masked_step(acc, Q, K, V, tile, before, here, side, call)
+                acc, K, V, before, here = masked_step(acc, Q, K, V, tile, before, here, side, args)
         return acc, K, V, before, here
 
     @device
-    def epilogue(acc, W, Q, K, V, tile, before, here, call):
+    def epilogue(acc, W, Q, K, V, tile, before, here, args):
         """The last P V, O and lse. Also returns the next tile, received while P V is in flight."""
         O, P, m, l, alpha = acc
-        clear_beyond(V, tile, call.sight, before)
+        clear_beyond(V, tile, args.sight, before)
         wait(V)
         O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
         # total is 0 if nothing is seen
-        m = m * (call.scale_log2 * LN2)
-        m, total, alpha = with_sink(m, row_sum(l), call.scores, tile.batch, tile.head)
+        m = m * (args.scale_log2 * LN2)
+        m, total, alpha = with_sink(m, row_sum(l), args.scores, tile.batch, tile.head)
         lse = logsumexp(m, total, LN2)
         first, end = queries_of(tile.segment)
-        save(call.mLse[tile.batch, tile.head][first:end], lse, tile.m0)     # line 16
-        next_tile = receive(advance(W, 1), call.heads_per_tile)
+        save(args.mLse[tile.batch, tile.head][first:end], lse, tile.m0)     # line 16
+        next_tile = receive(advance(W, 1), args.heads_per_tile)
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
-        K, V, _ = skip(K, V, tile, call.sight, here, tile.n_blocks)
+        K, V, _ = skip(K, V, tile, args.sight, here, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
-        O = O * (inverse(total, alpha) * call.kept_scale)       # line 15: O = O / l
+        O = O * (inverse(total, alpha) * args.kept_scale)       # line 15: O = O / l
         put(allocate(SHARED_O, Q.index), O)
         if IS_PACKED and not is_whole(tile.segment, tile.m0):
-            save(call.tails[0][tile.batch, tile.head][first:end], O, tile.m0)
+            save(args.ragged[0][tile.batch, tile.head][first:end], O, tile.m0)
         fence_async_proxy()
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores O
@@ -273,23 +274,23 @@ def forward(
         return K, V, next_tile
 
     @device
-    def within(call, tile):
-        """The Call, with what a segment's queries see, and the ramp of these rows."""
-        (m0, n0), scores = place_of(tile, 0), scores_of(call.scores, tile.segment)
-        ramp = ramp_of(scores, tile.batch, tile.head, m0, n0)
-        return Call(
-            call.tails, call.mLse, sight_of(call.sight, tile.segment), scores, call.drops, call.heads,
-            call.scale_log2, call.kept_scale, call.heads_per_tile, ramp,
+    def within(args, tile):
+        """The arguments, with what a segment's queries see, and the linear bias of these rows."""
+        (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
+        linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
+        return ForwardArguments(
+            args.ragged, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops, args.heads,
+            args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
         )  # fmt: skip
 
     @device
-    def compute(call):
+    def compute(args):
         """The consumers, whole warpgroups."""
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         Q = stage(Q_PIPELINE, warpgroup_index())
-        tile = receive(W, call.heads_per_tile)
+        tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
-            here = within(call, tile)
+            here = within(args, tile)
             first, end = n_block_range(tile, here.sight)
             K, V, n_block = skip(K, V, tile, here.sight, tile.n_block, first)
             acc, K = prologue(Q, K, tile, n_block, here)
@@ -299,7 +300,7 @@ def forward(
             sync_warp()                                         # reconverge: the first thread did more
 
     def kernel(
-        mQ, mK, mV, mO, biases, tails, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale,
+        mQ, mK, mV, mO, biases, ragged, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale,
         at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
@@ -318,37 +319,39 @@ def forward(
             if thread_index() == LOADER:
                 prefetch_tensor_map(mK)
                 prefetch_tensor_map(mV)
-                if IS_BOXED:
+                if HAS_TMA_BIAS:
                     prefetch_tensor_map(biases[0])
                 load(mK, mV, biases, sight, group_size, heads_per_tile)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            compute(Call(tails, mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile, ()))
+            args = ragged, mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile, ()
+            compute(ForwardArguments(*args))
 
     number = getattr(types, ACC.__name__)
     signature = types.void(
-        *[types.uint64] * 4, several(types.uint64, IS_BOXED), several(array_type(dtype, 4), IS_PACKED),
+        *[types.uint64] * 4, several(types.uint64, HAS_TMA_BIAS), several(array_type(dtype, 4), IS_PACKED),
         array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number,
         *[INDEX] * 3,
     )  # fmt: skip
-    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * IS_BOXED
+    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
     return warp_specialised(kernel, signature, consumers, shared, tiles)
 
 
 def warp_specialised(kernel, signature, consumers, shared, tiles):
     """The Source of a kernel with a producer behind its consumers; tiles: of its tensor maps, its first arguments."""
-    maps = tuple(TensorMap(i, tile.box) for i, tile in enumerate(tiles))
+    maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles))
     threads = WARPGROUP * (consumers + 1)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
 SPEC = Spec(
     forward,
-    (Boxes("q"), Boxes("k", "k"), Boxes("v", "k"), Boxes("o"), BoxedBias(boxed_bias), Tails("o"), Line("lse"), MASK,
-     SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("o"), TmaBias(number_of_tma_bias),
+     RaggedMatrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale",
+     "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-        "boxed": boxed_dtype(work),
+        "bias_dtype": dtype_of_tma_bias(work),
     },
     numbers=numbers,
     persistent=True,

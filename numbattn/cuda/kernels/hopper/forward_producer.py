@@ -34,7 +34,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     """Device functions of the scheduler and of the loader. SHARED_B: see `score_tile_steps`."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
     TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
-    IS_BOXED, IS_PACKED = SHARED_B.stages > 0, PACKED in mask
+    HAS_TMA_BIAS, IS_PACKED = SHARED_B.stages > 0, PACKED in mask
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
     (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
@@ -125,7 +125,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 n0 = work.segment.first_key + n_block * TILE_N
                 acquire(K)
                 tma_load(K, mK, work.batch, head_k, n0)
-                if IS_BOXED:
+                if HAS_TMA_BIAS:
                     load_bias(K, biases, work, n0, heads_per_tile)
                 K = advance(K, 1)
                 acquire(V)

@@ -37,10 +37,10 @@ class Pipelines(NamedTuple):
     work: Pipeline  # tiles, as records
 
 
-class Call(NamedTuple):
+class ForwardArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
-    tails: Any  # O, where TMA cannot store all of a tile
+    ragged: Any  # O, where TMA cannot store all of a tile
     mLse: Any
     sight: Any
     scores: Any
@@ -49,10 +49,10 @@ class Call(NamedTuple):
     scale_log2: Any
     kept_scale: Any
     heads_per_tile: Any
-    ramp: Any = ()  # of the head, where there is one: see ramp
+    linear_bias: Any = ()  # of the head, where there is one: see linear_bias
 
 
-class Accumulators(NamedTuple):
+class ForwardAccumulators(NamedTuple):
     """What a consumer carries from tile to tile: O still lacks alpha and P V of the last one."""
 
     O: Any

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
-from ..scores import boxed_bias, looks_up, parts_of
+from ..scores import looks_up, number_of_tma_bias, parts_of
 from ..shared.visibility import GRIDS, PACKED, is_looked_up
 from .choice import Row, first_of, words_of
 
@@ -51,7 +51,7 @@ LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's a
 
 OF_TABLE = USUAL | LONG  # for a RelativeBias and nothing else: far from the diagonal one number a tile
 
-BOXED = {  # for a bias whose tiles come with those of K
+TMA_BIAS = {  # for a bias whose tiles come with those of K
     64: Warpgroups(128, 2, 3, 4),
     128: Warpgroups(64, 2, 3, 4),
     192: Warpgroups(64, 2, 2, 3),
@@ -60,7 +60,7 @@ BOXED = {  # for a bias whose tiles come with those of K
 
 
 CHOICES = (
-    Row("tma-bias", BOXED),
+    Row("tma-bias", TMA_BIAS),
     Row("score-lookups table-alone", OF_TABLE),
     Row("score-lookups", LOOKED_UP),
     Row("dropout cells", CELLS_AND_DROPOUT),
@@ -80,7 +80,7 @@ REGISTERS = {"tma-bias", "score-lookups", "dropout", "cells"}  # what takes them
 def traits(work):
     """What CHOICES ask for, in words."""
     found = {
-        "tma-bias": boxed_bias(work) is not None,
+        "tma-bias": number_of_tma_bias(work) is not None,
         "score-lookups": looks_up(work.score),
         "table-alone": parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
@@ -101,7 +101,7 @@ def warpgroups(work):
 
 
 def rows(work):
-    """The row for this work, and one with fewer stages of Q, if a ramp leaves no room for them."""
+    """The row for this work, and one with fewer stages of Q, if a linear bias leaves no room for them."""
     row = warpgroups(work)
     return row, row._replace(q_stages=row.consumers)
 

@@ -1,6 +1,6 @@
 """Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over all that one piece serves.
 
-As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.boxed_bias`, of which the tile
+As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
 that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
 64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
 the next one meanwhile.
@@ -9,7 +9,7 @@ the next one meanwhile.
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import BoxedBias, Line, Own
+from ...plan.arguments import Own, Statistic, TmaBias
 from ...plan.spec import Route, Spec
 from ...tile import (
     INDEX,
@@ -50,19 +50,19 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..score_gradient import OWN_NUMBERS, Diagonal, Given, diagonal_steps, matrices_of
-from ..scores import SCORE, boxed_bias, boxed_dtype, kind, score_steps_ahead, scores_type
+from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps, matrices_of
+from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
-from .backward_steps import CONSUMERS, GIVEN, LINE, PRODUCER, ROWS, ZERO, Tiles, save_step, size_of
+from .backward_steps import CONSUMERS, FLOATS, GIVEN, PRODUCER, ROWS, ZERO, WgmmaTiles, save_step, size_of
 from .forward import warp_specialised
 from .forward_tiles import head_dims, is_for_hopper
 
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 
 
-def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, is_boxed, **others):
+def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, by_tma, **others):
     """What computes tiles of dS, that behind part number `behind` of the score: pipelines of Q and K, and of dO and V;
     the tiles that TMA loads; and device functions. stages: of the pipelines."""
     dtype, S_TILE = DTYPES[dtype], wgmma(tile_n)
@@ -71,7 +71,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, is_boxed=is_boxed)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, by_tma=by_tma)
 
     @device
     def in_sight(sight, batch, head, m0, n0, seqlen_q):
@@ -109,7 +109,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     @device
     def ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0):
         """A consumer's: dS behind the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
-        (mLse, mDelta), sight, scores = given.lines, given.sight, given.scores
+        (mLse, mDelta), sight, scores = given.statistics, given.sight, given.scores
         consumer, band = warpgroup_index(), band_at(sight, batch, head)
         m0 = m_tile * TILE_M + consumer * ROWS
         lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
@@ -147,11 +147,11 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     return S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles
 
 
-def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
-    """The gradient of part number `behind`, whose dtype is `boxed`."""
-    dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[boxed], about["tile_m"], about["tile_n"]
+def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
+    """The gradient of part number `behind`, whose dtype is `bias_dtype`."""
+    dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
     shared = SharedMemory()
-    S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, is_boxed=True)
+    S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, by_tma=True)
     SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
     B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(1), 1, fills=CONSUMERS)
     (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N = REGISTERS[tile_n], tile_m, tile_n
@@ -180,7 +180,7 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
         mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
     ):
         batches, heads, _ = shape(mLse)
-        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         _, _, seqlen_q, seqlen_k = shape(mDB)
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
@@ -203,7 +203,7 @@ def bias_gradient_hopper(*, out_dtype, boxed, nbytes, **about):
             compute(mDB, given, scale_log2, at, adds, seqlen_q)
 
     signature = types.void(
-        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), LINE, LINE,
+        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), FLOATS, FLOATS,
         sight_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
@@ -213,7 +213,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
     """As `score_gradient.diagonal_sums`."""
     shared = SharedMemory()
     _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(
-        shared, tile_m=tile_m, tile_n=tile_n, **about, is_boxed=False
+        shared, tile_m=tile_m, tile_n=tile_n, **about, by_tma=False
     )
     OF_PRODUCER, OF_CONSUMER = REGISTERS[tile_n]
     count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
@@ -230,7 +230,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
         own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
         batches, heads, _ = shape(mLse)
-        given = Given((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
         init_pipelines(K_PIPELINE, V_PIPELINE)
         launch_dependents()
@@ -252,16 +252,21 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
                 sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
 
     signature = types.void(
-        *[types.uint64] * 4, array_type(np.float32, 4), LINE, LINE, sight_type(about["mask"]),
-        scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, LINE, LINE,
+        *[types.uint64] * 4, array_type(np.float32, 4), FLOATS, FLOATS, sight_type(about["mask"]),
+        scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, FLOATS, FLOATS,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, maps)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-BIASES = {64: Tiles(128, 128, 2), 128: Tiles(128, 64, 2), 192: Tiles(128, 64, 1), 256: Tiles(128, 64, 1)}
-BESIDE_OTHERS = BIASES | {64: Tiles(128, 64, 2)}  # parts of a score, which take registers
-LINES = Line("lse_log2", padded=True), Line("delta", padded=True)
+BIASES = {
+    64: WgmmaTiles(128, 128, 2),
+    128: WgmmaTiles(128, 64, 2),
+    192: WgmmaTiles(128, 64, 1),
+    256: WgmmaTiles(128, 64, 1),
+}
+BESIDE_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
+STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
 def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
@@ -269,14 +274,15 @@ def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
 
     def takes(work):
         whole = not (weight or sums_rows or sums_cols)
-        return whole and is_for_hopper(work) and bool(boxed_dtype(work))
+        return whole and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(
         bias_gradient_hopper,
-        (*GIVEN, BoxedBias(boxed_bias), Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS),
+        (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2",
+         *OWN_NUMBERS),
         tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-            "out_dtype": out_dtype, "behind": behind, "boxed": boxed_dtype(work), "nbytes": work.nbytes,
+            "out_dtype": out_dtype, "behind": behind, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
         },
         arch="a",
     )  # fmt: skip
@@ -292,7 +298,7 @@ def diagonals_route(name, *, behind):
 
     spec = Spec(
         diagonal_sums_hopper,
-        (*GIVEN, Own(name), *LINES, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
+        (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
         tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
         arch="a",

@@ -3,7 +3,7 @@ those of `traits`. Measured on an H200.
 """
 
 from ..intervals import has_offsets
-from ..scores import is_curved, kind, looks_up
+from ..scores import is_nonlinear, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
 from .backward_steps import dtype_of_bias, makes_slopes, size_of
 from .choice import Row, first_of, words_of
@@ -11,7 +11,7 @@ from .forward_tiles import head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
 FIRST, LAST = "first", "last"
-NOW, LATE, LATE_BESIDE_LINES = "now", "late", "late, beside lines"
+NOW, LATE, LATE_BESIDE_STATISTICS = "now", "late", "late, beside statistics"
 FEW_REGISTERS = "softcap", "alibi", "sink"  # kinds of scores that take few
 
 
@@ -21,12 +21,12 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("256", WIDE),
     Row("offsets", WIDE),                       # nor beside an offset of each query,
     Row("64 intervals", WIDE),                  # the intervals of a mask,
-    Row("curved looked-up", WIDE),              # the derivative of a score and what is looked up for each element,
-    Row("128 curved dropout", WIDE),            # or dropout
+    Row("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
+    Row("128 nonlinear dropout", WIDE),         # or dropout
     Row("deterministic", BOTH),                 # dQ is added up in no fixed order
     Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
     Row("uneven", BOTH),
-    Row("64 curved sloped", BOTH),              # spills registers
+    Row("64 nonlinear sloped", BOTH),           # spills registers
     Row("slopes grouped", BOTH),                # a block would see the slopes of several heads
     Row("slopes looked-up", BOTH),
     Row("", SUMS),
@@ -35,15 +35,15 @@ DP = (  # whether a consumer has registers for dP from the first, or computes it
     Row("loaded", LAST),
     Row("128 dropout", LAST),
     Row("dropout scored", LAST),
-    Row("128 curved few unordered even", FIRST),
-    Row("curved", LAST),
+    Row("128 nonlinear few unordered even", FIRST),
+    Row("nonlinear", LAST),
     Row("", FIRST),
 )
 DQ = (  # when a part of dQ leaves shared memory, and whether lse and delta are read a step ahead, too
     Row("64", NOW),                         # shared memory has no second place for it
-    Row("boxed", NOW),
+    Row("tma-bias", NOW),
     Row("slopes", NOW),                     # no registers to tell which tile it is of
-    Row("128 even plain", LATE_BESIDE_LINES),   # 6 % faster
+    Row("128 even plain", LATE_BESIDE_STATISTICS),  # 6 % faster
     Row("", LATE),                              # 1 % faster; beside anything else lse and delta have no registers
 )
 
@@ -61,11 +61,11 @@ def traits(work):
         "intervals": BY_INTERVALS in work.mask,
         "looked-up": looked_up,                                 # something for each element
         "loaded": looked_up and (is_looked_up(work.mask) or not dtype_of_bias(work)),   # and not by TMA
-        "boxed": dtype_of_bias(work),                           # a bias that TMA loads
+        "tma-bias": dtype_of_bias(work),                        # a bias that TMA loads
         "scored": work.score,
         "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
         "few": all(part.name in FEW_REGISTERS for part in kinds),
-        "curved": is_curved(work.score),
+        "nonlinear": is_nonlinear(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
         "sloped": any(part.weight for part in kinds),
         "slopes": makes_slopes(work),                           # their gradient

@@ -71,23 +71,23 @@ def score_tile_steps(look_up, apply, tile_n, consumers, biases):
     """Device functions of the score of a consumer's tile of S: (tile, scores, n_block) -> what it looks up, in flight;
     (that, K, tile, scores) -> the same, or the tile of a bias that has come with K; (S, that, tile, scores, n_block) ->
     what `apply` returns. biases: places, one for each stage of K and each consumer, or none."""
-    BIASES, IS_BOXED, TILE_N, CONSUMERS = biases, biases.stages > 0, tile_n, consumers
+    BIASES, HAS_TMA_BIAS, TILE_N, CONSUMERS = biases, biases.stages > 0, tile_n, consumers
 
     @device
     def looked_up(tile, scores, n_block):
-        if IS_BOXED:
+        if HAS_TMA_BIAS:
             return ()
         m0, n0 = place_of(tile, n_block * TILE_N)
         return look_up(scores, (), tile.batch, tile.head, m0, n0)
 
     @device
     def at_hand(found, K, tile, scores):
-        if not IS_BOXED:
+        if not HAS_TMA_BIAS:
             return found
         place = allocate(BIASES, K.index * CONSUMERS + warpgroup_index())
-        boxed = look_up(scores, place, tile.batch, tile.head, 0, 0)
+        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)
         sync_warpgroup()                                        # all have read it
-        return boxed
+        return loaded
 
     @device
     def scored(S, found, tile, scores, n_block):
@@ -98,7 +98,7 @@ def score_tile_steps(look_up, apply, tile_n, consumers, biases):
 
 
 # ---------------------------------------------------------------------------------------------- where keys are kept
-class Keys(NamedTuple):
+class KeyTile(NamedTuple):
     """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see.
 
     It is empty if a slot has no tile: see segments."""
@@ -113,7 +113,7 @@ class Keys(NamedTuple):
     segment: Any
 
 
-class Queries(NamedTuple):
+class QueryTile(NamedTuple):
     """A tile of queries in sight, number m_block of a head; if m_block is m_blocks there is none left."""
 
     head: Any
@@ -136,7 +136,7 @@ def keys_step(mask, tile_n):
         segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
         n0, head = n_block * TILE_N, head_k * group_size
         end = minimum(n0 + TILE_N, segment.keys)
-        return Keys(batch, head_k, head, head + group_size, n_block, n0, end, segment), sight_of(sight, segment)
+        return KeyTile(batch, head_k, head, head + group_size, n_block, n0, end, segment), sight_of(sight, segment)
 
     return keys_of_block
 
@@ -155,7 +155,7 @@ def queries_steps(mask, tile_m):
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block = m_block + steps(sight, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)
             head = opaque(head + 1)
-        return Queries(head - 1, m_block, m_blocks)
+        return QueryTile(head - 1, m_block, m_blocks)
 
     @device
     def first_queries(sight, tile):
@@ -166,7 +166,7 @@ def queries_steps(mask, tile_m):
         m_block = opaque(at.m_block + 1)
         m_block = m_block + steps(sight, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)
         if m_block < at.m_blocks:
-            return Queries(at.head, m_block, at.m_blocks)
+            return QueryTile(at.head, m_block, at.m_blocks)
         return queries_from(sight, tile, at.head + 1)
 
     @device

@@ -1,20 +1,20 @@
 """Scores on GPUs: what is compiled in of each kind, a file each, and `score`, which composes them."""
 
 from .alibi import slopes_steps
-from .bias import Bias
+from .bias import BiasKind
 from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, distance_steps, own_key_step
-from .function import Function
+from .function import FunctionKind
 from .kind import CLASSES, ELEMENTS, ENTRIES, WITH_DELTA, kind
 from .relative import entry_steps
 from .score import (
     SCORE,
-    boxed_bias,
-    boxed_dtype,
     dtype_of_part,
-    is_curved,
+    dtype_of_tma_bias,
     is_natural,
+    is_nonlinear,
     looks_up,
     may_be_far,
+    number_of_tma_bias,
     parts_of,
     place_of_part,
     score_steps,
@@ -25,12 +25,12 @@ from .score import (
     within_segment,
 )
 from .sink import sink_steps
-from .softcap import Softcap
+from .softcap import SoftcapKind
 
 __all__ = [
-    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ELEMENTS", "ENTRIES", "SCORE", "WITH_DELTA", "Bias",
-    "Function", "Softcap", "boxed_bias", "boxed_dtype", "distance_steps", "dtype_of_part", "entry_steps", "is_curved",
-    "is_natural", "kind", "looks_up", "may_be_far", "own_key_step", "parts_of", "place_of_part", "score_steps",
-    "score_steps_ahead", "scores_type", "sink_steps", "slopes_steps", "softmax_score_steps", "takes_offsets",
-    "within_segment",
+    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ELEMENTS", "ENTRIES", "SCORE", "WITH_DELTA",
+    "BiasKind", "FunctionKind", "SoftcapKind", "distance_steps", "dtype_of_part", "dtype_of_tma_bias",
+    "entry_steps", "is_natural", "is_nonlinear", "kind", "looks_up", "may_be_far", "number_of_tma_bias",
+    "own_key_step", "parts_of", "place_of_part", "score_steps", "score_steps_ahead", "scores_type", "sink_steps",
+    "slopes_steps", "softmax_score_steps", "takes_offsets", "within_segment",
 ]  # fmt: skip

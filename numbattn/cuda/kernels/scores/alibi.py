@@ -13,14 +13,14 @@ from .score import parts_of
 COLS_AT_ONCE = 32  # of dS, for the gradient of slopes
 
 
-class Alibi(Distance):
+class AlibiKind(Distance):
     name, of, own_axes = "alibi", scores.Alibi, 0
     is_natural, weight = False, "distance"
 
     def types(self, number):
         return array_type(np.dtype(number.name), 2), self.offset_type  # slopes
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (own, _), (own_key, distance) = unit, distance_steps(self.part, at, layout, ACC, transposed)
 
         @device

@@ -10,20 +10,20 @@ from ..shared.layouts import DTYPES, array_type
 from .kind import Kind
 
 
-class Bias(Kind):
+class BiasKind(Kind):
     name, of, own_axes = "bias", scores.Bias, 2
     looks_up, is_packed = True, False
 
     def __init__(self, part):
         super().__init__(part)
-        self.dtype, nbytes, *boxes = self.about
-        self.nbytes, self.is_boxed = int(nbytes), bool(boxes)
+        self.dtype, nbytes, *tma = self.about
+        self.nbytes, self.is_tma_loaded = int(nbytes), bool(tma)
         self.may_be_far = self.dtype != "float16"
 
     def types(self, number):
         return (array_type(DTYPES[self.dtype], 4),)
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), ONE = unit, ACC(1)
         ROWS_OF = Alignment(0 if transposed else self.nbytes)
 
@@ -50,7 +50,7 @@ class Bias(Kind):
         def from_shared(scores, tile, batch, head, m0, n0):
             return get(tile, layout)
 
-        return from_shared if is_boxed else look_up, step
+        return from_shared if by_tma else look_up, step
 
     @classmethod
     def lowered(cls, part, number, problem):
@@ -59,8 +59,8 @@ class Bias(Kind):
 
     @classmethod
     def compiled_in(cls, part, layout):
-        boxes = " boxes" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
-        return f"{part} {layout.dtype.name} {alignment(layout)}{boxes}"
+        tma = " tma" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
+        return f"{part} {layout.dtype.name} {alignment(layout)}{tma}"
 
     @classmethod
     def finish(cls, part, grad, sums, problem):

@@ -21,9 +21,9 @@ FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 KNOWN = {}  # functions.Identity by its digest: what has been asked for in this process
 
 
-class Function(Kind):
+class FunctionKind(Kind):
     name, of = "function", Score
-    is_curved = may_decrease = may_be_far = looks_up = True
+    is_nonlinear = may_decrease = may_be_far = looks_up = True
     gradient = None  # arrays of functions have none
 
     @property
@@ -39,7 +39,7 @@ class Function(Kind):
         """Of the first element of the batch, seqlen_q, seqlen_k, arrays."""
         return INDEX, INDEX, INDEX, types.Tuple([array_type(*about) for about in self.arrays])
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), identity, ONE = unit, self.identity, ACC(1)
         mapped = mapped_over(layout, transposed, at)
         value_of, HIDDEN = mapped(identity.function, number_of), ACC(-np.inf)
@@ -75,18 +75,18 @@ class Function(Kind):
         yield from (planner.whole(array_of_function(number, which)) for which in range(len(self.arrays)))
 
 
-class Shift(Function):
+class ShiftKind(FunctionKind):
     """A function that only adds what does not depend on S."""
 
     name = "shift"
-    is_curved = may_decrease = False
+    is_nonlinear = may_decrease = False
 
     @property
     def looks_up(self):
         """In matrices, probably for each element."""
         return any(ndim > 1 for _, ndim in self.arrays)
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
         added_by = mapped_over(layout, transposed, at)(self.identity.function, number_of)
 
@@ -103,7 +103,7 @@ def part_of(identity, arrays):
     kinds = [array_type(dtype, ndim) for dtype, ndim in arrays]
     only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
-    name = Shift.name if only_adds else Function.name
+    name = ShiftKind.name if only_adds else FunctionKind.name
     return " ".join([name, identity.digest, *(f"{dtype}:{ndim}" for dtype, ndim in arrays)])
 
 

@@ -19,12 +19,12 @@ class Kind:
     own_axes = None  # of its array, beside those of the batch
     has_step = True  # whether it does something to S
     is_natural = True  # whether it takes S as an exponent of e, scale Q K^T; else Q K^T
-    is_curved = False  # whether it has a derivative that is not 1
+    is_nonlinear = False  # whether it has a derivative that is not 1
     may_decrease = False  # whether its derivative may be negative
     is_bounded = False  # whether S behind it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
     looks_up = False  # whether it looks up a number for each element, or row
-    is_boxed = False  # whether TMA loads the tiles that it looks up, on Hopper
+    is_tma_loaded = False  # whether TMA loads the tiles that it looks up, on Hopper
     is_packed = True  # whether it is known within tiles that end with their segment
     offset = None  # of what depends on distances: how the own key of query 0 is given
     gradient = ELEMENTS
@@ -41,11 +41,11 @@ class Kind:
         """The types of what it needs; number: that of sums."""
         raise NotImplementedError
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
         F, found, scores, batch, head, m0, n0) -> S and F behind the part.
 
-        at: where Scores.parts has what it needs; unit: see score.units; is_boxed: whether `tile` is what TMA loaded.
+        at: where Scores.parts has what it needs; unit: see score.units; by_tma: whether `tile` is what TMA loaded.
         """
         raise NotImplementedError
 

@@ -10,14 +10,14 @@ from .distance import BY_QUERY, Distance, offsets_step, own_key_step
 from .kind import ENTRIES, kind, nothing_ahead
 
 
-class RelativeBias(Distance):
+class RelativeBiasKind(Distance):
     name, of, own_axes = "relative", scores.RelativeBias, 1
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):
         return array_type(np.dtype(number.name), 3), self.offset_type  # the table
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), ONE = unit, ACC(1)
         by_element, shared_entry = relative_steps(self.part, at, unit, layout, ACC, transposed)
 

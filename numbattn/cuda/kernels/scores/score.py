@@ -74,9 +74,9 @@ def takes_offsets(score):
     return any(kind(part).offset == BY_QUERY for part in score)
 
 
-def is_curved(score):
+def is_nonlinear(score):
     """Whether a part has a derivative that is not 1."""
-    return any(kind(part).is_curved for part in score)
+    return any(kind(part).is_nonlinear for part in score)
 
 
 def is_natural(score):
@@ -92,13 +92,13 @@ def may_be_far(score):
     return any(part.may_be_far for part in (kinds[bounded[-1] + 1 :] if bounded else kinds))
 
 
-def boxed_bias(work):
+def number_of_tma_bias(work):
     """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that a
     tensor map takes, where nothing else is looked up."""
     looking_up = [number for number, part in enumerate(work.score) if kind(part).looks_up]
-    boxed = [number for number in looking_up if kind(work.score[number]).is_boxed]
-    alone = looking_up == boxed and not (is_looked_up(work.mask) or work.problem.dropout)
-    return boxed[0] if alone and len(boxed) == 1 else None
+    by_tma = [number for number in looking_up if kind(work.score[number]).is_tma_loaded]
+    alone = looking_up == by_tma and not (is_looked_up(work.mask) or work.problem.dropout)
+    return by_tma[0] if alone and len(by_tma) == 1 else None
 
 
 def dtype_of_part(work, number):
@@ -106,8 +106,8 @@ def dtype_of_part(work, number):
     return "" if number is None else kind(work.score[number]).dtype
 
 
-def boxed_dtype(work):
-    return dtype_of_part(work, boxed_bias(work))
+def dtype_of_tma_bias(work):
+    return dtype_of_part(work, number_of_tma_bias(work))
 
 
 # --------------------------------------------------------------------------------------------------- steps of all parts
@@ -127,11 +127,11 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     return look_up_and_apply, *others
 
 
-def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, is_boxed=False):
+def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, by_tma=False):
     """As `score_steps`, where arrays are loaded while S is still computed: the first device function, (scores, tile,
     batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
 
-    has_room: whether there are registers for that; else the second one loads them. is_boxed: whether the bias is in
+    has_room: whether there are registers for that; else the second one loads them. by_tma: whether the bias is in
     `tile`, in shared memory; else that is ().
     """
     if not has_room:
@@ -144,12 +144,12 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
         return nothing_ahead, apply_late, *others
 
     parts = parts_of(score)
-    curved = [number for number, part in enumerate(parts) if kind(part).is_curved]
+    nonlinear = [number for number, part in enumerate(parts) if kind(part).is_nonlinear]
     if not parts:
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
     steps = [
-        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, is_boxed, has_derivative=at > behind)
+        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > behind)
         for at, part in enumerate(parts)
     ]
     if behind >= 0:  # the derivatives of those before are not asked for
@@ -160,10 +160,10 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
     def apply(S, found, scores, batch, head, m0, n0):
         return every_step(S, full(layout, ONE), found, scores, batch, head, m0, n0)
 
-    return look_up, apply, times if any(number > behind for number in curved) else linear, to_log2_of(score, ACC)
+    return look_up, apply, times if any(number > behind for number in nonlinear) else linear, to_log2_of(score, ACC)
 
 
-def softmax_score_steps(score, layout, ACC, has_levels=True, is_boxed=False):
+def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
     """As `score_steps_ahead`, for the forward pass; but the second device function returns S, level and factor. Behind
     all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway. Not if
     has_levels is False, nor where no tile has a level."""
@@ -172,7 +172,7 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, is_boxed=False):
     if last is not None and has_levels:
         with_level = kind(last).levels(len(before), units(before, last), layout, ACC)
     if with_level is None:
-        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), is_boxed=is_boxed)
+        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), by_tma=by_tma)
 
         @device
         def apply_all(S, found, scores, batch, head, m0, n0):

@@ -6,7 +6,7 @@ from ..shared.softmax import LOG2_E
 from .kind import WITH_DELTA, Kind
 
 
-class Sink(Kind):
+class SinkKind(Kind):
     name, of, own_axes = "sink", scores.Sink, 0
     has_step, gradient = False, WITH_DELTA
 
@@ -36,4 +36,4 @@ def sink_steps(score, ACC):
     def rescaled_inverse(total, alpha):
         return alpha * reciprocal(total)
 
-    return (with_sink, rescaled_inverse) if Sink.name in score else (without, inverse)
+    return (with_sink, rescaled_inverse) if SinkKind.name in score else (without, inverse)

@@ -6,14 +6,14 @@ from ..shared.softmax import LOG2_E
 from .kind import Kind, nothing_ahead
 
 
-class Softcap(Kind):
+class SoftcapKind(Kind):
     name, of = "softcap", scores.Softcap
-    is_curved = is_bounded = True
+    is_nonlinear = is_bounded = True
 
     def types(self, number):
         return number, number  # the cap, and 1 / cap
 
-    def steps(self, at, unit, layout, ACC, transposed=False, is_boxed=False, has_derivative=True):
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
 
         @device

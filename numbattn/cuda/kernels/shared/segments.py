@@ -27,7 +27,7 @@ class Segment(NamedTuple):
     queries: Any  # how many
     first_key: Any
     keys: Any
-    first_line: Any  # where its queries begin in padded lines
+    first_padded_row: Any  # where its queries begin in padded row statistics
 
 
 @device
@@ -119,8 +119,8 @@ def slot_step(mask, side, tile, by_warp=True):
         if t == 0 or t == count:                                # tokens in no segment
             count_q, count_k = (count_q, index(0)) if KEEPS_Q else (index(0), count_k)
         tile = slot - (first_query if KEEPS_Q else first_key) // TILE - t
-        first_line = (first_query // PADDED + t) * PADDED
-        return Segment(first_query, count_q, first_key, count_k, first_line), tile
+        first_padded_row = (first_query // PADDED + t) * PADDED
+        return Segment(first_query, count_q, first_key, count_k, first_padded_row), tile
 
     @device
     def in_matrix(packing, batch, slot, length):

@@ -6,7 +6,7 @@ H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 1
 
 from typing import NamedTuple
 
-from ..scores import is_curved, looks_up
+from ..scores import is_nonlinear, looks_up
 from .visibility import is_looked_up
 
 HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
@@ -50,17 +50,18 @@ def has_tensor_cores(device):
     return device.cc >= (8, 0)
 
 
-def is_crowded(work):
-    """Whether dropout, a mask's grids, a score's arrays or its derivative take registers, too."""
-    return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_curved(work.score))
+def is_under_pressure(work):
+    """Whether registers are scarce: dropout, a mask's grids, a score's arrays or its derivative take some, too."""
+    return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_nonlinear(work.score))
 
 
-def rows_of(table, crowded, work):
-    """The rows for this work; if it is crowded, those of `crowded` come first.
+def rows_of(table, under_pressure, work):
+    """The rows for this work; under register pressure, those of `under_pressure` come first.
     Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
     unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
     size = next(size for size in (64, 128, 256) if size >= largest)
-    return (crowded.get(unit, {}).get(size, ()) if is_crowded(work) else ()) + table.get(unit, {}).get(size, ())
+    tables = (under_pressure, table) if is_under_pressure(work) else (table,)
+    return tuple([row for rows in tables for row in rows.get(unit, {}).get(size, ())])
 
 
 def compiled_in(work, tiles, head_dims):

@@ -20,10 +20,10 @@ SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
 
 
-def padded(line, beyond):
-    """A line as delta_padded writes it."""
-    out = np.full((*line.shape[:-1], -(-line.shape[-1] // PADDED) * PADDED), beyond, line.dtype)
-    out[..., : line.shape[-1]] = line
+def padded(statistic, beyond):
+    """A row statistic as delta_padded writes it."""
+    out = np.full((*statistic.shape[:-1], -(-statistic.shape[-1] // PADDED) * PADDED), beyond, statistic.dtype)
+    out[..., : statistic.shape[-1]] = statistic
     return out
 
 
@@ -35,9 +35,9 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
               "mask": case.mask, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
-    lines = padded(case.lse_log2, np.inf), padded(case.delta, 0)
+    statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
-    sums = np.zeros((batches, heads, lines[0].shape[-1] * 64), np.float32)
+    sums = np.zeros((batches, heads, statistics[0].shape[-1] * 64), np.float32)
     numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
                case.delta_scale)  # fmt: skip
     if kernel == "q":
@@ -47,13 +47,13 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
     else:
-        about = {"dv_first": dv_first, "adds_dq": adds_dq, "dq_late": is_late, "lines_early": is_late}
+        about = {"dv_first": dv_first, "adds_dq": adds_dq, "dq_late": is_late, "statistics_early": is_late}
         source = backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
-        *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *lines,
+        *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *statistics,
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if adds_dq:

@@ -14,11 +14,11 @@ from tests.tools.launch import compiled_only, simulated_only
 
 pytestmark = compiled_only  # but for the tests that say otherwise
 
-BOXED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softcap", "pair bias")]
+TMA_LOADED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softcap", "pair bias")]
 
 
 @pytest.mark.parametrize(("names", "d", "deterministic"), [
-    (BOXED[0], 64, False), (BOXED[1], 128, True), (BOXED[3], 80, False), (BOXED[0], 256, False),
+    (TMA_LOADED[0], 64, False), (TMA_LOADED[1], 128, True), (TMA_LOADED[3], 80, False), (TMA_LOADED[0], 256, False),
 ], ids=["sums", "deterministic", "wide", "bias not by TMA in the backward pass"])  # fmt: skip
 def test_biases_that_tma_loads(rng, sizes, names, d, deterministic):
     """Rows of 16 bytes; elements of a batch that share a bias, and a head that two others share."""
@@ -50,7 +50,7 @@ def test_biases_in_stages_that_are_filled_again(rng, sizes):
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
 @pytest.mark.gpu
-@pytest.mark.parametrize(("number", "names"), list(enumerate(BOXED)), ids=str)
+@pytest.mark.parametrize(("number", "names"), list(enumerate(TMA_LOADED)), ids=str)
 @pytest.mark.parametrize(("d", "deterministic"), [(24, False), (64, False), (64, True), (128, False), (128, True),
                                                   (192, False), (256, False)])  # fmt: skip
 def test_biases_that_tma_loads_on_a_gpu(rng, monkeypatch, number, names, d, deterministic):

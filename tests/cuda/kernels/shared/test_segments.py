@@ -43,7 +43,7 @@ def slots_of(packing, side, tile, by_warp=True):
             segment, which = segment_of(packing, index(0), slot, length)
             out[slot, 0], out[slot, 1] = segment.first_query, segment.queries
             out[slot, 2], out[slot, 3] = segment.first_key, segment.keys
-            out[slot, 4], out[slot, 5] = segment.first_line, which
+            out[slot, 4], out[slot, 5] = segment.first_padded_row, which
 
     out, counted = np.full((count, len(FIELDS)), -1, np.int32), np.zeros(1, np.int32)
     blocks, threads = (count, 32) if by_warp else (1, 32 * -(-count // 32))
@@ -101,13 +101,13 @@ def test_slots_of_any_segments(by_warp, call):
 
 
 def test_padded_lines_do_not_meet():
-    """Tiles of PADDED queries, each segment's from a line of its own on."""
+    """Tiles of PADDED queries, each segment's from a multiple of its own on."""
     lengths = [1, 127, 0, 128, 129, 0, 300]
     queries = np.cumsum([5, *lengths])
     m = queries[-1] + 5
     slots = slots_of(packing_of(queries, queries, m, m), "q", PADDED)
-    lines = [slot["first_line"] // PADDED + slot["tile"] for slot in slots]
-    assert lines == [*range(len(slots))]
+    tiles = [slot["first_padded_row"] // PADDED + slot["tile"] for slot in slots]
+    assert tiles == [*range(len(slots))]
 
 
 @BY_WARP

@@ -1,4 +1,4 @@
-"""ALiBi at the speed of the tensor cores: off the diagonal its slopes are one more step of the product Q K^T.
+"""ALiBi at the speed of the tensor cores: off the diagonal its linear bias is one more step of the product Q K^T.
 
 A tile of keys that the diagonal does not cross lies before it or behind it as a whole. There slope |distance| is linear
 in the key: S gets slope c, or behind the diagonal -slope c, with c the key's column counted from the tile's middle, and
@@ -34,7 +34,7 @@ DEPTH = 16  # of the product: k of one instruction, of which three are used
 PIECES = 3
 
 
-class Ramp(NamedTuple):
+class LinearBias(NamedTuple):
     """Of a consumer's rows."""
 
     slope: Any  # in the unit of S
@@ -43,26 +43,26 @@ class Ramp(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The ramp before the diagonal, or behind it, where the sign is the other one."""
+    """The bias before the diagonal, or behind it, where the sign is the other one."""
 
     slope: Any
     pieces: Any  # an operand
 
 
-def is_ramp(score):
+def is_linear_bias(score):
     """Whether, off the diagonal, the score is linear in the key: slopes, perhaps beside a sink."""
     return [kind(part).weight for part in parts_of(score)] == ["distance"] and not looks_up(score)
 
 
-def ramp_steps(score, layout, columns, ACC):
+def linear_bias_steps(score, layout, columns, ACC):
     """Device functions: () -> the right operand is put in its place, `columns`; (scores, batch, head, m0, n0) -> the
-    Ramp of rows from m0 on, n0 the first key; (ramp, n_block, end) -> the Side of a tile, and where it ends: `end`, or
-    the diagonal; (S, side) -> S with the ramp, in flight; (ramp, side, n_block) -> the level, for each row.
+    LinearBias of rows from m0 on, n0 the first key; (bias, n_block, end) -> the Side of a tile, and where it ends:
+    `end`, or the diagonal; (S, side) -> S with the bias, in flight; (bias, side, n_block) -> the level, for each row.
 
-    layout: of S. Where there is no ramp they do nothing, and the last two are not to be called.
+    layout: of S. Where there is no linear bias they do nothing, and the last two are not to be called.
     """
-    if not is_ramp(score):
-        return nothing, no_ramp, one_side, None, None
+    if not is_linear_bias(score):
+        return nothing, no_linear_bias, one_side, None, None
 
     LEFT, COLUMNS, BFLOAT16, ROWS = wgmma(DEPTH), columns, columns.dtype, layout.row_vector()
     RIGHT, ZERO = simt(columns.rows, DEPTH, WARPGROUP, DEPTH // 2, 2), ACC(0)
@@ -81,30 +81,30 @@ def ramp_steps(score, layout, columns, ACC):
         return convert(convert(x, BFLOAT16), ACC)
 
     @device
-    def ramp_of(scores, batch, head, m0, n0):
+    def linear_bias_of(scores, batch, head, m0, n0):
         (slopes, _), (key, _) = scores.parts[0], own_key(scores, batch, head, m0)
         slope = slopes[batch, head] * scores.inverse_scale
         whole, k = full(LEFT, slope), col_index(LEFT, 0)
         high = rounded(whole)
         middle = rounded(whole - high)
         pieces = where(k == 0, high, where(k == 1, middle, where(k == 2, whole - high - middle, ZERO)))
-        return Ramp(slope, pieces, key - n0)
+        return LinearBias(slope, pieces, key - n0)
 
     @device
-    def side_of(ramp, n_block, end):
-        if n_block * TILE_N >= ramp.at + TILE_M - 1:
-            return Side(-ramp.slope, operand(-ramp.pieces, COLUMNS)), end
-        return Side(ramp.slope, operand(ramp.pieces, COLUMNS)), minimum(maximum(ramp.at + 1, 0) // TILE_N, end)
+    def side_of(bias, n_block, end):
+        if n_block * TILE_N >= bias.at + TILE_M - 1:
+            return Side(-bias.slope, operand(-bias.pieces, COLUMNS)), end
+        return Side(bias.slope, operand(bias.pieces, COLUMNS)), minimum(maximum(bias.at + 1, 0) // TILE_N, end)
 
     @device
-    def add_ramp(S, side):
+    def add_linear_bias(S, side):
         return dot(S, side.pieces, allocate(COLUMNS).T)         # behind Q K^T: sums are rounded at each step
 
     @device
-    def level_of(ramp, side, n_block):
-        return convert(row_index(ROWS, ramp.at - MIDDLE - n_block * TILE_N), ACC) * -side.slope
+    def level_of(bias, side, n_block):
+        return convert(row_index(ROWS, bias.at - MIDDLE - n_block * TILE_N), ACC) * -side.slope
 
-    return put_columns, ramp_of, side_of, add_ramp, level_of
+    return put_columns, linear_bias_of, side_of, add_linear_bias, level_of
 
 
 @device
@@ -113,10 +113,10 @@ def nothing():
 
 
 @device
-def no_ramp(scores, batch, head, m0, n0):
+def no_linear_bias(scores, batch, head, m0, n0):
     return ()
 
 
 @device
-def one_side(ramp, n_block, end):
+def one_side(bias, n_block, end):
     return (), end
