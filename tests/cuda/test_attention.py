@@ -14,6 +14,7 @@ import numbattn as na
 from numbattn.problem import DTYPES
 
 from ..accuracy import assert_equal, check, random, to_numpy
+from ..tools.graphs import capture, own_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -191,15 +192,10 @@ def test_graphs(rng, options):
 
     Whatever waits for the device, or copies from it, cannot be captured.
     """
-    stream = cupy.cuda.Stream(non_blocking=True)
     arrays = inputs(rng)
-    cupy.cuda.Device().synchronize()
-    with stream:
+    with own_stream():
         run(*arrays, **options)     # compiles
-        stream.synchronize()
-        stream.begin_capture()
-        results = run(*arrays, **options)
-        graph = stream.end_capture()
+        results, graph = capture(lambda: run(*arrays, **options))
         for _ in range(3):
             for x, new in zip(arrays, inputs(rng)):
                 x[...] = new
@@ -214,15 +210,10 @@ def test_graphs(rng, options):
 
 def test_graphs_keep_what_nobody_sees(rng):
     """`attention` returns no lse: the graph alone holds the memory that it is written to."""
-    stream = cupy.cuda.Stream(non_blocking=True)
     q, k, v, _ = inputs(rng)
-    cupy.cuda.Device().synchronize()
-    with stream:
+    with own_stream():
         want = na.attention(q, k, v)
-        stream.synchronize()
-        stream.begin_capture()
-        o = na.attention(q, k, v)
-        graph = stream.end_capture()
+        o, graph = capture(lambda: na.attention(q, k, v))
         others = [cupy.full((B, H, M), np.nan, np.float32) for _ in range(100)]
         graph.launch()
         assert_equal(o, want)

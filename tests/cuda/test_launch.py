@@ -17,6 +17,7 @@ from numbattn.cuda.plan.spec import NUMBERS
 from numbattn.cuda.plan.steps import At, Plan, Step
 from numbattn.cuda.plan.views import View
 
+from ..tools.graphs import capture, own_stream
 from . import factories
 
 
@@ -270,13 +271,9 @@ def test_new_thread():
 
 @pytest.mark.gpu
 def test_graph_capture():
-    stream = cupy.cuda.Stream(non_blocking=True)
     x, y = cupy.arange(1000, dtype="f"), cupy.full(1000, cupy.nan, "f")
-    cupy.cuda.Device().synchronize()
-    with stream:
-        stream.begin_capture()
-        launch("scale", 16, x, y, 3.0, times=5)
-        graph = stream.end_capture()
+    with own_stream() as stream:
+        _, graph = capture(lambda: launch("scale", 16, x, y, 3.0, times=5))
     assert cupy.isnan(y).all()
     for _ in range(2):
         x += 1
@@ -333,12 +330,9 @@ def test_kernels_that_overlap_see_what_those_before_have_written():
 
 @pytest.mark.gpu
 def test_a_graph_has_its_own_tensor_maps():
-    stream = cupy.cuda.Stream(non_blocking=True)
     matrices, y, copy_box = many_matrices()
-    with stream:
-        stream.begin_capture()
-        copy_box(y, matrices[0])
-        graph = stream.end_capture()
+    with own_stream() as stream:
+        _, graph = capture(lambda: copy_box(y, matrices[0]))
         for matrix in matrices[1:]:  # give the tensor map another address
             copy_box(y, matrix)
     graph.launch(stream)

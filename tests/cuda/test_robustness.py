@@ -18,6 +18,7 @@ import cupy
 import numbattn as na
 
 from ..accuracy import assert_equal, random, to_numpy
+from ..tools.graphs import capture, own_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -141,13 +142,9 @@ def test_capture_of_a_kernel_that_is_not_built(rng, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     q, k, v, _ = inputs(rng, np.float32, (1, 3, 77, 24))
     mask = na.Bits(cupy.asarray(rng.integers(1, 2**32, (1, 3, 77, 3), np.uint32)))
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
+    with own_stream() as stream:
         cupy.empty(q.shape, q.dtype)    # in the pool: none is to be taken from the device while capturing
-        stream.begin_capture()
-        o = na.attention(q, k, v, mask=mask, dropout=na.Dropout(0.3, seed=1))
-        graph = stream.end_capture()
+        o, graph = capture(lambda: na.attention(q, k, v, mask=mask, dropout=na.Dropout(0.3, seed=1)))
         graph.launch()
         stream.synchronize()
         assert_equal(o, na.attention(q, k, v, mask=mask, dropout=na.Dropout(0.3, seed=1)))

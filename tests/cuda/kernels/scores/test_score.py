@@ -14,6 +14,7 @@ from tests import test_scores as scores
 from tests.accuracy import assert_equal, check, random
 from tests.test_scores import CORNERS, MASKS, PAIRS, PARTS, check_corner
 from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
+from tests.tools.graphs import capture, own_stream
 from tests.tools.launch import compiled_only, simulated_only
 
 pytestmark = compiled_only  # but for the tests that say otherwise
@@ -120,12 +121,9 @@ def test_in_a_graph(rng):
         return o, *grads, *grads.score
 
     want = run()
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        cupy.cuda.Device().synchronize()
+    with own_stream() as stream:
         run()
-        stream.begin_capture()
-        got = run()
-        graph = stream.end_capture()
+        got, graph = capture(run)
         graph.launch()
         stream.synchronize()
     for one, other in zip(got, want):

@@ -19,6 +19,7 @@ from tests.masks import calls
 from tests.masks.calls import MASKS, ONE_KEY, SEGMENTS
 from tests.masks.examples import segments
 from tests.tools.device import HOPPER, on
+from tests.tools.graphs import capture, own_stream
 from tests.tools.launch import compiled_only, launch, simulated_only
 
 FIELDS = (*Segment._fields, "tile")
@@ -291,12 +292,9 @@ def test_in_a_graph(rng):
         o, saved = na.attention_forward(q, k, v, mask=mask)
         return o, *na.attention_backward(do, saved, deterministic=True)
 
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        cupy.cuda.Device().synchronize()
+    with own_stream() as stream:
         run()
-        stream.begin_capture()
-        got = run()
-        graph = stream.end_capture()
+        got, graph = capture(run)
         offsets[1] = 33
         graph.launch()
         stream.synchronize()
