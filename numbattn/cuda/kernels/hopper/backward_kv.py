@@ -68,7 +68,6 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    clear_step,
     dropout_steps,
     dtype_of_bias,
     keys_spec,
@@ -81,6 +80,7 @@ from .backward_steps import (
     with_results,
 )
 from .dq_sums import DQ_SUMS, dq_steps
+from .forward_steps import clear_step
 from .variants import DP, DQ, KERNELS, LAST, LATE_BESIDE_STATISTICS, NOW, SUMS, variant_of
 from .walk import QueryTile, key_lengths, keys_step, queries_steps
 
@@ -192,7 +192,7 @@ def backward_kv(
     start_slopes, add_slopes = slopes_steps(slopes, score, S_TILE, np.float32, transposed=True)
     MAKES_SLOPES = slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)
-    clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block, scores_of = keys_step(mask, ROWS * CONSUMERS), within_segment(score)
     if adds_dq and tile_m // PART * (head_dim // PART) != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
@@ -226,7 +226,9 @@ def backward_kv(
     @device
     def start_scores(K, Q, dO, tile, at, args):
         """S of a tile of queries, transposed, in flight."""
-        clear_queries(Q, dO, band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M)
+        left = band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
+        clear_queries(Q, left)
+        clear_queries(dO, left)
         wait(Q)
         return dot(S_TILE, K, Q.tile.T)                         # Alg. 4 line 11: S = Q K^T
 

@@ -73,7 +73,6 @@ from .backward_steps import (
     BackwardArguments,
     WgmmaTiles,
     at_once,
-    clear_step,
     dropout_steps,
     dtype_of_bias,
     makes_slopes,
@@ -82,6 +81,7 @@ from .backward_steps import (
     source,
     with_results,
 )
+from .forward_steps import clear_step
 from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
 
 
@@ -122,7 +122,7 @@ def backward_q(
     (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
-    clear_keys, CLEARS_QUERIES = clear_step(tile_n, has_key_lengths(mask)), has_query_lengths(mask)
+    clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
     blocks_in_sight, next_n_block = block_steps(mask, tile_n)
@@ -165,7 +165,9 @@ def backward_q(
     @device
     def start_scores(Q, K, V, n_block, band):
         """S of a tile of keys, in flight."""
-        clear_keys(K, V, band[3] - n_block * TILE_N)
+        left = band[3] - n_block * TILE_N
+        clear_keys(K, left)
+        clear_keys(V, left)
         wait(K)
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 

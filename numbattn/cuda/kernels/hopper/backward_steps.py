@@ -34,11 +34,9 @@ from ...tile import (
     always,
     beside,
     bulk_load,
-    clear,
     column_halves,
     copy_layout,
     device,
-    fence_async_proxy,
     get,
     operand,
     positive_operand,
@@ -46,10 +44,7 @@ from ...tile import (
     save,
     stage,
     sync_warpgroup,
-    sync_warpgroups,
     tma_load,
-    wait,
-    warpgroup_index,
     where,
 )
 from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
@@ -141,27 +136,6 @@ def dropout_steps(layout, dropout, transposed):
         return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
 
     return mark, kept, dS_of
-
-
-def clear_step(rows, clears):
-    """The device function (one, other, length): zero two tiles of so many rows from `length` on. By all consumers."""
-
-    @device
-    def clear_beyond(one, other, length):
-        if length < rows:
-            wait(one)
-            wait(other)
-            if warpgroup_index() == 0:
-                clear(one.tile, length)
-                clear(other.tile, length)
-                fence_async_proxy()
-            sync_warpgroups(CONSUMERS)
-
-    @device
-    def keep(one, other, length):                               # TMA fills in zeros beyond the matrix
-        pass
-
-    return clear_beyond if clears else keep
 
 
 def save_step(dtype, out, cols, nbytes):

@@ -50,7 +50,6 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    clear_step,
     dropout_steps,
     keys_spec,
     loader,
@@ -59,6 +58,7 @@ from .backward_steps import (
     source,
     with_results,
 )
+from .forward_steps import clear_step
 from .walk import key_lengths, keys_step, queries_steps
 
 
@@ -83,7 +83,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     look_up, apply, pull_back, _ = score_steps_ahead(
         score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
     )  # fmt: skip
-    clear_queries, CLEARS_KEYS = clear_step(tile_m, has_query_lengths(mask)), has_key_lengths(mask)
+    clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block, load_tiles = keys_step(mask, ROWS), loader(pipelines, first_queries, next_queries)
     scores_of = within_segment(score)
 
@@ -94,7 +94,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         other: dO or Q, of the same queries.
         """
         left = band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
-        clear_queries(Y, other, left)
+        clear_queries(Y, left)
+        clear_queries(other, left)
         wait(Y)
         return dot(S_TILE, X, Y.tile.T)
 

@@ -73,6 +73,8 @@ from ..shared.tables import compiled_in
 from ..shared.visibility import (
     MASK,
     PACKED,
+    band_of,
+    has_key_lengths,
     is_looked_up,
     several,
     sight_type,
@@ -82,7 +84,7 @@ from .forward_steps import (
     ForwardAccumulators,
     ForwardArguments,
     Pipelines,
-    clear_v_step,
+    clear_step,
     mask_steps,
     record_steps,
     share_steps,
@@ -138,7 +140,12 @@ def forward(
     sight_of, scores_of, drop = sight_step(mask, ROWS), within_segment(score), drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
-    clear_beyond = clear_v_step(mask, tile_n, consumers)
+    band_at, clear_keys = band_of(mask), clear_step(tile_n, consumers, has_key_lengths(mask))
+
+    @device
+    def clear_beyond(V, tile, sight, n_block):
+        """In the last tile of a work tile; also by consumers that skip it."""
+        clear_keys(V, band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N)
 
     @device
     def skip(K, V, tile, sight, n_block, end):

@@ -20,7 +20,6 @@ from ..shared.visibility import (
     PACKED,
     band_of,
     element_test,
-    has_key_lengths,
     needs_test,
 )
 from .forward_tiles import ROWS
@@ -135,19 +134,21 @@ def mask_steps(mask, layout, tile_n, ACC):
     return needs_mask, masked
 
 
-def clear_v_step(mask, tile_n, consumers):
-    """The device function (V, tile, sight, n_block): zero the rows of V beyond a sequence's length, in the last tile of
-    a work tile: they may be NaN, and 0 * NaN is NaN. By all consumers, also by those that skip this tile."""
-    band_at, HAS_KEY_LENGTHS, TILE_N, CONSUMERS = band_of(mask), has_key_lengths(mask), tile_n, consumers
+def clear_step(rows, consumers, has_lengths):
+    """The device function (stage, length): zero a tile of so many rows from `length` on, where the sequence ends: they
+    may be NaN, and 0 * NaN is NaN. By all consumers. Beyond the matrix TMA has filled in zeros."""
 
     @device
-    def clear_beyond(V, tile, sight, n_block):
-        left = band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N
-        if HAS_KEY_LENGTHS and left < TILE_N:                   # else TMA has filled in zeros beyond the matrix
-            wait(V)
+    def clear_beyond(stage, length):
+        if length < rows:
+            wait(stage)
             if warpgroup_index() == 0:
-                clear(V.tile, left)
+                clear(stage.tile, length)
                 fence_async_proxy()
-            sync_warpgroups(CONSUMERS)
+            sync_warpgroups(consumers)
 
-    return clear_beyond
+    @device
+    def keep(stage, length):
+        pass
+
+    return clear_beyond if has_lengths else keep
