@@ -16,7 +16,7 @@ pytestmark = compiled_only  # but for the test that says otherwise
 @pytest.mark.parametrize(("dtype", "heads", "m", "n", "d", "options"), [
     ("float16", 3, 256, 256, 8, {}), ("bfloat16", 1, 128, 400, 128, {"mask": na.Window(300, 0)}),
     ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}), ("bfloat16", 1, 128, 192, 200, {"causal": True}),
-    ("float16", 1, 340, 340, 8, {"mask": na.Segments(np.array([10, 70, 340]), np.array([0, 290, 340])) & na.Causal()}),
+    ("float16", 1, 100, 560, 8, {"mask": na.Segments(np.array([10, 40, 100]), np.array([0, 60, 560])) & na.Causal()}),
 ], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
 def test_slopes_far_from_the_diagonal(rng, sizes, dtype, heads, m, n, d, options):
     """There the tensor cores add them to S; slopes that need all the bits of a float32, and one beside which a row's
