@@ -16,9 +16,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from .checks import DTYPES, FLOATING, Array, Integers, flag, integers, library, number, words_for
-from .values import Held, Value, broadcasts, clip, for_queries, given, sum_broadcast
+from .values import Held, Memo, Value, broadcasts, clip, for_queries, given, sum_broadcast
 
 FARTHEST = 2**30  # a farther offset means the same
+BESIDE = Memo("beside")  # by Segments, parts that are aligned within them
 
 
 class Part(Value):
@@ -120,8 +121,11 @@ class DistancePart(ArrayPart):
     def _within(self, segments: Any) -> Part:
         if segments is None or self.offset is not None:
             return self
-        part = replace(cast(Any, self))
-        part._set(_segments=segments)
+        part = BESIDE.get(self, segments)
+        if part is None:
+            part = replace(cast(Any, self))
+            part._set(_segments=segments)
+            BESIDE.keep(self, segments, part)
         return cast(Part, part)
 
     def _whole_offset(self, seqlen_q: int, seqlen_k: int) -> Any:

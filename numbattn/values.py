@@ -69,14 +69,16 @@ class Value:
 class Memo:
     """What a caller has found out about values, by key; it lies with each of them, and goes with it.
 
-    It is for values whose arrays are all on a GPU: nobody reads those, and all else of a value stays as it is.
+    What depends on the elements of an array is only for values whose arrays are all on a GPU: nobody reads those, and
+    all else of a value stays as it is.
     """
 
     def __init__(self, name: str) -> None:
         self.name = f"_{name}"
 
     def get(self, value: Value, key: Any) -> Any:
-        return vars(value).get(self.name, {}).get(key)
+        known = value.__dict__.get(self.name)
+        return None if known is None else known.get(key)
 
     def keep(self, value: Value, key: Any, found: Any) -> None:
         known = vars(value).setdefault(self.name, {})

@@ -25,6 +25,7 @@ from .plan.steps import At
 from .plan.views import VECTOR_BYTES, for_tensor_map
 
 LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z
+USUAL_MEMORY = nullcontext()
 PROGRAMS = 4096  # that a device keeps
 WORD = 8  # bytes
 FORMATS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}
@@ -79,7 +80,7 @@ class GPU:
     @staticmethod
     def scratch_memory(capturing):
         """Where a call's own arrays come from: CuPy's pool, but in a capture the graph, which keeps them."""
-        return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if capturing else nullcontext()
+        return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if capturing else USUAL_MEMORY
 
 
 class Temporaries:
@@ -87,10 +88,10 @@ class Temporaries:
 
     def __init__(self, plan):
         self.plan, (nbytes, zeros, offsets) = plan, plan.workspace
-        self.memory = cupy.cuda.alloc(nbytes)
+        self.memory = memory = cupy.cuda.alloc(nbytes)
         if zeros:
-            self.memory.memset_async(0, zeros)
-        start = self.memory.ptr
+            memory.memset_async(0, zeros)
+        start = memory.ptr
         self.addresses = [start + offset for offset in offsets]
 
     @property

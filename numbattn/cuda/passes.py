@@ -12,13 +12,10 @@ from ..dual import naming
 from ..functions import Score
 from ..problem import Gradients, Saved, describe, sum_to
 from .kernels import BACKWARD, FORWARD
-from .plan.masks import known_numbers_and_arrays, numbers_and_arrays, numbers_of
+from .plan.masks import lowered_mask, lowered_numbers
 from .plan.planner import plan
-from .plan.scores import finish_gradient, known_parts_and_arrays, parts_and_arrays
-from .plan.steps import (
-    Call,
-    gradient_of_part,
-)
+from .plan.scores import finish_gradients, lowered_part
+from .plan.steps import Call, gradient_of_part
 from .plan.views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
@@ -75,18 +72,18 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     are new and contiguous.
     """
     _, _, _, mask, scale, dropout, parts = inputs
-    score = of_mask = of_score = misaligned = ()
-    if mask._holds_arrays:
-        masked, in_mask, of_mask = known_numbers_and_arrays(mask, problem.seqlen_q, problem.seqlen_k)
+    lower = lowered_mask if mask._holds_arrays else lowered_numbers
+    masked, in_mask, of_mask = lower(mask, problem.seqlen_q, problem.seqlen_k)
+    if in_mask:
         arrays.update(in_mask)
-    else:
-        masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
     if problem.is_empty or not (masked.last_key and masked.last_query):
         gpu.addresses(arrays)
         return False
+    score = of_score = misaligned = ()
     if parts:
-        score, in_score, of_score = known_parts_and_arrays(parts, problem)
-        arrays.update(in_score)
+        score, in_score, of_score = zip(*[lowered_part(part, number, problem) for number, part in enumerate(parts)])
+        for in_part in in_score:
+            arrays.update(in_part)
     addresses, odd = gpu.addresses(arrays)
     if odd:
         misaligned = tuple([address % VECTOR_BYTES for address in addresses])
@@ -116,11 +113,8 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         program([*addresses, *temporaries.addresses, gpu.sink, *counters], numbers, stream.ptr)
         for given, whole in results:
             given[...] = sum_to(whole[..., : given.shape[-1]], given.shape)
-        wanted = [(number, part) for number, part in enumerate(parts) if gradient_of_part(number) in arrays]
-        if wanted:
-            arrays.update(temporaries.arrays)
-        for number, part in wanted:
-            finish_gradient(part, number, arrays, problem)
+        if parts:
+            finish_gradients(parts, arrays, temporaries, problem)
     return True
 
 
@@ -142,9 +136,12 @@ def plans(device, q, k, v, deterministic=False, **options):
     """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v contiguous.
     Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
-    masked, in_mask = numbers_and_arrays(inputs.mask, problem.seqlen_q, problem.seqlen_k)
-    score, in_score = parts_and_arrays(inputs.score, problem)
-    layouts = {name: layout_of(x, 0) for name, x in {"q": q, "k": k, "v": v, **in_mask, **in_score}.items()}
+    masked, in_mask, _ = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
+    parts = [lowered_part(part, number, problem) for number, part in enumerate(inputs.score)]
+    score, arrays = tuple([lowered for lowered, _, _ in parts]), {"q": q, "k": k, "v": v, **in_mask}
+    for _, in_part, _ in parts:
+        arrays |= in_part
+    layouts = {name: layout_of(x, 0) for name, x in arrays.items()}
     o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)
     grads = {f"d{name}": contiguous(x.shape, x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
     wanted = [(number, part._array) for number, part in enumerate(inputs.score) if part._wants_gradient]

@@ -46,7 +46,7 @@ def check_forward(q, k, v, **options):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_dtypes_on_cuda_cores(rng, dtype):
-    """Others, and those by tensor cores: test_masks, large head_dims of words, hopper/test_ramp."""
+    """Others, and those by tensor cores: test_masks, large head_dims of words, hopper/test_linear_bias."""
     with on(TURING):
         check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 

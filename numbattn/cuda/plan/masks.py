@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ...masks import AnyOf, Window, arrays_of, band_of
-from ...values import Memo, clip
+from ...values import clip
 from ..kernels.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
 from ..kernels.shared.visibility import FARTHEST
+from .known import known
 from .spec import SIDES
 from .steps import Lowered, array_of_mask
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
-LOWERED_MASKS = Memo("lowered")  # by lengths
 
 
 class MaskNumbers(NamedTuple):
@@ -28,22 +28,18 @@ class MaskNumbers(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def numbers_of(mask, seqlen_q, seqlen_k):
-    """The MaskNumbers of a mask without arrays, which does not change."""
-    found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
-    return found
+def lowered_numbers(mask, seqlen_q, seqlen_k):
+    """As `lowered_mask`, of a mask without arrays, which does not change."""
+    return *numbers_and_arrays(mask, seqlen_q, seqlen_k), ()
 
 
-def known_numbers_and_arrays(mask, seqlen_q, seqlen_k):
-    """As `numbers_and_arrays`, and where the arrays lie; kept with the mask where these are its own, on a GPU."""
-    found = LOWERED_MASKS.get(mask, (seqlen_q, seqlen_k))
-    if found is None:
-        masked, arrays = numbers_and_arrays(mask, seqlen_q, seqlen_k)
-        found = masked, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])
-        own = set(map(id, arrays_of(mask)))
-        if mask._lasts and all(id(x) in own for x in arrays.values()):
-            LOWERED_MASKS.keep(mask, (seqlen_q, seqlen_k), found)
-    return found
+def lowered_mask(mask, seqlen_q, seqlen_k):
+    """Its MaskNumbers, its arrays by name, and where these lie."""
+    return known(mask, (seqlen_q, seqlen_k), numbers_and_arrays, own_arrays)
+
+
+def own_arrays(mask):
+    return arrays_of(mask) if mask._lasts else None
 
 
 def numbers_and_arrays(mask, seqlen_q, seqlen_k):

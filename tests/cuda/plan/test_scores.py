@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.plan.scores import known_part, parts_and_arrays
+from numbattn.cuda.plan.scores import lowered_part
 from numbattn.problem import describe
 
 try:
@@ -28,17 +28,15 @@ def test_what_a_part_lowers_to_is_kept_if_its_arrays_are_its_own(name):
     problem, inputs = describe(Q, Q, Q, score=part)
     (part,) = inputs.score
     part._set(_is_on_host=False)
-    first, again = known_part(part, 0, problem), known_part(part, 0, problem)
+    first, again = lowered_part(part, 0, problem), lowered_part(part, 0, problem)
     assert (again is first) == is_kept
-    lowered, arrays = parts_and_arrays([part], problem)
-    assert lowered == (first[0],)
-    assert [(name, x.shape, x.strides) for name, x in arrays.items()] == list(first[2])
-    assert known_part(part, 1, problem)[1].keys() != first[1].keys() or not first[1]
+    assert [(name, x.shape, x.strides) for name, x in first[1].items()] == list(first[2])
+    assert lowered_part(part, 1, problem)[1].keys() != first[1].keys() or not first[1]
 
 
 def test_arrays_on_the_host_may_change():
     problem, inputs = describe(Q, Q, Q, score=na.Alibi(np.ones(2, np.float32)))
-    assert known_part(inputs.score[0], 0, problem) is not known_part(inputs.score[0], 0, problem)
+    assert lowered_part(inputs.score[0], 0, problem) is not lowered_part(inputs.score[0], 0, problem)
 
 
 @pytest.mark.gpu
