@@ -564,6 +564,14 @@ TABLE = [
                             "cuda/plan/test_planner.py::test_the_gradient_of_a_table_by_its_offset"], {
         "lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)": "pass",
     }),
+    Faults("cuda/plan/known.py", ["cuda/plan/test_scores.py"], {
+        "any(x is y or overlap(x, y) for y in held)": "True",
+        "KEPT.keep(value, key, found)": "pass",
+        "held is not None and": "",
+    }),
+    Faults("scores.py", ["cuda/plan/test_scores.py"], {
+        "BESIDE.keep(self, segments, part)": "pass",
+    }),
     Faults("cuda/plan/scores.py", ["cuda/kernels/scores/test_alibi.py::test_slopes_of_all_heads_or_some"], {
         "sum_broadcast(by_row.sum(axis=-1), grad.shape)": "by_row.sum(axis=-1)",
     }),

@@ -1,9 +1,10 @@
-"""What is kept of a part of a score between calls, and what is not."""
+"""What is kept of a mask and of a part of a score between calls, and what is not."""
 
 import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.cuda.plan.masks import lowered_mask
 from numbattn.cuda.plan.scores import lowered_part
 from numbattn.problem import describe
 
@@ -32,6 +33,25 @@ def test_what_a_part_lowers_to_is_kept_if_its_arrays_are_its_own(name):
     assert (again is first) == is_kept
     assert [(name, x.shape, x.strides) for name, x in first[1].items()] == list(first[2])
     assert lowered_part(part, 1, problem)[1].keys() != first[1].keys() or not first[1]
+
+
+@pytest.mark.parametrize(("mask", "is_kept"), [
+    (na.Segments(np.array([0, 3, 8], np.int32)), True), (na.Segments(np.array([0, 3, 8], np.int64)), False),
+    (na.Lengths(np.array([5, 6], np.int32)) & na.Causal(), True), (na.Dense(np.ones((2, 8, 8), bool)), True),
+    (na.Segments(np.array([0, 3, 8], np.int32)) & na.Prefix(np.array([5, 6], np.int64)), False),
+], ids=str)  # fmt: skip
+def test_what_a_mask_lowers_to_is_kept_if_its_arrays_are_its_own(mask, is_kept):
+    _, inputs = describe(Q, Q, Q, mask=mask)
+    assert lowered_mask(inputs.mask, 8, 8) is not lowered_mask(inputs.mask, 8, 8)
+    inputs.mask._set(_lasts=True)
+    assert (lowered_mask(inputs.mask, 8, 8) is lowered_mask(inputs.mask, 8, 8)) == is_kept
+
+
+def test_a_part_is_kept_as_it_is_within_segments():
+    part, one, other = na.Alibi(1.0), na.Segments([0, 3, 8]), na.Segments([0, 8])
+    assert part._within(one) is part._within(one)
+    assert part._within(one)._segments is one
+    assert part._within(other)._segments is other
 
 
 def test_arrays_on_the_host_may_change():
