@@ -12,7 +12,7 @@ from ..dual import naming
 from ..functions import Score
 from ..problem import Gradients, Saved, describe, sum_to
 from .kernels import BACKWARD, FORWARD
-from .plan.masks import lowered_mask, lowered_numbers
+from .plan.masks import lowered_mask, numbers_of
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
 from .plan.steps import Call, gradient_of_part
@@ -72,18 +72,19 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     are new and contiguous.
     """
     _, _, _, mask, scale, dropout, parts = inputs
-    lower = lowered_mask if mask._holds_arrays else lowered_numbers
-    masked, in_mask, of_mask = lower(mask, problem.seqlen_q, problem.seqlen_k)
-    if in_mask:
+    score = of_mask = of_score = misaligned = ()
+    if mask._holds_arrays:
+        masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
         arrays.update(in_mask)
+    else:
+        masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
     if problem.is_empty or not (masked.last_key and masked.last_query):
         gpu.addresses(arrays)
         return False
-    score = of_score = misaligned = ()
-    if parts:
-        score, in_score, of_score = zip(*[lowered_part(part, number, problem) for number, part in enumerate(parts)])
-        for in_part in in_score:
-            arrays.update(in_part)
+    for part in parts:
+        lowered, in_part, of_part = lowered_part(part, len(score), problem)
+        arrays.update(in_part)
+        score, of_score = (*score, lowered), (*of_score, of_part)
     addresses, odd = gpu.addresses(arrays)
     if odd:
         misaligned = tuple([address % VECTOR_BYTES for address in addresses])

@@ -566,7 +566,7 @@ TABLE = [
     }),
     Faults("cuda/plan/known.py", ["cuda/plan/test_scores.py"], {
         "any(x is y or overlap(x, y) for y in held)": "True",
-        "KEPT.keep(value, key, found)": "pass",
+        "KNOWN.keep(value, key, found)": "pass",
         "held is not None and": "",
     }),
     Faults("scores.py", ["cuda/plan/test_scores.py"], {

@@ -9,7 +9,7 @@ from ...masks import AnyOf, Window, arrays_of, band_of
 from ...values import clip
 from ..kernels.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
 from ..kernels.shared.visibility import FARTHEST
-from .known import known
+from .known import KNOWN, lower_and_keep
 from .spec import SIDES
 from .steps import Lowered, array_of_mask
 
@@ -28,14 +28,16 @@ class MaskNumbers(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def lowered_numbers(mask, seqlen_q, seqlen_k):
-    """As `lowered_mask`, of a mask without arrays, which does not change."""
-    return *numbers_and_arrays(mask, seqlen_q, seqlen_k), ()
+def numbers_of(mask, seqlen_q, seqlen_k):
+    """The MaskNumbers of a mask without arrays, which does not change."""
+    found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
+    return found
 
 
 def lowered_mask(mask, seqlen_q, seqlen_k):
     """Its MaskNumbers, its arrays by name, and where these lie."""
-    return known(mask, (seqlen_q, seqlen_k), numbers_and_arrays, own_arrays)
+    key = seqlen_q, seqlen_k
+    return KNOWN.get(mask, key) or lower_and_keep(mask, key, numbers_and_arrays, own_arrays)
 
 
 def own_arrays(mask):

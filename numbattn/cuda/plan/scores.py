@@ -2,13 +2,14 @@
 
 from ...values import sum_broadcast
 from ..kernels.scores import CLASSES
-from .known import known
+from .known import KNOWN, lower_and_keep
 from .steps import Lowered, gradient_of_part, sums_by_row, sums_of_part
 
 
 def lowered_part(part, number, problem):
     """A part, Lowered, its arrays by name, as kernels take them, and where these lie."""
-    return known(part, (number, problem), part_and_arrays, own_arrays)
+    key = number, problem
+    return KNOWN.get(part, key) or lower_and_keep(part, key, part_and_arrays, own_arrays)
 
 
 def part_and_arrays(part, number, problem):
