@@ -46,7 +46,7 @@ class Prefix(Mask):
             offset=None if self.offset is None else integers("Prefix offset", self.offset),
         )
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         offset = seqlen_k - i.size if self.offset is None else self.offset
         return (self._aligned(Rows(0, seqlen_k, i + for_queries(clip(offset, -FAR, FAR)))),)
 
@@ -90,7 +90,7 @@ class Intervals(Mask):
         first, end = (broadcast(f"Intervals {name}", x, shape[:-1], 1) for name, x in self._arrays().items())
         return self if first is self.first and end is self.end else Intervals(first, end)
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         return (Interval(self.first, self.end),)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:

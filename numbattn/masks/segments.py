@@ -98,7 +98,7 @@ class Segments(Mask):
         first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, behind, -1)
         return Rows(first, end, i + end - np.take_along_axis(queries, behind, -1))
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         first, end, _ = self._rows(i, seqlen_k)
         return (Interval(first, end),)
 

@@ -77,13 +77,13 @@ TABLE = [
     }),
     Faults("masks/logic.py", [*SEGMENTS, "masks/test_calls.py::test_unions_of_both_kinds_within_segments"], {
         "if part not in self._within)": ")",
-        "if isinstance(part, AnyOf) and part._is_drawn else": "if isinstance(part, AnyOf) else",
-        "part._inside(mask._segments)._bits": "part._bits",
+        "if part._is_drawn else part": "if isinstance(part, AnyOf) else part",
+        "alternatives = self._inside(frame).of": "alternatives = self.of",
     }),
     Faults("masks/bands.py", ["masks/test_bands.py"], {
-        'Edge("lo", offset, -self.left)': 'Edge("lo", offset, self.left)',
-        'Edge("hi", seqlen_k - seqlen_q if self.offset': 'Edge("hi", 0 if self.offset',
-        "offset = seqlen_k - seqlen_q if self.offset": "offset = 0 if self.offset",
+        "shift - self.left": "shift + self.left",
+        'Edge("hi", seqlen_k, -seqlen_q) if': 'Edge("hi", 0) if',
+        "at, shift = (seqlen_k, -seqlen_q)": "at, shift = (seqlen_k, 0)",
     }),
     Faults("masks/bands.py", SEGMENTS, {
         "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
@@ -290,7 +290,7 @@ TABLE = [
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
         "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
         "return j - own[..., None]": "return own[..., None] - j",
-        "0 if segments.keys is None and seqlen_q == seqlen_k else None": "0",
+        "0 if frame.keys is None and seqlen_q == seqlen_k else None": "0",
         "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
         "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
         "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",
