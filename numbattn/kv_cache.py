@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from .checks import (
     DTYPES,
-    FLOATING,
     Array,
     Integers,
     check_values,
     integer,
     integer_array,
     integers,
-    library,
     overlaps_itself,
     same_library,
     words_for,
@@ -27,8 +27,9 @@ from .values import Memo, Value, moved
 
 # NumPy's functions pass CuPy's arrays on to CuPy
 INT8, FLOAT8 = EIGHT_BITS = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
-LARGEST = {INT8: 127.0, FLOAT8: 448.0}
-ALLOWED = f"{FLOATING}, {INT8}, {FLOAT8}"
+LARGEST = {INT8: np.float32(127), FLOAT8: np.float32(448)}
+NUMBERS = DTYPES + EIGHT_BITS
+INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 MASKS = Memo("masks")  # by a call's mask, what it is beside the cache
 
 
@@ -83,43 +84,35 @@ class KVCache(Value):
     v_scale: Any = None
 
     def __post_init__(self) -> None:
-        given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
+        given = {"k": self.k, "v": self.v, "lengths": self.lengths} | self._arrays()
         same_library(**{f"KVCache {name}": x for name, x in given.items()})
-        first = "batch" if self.table is None else "pages"
-        rows = "capacity" if self.table is None else "page_size"
+        if self.table is None:
+            _check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))
+        else:
+            _check("KVCache k", self.k, NUMBERS, ("pages", "heads", "page_size", "head_dim"))
+            _check("KVCache table", self.table, [INT32], ("batch", "pages of a sequence"))
+            if not self.k.shape[2]:
+                raise ValueError("KVCache k: got pages of 0 tokens, allowed 1 or more")
+        _check("KVCache v", self.v, [self.k.dtype], (*self.k.shape[:3], "head_dim_v"))
         for name, x in (("k", self.k), ("v", self.v)):
-            if x.dtype not in DTYPES + EIGHT_BITS:
-                raise TypeError(f"KVCache {name}: got {x.dtype}, allowed {ALLOWED}")
-            if x.ndim != 4 or x.shape[:3] != self.k.shape[:3]:
-                lead = (first, "heads", rows, "head_dim") if name == "k" else (*self.k.shape[:3], "head_dim_v")
-                raise ValueError(f"KVCache {name}: got the shape {x.shape}, expected ({', '.join(map(str, lead))})")
             if overlaps_itself(x):
                 raise ValueError(f"KVCache {name}: got strides {x.strides} for the shape {x.shape}: elements share "
                                  "memory")
-        _check("v", self.v, self.k.dtype)
-        if self.table is not None:
-            _check("table", self.table, np.int32)
-            if self.table.ndim != 2:
-                raise ValueError(f"KVCache table: got the shape {self.table.shape}, expected (batch, pages of a "
-                                 "sequence)")
-            if not self.k.shape[2]:
-                raise ValueError("KVCache k: got pages of 0 tokens, allowed 1 or more")
-        _check("lengths", self.lengths, np.int32, (len(self.k if self.table is None else self.table),))
-        for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
-            self._set(**{name: self._checked_scale(name, scale)})
+        batch = len(self.k if self.table is None else self.table)
+        _check("KVCache lengths", self.lengths, [INT32], (batch,))
+        self._set(k_scale=self._checked_scale("k_scale"), v_scale=self._checked_scale("v_scale"))
 
-    def _checked_scale(self, name: str, scale: Any) -> Any:
+    def _checked_scale(self, name: str) -> Any:
+        scale = getattr(self, name)
         if self.k.dtype not in EIGHT_BITS:
             if scale is not None:
                 raise ValueError(f"KVCache {name}: got one beside {self.k.dtype}, which has none")
             return None
         if self.k.dtype == FLOAT8 and scale is None:
             return np.ones(self.k.shape[1], np.float32, like=self.k)
+        same_library(**{f"KVCache {name}": scale})
         shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
-        if scale is None:
-            raise TypeError(f"KVCache {name}: got None, expected an array of float32 {shape}, a scale for each token "
-                            "and head")
-        return _check(name, scale, np.float32, shape)
+        return _check(f"KVCache {name}", scale, [FLOAT32], shape)
 
     @classmethod
     def zeros(
@@ -166,8 +159,7 @@ class KVCache(Value):
                  "head_dim_v": head_dim if head_dim_v is None else head_dim_v}  # fmt: skip
         sizes = {name: integer(f"KVCache.zeros {name}", size, low=0) for name, size in sizes.items()}
         batch, heads, rows, *features = sizes.values()
-        dtype = _dtype(like.dtype if dtype is None else dtype)
-        lead = batch
+        dtype, lead = _dtype("KVCache.zeros dtype", like.dtype if dtype is None else dtype), batch
         if page_size is not None:
             page_size = integer("KVCache.zeros page_size", page_size, low=1)
             most = -(-rows // page_size)
@@ -222,27 +214,24 @@ class KVCache(Value):
         >>> cache.lengths
         array([6, 6], dtype=int32)
         """
-        self._refuse_cupy("append")
-        batch, heads = len(self.lengths), self.k.shape[1]
+        if not self._is_numpy:
+            raise NotImplementedError("KVCache.append: not on CuPy arrays yet")
+        batch, heads, lengths = len(self.lengths), self.k.shape[1], self._checked_lengths()
         lead = (batch, heads) if segments is None else (heads,)
-        new = [self._checked_tokens(name, x, held, lead) for name, x, held in (("k", k, self.k), ("v", v, self.v))]
-        count, count_v = (x.shape[-2] for x in new)
-        if count_v != count:
-            raise ValueError(f"v: got {count_v} tokens, expected {count}, as many as k")
-        if segments is None:  # packed, the sequences one after the other
-            offsets: Any = np.arange(batch + 1) * count
-            new = [x.swapaxes(0, 1).reshape(heads, -1, x.shape[-1]) for x in new]
-        else:
-            offsets = _checked_offsets(segments, batch, count)
-        counts, lengths = np.diff(offsets), self._known_lengths()
+        same_library(KVCache=self.k, k=k, v=v)
+        dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
+        _check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
+        _check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        offsets = _offsets(segments, batch, k.shape[-2])
+        counts = np.diff(offsets)
         for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
             raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
                              f"{self.capacity}")
-        sequence, token = np.repeat(np.arange(batch), counts), np.arange(offsets[0], offsets[-1])
-        places = self._places(sequence, token + (lengths - offsets[:-1])[sequence])
-        self._check_pages(places[0])
-        for held, scale, x in zip((self.k, self.v), (self.k_scale, self.v_scale), new):
-            _write(held, scale, places, x[:, token])
+        sequence = np.repeat(np.arange(batch), counts)
+        places = self._places(sequence, np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence])
+        tokens = slice(offsets[0], offsets[-1])
+        _write(_by_token(k)[tokens], places, self.k, self.k_scale)
+        _write(_by_token(v)[tokens], places, self.v, self.v_scale)
         self.lengths[...] = lengths + counts
 
     def keep(self, path: Array, nodes: int) -> None:
@@ -250,7 +239,7 @@ class KVCache(Value):
 
         Parameters
         ----------
-        path : array of int32, (batch, depth)
+        path : integer array, (batch, depth)
             Which of the last `nodes` tokens are kept, ascending; -1 ends a row. The t-th one moves to the t-th place
             behind what comes before the tree.
         nodes : int
@@ -270,29 +259,25 @@ class KVCache(Value):
         >>> import numbattn as na, numpy as np
         >>> k = v = np.arange(6.0).reshape(1, 1, 6, 1)
         >>> cache = na.KVCache(k, v, np.array([6], np.int32))
-        >>> cache.keep(np.array([[0, 2, -1]], np.int32), nodes=4)       # a tree of the tokens 2 to 5
+        >>> cache.keep([[0, 2, -1]], nodes=4)                           # a tree of the tokens 2 to 5
         >>> cache.k[0, 0, : cache.lengths[0], 0]
         array([0., 1., 2., 4.])
         """
-        nodes, batch = integer("nodes", nodes, 0, self.capacity), len(self.lengths)
-        same_library(KVCache=self.k, path=path)
-        if path.dtype != np.int32:
-            raise TypeError(f"path: got {path.dtype}, expected int32")
-        if path.ndim != 2 or path.shape[0] != batch or path.shape[1] > nodes:
-            raise ValueError(f"path: got the shape {path.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
-        steps, lengths = cast(Any, path).astype(np.int64), self._known_lengths()
-        kept = steps >= 0
+        nodes, batch, lengths = integer("nodes", nodes, 0, self.capacity), len(self.lengths), self._checked_lengths()
+        steps = moved(integer_array("path", path, "(batch, depth)"), lengths).astype(np.int64)
+        if steps.ndim != 2 or len(steps) != batch or steps.shape[1] > nodes:
+            raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
         if self._is_numpy:
             _check_path(steps, nodes)
             if batch and lengths.min() < nodes:
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
-        page, row = self._places(sequence, before + np.where(kept, steps, t))  # beyond the path nothing moves
+        page, row = self._places(sequence, before + np.where(steps < 0, t, steps))  # beyond the path nothing moves
         to_page, to_row = self._places(sequence, before + t)
         for x in (self.k, self.v, *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())):
             x[to_page, :, to_row] = x[page, :, row]
-        self.lengths[...] = lengths - nodes + kept.sum(axis=1)
+        self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
 
     def truncate(self, lengths: Integers) -> None:
         """Drop what is beyond these lengths.
@@ -320,7 +305,7 @@ class KVCache(Value):
         >>> cache.lengths
         array([4, 0], dtype=int32)
         """
-        given, held = integers("lengths", lengths), self._known_lengths()
+        given, held = integers("lengths", lengths), self._checked_lengths()
         given = np.full_like(held, given) if isinstance(given, int) else moved(given, held)
         if given.shape != held.shape:
             raise ValueError(f"lengths: got the shape {given.shape}, expected {held.shape}")
@@ -377,19 +362,19 @@ class KVCache(Value):
     def _check_contents(self) -> None:
         """Refuse lengths beyond the capacity and pages that are not there; what is on a GPU is not looked into."""
         if self._is_numpy:
-            lengths = self._known_lengths()
+            lengths = self._checked_lengths()
             if self.table is not None:
                 first = np.arange(self.table.shape[1]) * self.k.shape[2]
                 self._check_pages(self.table[first < lengths[:, None]])
 
-    def _known_lengths(self) -> Any:
+    def _checked_lengths(self) -> Any:
         if self._is_numpy:
             check_values("KVCache lengths", self.lengths, self.capacity)
         return self.lengths.astype(np.int64)
 
     def _check_pages(self, pages: Any) -> None:
-        if self.table is not None:
-            check_values("KVCache table", pages, self.k.shape[0] - 1)
+        if self._is_numpy:
+            check_values("KVCache table", pages, len(self.k) - 1)
 
     # ----------------------------------------------------------------------------------------------- reading, writing
     def _places(self, sequence: Any, position: Any) -> tuple[Any, Any]:
@@ -397,7 +382,9 @@ class KVCache(Value):
         if self.table is None:
             return sequence, position
         size = self.k.shape[2]
-        return self.table[sequence, position // size], position % size
+        pages = self.table[sequence, position // size]
+        self._check_pages(pages)
+        return pages, position % size
 
     def _dense(self) -> tuple[Any, Any]:
         """k and v as float64 (batch, heads, capacity, features): for the reference."""
@@ -410,74 +397,65 @@ class KVCache(Value):
         if self.table is None:
             return x
         pages = x[np.clip(self.table, 0, max(len(x) - 1, 0))]  # (batch, table.shape[1], heads, page_size, features)
-        return pages.swapaxes(1, 2).reshape(len(pages), -1, self.capacity, x.shape[-1])
+        return pages.swapaxes(1, 2).reshape(len(pages), x.shape[1], self.capacity, x.shape[-1])
 
     def _scale_of_tokens(self, scale: Any) -> Any:
         """One for each token and head, (batch or pages, heads, rows)."""
         return scale if scale.ndim == 3 else np.broadcast_to(scale[:, None], self.k.shape[:3])
 
-    def _refuse_cupy(self, name: str) -> None:
-        if not self._is_numpy:
-            raise NotImplementedError(f"KVCache.{name}: not on CuPy arrays yet")
 
-    def _checked_tokens(self, name: str, x: Any, held: Any, lead: tuple[int, ...]) -> Any:
-        """New tokens (*lead, tokens, features)."""
-        same_library(KVCache=self.k, **{name: x})
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name}: got {x.dtype}, allowed {FLOATING}")
-        if self.k.dtype not in EIGHT_BITS and x.dtype != self.k.dtype:
-            raise TypeError(f"{name}: got {x.dtype}, expected {self.k.dtype}, the dtype of the cache")
-        if x.ndim != len(lead) + 2 or x.shape[:-2] != lead or x.shape[-1] != held.shape[-1]:
-            expected = ", ".join(map(str, (*lead, "tokens", held.shape[-1])))
-            raise ValueError(f"{name}: got the shape {x.shape}, expected ({expected})")
-        return x
-
-
-def _check(name: str, x: Any, dtype: Any, shape: tuple[int, ...] | None = None) -> Any:
-    """An array of a cache, of this dtype and shape."""
-    if x.dtype != dtype:
-        raise TypeError(f"KVCache {name}: got {x.dtype}, expected {np.dtype(dtype)}")
-    if shape is not None and x.shape != shape:
-        raise ValueError(f"KVCache {name}: got the shape {x.shape}, expected {shape}")
+def _check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
+    """An array of one of these dtypes and of this shape, in which a word stands for any size."""
+    if x.dtype not in dtypes:
+        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}")
+    if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
+        raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
     return x
 
 
-def _dtype(dtype: Any) -> np.dtype[Any]:
+def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
     """That of a cache."""
+    allowed = ", ".join(map(str, NUMBERS))
     try:
         found = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found not in DTYPES + EIGHT_BITS:
-        raise TypeError(f"KVCache.zeros dtype: got {words_for(dtype)}, allowed {ALLOWED}")
+        raise TypeError(f"{name}: got {words_for(dtype)}, allowed {allowed}") from None
+    if found not in NUMBERS:
+        raise TypeError(f"{name}: got {found}, allowed {allowed}")
     return found
 
 
-def _checked_offsets(segments: Any, batch: int, total: int) -> Any:
-    """Those of a ragged batch."""
+def _offsets(segments: Any, batch: int, count: int) -> Any:
+    """Of the new tokens of each sequence, `count` of each or, if they are packed, of all together."""
+    if segments is None:
+        return np.arange(batch + 1) * count
     offsets = integer_array("segments", segments, "(batch + 1,)")
+    same_library(KVCache=np.empty(0), segments=offsets)
     if offsets.shape != (batch + 1,):
         raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
-    if library(offsets) != "numpy":
-        raise TypeError("segments: got a cupy.ndarray beside a cache of numpy")
-    check_values("segments", offsets, total, rising=True)
+    check_values("segments", offsets, count, rising=True)
     return offsets.astype(np.int64)
 
 
 def _check_path(path: Any, nodes: int) -> None:
-    """Refuse what is not ascending from 0 on, and then -1."""
+    """Refuse what is not ascending, from 0 on, and then -1."""
     if path.size and not -1 <= path.min() <= path.max() < nodes:
         raise ValueError(f"path: got values from {path.min()} to {path.max()}, allowed -1 to {nodes - 1}")
     one, other = path[:, :-1], path[:, 1:]
-    wrong = (other >= 0) & (other <= one) | (one < 0) & (other >= 0)
+    wrong = (other >= 0) & ((one < 0) | (other <= one))
     if wrong.any():
         raise ValueError(f"path: got {one[wrong][0]} before {other[wrong][0]}, expected ascending nodes, then -1")
 
 
-def _write(held: Any, scale: Any, places: tuple[Any, Any], tokens: Any) -> None:
-    """Tokens (heads, tokens, features) at these places of k or v, quantised if it is of 8 bits."""
+def _by_token(x: Any) -> Any:
+    """(..., heads, tokens, features) as (tokens, heads, features)."""
+    x = x.swapaxes(-2, -3)
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
+def _write(tokens: Any, places: tuple[Any, Any], held: Any, scale: Any) -> None:
+    """Tokens (tokens, heads, features) at these places of k or v, quantised if it is of 8 bits."""
     page, row = places
-    tokens = tokens.swapaxes(0, 1)
     if held.dtype == INT8:
         tokens, scale[page, :, row] = _quantised(tokens.astype(np.float32))
     elif held.dtype == FLOAT8:
@@ -487,6 +465,6 @@ def _write(held: Any, scale: Any, places: tuple[Any, Any], tokens: Any) -> None:
 
 def _quantised(x: Any) -> tuple[Any, Any]:
     """x in int8 along its last axis, and the scale, without that axis."""
-    scale = abs(x).max(axis=-1, initial=0) / np.float32(LARGEST[INT8])
+    scale = abs(x).max(axis=-1, initial=0) / LARGEST[INT8]
     scaled = np.rint(x / np.where(scale == 0, 1, scale)[..., None])
     return np.clip(scaled, -LARGEST[INT8], LARGEST[INT8]).astype(np.int8), scale

@@ -126,9 +126,8 @@ class DistancePart(ArrayPart):
 
     def _whole_offset(self, seqlen_q: int, seqlen_k: int) -> Any:
         """An int, or an integer array over the batch axes; None where it depends on the frame."""
-        frame = self._frame
-        if frame is not None:  # between equal offsets of Segments a query's own key has the query's number
-            return 0 if frame.keys is None and seqlen_q == seqlen_k else None
+        if self._frame is not None:
+            return self._frame._own_key(seqlen_q, seqlen_k)
         return seqlen_k - seqlen_q if self.offset is None else clip(self.offset, -FARTHEST, FARTHEST)
 
     def _ahead(self, S: Any) -> Any:

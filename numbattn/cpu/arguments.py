@@ -154,16 +154,25 @@ def _offsets(shape, strides, batch, heads):
 
 def tiles_of(problem, mask, tile_m, at_multiples=False):
     """The Tiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
-    if mask._frame is None:
-        return _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
-    rows = mask._frame._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
-    return _tiles(problem.batch, rows, tile_m, at_multiples)
+    if mask._segments is not None:
+        rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
+        return _tiles(problem.batch, rows, tile_m, at_multiples)
+    tiles = _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
+    return tiles if problem.cache is None else _tiles_of_cache(problem, tiles, mask._frame.keys)
 
 
 @lru_cache(maxsize=64)
 def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
     own = np.arange(seqlen_q) + seqlen_k - seqlen_q
     return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m, False)
+
+
+def _tiles_of_cache(problem, tiles, lengths):
+    """The Tiles where each sequence, a segment of its own, has so many keys, (batch, 1)."""
+    table, end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]
+    table[:, 5], table[:, 6] = end, end - problem.seqlen_q
+    pairs = int(((table[:, 3] - table[:, 2]) * end).sum())
+    return tiles._replace(table=table, pairs=pairs, longest=int(end.max(initial=0)))
 
 
 def _tiles(batch, rows, tile_m, at_multiples):

@@ -33,8 +33,8 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
-        if inputs.cache is not None:
-            raise NotImplementedError("k: a KVCache of CuPy arrays cannot be read yet")
+        if problem.cache is not None and problem.cache != (problem.dtype, None):
+            raise NotImplementedError("k: got a KVCache of 8 bits or in pages, which cannot be read on GPUs yet")
         gpu, lse = self.current(), None
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         if out is not None:

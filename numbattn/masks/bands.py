@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..checks import Integers, integer, integers
-from ..values import Held, clip, for_queries, given, shown
+from ..values import Held, clip, given, shown
 from .base import FAR, Edge, Interval, Mask, Rows
 
 
@@ -139,7 +137,6 @@ class Cached(Lengths):
     """The keys of a cache: in an ``&`` with it, masks without an offset of their own are aligned with each sequence's
     last key, not with the last that there is room for."""
 
-    def _rows(self, i: Any, seqlen_k: int) -> Rows:
-        end = for_queries(clip(self.keys, 0, seqlen_k))
-        own = i + end - i.size
-        return Rows(np.zeros_like(own), np.broadcast_to(end, own.shape), own)
+    def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
+        """Of query 0."""
+        return clip(self.keys, 0, seqlen_k) - seqlen_q

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..checks import library, words_for
 from ..values import for_queries
-from .bands import Cached
 from .base import Edge, Frame, Grid, Interval, Mask, interval_of
 from .dense import Bits, Dense
 from .segments import Segments
@@ -71,18 +70,16 @@ class All(Joined):
         others = (part for part in self.of if part not in self._within)
         return tuple(part._inside(self._frame) if isinstance(part, AnyOf) else part for part in others)
 
-    def _aligned_with(self, part: Mask, seqlen_k: int) -> Any:
-        """The number of keys, with the last of which a part is aligned; what an AnyOf joins knows it by itself."""
-        frame = self._frame
-        return frame.keys if isinstance(frame, Cached) and not isinstance(part, AnyOf) else seqlen_k
-
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        others = [(part, self._aligned_with(part, seqlen_k)) for part in self._others]
-        return tuple(edge for part, keys in others for edge in part._edges(seqlen_q, keys))
+        keys = self._last_keys(seqlen_k)
+        return tuple(edge for part in self._others for edge in part._edges(seqlen_q, keys))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        others = [(part, self._aligned_with(part, seqlen_k)) for part in self._others]
-        found = tuple(interval for part, keys in others for interval in part._intervals(i, keys))
+        keys = self._last_keys(seqlen_k)
+        found = tuple(
+            interval for part in self._others
+            for interval in part._intervals(i, seqlen_k if isinstance(part, AnyOf) else keys)
+        )  # fmt: skip
         if (segments := self._segments) is None or not self._within:
             return found
         rows = segments._rows(i, seqlen_k)

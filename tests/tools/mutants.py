@@ -109,6 +109,9 @@ TABLE = [
         "Rows(first, end, i + end - ": "Rows(first, end, i + first - ",
         "packed[..., first:end, :]": "packed[..., first:end, :].copy()",
     }),
+    Faults("masks/segments.py", ["test_scores.py"], {
+        "0 if self.keys is None and seqlen_q == seqlen_k else None": "0",
+    }),
     Faults("masks/intervals.py", [*SEGMENTS, "masks/test_intervals.py::test_prefix"], {
         "np.maximum(rows.first + ": "np.maximum(",
         "offset = seqlen_k - i.size if self.offset": "offset = 0 if self.offset",
@@ -290,7 +293,6 @@ TABLE = [
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
         "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
         "return j - own[..., None]": "return own[..., None] - j",
-        "0 if frame.keys is None and seqlen_q == seqlen_k else None": "0",
         "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
         "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
         "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",
