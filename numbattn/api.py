@@ -190,7 +190,7 @@ def attention_backward(
 
 def attention_vjp(
     q: A,
-    k: A | KVCache,
+    k: A,
     v: A | None = None,
     *,
     causal: bool = False,

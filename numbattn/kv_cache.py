@@ -234,7 +234,7 @@ class KVCache(Value):
         _write(_by_token(v)[tokens], places, self.v, self.v_scale)
         self.lengths[...] = lengths + counts
 
-    def keep(self, path: Array, nodes: int) -> None:
+    def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
         """Of the last tokens of each sequence, a tree that has been verified, keep a path and drop the rest.
 
         Parameters
