@@ -273,7 +273,7 @@ class KVCache(Value):
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
-        page, row = self._places(sequence, before + np.where(steps < 0, t, steps))  # beyond the path nothing moves
+        page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
         for x in (self.k, self.v, *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())):
             x[to_page, :, to_row] = x[page, :, row]

@@ -167,10 +167,11 @@ def test_no_sequences_heads_room_or_features(shape, page_size):
 
 def test_weights(rng):
     q, (k, v) = rng.standard_normal((2, HEADS, 3, D)), tokens(rng, 2, HEADS_K, count=30, dtype=np.float64)
-    weights = na.attention_weights(q, laid_out(rng, k, v, [30, 12], 8), causal=True)
+    options = {"mask": na.Window(9, 0), "score": na.RelativeBias(rng.standard_normal(9))}
+    weights = na.attention_weights(q, laid_out(rng, k, v, [30, 16], 8), **options)
     assert weights.shape == (2, HEADS, 3, 32)
-    np.testing.assert_allclose(weights[1, ..., :12], na.attention_weights(q[1], k[1, :, :12], causal=True), atol=1e-12)
-    assert (weights[1, ..., 12:] == 0).all()
+    np.testing.assert_allclose(weights[1, ..., :16], na.attention_weights(q[1], k[1, :, :16], **options), atol=1e-12)
+    assert (weights[1, ..., 16:] == 0).all()
 
 
 def test_out(rng):
@@ -345,6 +346,7 @@ def test_speculative_decoding(rng):
 def test_overflowed():
     """Only who changes lengths by hand can do that on NumPy arrays."""
     cache = na.KVCache.zeros(2, 1, 8, 4, like=np.zeros(0))
+    cache.lengths[1] = 8
     assert not cache.overflowed()
     cache.lengths[1] = 9
     assert cache.overflowed()

@@ -62,6 +62,9 @@ TABLE = [
         '"keys": (0, seqlen_k)}.get': '"keys": (1, seqlen_k)}.get',
         "own = (1,) * (len(shape) - x.ndim) + x.shape": "own = x.shape + (1,) * (len(shape) - x.ndim)",
     }),
+    Faults("masks/base.py", ["masks/test_logic.py::test_beside_the_keys_of_a_cache"], {
+        "frame.keys if isinstance(frame, masks.Cached) else seqlen_k": "seqlen_k",
+    }),
     Faults("masks/base.py", SEGMENTS, {
         "reduce(_larger, (clip(interval": "reduce(_smaller, (clip(interval",
     }),
@@ -77,8 +80,22 @@ TABLE = [
     }),
     Faults("masks/logic.py", [*SEGMENTS, "masks/test_calls.py::test_unions_of_both_kinds_within_segments"], {
         "if part not in self._within)": ")",
+    }),
+    Faults("masks/logic.py", [f"masks/test_logic.py::test_{name}" for name in (
+        "two_intervals_are_no_grid", "beside_the_keys_of_a_cache",
+    )], {
         "if part._is_drawn else part": "if isinstance(part, AnyOf) else part",
         "alternatives = self._inside(frame).of": "alternatives = self.of",
+        "seqlen_k if isinstance(part, AnyOf) else keys": "seqlen_k",
+        "part._inside(self._frame) if": "part._inside(self._segments) if",
+    }),
+    Faults("masks/tail.py", ["masks/test_tail.py"], {
+        "(seqlen_q + WORD - 1) // WORD": "seqlen_q // WORD",
+        "like=array) - first % WORD": "like=array)",
+        " | (key < 0)": "",
+        "np.where(word < 0": "np.where(word <= 0",
+        "frame.keys if isinstance(frame, Cached) else seqlen_k": "seqlen_k",
+        "self._inner._held(seqlen_q, seqlen_q)": "self._inner._held(seqlen_q, seqlen_k)",
     }),
     Faults("masks/bands.py", ["masks/test_bands.py"], {
         "shift - self.left": "shift + self.left",
@@ -115,6 +132,32 @@ TABLE = [
     Faults("masks/intervals.py", [*SEGMENTS, "masks/test_intervals.py::test_prefix"], {
         "np.maximum(rows.first + ": "np.maximum(",
         "offset = seqlen_k - i.size if self.offset": "offset = 0 if self.offset",
+    }),
+    Faults("masks/bands.py", ["test_kv_cache.py::test_weights"], {
+        "clip(self.keys, 0, seqlen_k) - seqlen_q": "seqlen_k - seqlen_q",
+    }),
+    Faults("kv_cache.py", [f"test_kv_cache.py::test_{name}" for name in (
+        "append_in_pieces", "append_to_a_ragged_batch", "sequences_share_pages", "error_of_int8", "error_of_float8",
+        "keep", "weights", "errors", "nothing_is_written_where_something_is_wrong", "overflowed",
+    )], {
+        "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
+        "slice(offsets[0], offsets[-1])": "slice(0, offsets[-1] - offsets[0])",
+        "counts > self.capacity - lengths": "counts > self.capacity",
+        "x.swapaxes(-2, -3)": "x.swapaxes(0, 1)",
+        "position // size]": "0 * position]",
+        "        self._check_pages(pages)\n": "",
+        "first < lengths[:, None]": "first <= lengths[:, None]",
+        "before + np.maximum(steps, 0)": "before + t",
+        "- nodes + (steps >= 0).sum(axis=1)": "- nodes + steps.shape[1]",
+        "lengths.min() < nodes": "lengths.max() < nodes",
+        "(other <= one)": "(other < one)",
+        "(self.k_scale, self.v_scale) if self.k.dtype == INT8 else ()": "()",
+        "np.where(scale == 0, 1, scale)": "scale",
+        "np.rint(x": "np.trunc(x",
+        "scale[:, None], -LARGEST[FLOAT8], LARGEST[FLOAT8])": "scale[:, None], -np.inf, np.inf)",
+        "(given < 0) | (given > held)": "given > held",
+        "self.lengths > self.capacity": "self.lengths >= self.capacity",
+        "All((Cached(self.lengths[:, None]), *mask._parts))": "mask",
     }),
     Faults("values.py", ["masks/test_bands.py"], {
         "x = np.minimum(x, np.uint64(2**62))": "pass",
@@ -197,6 +240,21 @@ TABLE = [
         "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
         "own[m0] - m0], axis=-1)[::-1]": "own[m0] - m0], axis=-1)",
         "batch[-1] if batch else 1), cut": "1), cut",
+    }),
+    Faults("cpu/tile.py", ["cpu/test_tile.py::test_every_float8"], {
+        "if magnitude >= np.int32(8)": "if True",
+        "if magnitude != np.int32(0x7F)": "if True",
+    }),
+    Faults("cpu/tile.py", ["test_kv_cache.py::test_8_bits[16-1-int8]", "test_kv_cache.py::test_dtypes[2-16-float64]"], {
+        "first // x.page_size == (end - 1) // x.page_size": "True",
+        "(row // x.page_size + 1) * x.page_size": "(row // x.page_size + 2) * x.page_size",
+        "row % x.page_size * place.row_stride": "row * place.row_stride",
+        "of_scale + x.scales.row_stride": "of_scale",
+    }),
+    Faults("cpu/arguments.py", [f"test_kv_cache.py::test_8_bits[{pages}-1-int8]" for pages in (16, None)], {
+        "slice(1 if paged else 0, -2)": "slice(0, -2)",
+        "x.strides[0] if paged else 0": "x.strides[0]",
+        "end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]": "end = tiles.table.copy(), 0 * tiles.table[:, 0]",
     }),
     Faults("cpu/forward.py", CPU, {
         "fill(l, 0)": "pass",
