@@ -84,7 +84,7 @@ class KVCache(Value):
     v_scale: Any = None
 
     def __post_init__(self) -> None:
-        given = {"k": self.k, "v": self.v, "lengths": self.lengths} | self._arrays()
+        given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
         same_library(**{f"KVCache {name}": x for name, x in given.items()})
         if self.table is None:
             _check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))

@@ -376,6 +376,7 @@ Q = zeros(2, 4, 1, 4)
 MADE = [
     (lambda: cache(k=[1]), TypeError, "KVCache k: got list, expected a numpy.ndarray or a cupy.ndarray"),
     (lambda: cache(lengths=None), TypeError, "KVCache lengths: got None, expected a numpy.ndarray"),
+    (lambda: cache(4, table=[[0, 1], [2, 3]]), TypeError, "KVCache table: got list, expected a numpy.ndarray"),
     (lambda: cache(k=zeros(2, 2, 8, 4, **INT32)), TypeError,
      "KVCache k: got int32, allowed float16, bfloat16, float32, float64, int8, float8_e4m3fn"),
     (lambda: cache(v=zeros(2, 2, 8, 3, dtype=float)), TypeError, "KVCache v: got float64, allowed float32"),

@@ -118,8 +118,8 @@ def matrices_of(x, problem):
     return Matrices(x.ctypes.data, offsets, rows, cols, stride)
 
 
-def tokens_of(x, problem, cache=None, scale=None):
-    """The Tokens of k or v, (..., heads, tokens, features), or of a cache's, and the arrays to keep alive."""
+def tokens_of(x, problem, cache, scale):
+    """The Tokens of k or v, (..., heads, tokens, features), or of those of a cache, and the array to keep alive."""
     x, scales = readable(x, x.dtype), NO_SCALES
     if is_paged(problem):
         table, page_size = np.ascontiguousarray(cache.table), problem.cache.page_size
@@ -132,10 +132,9 @@ def tokens_of(x, problem, cache=None, scale=None):
 
 def _place_of(x, problem):
     """The Place of an array (..., heads, rows, columns), or (pages, heads, rows, columns)."""
-    paged = is_paged(problem)
-    axes = slice(1 if paged else 0, -2)
+    axes = slice(1 if is_paged(problem) else 0, -2)
     offsets = _offsets(x.shape[axes], x.strides[axes], problem.batch, problem.heads)
-    return Place(x.ctypes.data, offsets, x.strides[0] if paged else 0, x.strides[-2])
+    return Place(x.ctypes.data, offsets, x.strides[0], x.strides[-2])
 
 
 def is_paged(problem):

@@ -17,8 +17,8 @@ class Causal(Mask):
     Parameters
     ----------
     offset : int or integer array over the batch axes, optional
-        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` every one of its segment;
-        with 0 the first query sees the first key.
+        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` and in a `KVCache` every
+        one of its segment or sequence; with 0 the first query sees the first key.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Window(Mask):
         How many keys before and after its own a query sees; None = all of them.
     offset : int or integer array over the batch axes, optional
         The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, within
-        `Segments` those of each segment; 0 aligns the first ones.
+        `Segments` and in a `KVCache` those of each segment or sequence; 0 aligns the first ones.
 
     Examples
     --------

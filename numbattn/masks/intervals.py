@@ -23,9 +23,10 @@ class Prefix(Mask):
     lengths : int or integer array over the batch axes
         0 <= lengths <= seqlen_k.
     offset : int or integer array over the batch axes, optional
-        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key. Within `Segments`
-        a Prefix without an offset begins with each segment and is no longer than it; with an offset both numbers count
-        the keys of the packed array. For a length of its own for each segment take `Intervals`.
+        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key, in a `KVCache`
+        every one of its sequence. Within `Segments` a Prefix without an offset begins with each segment and is no
+        longer than it; with an offset both numbers count the keys of the packed array. For a length of its own for each
+        segment take `Intervals`.
 
     Examples
     --------
