@@ -275,8 +275,9 @@ class KVCache(Value):
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
         page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
-        for x in (self.k, self.v, *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())):
-            x[to_page, :, to_row] = x[page, :, row]
+        arrays = self.k, self.v, *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
+        for x, rows in zip(arrays, [x[page, :, row] for x in arrays]):  # all are read first: v may be a part of k
+            x[to_page, :, to_row] = rows
         self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
 
     def truncate(self, lengths: Integers) -> None:

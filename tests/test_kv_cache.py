@@ -311,6 +311,13 @@ def test_keep(sequences, page_size, dtype, seed):
     assert_holds(cache, [[x[:, own] for x in held] for held, own in zip(before, rows)])
 
 
+def test_keep_where_v_is_a_part_of_k(rng):
+    k = rng.standard_normal((1, 1, 6, D))
+    cache, want = na.KVCache(k, k[..., :E], np.array([6], np.int32)), k[:, :, [0, 1, 3, 5]]
+    cache.keep([[1, 3, -1]], nodes=4)
+    assert_equal(k[:, :, :4], want)
+
+
 def test_keep_and_truncate_on_arrays_of_cupy(rng, xp):
     k, v = (xp.asarray(x) for x in tokens(rng, 2, 3, count=8))
     cache = na.KVCache(k, v, xp.asarray([8, 5], dtype=np.int32))
