@@ -3,6 +3,7 @@
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
 from .functions import Score, check_score
+from .kv_cache import KVCache
 from .masks import (
     Bits,
     BlockSparse,
@@ -13,6 +14,7 @@ from .masks import (
     Mask,
     Prefix,
     Segments,
+    Tail,
     Window,
     pack,
     unpack,
@@ -33,6 +35,7 @@ __all__ = [
     "Dropout",
     "Gradients",
     "Intervals",
+    "KVCache",
     "Lengths",
     "Mask",
     "Prefix",
@@ -42,6 +45,7 @@ __all__ = [
     "Segments",
     "Sink",
     "Softcap",
+    "Tail",
     "Window",
     "__version__",
     "attention",

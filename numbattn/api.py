@@ -5,8 +5,9 @@ from typing import Any, Protocol
 from . import faults, reference
 from .checks import Array, flag
 from .dropout import Dropout
+from .kv_cache import KVCache
 from .masks import Mask
-from .problem import A, Gradients, Problem, Saved, checked_gradients, describe, without_v
+from .problem import A, Gradients, Problem, Saved, checked_gradients, describe, refuse_cache, without_v
 from .scores import Scores
 
 
@@ -20,8 +21,8 @@ class Backprop(Protocol[A]):
 
 def attention(
     q: A,
-    k: A,
-    v: A,
+    k: A | KVCache,
+    v: A | None = None,
     *,
     causal: bool = False,
     mask: Mask | Array | None = None,
@@ -39,10 +40,11 @@ def attention(
     Parameters
     ----------
     q : array, (..., seqlen_q, head_dim)
-    k : array, (..., seqlen_k, head_dim)
-    v : array, (..., seqlen_k, head_dim_v)
+    k : array, (..., seqlen_k, head_dim), or KVCache
+    v : array, (..., seqlen_k, head_dim_v); left out with a cache
         NumPy arrays or CuPy arrays, all of one dtype: float16, bfloat16 (of ml_dtypes), float32 or float64. Any
-        strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``.
+        strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``. With a `KVCache` the queries,
+        (batch, heads, seqlen_q, head_dim), are those of each sequence's last tokens, and seqlen_k is its capacity.
     causal : bool, optional
         The same as ``mask=Causal()``; with a mask too, both hold.
     mask : a mask such as Causal, Window, Lengths or Segments, ``&`` and ``|`` of masks, or a boolean array, optional
@@ -88,8 +90,8 @@ def attention(
 
 def attention_forward(
     q: A,
-    k: A,
-    v: A,
+    k: A | KVCache,
+    v: A | None = None,
     *,
     causal: bool = False,
     mask: Mask | Array | None = None,
@@ -109,9 +111,9 @@ def attention_forward(
     -------
     o : array, (..., seqlen_q, head_dim_v)
     saved : Saved
-        For `attention_backward`. ``saved.lse``, (..., seqlen_q), is the natural logarithm of the sum of exponentials
-        of the visible scores: float32, or float64 for float64; -inf where a query sees nothing. It refers to q, k, v
-        and o: editing them in place between the two calls changes the gradients.
+        For `attention_backward`, which takes none of a cache. ``saved.lse``, (..., seqlen_q), is the natural logarithm
+        of the sum of exponentials of the visible scores: float32, or float64 for float64; -inf where a query sees
+        nothing. It refers to q, k, v and o: editing them in place between the two calls changes the gradients.
 
     Raises
     ------
@@ -189,7 +191,7 @@ def attention_backward(
 def attention_vjp(
     q: A,
     k: A,
-    v: A,
+    v: A | None = None,
     *,
     causal: bool = False,
     mask: Mask | Array | None = None,
@@ -203,7 +205,7 @@ def attention_vjp(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score, out
-        As in `attention`.
+        As in `attention`, but k is no cache.
 
     Returns
     -------
@@ -227,6 +229,7 @@ def attention_vjp(
     >>> dv.shape
     (100, 64)
     """
+    refuse_cache(k)
     o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, out=out)
 
     def backprop(do: Array, dlse: Array | None = None, deterministic: bool = False) -> Gradients[A]:
@@ -237,7 +240,7 @@ def attention_vjp(
 
 def attention_weights(
     q: A,
-    k: A,
+    k: A | KVCache,
     *,
     causal: bool = False,
     mask: Mask | Array | None = None,

@@ -41,10 +41,11 @@ def line_of(problem: Problem, backend: Any) -> str:
 
     shapes = ", ".join(f"{name} {shape} {strides}" for name, shape, strides in
                        zip("qkv", problem.shapes, problem.strides))  # fmt: skip
+    cache = "" if problem.cache is None else f", cache {problem.cache.dtype}, page_size {problem.cache.page_size}"
     masks = " & ".join(kind.__name__ for kind in problem.mask_kinds) or "none"
     scores = ", ".join(map(_score, problem.score_kinds)) or "none"
     return (f"numbattn {__version__}, Python {platform.python_version()}, {_device(backend)}, {problem.dtype}, "
-            f"{shapes}, mask {masks}, score {scores}{', dropout' if problem.dropout else ''}")  # fmt: skip
+            f"{shapes}{cache}, mask {masks}, score {scores}{', dropout' if problem.dropout else ''}")  # fmt: skip
 
 
 def _score(kind: tuple[Any, ...]) -> str:

@@ -26,6 +26,7 @@ from .checks import (
     words_for,
 )  # fmt: skip
 from .dropout import Dropout
+from .kv_cache import KVCache, Layout
 from .masks import All, Causal, Mask, as_mask, drawn
 from .scores import ArrayPart, Part, Scores, as_parts
 from .values import Memo, sum_broadcast
@@ -54,11 +55,12 @@ class Problem:
     seqlen_k: int
     head_dim: int
     head_dim_v: int
-    shapes: tuple[tuple[int, ...], ...]  # of q, k and v
-    strides: tuple[tuple[int, ...], ...]  # of q, k and v, in bytes
+    shapes: tuple[tuple[int, ...], ...]  # of q, k and v; of a cache as if it had no pages
+    strides: tuple[tuple[int, ...], ...]  # of q, k and v, in bytes; of a cache with pages those of its pages
     mask_kinds: tuple[type, ...]
     score_kinds: tuple[tuple[Any, ...], ...]
     dropout: bool
+    cache: Layout | None = None  # of the KVCache that holds k and v
 
     def __hash__(self) -> int:
         return self._hash
@@ -114,6 +116,7 @@ class Inputs(NamedTuple):
     scale: float
     dropout: Dropout | None
     score: tuple[Part, ...]
+    cache: KVCache | None = None  # which k and v are of
 
 
 class Gradients(tuple[A, A, A]):
@@ -224,35 +227,64 @@ def describe(
     q: Any, k: Any, v: Any, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
     dropout: Dropout | None = None, score: Scores = None, out: Any = None,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
-    """Check a call; return its Problem and its Inputs."""
+    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v."""
     given = NOTHING_HIDDEN if mask is None else as_mask(mask)
     if causal is not False and flag("causal", causal):
         given = CAUSAL if mask is None else given._and_causal
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
+    cache = k if isinstance(k, KVCache) else None
+    if cache is not None:
+        given, k, v = _opened(cache, q, v, given)
     xp = library(q)
     if xp is None or type(q) is not type(k) or type(k) is not type(v):
         xp = same_library(q=q, k=k, v=v)
     parts = () if score is None else as_parts(score)
+    dtypes, shapes = (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape)
+    if cache is not None:
+        dtypes, shapes = (q.dtype, *cache._dtypes_beside(q.dtype)), (q.shape, *cache._shapes)
     problem = _problem(
-        xp, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape), (q.strides, k.strides, v.strides), given._kinds,
-        tuple([part._kind for part in parts]), dropout is not None,
+        xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, tuple([part._kind for part in parts]),
+        dropout is not None, cache and cache._layout,
     )  # fmt: skip
     if given._holds_arrays:
         given = _placed(problem, given, q)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
         _check_numbers(problem, given)
     if parts:
-        parts = _placed_score(problem, parts, q, given._segments)
-    inputs = Inputs(q, k, v, given, problem.scale if scale is None else _scale(scale, problem), dropout, parts)
+        parts = _placed_score(problem, parts, q, given._frame)
+    scale = problem.scale if scale is None else _scale(scale, problem)
+    inputs = Inputs(q, k, v, given, scale, dropout, parts, cache)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
 
 
+def _opened(cache: KVCache, q: Any, v: Any, mask: Mask) -> tuple[Mask, Any, Any]:
+    """The mask of a call with a cache, and the cache's k and v."""
+    if v is not None:
+        raise TypeError(f"v: got {words_for(v)} beside a KVCache, which has its own: leave it out")
+    same_library(q=q, KVCache=cache.k)
+    if q.ndim != 4 or q.shape[0] != len(cache.lengths):
+        raise ValueError(f"q: got the shape {q.shape}, expected ({len(cache.lengths)}, heads, seqlen_q, head_dim): as "
+                         "many sequences as the KVCache has")
+    if mask._segments is not None:
+        raise ValueError("mask: got Segments beside a KVCache, which keeps its sequences apart by itself")
+    cache._check_contents()
+    return cache._beside(mask), cache.k, cache.v
+
+
+def refuse_cache(k: Any) -> None:
+    """Where gradients are wanted."""
+    if isinstance(k, KVCache):
+        raise TypeError("k: got a KVCache, which has no gradients: pass k and v as arrays")
+
+
 def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
     """What stands for v in a call without: an array without features. It has the batch axes that v would have to bring
-    so that the mask and the score fit."""
+    so that the mask and the score fit; a KVCache has one."""
+    if isinstance(k, KVCache):
+        return None
     problem, _ = describe(q, k, k)
     sizes = problem.seqlen_q, problem.seqlen_k
     held = [(x.array.shape, len(x.shape)) for part in as_mask(mask)._parts for x in part._held(*sizes)
@@ -271,7 +303,7 @@ def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
 def _problem(
     xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
     strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...],
-    dropout: bool,
+    dropout: bool, cache: Layout | None,
 ) -> Problem:  # fmt: skip
     """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
     q, k, v = shapes
@@ -302,6 +334,7 @@ def _problem(
         mask_kinds=mask_kinds,
         score_kinds=score_kinds,
         dropout=dropout,
+        cache=cache,
     )
 
 
@@ -309,6 +342,7 @@ def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any
     """do and dlse as the backward pass takes them: of the dtypes of o and lse."""
     if not isinstance(saved, Saved):
         raise TypeError(f"saved: got {words_for(saved)}, expected what attention_forward returned")
+    refuse_cache(saved.inputs.cache)
     problem, inputs = saved.problem, saved.inputs
     do = _converted("do", do, "o", problem.out_shape, problem.dtype, inputs)
     if dlse is not None:
@@ -434,9 +468,9 @@ def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:
 _check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change
 
 
-def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any, segments: Mask | None) -> tuple[Part, ...]:
-    """The parts of a score, checked, with arrays in the library of q, beside a mask with these segments."""
-    return tuple([_placed_part(problem, part, q)._within(segments) for part in parts])
+def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any, frame: Mask | None) -> tuple[Part, ...]:
+    """The parts of a score, checked, with arrays in the library of q, beside a mask with this frame."""
+    return tuple([_placed_part(problem, part, q)._within(frame) for part in parts])
 
 
 def _placed_part(problem: Problem, part: Part, q: Any) -> Part:

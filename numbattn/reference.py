@@ -21,8 +21,8 @@ from .values import moved
 
 
 def attention_forward(
-    q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    q: Any, k: Any, v: Any = None, *, causal: bool = False, mask: Mask | Array | None = None,
+    scale: float | None = None, dropout: Dropout | None = None, score: Scores = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Algorithm 0, with scale, score, mask and dropout as in appendix B.3; takes what `numbattn.attention` takes.
 
@@ -91,7 +91,8 @@ def _recompute(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, lse, and S before each
     part of the score."""
-    Q, K, V = (_heads(x, problem) for x in (inputs.q, inputs.k, inputs.v))
+    k, v = (inputs.k, inputs.v) if inputs.cache is None else inputs.cache._dense()
+    Q, K, V = (_heads(x, problem) for x in (inputs.q, k, v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
     visible: Any = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
     visible = np.broadcast_to(visible, shape).reshape(*Q.shape[:-1], problem.seqlen_k)

@@ -43,8 +43,8 @@ class Part(Value):
         """Its arrays over all batch axes, as those of a mask."""
         return ()
 
-    def _within(self, segments: Any) -> Part:
-        """The part beside a mask with these Segments, or None."""
+    def _within(self, frame: Any) -> Part:
+        """The part beside a mask with this frame, or None."""
         return self
 
     @cached_property
@@ -108,7 +108,7 @@ class DistancePart(ArrayPart):
     """A part that depends on how far a key is ahead of a query's own key, i + offset."""
 
     offset: Integers | None
-    _segments: Any = None  # within which it is aligned
+    _frame: Any = None  # of a mask, within which it is aligned
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,28 +118,27 @@ class DistancePart(ArrayPart):
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return given(offset=self.offset)
 
-    def _within(self, segments: Any) -> Part:
-        if segments is None or self.offset is not None:
+    def _within(self, frame: Any) -> Part:
+        if frame is None or self.offset is not None:
             return self
-        part = BESIDE.get(self, segments)
+        part = BESIDE.get(self, frame)
         if part is None:
             part = replace(cast(Any, self))
-            part._set(_segments=segments)
-            BESIDE.keep(self, segments, part)
+            part._set(_frame=frame)
+            BESIDE.keep(self, frame, part)
         return cast(Part, part)
 
     def _whole_offset(self, seqlen_q: int, seqlen_k: int) -> Any:
-        """An int, or an integer array over the batch axes; None where it depends on the segment."""
-        segments = self._segments
-        if segments is not None:  # between equal offsets a query's own key has the query's number
-            return 0 if segments.keys is None and seqlen_q == seqlen_k else None
+        """An int, or an integer array over the batch axes; None where it depends on the frame."""
+        if self._frame is not None:
+            return self._frame._own_key(seqlen_q, seqlen_k)
         return seqlen_k - seqlen_q if self.offset is None else clip(self.offset, -FARTHEST, FARTHEST)
 
     def _ahead(self, S: Any) -> Any:
         """How far each key is ahead of each query's own."""
         m, n = S.shape[-2:]
         i, j, offset = np.arange(m, like=S), np.arange(n, like=S), self._whole_offset(m, n)
-        own = self._segments._rows(i, n).own if offset is None else i + for_queries(offset)
+        own = self._frame._rows(i, n).own if offset is None else i + for_queries(offset)
         return j - own[..., None]
 
 

@@ -112,6 +112,7 @@ MASKS = {  # of a Problem
     "array": lambda x: x.truths(*x.broadcast(*x.batch, x.m, x.n)),
     "bits": lambda x: na.Bits.pack(x.truths(*x.some_axes(), x.m, x.n)),
     "tree": lambda x: na.Bits.tree(x.parents()),
+    "tail": lambda x: na.Tail(x.truths(*x.broadcast(*x.batch, x.m, x.m))),
     "blocks": lambda x: na.BlockSparse(*x.blocks(x.one_of(1, 3, 16, 64, 100), x.one_of(1, 7, 64, 128))),
 }
 SCORES = {
@@ -263,6 +264,8 @@ class Draw:
         """An array in `xp`, in some layout; a mask or part of a score, all whose arrays are."""
         if isinstance(x, na.Score):
             return na.Score(x.function, x.derivative, [*map(self.placed, x.arrays)])
+        if isinstance(x, na.Tail):
+            return na.Tail(self.placed(x.mask))
         if isinstance(x, na.Mask) and len(x._parts) > 1:
             return type(x)(tuple(map(self.placed, x._parts)))
         if not hasattr(x, "shape"):

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import kv_cache
 from ..checks import DTYPES
 from ..masks import Grid, Rows
+from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
 
 
 class Matrices(NamedTuple):
@@ -18,7 +20,26 @@ class Matrices(NamedTuple):
     rows: int
     cols: int
     stride: int  # elements from one row to the next
-    bits: int  # 0: they are of the dtype of sums; 1: float16; 2: bfloat16
+
+
+class Place(NamedTuple):
+    """Where rows lie, in bytes: row r of page p at address + offsets[batch, head] + p page_stride + r row_stride."""
+
+    address: int
+    offsets: Any  # int64 (batch, heads)
+    page_stride: int
+    row_stride: int
+
+
+class Tokens(NamedTuple):
+    """Keys or values: token t of a sequence is row t % page_size of page table[batch, t // page_size]."""
+
+    place: Place
+    kind: int  # of their numbers: OF_SUMS, FLOAT16, ...
+    cols: int
+    table: Any  # int32 (batch, pages of a sequence); without pages all is in page 0
+    page_size: int
+    scales: Place  # of numbers of 8 bits, a float32 a token
 
 
 class Tiles(NamedTuple):
@@ -62,13 +83,14 @@ class Scratch(NamedTuple):
     vectors: Any  # one number a query
     Z: Any  # uint8
     words: Any  # uint64
-    wide: Any  # rows of K or V of a half precision, widened
+    wide: Any  # tokens of K or V that are widened, or that lie in several pages
 
 
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
-NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1, 0)
-HALVES = {DTYPES[0]: 1, DTYPES[1]: 2}
+NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
+NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
+KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, kv_cache.INT8: INT8, kv_cache.FLOAT8: FLOAT8}
 NO_DROPS = Drops(*[np.uint64(0)] * 4)
 
 
@@ -93,7 +115,30 @@ def matrices_of(x, problem):
     *_, rows, cols = x.shape
     offsets = _offsets(x.shape[:-2], x.strides[:-2], problem.batch, problem.heads)
     stride = max(x.strides[-2] // x.itemsize, cols, 1)
-    return Matrices(x.ctypes.data, offsets, rows, cols, stride, HALVES.get(x.dtype, 0))
+    return Matrices(x.ctypes.data, offsets, rows, cols, stride)
+
+
+def tokens_of(x, problem, cache, scale):
+    """The Tokens of k or v, (..., heads, tokens, features), or of those of a cache, and the array to keep alive."""
+    x, scales = readable(x, x.dtype), NO_SCALES
+    if is_paged(problem):
+        table, page_size = np.ascontiguousarray(cache.table), problem.cache.page_size
+    else:
+        table, page_size = np.zeros((problem.matrices[0], 1), np.int32), max(problem.seqlen_k, 1)
+    if scale is not None:
+        scales = _place_of(cache._scale_of_tokens(scale)[..., None], problem)
+    return Tokens(_place_of(x, problem), KINDS.get(x.dtype, OF_SUMS), x.shape[-1], table, page_size, scales), x
+
+
+def _place_of(x, problem):
+    """The Place of an array (..., heads, rows, columns), or (pages, heads, rows, columns)."""
+    axes = slice(1 if is_paged(problem) else 0, -2)
+    offsets = _offsets(x.shape[axes], x.strides[axes], problem.batch, problem.heads)
+    return Place(x.ctypes.data, offsets, x.strides[0], x.strides[-2])
+
+
+def is_paged(problem):
+    return problem.cache is not None and problem.cache.page_size is not None
 
 
 @lru_cache(maxsize=256)
@@ -108,16 +153,25 @@ def _offsets(shape, strides, batch, heads):
 
 def tiles_of(problem, mask, tile_m, at_multiples=False):
     """The Tiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
-    if mask._segments is None:
-        return _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
-    rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
-    return _tiles(problem.batch, rows, tile_m, at_multiples)
+    if mask._segments is not None:
+        rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
+        return _tiles(problem.batch, rows, tile_m, at_multiples)
+    tiles = _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
+    return tiles if problem.cache is None else _tiles_of_cache(problem, tiles, mask._frame.keys)
 
 
 @lru_cache(maxsize=64)
 def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
     own = np.arange(seqlen_q) + seqlen_k - seqlen_q
     return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m, False)
+
+
+def _tiles_of_cache(problem, tiles, lengths):
+    """The Tiles where each sequence, a segment of its own, has so many keys, (batch, 1)."""
+    table, end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]
+    table[:, 5], table[:, 6] = end, end - problem.seqlen_q
+    pairs = int(((table[:, 3] - table[:, 2]) * end).sum())
+    return tiles._replace(table=table, pairs=pairs, longest=int(end.max(initial=0)))
 
 
 def _tiles(batch, rows, tile_m, at_multiples):
@@ -196,7 +250,8 @@ def drops_of(dropout):
 def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
     """A function that allocates a Scratch."""
     elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
-    wide = tile_n * max(problem.head_dim, problem.head_dim_v) * (problem.dtype.itemsize == 2)
+    gathers = problem.dtype.itemsize == 2 or problem.cache is not None
+    wide = tile_n * max(problem.head_dim, problem.head_dim_v) * gathers
     sizes = (elements, elements * backward, elements * slopes, tile_m * problem.head_dim,
              tile_m * problem.head_dim_v * backward, 4 * tile_m)  # fmt: skip
 

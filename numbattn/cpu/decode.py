@@ -57,7 +57,7 @@ class Few(NamedTuple):
 
 def split(problem, mask, tile_m):
     """The Tiles of many queries, and the Few."""
-    if mask._segments is None:
+    if mask._frame is None:
         return _split_uncut(problem, mask, tile_m)
     return _split(problem, tiles_of(problem, mask, tile_m))
 

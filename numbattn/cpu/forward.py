@@ -6,7 +6,7 @@ O is divided by l once, in the epilogue.
 import numpy as np
 
 from ..problem import Saved
-from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of
+from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tokens_of
 from .compile import kernel
 from .decode import launch_decode, split
 from .launch import launch
@@ -39,15 +39,16 @@ EXPONENTIAL = 32  # the cost of one, in multiplications
 
 def forward(problem, inputs, out=None, save=True):
     """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
-    q = readable(inputs.q, problem.sum_dtype)
-    k, v = (readable(x, problem.dtype) for x in (inputs.k, inputs.v))
+    q, cache = readable(inputs.q, problem.sum_dtype), inputs.cache
+    k, k_alive = tokens_of(inputs.k, problem, cache, cache and cache.k_scale)
+    v, v_alive = tokens_of(inputs.v, problem, cache, cache and cache.v_scale)
     o = np.empty((*problem.matrices, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
     lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
     many, few = split(problem, inputs.mask, TILE_M)
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score)
     drops, kept_scale = drops_of(inputs.dropout)
-    arrays = *(matrices_of(x, problem) for x in (q, k, v)), o, lse
+    arrays = matrices_of(q, problem), k, v, o, lse
     options = sight, steps, sinks_of(problem, inputs.score), drops, inputs.scale, kept_scale
     features = problem.head_dim + problem.head_dim_v
     if len(many.table):

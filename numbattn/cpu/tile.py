@@ -19,6 +19,7 @@ for function in dropout.wide_product, dropout.philox_round:
     register_jitable(function)
 philox4x32 = register_jitable(dropout.philox4x32)
 EMPTY, PARTIAL, FULL = 0, 1, 2
+OF_SUMS, FLOAT16, BFLOAT16, INT8, FLOAT8 = range(5)  # numbers of K and V: of the dtype of sums, or narrower
 INT64 = ir.IntType(64)
 LN_2_TAIL = 2.3190468138462996e-17  # ln(2) - math.log(2)
 
@@ -79,20 +80,57 @@ def matrix(x, batch, head, dtype):
 
 @inline
 def rows_of(x, batch, head, first, end, buffer, dtype):
-    """Rows [first, end) of the matrix of (batch, head), as they lie or, of another dtype, widened, in the buffer."""
-    if x.bits == 0:
-        return matrix(x, batch, head, dtype)[first:end]
-    out = contiguous_view(address_of(buffer), end - first, x.cols, x.cols, dtype)
-    for row in range(first, end):
-        address = x.address + x.offsets[batch, head] + 2 * row * x.stride
-        bits, wide = contiguous_view(address, 1, x.cols, x.cols, np.uint16)[0], out[row - first]
-        if x.bits == 1:
-            for col in range(x.cols):
-                wide[col] = float_of_float16(bits[col])
-        else:
-            for col in range(x.cols):
-                wide[col] = float_of_bfloat16(bits[col])
+    """Rows [first, end) of K or V of (batch, head): as they lie or, if they are of another dtype or lie in several
+    pages, gathered in the buffer."""
+    if x.kind == OF_SUMS and first // x.page_size == (end - 1) // x.page_size:
+        address, stride = address_of_row(x, x.place, batch, head, first), x.place.row_stride // buffer.itemsize
+        return strided_view(address, end - first, x.cols, stride, dtype)
+    out, row = contiguous_view(address_of(buffer), end - first, x.cols, x.cols, dtype), first
+    while row < end:
+        page_end = min((row // x.page_size + 1) * x.page_size, end)
+        address = address_of_row(x, x.place, batch, head, row)
+        of_scale = address_of_row(x, x.scales, batch, head, row) if x.kind >= INT8 else address
+        gather(out[row - first : page_end - first], x, address, of_scale)
+        row = page_end
     return strided_view(address_of(buffer), end - first, x.cols, x.cols, dtype)
+
+
+@inline
+def address_of_row(x, place, batch, head, row):
+    """Of a token, or of its scale."""
+    page = x.table[batch, row // x.page_size] * place.page_stride
+    return place.address + place.offsets[batch, head] + page + row % x.page_size * place.row_stride
+
+
+@inline
+def gather(out, x, address, of_scale):
+    """The rows from an address on, widened; those of 8 bits times their scales, from another one on."""
+    cols, real = x.cols, out.dtype.type
+    for row in range(out.shape[0]):
+        wide = out[row]
+        if x.kind == OF_SUMS:
+            numbers = contiguous_view(address, 1, cols, cols, out.dtype)[0]
+            for col in range(cols):
+                wide[col] = numbers[col]
+        elif x.kind == FLOAT16:
+            bits = contiguous_view(address, 1, cols, cols, np.uint16)[0]
+            for col in range(cols):
+                wide[col] = float_of_float16(bits[col])
+        elif x.kind == BFLOAT16:
+            bits = contiguous_view(address, 1, cols, cols, np.uint16)[0]
+            for col in range(cols):
+                wide[col] = float_of_bfloat16(bits[col])
+        else:
+            scale = real(contiguous_view(of_scale, 1, 1, 1, np.float32)[0, 0])
+            if x.kind == INT8:
+                numbers = contiguous_view(address, 1, cols, cols, np.int8)[0]
+                for col in range(cols):
+                    wide[col] = scale * real(numbers[col])
+            else:
+                bits = contiguous_view(address, 1, cols, cols, np.uint8)[0]
+                for col in range(cols):
+                    wide[col] = scale * real(float_of_float8(bits[col]))
+        address, of_scale = address + x.place.row_stride, of_scale + x.scales.row_stride
 
 
 @inline
@@ -186,6 +224,17 @@ def float_of_float16(bits):
     x = float_of(np.int32(magnitude | np.int32(0 if is_finite else 0x7F800000)))
     x = x * np.float32(2.0**112) if is_finite else x
     return -x if bits & np.int32(0x8000) else x
+
+
+@inline
+def float_of_float8(bits):
+    """The float32 of a float8_e4m3fn in a uint8: its exponent is less by 120; it has NaN and no infinity."""
+    bits = np.int32(bits)
+    magnitude = np.int32(bits & np.int32(0x7F))
+    normal = float_of(np.int32((magnitude << np.int32(20)) + np.int32(120 << 23)))
+    x = normal if magnitude >= np.int32(8) else np.float32(magnitude) * np.float32(2.0**-9)
+    x = x if magnitude != np.int32(0x7F) else np.float32(np.nan)
+    return -x if bits & np.int32(0x80) else x
 
 
 def exp(x):

@@ -30,6 +30,8 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
+        if problem.cache is not None and problem.cache != (problem.dtype, None):
+            raise NotImplementedError("k: got a KVCache of 8 bits or in pages, which cannot be read on GPUs yet")
         gpu, lse = self.current(), None
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         if out is not None:
@@ -71,7 +73,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
     are new and contiguous.
     """
-    _, _, _, mask, scale, dropout, parts = inputs
+    _, _, _, mask, scale, dropout, parts, _ = inputs
     score = of_mask = of_score = misaligned = ()
     if mask._holds_arrays:
         masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)

@@ -10,20 +10,21 @@ Every mask is a band, an interval of keys for each query, gaps in it and some gr
 - a gap is an `Interval` of keys that are hidden: two intervals joined by `|` are the one from the first key of both to
   the last, but for the gap between them: `logic`;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1) and Bits
-  (1 x 8, one bit an element) in `dense`, BlockSparse (any size) in `block_sparse`.
+  (1 x 8, one bit an element) in `dense`, BlockSparse (any size) in `block_sparse`; a Tail becomes Bits.
 
 What all of them have in common is in `base`. The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's
 arrays on to CuPy); `_like` brings them to one library, which bands, intervals and grids expect. Device memory is never
 read, but for `Bits.tree` and offsets or lengths that have no axes. Members with an underscore are the package's own.
 """
 
-from .bands import Causal, Lengths, Window
+from .bands import Cached, Causal, Lengths, Window
 from .base import Band, Edge, Grid, Interval, Mask, Rows, arrays_of, band_of, interval_of
 from .block_sparse import BlockSparse
 from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
 from .logic import All, AnyOf, any_of, as_mask, drawn, visible
 from .segments import Segments, pack, unpack
+from .tail import Tail
 
 __all__ = [
     "All",
@@ -31,6 +32,7 @@ __all__ = [
     "Band",
     "Bits",
     "BlockSparse",
+    "Cached",
     "Causal",
     "Dense",
     "Edge",
@@ -42,6 +44,7 @@ __all__ = [
     "Prefix",
     "Rows",
     "Segments",
+    "Tail",
     "Window",
     "any_of",
     "arrays_of",

@@ -1,8 +1,9 @@
-"""Masks that are bands: Causal, Window and Lengths."""
+"""Masks that are bands: Causal, Window and Lengths, and the Lengths of a cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..checks import Integers, integer, integers
 from ..values import Held, clip, given, shown
@@ -16,8 +17,8 @@ class Causal(Mask):
     Parameters
     ----------
     offset : int or integer array over the batch axes, optional
-        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` every one of its segment;
-        with 0 the first query sees the first key.
+        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` and in a `KVCache` every
+        one of its segment or sequence; with 0 the first query sees the first key.
 
     Examples
     --------
@@ -32,8 +33,8 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
 
-    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        return (Edge("hi", seqlen_k - seqlen_q if self.offset is None else self.offset),)
+    def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
+        return (Edge("hi", seqlen_k, -seqlen_q) if self.offset is None else Edge("hi", self.offset),)
 
     def _aligned(self, rows: Rows) -> Interval:
         return Interval(rows.first, rows.own + 1)
@@ -52,7 +53,7 @@ class Window(Mask):
         How many keys before and after its own a query sees; None = all of them.
     offset : int or integer array over the batch axes, optional
         The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, within
-        `Segments` those of each segment; 0 aligns the first ones.
+        `Segments` and in a `KVCache` those of each segment or sequence; 0 aligns the first ones.
 
     Examples
     --------
@@ -75,10 +76,10 @@ class Window(Mask):
             offset=None if self.offset is None else integers("Window offset", self.offset),
         )
 
-    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        offset = seqlen_k - seqlen_q if self.offset is None else self.offset
-        left = () if self.left is None else (Edge("lo", offset, -self.left),)
-        return left if self.right is None else (*left, Edge("hi", offset, self.right))
+    def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
+        at, shift = (seqlen_k, -seqlen_q) if self.offset is None else (self.offset, 0)
+        left = () if self.left is None else (Edge("lo", at, shift - self.left),)
+        return left if self.right is None else (*left, Edge("hi", at, shift + self.right))
 
     def _aligned(self, rows: Rows) -> Interval:
         left, right = (FAR if x is None else clip(x, -FAR, FAR) for x in (self.left, self.right))
@@ -122,10 +123,20 @@ class Lengths(Mask):
             queries=None if self.queries is None else integers("Lengths queries", self.queries),
         )
 
-    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
+    def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         edges = Edge("keys", self.keys), Edge("queries", self.queries)
         return tuple(edge for edge in edges if edge.at is not None)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))
         return tuple(h for h in held if h.array is not None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cached(Lengths):
+    """The keys of a cache: in an ``&`` with it, masks without an offset of their own are aligned with each sequence's
+    last key, not with the last that there is room for."""
+
+    def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
+        """Of query 0."""
+        return clip(self.keys, 0, seqlen_k) - seqlen_q

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ..checks import Array, integer
 from ..values import Held, Value, broadcasts, clip
 
 FAR = 2**40  # beyond every sequence, and far from overflow
+Frame: TypeAlias = "masks.Segments | masks.Cached"
 
 
 class Band(NamedTuple):
@@ -114,12 +115,15 @@ class Mask(Value):
         return masks.any_of(masks.as_mask(other, "|"), self)
 
     # ------------------------------------------------------------------------------------- what a kind of mask says
-    def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        """Where its band ends; on other sides it goes on to the end of the matrix."""
+    def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
+        """Where its band ends; on other sides it goes on to the end of the matrix.
+
+        seqlen_k: an int, or of a cache an array over the batch axes, the length of each sequence.
+        """
         return ()
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        """What queries i, np.arange(seqlen_q) in the library of its arrays, see by its intervals."""
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
+        """What queries i, np.arange(seqlen_q) in the library of its arrays, see by its intervals; seqlen_k likewise."""
         return ()
 
     def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
@@ -132,6 +136,10 @@ class Mask(Value):
 
     def _aligned(self, rows: Rows) -> Interval:
         """What queries see if the mask, which has no offset of its own, is aligned within segments."""
+        raise NotImplementedError
+
+    def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> masks.Bits:
+        """The mask, if it is drawn, as it is aligned within a frame, in the library of `array`: that of its arrays."""
         raise NotImplementedError
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
@@ -167,6 +175,17 @@ class Mask(Value):
     def _segments(self) -> masks.Segments | None:
         """The Segments in it."""
         return next((part for part in self._parts if isinstance(part, masks.Segments)), None)
+
+    @property
+    def _frame(self) -> Frame | None:
+        """What the parts without an offset of their own are aligned within."""
+        return next((part for part in self._parts if isinstance(part, masks.Segments | masks.Cached)), None)
+
+    def _last_keys(self, seqlen_k: int) -> Any:
+        """How many keys end with the one that parts without an offset are aligned with: an int, or of a cache an array
+        over the batch axes."""
+        frame = self._frame
+        return frame.keys if isinstance(frame, masks.Cached) else seqlen_k
 
     @property
     def _within(self) -> tuple[Mask, ...]:

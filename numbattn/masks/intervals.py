@@ -23,9 +23,10 @@ class Prefix(Mask):
     lengths : int or integer array over the batch axes
         0 <= lengths <= seqlen_k.
     offset : int or integer array over the batch axes, optional
-        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key. Within `Segments`
-        a Prefix without an offset begins with each segment and is no longer than it; with an offset both numbers count
-        the keys of the packed array. For a length of its own for each segment take `Intervals`.
+        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key, in a `KVCache`
+        every one of its sequence. Within `Segments` a Prefix without an offset begins with each segment and is no
+        longer than it; with an offset both numbers count the keys of the packed array. For a length of its own for each
+        segment take `Intervals`.
 
     Examples
     --------
@@ -46,7 +47,7 @@ class Prefix(Mask):
             offset=None if self.offset is None else integers("Prefix offset", self.offset),
         )
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         offset = seqlen_k - i.size if self.offset is None else self.offset
         return (self._aligned(Rows(0, seqlen_k, i + for_queries(clip(offset, -FAR, FAR)))),)
 
@@ -90,7 +91,7 @@ class Intervals(Mask):
         first, end = (broadcast(f"Intervals {name}", x, shape[:-1], 1) for name, x in self._arrays().items())
         return self if first is self.first and end is self.end else Intervals(first, end)
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         return (Interval(self.first, self.end),)
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import library, words_for
 from ..values import for_queries
-from .base import Edge, Grid, Interval, Mask, interval_of
+from .base import Edge, Frame, Grid, Interval, Mask, interval_of
 from .dense import Bits, Dense
 from .segments import Segments
 
@@ -68,13 +68,18 @@ class All(Joined):
     @cached_property
     def _others(self) -> tuple[Mask, ...]:
         others = (part for part in self.of if part not in self._within)
-        return tuple(part._inside(self._segments) if isinstance(part, AnyOf) else part for part in others)
+        return tuple(part._inside(self._frame) if isinstance(part, AnyOf) else part for part in others)
 
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        return tuple(edge for part in self._others for edge in part._edges(seqlen_q, seqlen_k))
+        keys = self._last_keys(seqlen_k)
+        return tuple(edge for part in self._others for edge in part._edges(seqlen_q, keys))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        found = tuple(interval for part in self._others for interval in part._intervals(i, seqlen_k))
+        keys = self._last_keys(seqlen_k)
+        found = tuple(
+            interval for part in self._others
+            for interval in part._intervals(i, seqlen_k if isinstance(part, AnyOf) else keys)
+        )  # fmt: skip
         if (segments := self._segments) is None or not self._within:
             return found
         rows = segments._rows(i, seqlen_k)
@@ -104,9 +109,9 @@ class AnyOf(Joined):
     def _is_drawn(self) -> bool:
         return len(self.of) > 2 or not all(mask._is_interval for mask in self.of)
 
-    def _inside(self, segments: Segments | None) -> AnyOf:
-        """It, with masks that are aligned within segments."""
-        return self if segments is None else AnyOf(tuple(All((segments, *mask._parts)) for mask in self.of))
+    def _inside(self, frame: Frame | None) -> AnyOf:
+        """It, with masks that are aligned within a frame."""
+        return self if frame is None else AnyOf(tuple(All((frame, *mask._parts)) for mask in self.of))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
         return self._interval_and_gap(i, seqlen_k)[:1]
@@ -121,9 +126,9 @@ class AnyOf(Joined):
         return (Interval(np.minimum(one.first, other.first), np.maximum(one.end, other.end)),
                 Interval(np.minimum(one.end, other.end), gap_end))
 
-    def _bits(self, seqlen_q: int, seqlen_k: int, array: Any) -> Bits:
-        """Drawn, in the library of `array`, which is that of its arrays."""
-        return Bits.pack(reduce(operator.or_, (visible(mask, seqlen_q, seqlen_k, array) for mask in self.of)))
+    def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
+        alternatives = self._inside(frame).of
+        return Bits.pack(reduce(operator.or_, (visible(mask, seqlen_q, seqlen_k, array) for mask in alternatives)))
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.of))
@@ -154,8 +159,7 @@ def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
     if not mask._is_drawn:
         return mask
     return All(tuple(
-        part._inside(mask._segments)._bits(seqlen_q, seqlen_k, array)
-        if isinstance(part, AnyOf) and part._is_drawn else part for part in mask._parts
+        part._bits(seqlen_q, seqlen_k, mask._frame, array) if part._is_drawn else part for part in mask._parts
     ))  # fmt: skip
 
 

@@ -98,7 +98,11 @@ class Segments(Mask):
         first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, behind, -1)
         return Rows(first, end, i + end - np.take_along_axis(queries, behind, -1))
 
-    def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
+    def _own_key(self, seqlen_q: int, seqlen_k: int) -> int | None:
+        """Of query 0; None where it depends on the segment. Between equal offsets it has the query's number."""
+        return 0 if self.keys is None and seqlen_q == seqlen_k else None
+
+    def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         first, end, _ = self._rows(i, seqlen_k)
         return (Interval(first, end),)
 

@@ -1,5 +1,6 @@
 import itertools
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -58,6 +59,16 @@ def test_expm1_at_the_ends(dtype):
     assert low == -1
     assert high == pytest.approx(np.expm1(40.0), rel=1e-4)
     assert np.isnan(nan)
+
+
+@numba.njit
+def float8_of(bits):
+    return np.array([tile.float_of_float8(x) for x in bits])
+
+
+def test_every_float8():
+    bits = np.arange(256, dtype=np.uint8)
+    np.testing.assert_array_equal(float8_of(bits), bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
 @numba.njit

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn import reference
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
@@ -294,3 +295,34 @@ def test_keys_of_length_0_may_be_nan(rng, score):
         results = o, *backprop(o)
     assert not gpu.programs                                     # nothing is compiled, nothing launched
     assert all((x == 0).all() for x in results)
+
+
+CACHED = {
+    "edges": lambda rng: {"mask": na.Causal() & na.Window(40, 9)},
+    "intervals": lambda rng: {"mask": na.Prefix(2) & (na.Window(9, 0) | na.Prefix(5))},
+    "bits": lambda rng: {"mask": na.Tail(rng.random((5, 5)) < 0.5)},
+    "scores": lambda rng: {"score": [na.Alibi(0.1), na.RelativeBias(random(rng, (2, 21), np.float32))]},
+}
+
+
+@compiled_only
+@pytest.mark.parametrize("kind", CACHED)
+def test_caches(rng, device, kind):
+    """Masks and scores are aligned with the lengths, which are on the device; what lies beyond them is NaN."""
+    q, k, v = qkv(rng, batch=(3,), m=5)
+    lengths = np.array([70, 3, 0], np.int32)
+    for x in (k, v):
+        for held, length in zip(x, lengths):
+            held[:, length:] = np.nan
+    options = CACHED[kind](rng)
+    o, saved = na.attention_forward(q, na.KVCache(k, v, lengths), **options)
+    want, want_lse = reference.attention_forward(q, na.KVCache(k, v, lengths), **options)
+    np.testing.assert_allclose(o, want, atol=1e-5)
+    np.testing.assert_allclose(saved.lse, want_lse, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"page_size": 8}, {"dtype": np.int8}], ids=["pages", "8 bits"])
+def test_caches_that_are_not_read_yet(hopper, how):
+    q = np.zeros((1, 2, 1, 8))
+    with pytest.raises(NotImplementedError, match="k: got a KVCache of 8 bits or in pages"):
+        na.attention(q, na.KVCache.zeros(1, 1, 8, 8, like=q, **how))

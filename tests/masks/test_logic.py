@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.masks import All, AnyOf, as_mask, drawn
+from numbattn.masks import All, AnyOf, Cached, as_mask, drawn
 
 from ..accuracy import assert_equal
 from .examples import INTERVALS, KINDS, copied
@@ -32,6 +32,22 @@ def test_and_of_intervals(one, other):
     want = one.dense(5, 6) & other.dense(5, 6)
     assert_equal((one & other).dense(5, 6), want)
     assert_equal((other & one).dense(5, 6), want)
+
+
+ALIGNED = [
+    na.Causal(), na.Window(2, 1), na.Window(None, -1), na.Causal(1), na.Prefix(2), na.Intervals([1], [3]),
+    na.Window(1, 0) | na.Lengths(keys=1), na.Causal() & (na.Window(1, 0) | na.Prefix(1)),
+    na.Window(1, 0) | na.Prefix(1) | na.Causal(-9),
+]  # fmt: skip
+
+
+@given(st.sampled_from(ALIGNED), st.integers(0, 9), st.lists(st.integers(0, 12), min_size=1, max_size=3))
+def test_beside_the_keys_of_a_cache(mask, m, lengths):
+    """Each sequence sees what it sees alone."""
+    found = (Cached(np.array(lengths)[:, None]) & mask).dense(m, 12)
+    for shown, n in zip(found, lengths, strict=True):
+        assert_equal(shown[0, :, :n], mask.dense(m, n))
+        assert not shown[..., n:].any()
 
 
 UNIONS = {
@@ -99,6 +115,13 @@ def test_two_intervals_are_no_grid():
     assert (na.Causal() & words)._kinds == (na.Causal, na.Bits)
     assert (intervals & (na.Causal() | KINDS[5]))._kinds == (AnyOf, na.Bits)
     assert len((intervals & (na.Causal() | na.Prefix(3)))._gaps(np.arange(9), 9)) == 2
+    both_kinds = intervals & (na.Causal() | KINDS[5])
+    assert drawn(both_kinds, 5, 6, np.empty(0))._parts[0] is intervals
+
+
+def test_nobody_sees_the_gap_between_two_intervals():
+    mask = na.Window(0, 0, offset=2) | na.Lengths(keys=1)
+    np.testing.assert_array_equal(mask.dense(3, 5), [[1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1]])
 
 
 def test_no_mask_shows_everything():

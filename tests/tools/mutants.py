@@ -62,6 +62,9 @@ TABLE = [
         '"keys": (0, seqlen_k)}.get': '"keys": (1, seqlen_k)}.get',
         "own = (1,) * (len(shape) - x.ndim) + x.shape": "own = x.shape + (1,) * (len(shape) - x.ndim)",
     }),
+    Faults("masks/base.py", ["masks/test_logic.py::test_beside_the_keys_of_a_cache"], {
+        "frame.keys if isinstance(frame, masks.Cached) else seqlen_k": "seqlen_k",
+    }),
     Faults("masks/base.py", SEGMENTS, {
         "reduce(_larger, (clip(interval": "reduce(_smaller, (clip(interval",
     }),
@@ -77,13 +80,27 @@ TABLE = [
     }),
     Faults("masks/logic.py", [*SEGMENTS, "masks/test_calls.py::test_unions_of_both_kinds_within_segments"], {
         "if part not in self._within)": ")",
-        "if isinstance(part, AnyOf) and part._is_drawn else": "if isinstance(part, AnyOf) else",
-        "part._inside(mask._segments)._bits": "part._bits",
+    }),
+    Faults("masks/logic.py", [f"masks/test_logic.py::test_{name}" for name in (
+        "two_intervals_are_no_grid", "beside_the_keys_of_a_cache",
+    )], {
+        "if part._is_drawn else part": "if isinstance(part, AnyOf) else part",
+        "alternatives = self._inside(frame).of": "alternatives = self.of",
+        "seqlen_k if isinstance(part, AnyOf) else keys": "seqlen_k",
+        "part._inside(self._frame) if": "part._inside(self._segments) if",
+    }),
+    Faults("masks/tail.py", ["masks/test_tail.py"], {
+        "(seqlen_q + WORD - 1) // WORD": "seqlen_q // WORD",
+        "like=array) - first % WORD": "like=array)",
+        " | (key < 0)": "",
+        "np.where(word < 0": "np.where(word <= 0",
+        "frame.keys if isinstance(frame, Cached) else seqlen_k": "seqlen_k",
+        "self._inner._held(seqlen_q, seqlen_q)": "self._inner._held(seqlen_q, seqlen_k)",
     }),
     Faults("masks/bands.py", ["masks/test_bands.py"], {
-        'Edge("lo", offset, -self.left)': 'Edge("lo", offset, self.left)',
-        'Edge("hi", seqlen_k - seqlen_q if self.offset': 'Edge("hi", 0 if self.offset',
-        "offset = seqlen_k - seqlen_q if self.offset": "offset = 0 if self.offset",
+        "shift - self.left": "shift + self.left",
+        'Edge("hi", seqlen_k, -seqlen_q) if': 'Edge("hi", 0) if',
+        "at, shift = (seqlen_k, -seqlen_q)": "at, shift = (seqlen_k, 0)",
     }),
     Faults("masks/bands.py", SEGMENTS, {
         "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
@@ -109,9 +126,40 @@ TABLE = [
         "Rows(first, end, i + end - ": "Rows(first, end, i + first - ",
         "packed[..., first:end, :]": "packed[..., first:end, :].copy()",
     }),
+    Faults("masks/segments.py", ["test_scores.py"], {
+        "0 if self.keys is None and seqlen_q == seqlen_k else None": "0",
+    }),
     Faults("masks/intervals.py", [*SEGMENTS, "masks/test_intervals.py::test_prefix"], {
         "np.maximum(rows.first + ": "np.maximum(",
         "offset = seqlen_k - i.size if self.offset": "offset = 0 if self.offset",
+    }),
+    Faults("masks/bands.py", ["test_kv_cache.py::test_weights"], {
+        "clip(self.keys, 0, seqlen_k) - seqlen_q": "seqlen_k - seqlen_q",
+    }),
+    Faults("kv_cache.py", [f"test_kv_cache.py::test_{name}" for name in (
+        "append_in_pieces", "append_to_a_ragged_batch", "sequences_share_pages", "error_of_int8", "error_of_float8",
+        "keep", "keep_where_v_is_a_part_of_k", "weights", "errors", "nothing_is_written_where_something_is_wrong",
+        "overflowed",
+    )], {
+        "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
+        "slice(offsets[0], offsets[-1])": "slice(0, offsets[-1] - offsets[0])",
+        "counts > self.capacity - lengths": "counts > self.capacity",
+        "x.swapaxes(-2, -3)": "x.swapaxes(0, 1)",
+        "position // size]": "0 * position]",
+        "        self._check_pages(pages)\n": "",
+        "first < lengths[:, None]": "first <= lengths[:, None]",
+        "before + np.maximum(steps, 0)": "before + t",
+        "[x[page, :, row] for x in arrays]": "(x[page, :, row] for x in arrays)",
+        "- nodes + (steps >= 0).sum(axis=1)": "- nodes + steps.shape[1]",
+        "lengths.min() < nodes": "lengths.max() < nodes",
+        "(other <= one)": "(other < one)",
+        "(self.k_scale, self.v_scale) if self.k.dtype == INT8 else ()": "()",
+        "np.where(scale == 0, 1, scale)": "scale",
+        "np.rint(x": "np.trunc(x",
+        "scale[:, None], -LARGEST[FLOAT8], LARGEST[FLOAT8])": "scale[:, None], -np.inf, np.inf)",
+        "(given < 0) | (given > held)": "given > held",
+        "self.lengths > self.capacity": "self.lengths >= self.capacity",
+        "All((Cached(self.lengths[:, None]), *mask._parts))": "mask",
     }),
     Faults("values.py", ["masks/test_bands.py"], {
         "x = np.minimum(x, np.uint64(2**62))": "pass",
@@ -194,6 +242,20 @@ TABLE = [
         "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
         "own[m0] - m0], axis=-1)[::-1]": "own[m0] - m0], axis=-1)",
         "batch[-1] if batch else 1), cut": "1), cut",
+    }),
+    Faults("cpu/tile.py", ["cpu/test_tile.py::test_every_float8"], {
+        "if magnitude >= np.int32(8)": "if True",
+        "if magnitude != np.int32(0x7F)": "if True",
+    }),
+    Faults("cpu/tile.py", ["test_kv_cache.py::test_8_bits[16-1-int8]", "test_kv_cache.py::test_dtypes[2-16-float64]"], {
+        "first // x.page_size == (end - 1) // x.page_size": "True",
+        "(row // x.page_size + 1) * x.page_size": "(row // x.page_size + 2) * x.page_size",
+        "row % x.page_size * place.row_stride": "row * place.row_stride",
+        "of_scale + x.scales.row_stride": "of_scale",
+    }),
+    Faults("cpu/arguments.py", [f"test_kv_cache.py::test_8_bits[{pages}-1-int8]" for pages in (16, None)], {
+        "slice(1 if is_paged(problem) else 0, -2)": "slice(0, -2)",
+        "end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]": "end = tiles.table.copy(), 0 * tiles.table[:, 0]",
     }),
     Faults("cpu/forward.py", CPU, {
         "fill(l, 0)": "pass",
@@ -290,7 +352,6 @@ TABLE = [
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
         "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
         "return j - own[..., None]": "return own[..., None] - j",
-        "0 if segments.keys is None and seqlen_q == seqlen_k else None": "0",
         "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
         "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
         "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",

@@ -42,6 +42,11 @@ def model(q: Floats, k: Floats, v: Floats, do: Floats, visible: Booleans, length
     assert_type(na.BlockSparse.butterfly((1, 1, 64, 64), block_size=(16, 16)), na.BlockSparse)
     assert_type(na.dropout_mask(na.Dropout(0.5, 1), (3, 4)), Booleans)
     na.attention(q, k, v, mask=na.Dense(visible), scale=np.float32(2).item())
+    cache = na.KVCache.zeros(2, 8, 100, 64, like=q, page_size=16, dtype=np.int8)
+    cache.append(k, v, segments=[0, 3, 4])
+    cache.keep([[0, -1], [0, 1]], nodes=2)
+    assert_type(na.attention(q, cache, mask=na.Tail(na.Bits.tree([-1, 0])), out=do), Floats)
+    assert_type(na.attention_forward(q, na.KVCache(k, v, lengths))[1], na.Saved[Floats])
     bits: NDArray[np.generic] = q.astype(ml_dtypes.bfloat16)
     na.attention(bits, bits, bits)
     return o

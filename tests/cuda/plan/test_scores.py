@@ -50,8 +50,8 @@ def test_what_a_mask_lowers_to_is_kept_if_its_arrays_are_its_own(mask, is_kept):
 def test_a_part_is_kept_as_it_is_within_segments():
     part, one, other = na.Alibi(1.0), na.Segments([0, 3, 8]), na.Segments([0, 8])
     assert part._within(one) is part._within(one)
-    assert part._within(one)._segments is one
-    assert part._within(other)._segments is other
+    assert part._within(one)._frame is one
+    assert part._within(other)._frame is other
 
 
 def test_arrays_on_the_host_may_change():

@@ -1,0 +1,87 @@
+"""A mask for the last keys alone: those of tokens that have just come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..checks import Array, words_for
+from ..values import Held
+from .bands import Cached
+from .base import Frame, Mask
+from .dense import Bits, Dense
+from .logic import as_mask
+
+WORD = 32  # bits
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tail(Mask):
+    """The last seqlen_q keys are visible by the mask inside, all earlier ones to every query.
+
+    Queries and their own keys, the last ones, as in speculative decoding: each token of a tree sees all tokens before
+    the tree, and its ancestors in it. In a call with a `KVCache` these are the last keys of each sequence.
+
+    Parameters
+    ----------
+    mask : Bits, Dense or array of bool, (..., seqlen_q, seqlen_q)
+        Broadcast as those are. Where there are fewer keys than queries, it holds for the last keys.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.Tail(na.Bits.tree([-1, 0, 0])).dense(3, 5).astype(int)
+    array([[1, 1, 1, 0, 0],
+           [1, 1, 1, 1, 0],
+           [1, 1, 1, 0, 1]])
+    """
+
+    mask: Mask | Array
+
+    _is_interval = False
+    _is_drawn = True
+
+    def __post_init__(self) -> None:
+        mask = as_mask(self.mask, "Tail mask")
+        if not isinstance(mask, Bits | Dense):
+            raise TypeError(f"Tail mask: got {words_for(self.mask)}, expected Bits, Dense or a boolean array")
+        self._set(mask=mask)
+
+    @property
+    def _inner(self) -> Any:
+        return self.mask
+
+    def _arrays(self) -> dict[str, Any]:
+        return self._inner._arrays()
+
+    def _like(self, array: Any) -> Tail:
+        return self._with(self._inner._like(array))
+
+    def _fit(self, shape: tuple[int, ...]) -> Tail:
+        return self._with(self._inner._fit((*shape[:-1], shape[-2])))
+
+    def _with(self, mask: Mask) -> Tail:
+        return self if mask is self.mask else Tail(mask)
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return self._inner._held(seqlen_q, seqlen_q)
+
+    def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
+        """Words before the tail have all bits set, those that it lies in are packed, and what is behind them is beyond
+        all keys."""
+        end: Any = frame.keys if isinstance(frame, Cached) else seqlen_k
+        first = np.asarray(end - seqlen_q, np.int64, like=array)[..., None, None]
+        key = np.arange(-(-(seqlen_q + WORD - 1) // WORD) * WORD, like=array) - first % WORD  # of the tail
+        words = Bits.pack(_taken(self._inner.dense(seqlen_q, seqlen_q), key) | (key < 0)).words
+        word = np.arange(-(-seqlen_k // WORD), like=array) - first // WORD
+        return Bits(np.where(word < 0, np.uint32(2**WORD - 1), _taken(words, word)))
+
+
+def _taken(x: Any, at: Any) -> Any:
+    """x[..., at], where both are broadcast along all other axes, and `at` is clipped."""
+    at = np.clip(at, 0, max(x.shape[-1] - 1, 0))
+    lead = np.broadcast_shapes(x.shape[:-1], at.shape[:-1])
+    x, at = (np.broadcast_to(y, (*lead, y.shape[-1])) for y in (x, at))
+    return np.take_along_axis(x, at, -1)
