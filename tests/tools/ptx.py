@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from .hopper import DeadlockError, Hopper, bits_of, members, truncated
-from .memory import GLOBAL_BASE, AccessError, Memory, Shared, TensorMap, bounds
+from .memory import GLOBAL_BASE, AccessError, Memory, Places, Shared, TensorMap, bounds
 
 __all__ = ["AccessError", "DeadlockError", "Kernel", "TensorMap", "interpret"]
 TYPES = {
@@ -216,7 +216,8 @@ class Block(Hopper):
         self.only(np.ones(threads, bool))
         self.values, self.defined = {}, {}  # of registers; the threads, as bits, that have written them
         self.constants, self.groups = {}, {}  # known operands; groups of threads that were whole
-        self.on_the_way = []
+        self.on_the_way = []  # by cp.async: for each copy of some threads these, their groups, places and values
+        self.committed = np.zeros(threads, np.int64)  # groups of copies, by each thread
         self.pc, self.pcs, self.done = 0, np.zeros(threads, np.int64), np.zeros(threads, bool)
         self.waiting = np.zeros(threads, np.int64)  # for what, see Hopper
         super().__init__()
@@ -597,13 +598,13 @@ class Block(Hopper):
         """cp.async: what is copied arrives when it is waited for, at the latest moment that there may be."""
         if "bulk" in op[2:4]:
             return self.bulk(op, args)
-        if op[2] == "wait_all":
-            for places, values in self.on_the_way:
-                places.set(self.shared.bytes, values)
-                places.set(self.shared.written, True)
-            self.on_the_way = []
-            return
         active = self.mask
+        if op[2] == "commit_group":
+            self.committed[active] += 1
+            return
+        if op[2] in ("wait_all", "wait_group"):
+            self.finish_copies(active, self.committed + 1 if op[2] == "wait_all" else self.committed - int(args[0]))
+            return
         if not active.any():
             return
         size, used = int(args[2]), self.get(args[3], "u32")[active]
@@ -616,7 +617,20 @@ class Block(Hopper):
         values[whole] = self.memory.places(source[whole], size, ".".join(op), read=True).of(self.memory.bytes)
         self.shared.write(places, 0, np.flatnonzero(active))
         places.set(self.shared.written, False)  # until it has arrived
-        self.on_the_way.append((places, values))
+        threads = np.flatnonzero(active)
+        self.on_the_way.append((threads, self.committed[threads], places, values))
+
+    def finish_copies(self, active, end):
+        """What active threads have copied in groups before number `end`, of each thread, is there."""
+        left = []
+        for threads, groups, places, values in self.on_the_way:
+            here = active[threads] & (groups < end[threads])
+            arrived = Places(places.size, places.rows[here])
+            arrived.set(self.shared.bytes, values[here])
+            arrived.set(self.shared.written, True)
+            if not here.all():
+                left.append((threads[~here], groups[~here], Places(places.size, places.rows[~here]), values[~here]))
+        self.on_the_way = left
 
     def _access(self, op, names, place, read):
         dtype, active = np.dtype(TYPES[op[-1]]), self.mask

@@ -7,11 +7,14 @@ plain one. Numbers take the dtype of the tile that they meet.
 | word | what it does | PTX |
 |---|---|---|
 | simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
-| load, save | a tile from global memory, and to it; see also aligned, has_bits, take | ld.global, st.global |
-| copy_async, wait_copies | from global to shared memory, in the background | cp.async |
+| load, save | a tile from global memory, and to it | ld.global, st.global |
+| aligned, heads_as_rows, has_bits, take | promises of a matrix; several as one; single elements | ld.global |
+| copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
 | SharedMemory, allocate | places in shared memory, and the tiles there | |
 | put, get, clear | a tile to shared memory, from there; zeros | st.shared, stmatrix, ld.shared |
+| put_number, get_number | an integer, likewise | st.shared, ld.shared |
 | full, row_index, col_index, diagonal_index, cols_between | a number everywhere; where elements lie | mov, add |
+| fold_index | in which of the tiles of a folded layout | mov, add |
 | + - * / // & | ^ ~ << >> < <= == != abs | of tiles, vectors and numbers | add.f32 ... |
 | exp2, log2, reciprocal, sqrt | of float32; of float64 libdevice's | ex2, lg2, rcp, sqrt.approx.ftz |
 | exp, log, tanh | by these | ex2, lg2, rcp, fma |
@@ -32,6 +35,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
+| of_first_lane | a number of one lane in all of a warp | shfl.idx |
 | sync_threads, sync_warp, sync_warpgroup(s) | what others have written is seen | bar.sync, bar.warp.sync |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
@@ -46,8 +50,8 @@ from . import operators  # noqa: F401, defines them
 from .accumulation import bulk_add, get_registers, load_registers, put_registers
 from .arrays import Alignment
 from .conversion import convert
-from .copies import copy_async, wait_copies
-from .creation import col_index, cols_between, diagonal_index, full, row_index
+from .copies import commit_copies, copy_async, wait_copies
+from .creation import col_index, cols_between, diagonal_index, fold_index, full, row_index
 from .elementwise import (
     beside,
     capped,
@@ -62,14 +66,14 @@ from .elementwise import (
 )
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import aligned, has_bits, load, save, take
+from .global_memory import aligned, has_bits, heads_as_rows, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
 from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
 from .product import dot
 from .reductions import part_sum, row_max, row_sum
-from .shared_memory import SharedMemory, allocate, clear, get, put
+from .shared_memory import SharedMemory, allocate, clear, get, get_number, put, put_number
 from .simulator import DeadlockError, RaceError, simulate
 from .synchronisation import (
     atomic_add,
@@ -80,6 +84,7 @@ from .synchronisation import (
     grid_size,
     increase_registers,
     launch_dependents,
+    of_first_lane,
     sync_threads,
     sync_warp,
     sync_warpgroup,
@@ -123,6 +128,7 @@ __all__ = [
     "cols_between",
     "column_halves",
     "commit",
+    "commit_copies",
     "convert",
     "copy_async",
     "copy_layout",
@@ -133,11 +139,14 @@ __all__ = [
     "exp",
     "exp2",
     "fence_async_proxy",
+    "fold_index",
     "full",
     "get",
+    "get_number",
     "get_registers",
     "grid_size",
     "has_bits",
+    "heads_as_rows",
     "increase_registers",
     "index",
     "init_pipelines",
@@ -151,12 +160,14 @@ __all__ = [
     "maximum",
     "minimum",
     "mma",
+    "of_first_lane",
     "opaque",
     "operand",
     "part_sum",
     "positive_operand",
     "prefetch_tensor_map",
     "put",
+    "put_number",
     "put_registers",
     "read",
     "reciprocal",

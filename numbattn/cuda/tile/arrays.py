@@ -32,18 +32,23 @@ class Alignment:
 
 
 class MatrixType(types.Type):
-    """A matrix in global memory of which something is promised."""
+    """A matrix in global memory of which something is promised. With a fold its rows are those of several matrices."""
 
-    def __init__(self, dtype, alignment):
-        self.dtype, self.alignment = dtype, alignment
-        super().__init__(f"Matrix({dtype}, {alignment.nbytes})")
+    def __init__(self, dtype, alignment, fold=0):
+        self.dtype, self.alignment, self.fold = dtype, alignment, fold
+        super().__init__(f"Matrix({dtype}, {alignment.nbytes}, {fold})")
+
+    @property
+    def llvm(self):
+        """Address, extents and strides; of several, how many and the stride from one to the next."""
+        pointer = ir.PointerType(memory_type(self.dtype), GLOBAL)
+        return ir.LiteralStructType([pointer, I32, I32, I64, I64, *[I32, I64] * bool(self.fold)])
 
 
 @register_model(MatrixType)
 class MatrixModel(core_models.PrimitiveModel):
     def __init__(self, manager, ty):
-        pointer = ir.PointerType(memory_type(ty.dtype), GLOBAL)
-        super().__init__(manager, ty, ir.LiteralStructType([pointer, I32, I32, I64, I64]))
+        super().__init__(manager, ty, ty.llvm)
 
 
 def stored(dtype):

@@ -1,6 +1,7 @@
 """Asynchronous copies (cp.async) from global to shared memory."""
 
 from functools import partial
+from itertools import product
 
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
@@ -12,6 +13,7 @@ from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder
 from .fragment import name_of
 from .global_memory import GlobalMatrix, check_array, holds_first_copy, load, places
 from .shared_memory import check_shape, put, shared_base
+from .synchronisation import demand_literal
 from .world import primitive
 
 
@@ -57,7 +59,20 @@ def copy_async(shared, matrix, layout, first):
                     store_vector(b, load_vector(b, place, len(run), inside), target)
             return []
 
+        def copy_rows():
+            """Addresses are sums with what is known: of what lies outside nothing is read, so that none is clamped."""
+            row0, col0 = source.start(layout, first)
+            origin, rows_left, cols_left = source.place(row0, col0), b.sub(source.rows, row0), b.sub(source.cols, col0)
+            for down, run in product(layout.rows.offsets, layout.cols.runs(min(source.width, plan.vector))):
+                across = layout.cols.offsets[run[0]]
+                inside = b.and_(b.icmp_signed("<", I32(down), rows_left), b.icmp_signed("<", I32(across), cols_left))
+                target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
+                emit_copy(b, target, source.beyond(origin, down, across), len(run) * item, inside)
+
         def write():
+            if in_background and source.alignment == VECTOR_BYTES:
+                copy_rows()
+                return
             for down in layout.rows.offsets:
                 in_own_block(b, [], partial(copy_row, down))
 
@@ -87,8 +102,38 @@ def emit_copy(b, target, place, nbytes, inside):
 
 
 @primitive
-def wait_copies():
+def commit_copies():
+    """What this thread has copied by `copy_async` since it last came here is a group: see `wait_copies`.
+
+    >>> PLACES = SharedMemory().tile(2, 4, np.float32, stages=2)
+    >>> def first_of_two(x):
+    ...     copy_async(allocate(PLACES, 0), ARRAY, TILE, 0)
+    ...     commit_copies()
+    ...     copy_async(allocate(PLACES, 1), ARRAY, TILE, 0)
+    ...     commit_copies()
+    ...     wait_copies(1)
+    ...     sync_threads()
+    ...     return get(allocate(PLACES, 0), TILE)
+    >>> show(first_of_two)[0]
+    array([0., 1., 2., 3.], dtype=float32)
+    """
+    simulator.shared_memory().note_group()
+
+
+@commit_copies.lowering
+def commit_copies():
+    def generate(b):
+        if capability() >= (8, 0):
+            asm(b, "cp.async.commit_group;", VOID, effect=True)
+
+    return types.void(), generate
+
+
+@primitive
+def wait_copies(pending=0):
     """What this thread has copied by `copy_async` is there. The others know after the next barrier.
+
+    pending: so many of the last groups may still be on their way, a literal; see `commit_copies`.
 
     >>> PLACES = SharedMemory().tile(2, 4, np.float32, stages=2)
     >>> def doubled(x):
@@ -100,13 +145,18 @@ def wait_copies():
     >>> show(doubled)[0]
     array([0., 2., 4., 6.], dtype=float32)
     """
-    simulator.shared_memory().note_arrival()
+    demand_literal("wait_copies", pending)
+    simulator.shared_memory().note_arrival(pending or None)
 
 
 @wait_copies.lowering
-def wait_copies():
-    def generate(b):
-        if capability() >= (8, 0):
-            asm(b, "cp.async.wait_all;", VOID, effect=True)
+def wait_copies(pending=0):
+    if isinstance(pending, types.Integer) and not isinstance(pending, types.IntegerLiteral):
+        return None
+    count = getattr(pending, "literal_value", 0)
 
-    return types.void(), generate
+    def generate(b, _):
+        if capability() >= (8, 0):
+            asm(b, f"cp.async.wait_group {count};" if count else "cp.async.wait_all;", VOID, effect=True)
+
+    return types.void(types.int32 if pending == 0 else pending), generate

@@ -1,5 +1,7 @@
 """Fragments out of nothing: constants, row and column numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -61,7 +63,7 @@ def row_index(layout, first):
     array([[10],
            [11]], dtype=int32)
     """
-    rows, _ = places(layout, row=first)
+    rows, _ = places(layout.indices, row=first)
     return Fragment(layout.row_vector(), rows.astype(np.int32))
 
 
@@ -69,7 +71,33 @@ def row_index(layout, first):
 def row_index(layout, first):
     out = FragmentType(layout.value.row_vector(), types.int32)
 
-    return out(layout, types.int32), lambda b, _, first: emit_positions(b, out, out.layout.rows, first)
+    return out(layout, types.int32), lambda b, _, first: emit_positions(b, out, out.layout.rows.within, first)
+
+
+@primitive
+def fold_index(layout):
+    """Row vector of int32: in which of the tiles that a folded layout consists of each row lies, see `Layout.folded`.
+
+    >>> show(lambda x: fold_index(TILE.folded(1)))
+    array([[0],
+           [1]], dtype=int32)
+    """
+    _check_folded(layout)
+    rows, _ = places(replace(layout, rows=layout.rows.outside))
+    return Fragment(layout.row_vector(), rows.astype(np.int32))
+
+
+@fold_index.lowering
+def fold_index(layout):
+    _check_folded(layout.value)
+    out = FragmentType(layout.value.row_vector(), types.int32)
+
+    return out(layout), lambda b, _: emit_positions(b, out, out.layout.rows.outside, I32(0))
+
+
+def _check_folded(layout):
+    if not layout.rows.fold:
+        raise TypingError(f"fold_index: got {layout}, expected a folded layout")
 
 
 def emit_positions(b, out, axis, first):
@@ -89,7 +117,7 @@ def diagonal_index(layout, first):
            [-0.5,  0.5,  1.5,  2.5]], dtype=float32)
     """
     dtype = _check_diagonal(first)
-    rows, cols = places(layout)
+    rows, cols = places(layout.indices)
     return Fragment(layout, (cols - rows).astype(dtype) + dtype(first))
 
 
@@ -99,7 +127,7 @@ def diagonal_index(layout, first):
     out = FragmentType(layout.value, element_type(plain))
 
     def generate(b, _, first):
-        rows, cols = out.layout.rows, out.layout.cols
+        rows, cols = out.layout.rows.within, out.layout.cols
         start, add = b.sub(base(b, cols), base(b, rows)), b.add
         if is_float(out.dtype):
             start, add = b.sitofp(start, LLVM[out.dtype]), b.fadd

@@ -43,6 +43,7 @@ from .fragment import (
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .integers import data_models
+from .layout import log2
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -73,25 +74,94 @@ def aligned(matrix, alignment):
 
     def generate(b, value, _):
         found = GlobalMatrix(b, matrix, value)
-        packed = ir.Constant(ir.LiteralStructType([found.data.type, I32, I32, I64, I64]), ir.Undefined)
-        for i, part in enumerate((found.data, found.rows, found.cols, found.row_stride, found.col_stride)):
-            packed = b.insert_value(packed, part, i)
-        return packed
+        return _packed(b, out, (found.data, found.rows, found.cols, found.row_stride, found.col_stride))
 
     return out(matrix, alignment), generate
+
+
+def _packed(b, ty, parts):
+    value = ir.Constant(ty.llvm, ir.Undefined)
+    for i, part in enumerate(parts):
+        value = b.insert_value(value, part, i)
+    return value
+
+
+class HeadRows:
+    """In plain Python: matrices (heads, queries, columns) as one, row number r is row r % fold of matrix r // fold."""
+
+    ndim = 2
+
+    def __init__(self, array, fold):
+        self.array, self.fold, self.dtype = array, fold, array.dtype
+        self.shape = len(array) * fold, array.shape[2]
+
+    def __getitem__(self, places):
+        head, query, cols, inside = self._split(*places)
+        return np.where(inside, self.array[head, query, cols], self.dtype.type(0))
+
+    def __setitem__(self, places, values):
+        *places, inside = self._split(*places)
+        self.array[tuple(x[inside] for x in np.broadcast_arrays(*places))] = values[inside]
+
+    def _split(self, rows, cols):
+        (head, query), queries = np.divmod(rows, self.fold), self.array.shape[1]
+        inside = np.broadcast_to(query < queries, np.broadcast(rows, cols).shape)
+        return head, np.minimum(query, queries - 1), cols, inside
+
+
+@primitive
+def heads_as_rows(heads, alignment, fold):
+    """Matrices (heads, queries, columns) as one matrix for tiles of a folded layout, see `Layout.folded`: row number r
+    is row r % fold of matrix r // fold. Rows that no matrix has are as rows beyond the end.
+
+    alignment: of all matrices, see `aligned`; fold: a power of two, at least the number of queries.
+
+    >>> HEADS = np.arange(4, dtype=np.float32).reshape(2, 1, 2)
+    >>> show(lambda x: load(heads_as_rows(HEADS, Alignment(0), 2), simt(4, 2, 8, 2, 1), 0))
+    array([[0., 1.],
+           [0., 0.],
+           [2., 3.],
+           [0., 0.]], dtype=float32)
+    """
+    _check_heads(heads, fold)
+    for matrix in heads if alignment.nbytes else ():
+        aligned(matrix, alignment)
+    return HeadRows(heads.view(bfloat16) if heads.dtype == np.uint16 else heads, fold)
+
+
+@heads_as_rows.lowering
+def heads_as_rows(heads, alignment, fold):
+    if not isinstance(fold, types.IntegerLiteral):
+        return None
+    _check_heads(heads, fold.literal_value)
+    out = MatrixType(heads.dtype, alignment.value, fold.literal_value)
+
+    def generate(b, value, *_):
+        found = GlobalMatrix(b, heads, value)
+        first = found.data, found.rows, found.cols, found.row_stride, found.col_stride
+        return _packed(b, out, (*first, found.heads, found.head_stride))
+
+    return out(heads, alignment, fold), generate
+
+
+def _check_heads(heads, fold):
+    if getattr(heads, "ndim", 0) != 3 or fold & (fold - 1) or fold < 1:
+        raise TypingError(f"heads_as_rows: got {heads} and {fold}, expected an array of 3 axes and a power of two")
 
 
 class GlobalMatrix:
     """The registers that a matrix comes down to: its address, its shape, its strides in bytes.
 
-    A vector is a matrix of one column, or of one row where `layout` has a single row.
+    A vector is a matrix of one column, or of one row where `layout` has a single row. With a fold there are several:
+    see `heads_as_rows`.
     """
 
     def __init__(self, b, ty, value, layout=None):
-        self.b, self.ndim = b, getattr(ty, "ndim", 2)
+        self.b, self.ndim, self.fold = b, getattr(ty, "ndim", 2), getattr(ty, "fold", 0)
         if isinstance(ty, MatrixType):
-            parts = [b.extract_value(value, i) for i in range(5)]
-            self.data, self.rows, self.cols, self.row_stride, self.col_stride = parts
+            parts = [b.extract_value(value, i) for i in range(7 if self.fold else 5)]
+            self.data, self.rows, self.cols, self.row_stride, self.col_stride, *several = parts
+            self.heads, self.head_stride = several or (None, None)
             self.alignment = ty.alignment.nbytes
             return
         get = data_models.lookup(ty).get
@@ -102,6 +172,8 @@ class GlobalMatrix:
             at = 0 if layout.rows.size == 1 else 1
             extents.insert(at, I32(1))
             strides.insert(at, I64(0))
+        if ty.ndim == 3:
+            self.heads, self.head_stride = extents.pop(0), strides.pop(0)
         (self.rows, self.cols), (self.row_stride, self.col_stride) = extents, strides
         self.alignment = 0
 
@@ -116,19 +188,46 @@ class GlobalMatrix:
         The tile starts at `first`, see `_first`; the register is that of the offsets `down` and `across`.
         """
         b = self.b
+        row0, col0 = self.start(layout, first)
+        row, col = b.add(row0, I32(down)), b.add(col0, I32(across))
+        row_inside, col_inside = self.has_row(row), b.icmp_signed("<", col, self.cols)
+        last = I32(0) if self.fold else b.sub(self.rows, I32(1))
+        row, col = b.select(row_inside, row, last), b.select(col_inside, col, I32(0))
+        return self.place(row, col), b.and_(row_inside, col_inside)
+
+    def has_row(self, row):
+        b = self.b
+        if not self.fold:
+            return b.icmp_signed("<", row, self.rows)
+        head, query = self.split(row)
+        return b.and_(b.icmp_signed("<", head, self.heads), b.icmp_signed("<", query, self.rows))
+
+    def split(self, row):
+        """Of a folded matrix: which matrix, and its row."""
+        return self.b.lshr(row, I32(log2(self.fold))), self.b.and_(row, I32(self.fold - 1))
+
+    def start(self, layout, first):
+        """The row and the column of this thread's first element."""
+        b = self.b
         row0, col0 = _first(layout, self.ndim, first)
         row0 = base(b, layout.rows) if row0 is not first else b.add(row0, base(b, layout.rows))
-        col0 = base(b, layout.cols) if col0 is not first else b.add(col0, base(b, layout.cols))
-        row, col = b.add(row0, I32(down)), b.add(col0, I32(across))
-        row_inside, col_inside = b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols)
-        row, col = b.select(row_inside, row, b.sub(self.rows, I32(1))), b.select(col_inside, col, I32(0))
-        return self.place(row, col), b.and_(row_inside, col_inside)
+        return row0, base(b, layout.cols) if col0 is not first else b.add(col0, base(b, layout.cols))
+
+    def beyond(self, origin, down, across):
+        """Pointer to the element so many rows and columns beyond that at `origin`; of aligned matrices."""
+        b = self.b
+        at = b.gep(b.bitcast(origin, ir.PointerType(I8, GLOBAL)), [b.mul(I64(down), self.row_stride)])
+        return b.gep(b.bitcast(at, self.data.type), [I32(across)])
 
     def place(self, row, col):
         """Pointer to an element."""
         b = self.b
+        at = b.bitcast(self.data, ir.PointerType(I8, GLOBAL))
+        if self.fold:
+            head, row = self.split(row)
+            at = b.gep(at, [b.mul(b.sext(head, I64), self.head_stride)])
         stride = b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride
-        at = b.gep(b.bitcast(self.data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(row, I64), stride)])
+        at = b.gep(at, [b.mul(b.sext(row, I64), stride)])
         if self.alignment:
             return b.gep(b.bitcast(at, self.data.type), [col])
         return b.bitcast(b.gep(at, [b.mul(b.sext(col, I64), self.col_stride)]), self.data.type)
@@ -136,6 +235,8 @@ class GlobalMatrix:
 
 def _as_matrix(array, layout):
     """What the plain meanings index: two axes, bfloat16 as such."""
+    if isinstance(array, HeadRows):
+        return array
     array = np.asarray(array)
     if array.dtype == np.uint16:
         array = array.view(bfloat16) if array.ndim else array
@@ -157,7 +258,8 @@ def places(layout, row=0, col=0):
 
 @primitive
 def load(matrix, layout, first):
-    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end.
+    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end. In a folded layout each
+    of its tiles has these rows, but of `heads_as_rows` its own ones.
 
     >>> show(lambda x: load(ARRAY, TILE, 1))
     array([[4., 5., 6., 7.],
@@ -166,8 +268,13 @@ def load(matrix, layout, first):
     check_array("load", matrix, layout)
     _check_first("load", first)
     array = _as_matrix(matrix, layout)
-    rows, cols = places(layout, *_first(layout, np.ndim(matrix), first))
+    rows, cols = places(_read(matrix, layout), *_first(layout, matrix.ndim, first))
     return _gather(array, rows, cols, layout)
+
+
+def _read(matrix, layout):
+    """The layout in which rows are where they are read."""
+    return layout if isinstance(matrix, HeadRows) or getattr(matrix, "fold", 0) else layout.indices
 
 
 def _check_first(word, first):
@@ -190,12 +297,12 @@ def load(matrix, layout, first):
     out = FragmentType(layout, stored(matrix.dtype))
 
     def generate(b, value, _, first):
-        source = GlobalMatrix(b, matrix, value, layout)
+        source, read = GlobalMatrix(b, matrix, value, layout), _read(matrix, layout)
         tile = []
-        for down in layout.rows.offsets:
+        for down in read.rows.offsets:
             values = []
             for run in layout.cols.runs(source.width):
-                place, inside = source.clamped(layout, first, down, layout.cols.offsets[run[0]])
+                place, inside = source.clamped(read, first, down, layout.cols.offsets[run[0]])
                 values += _loaded(b, matrix.dtype, load_vector(b, place, len(run), inside))
             tile.append(values)
         return pack(b, out, tile)
@@ -341,7 +448,7 @@ def save(matrix, tile, first):
         mine = is_first_holder(b, layout) or I1(1)
         for down, values in zip(layout.rows.offsets, unpack(b, tile, tile_value)):
             row = b.add(row0, I32(down))
-            row_inside = b.and_(mine, b.icmp_signed("<", row, target.rows))
+            row_inside = b.and_(mine, target.has_row(row))
             for run in layout.cols.runs(target.width):
                 col = b.add(col0, I32(layout.cols.offsets[run[0]]))
                 rounded = stored_values(b, tile.dtype, stored(matrix.dtype), [values[slot] for slot in run])

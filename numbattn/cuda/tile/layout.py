@@ -23,6 +23,8 @@ class Axis:
         base(t) is the sum of ((t >> shift) & (2**bits - 1)) * weight.
     offsets : tuple of int
         One for each slot, relative to the base. No offset has a bit in common with a base.
+    fold : int
+        After how many positions, a power of two, indices start again from 0, see `Layout.folded`; 0 if never.
 
     >>> axis = Axis(8, fields=((0, 2, 2),), offsets=(0, 1))
     >>> [[axis.base(thread) + offset for offset in axis.offsets] for thread in range(4)]
@@ -32,6 +34,7 @@ class Axis:
     size: int
     fields: tuple = ()
     offsets: tuple = (0,)
+    fold: int = 0
 
     def base(self, thread):
         """Operators only: it serves ints, NumPy arrays and LLVM values alike."""
@@ -110,6 +113,23 @@ class Axis:
         return Axis(self.size, fields, tuple(dict.fromkeys(offset & ~mask for offset in self.offsets)))
 
 
+    @cached_property
+    def within(self):
+        """The axis of the positions p % fold."""
+        return self._picked(0, self.fold) if self.fold else self
+
+    @cached_property
+    def outside(self):
+        """The axis of the positions p // fold."""
+        return self._picked(log2(self.fold), self.size)
+
+    def _picked(self, low, end):
+        """The axis of the bits of positions from number `low` on, as far as these are less than `end`."""
+        bits = [(shift + i, 1, weight << i) for shift, bits, weight in self.fields for i in range(bits)]
+        fields = tuple((shift, 1, weight >> low) for shift, _, weight in bits if weight >> low and weight < end)
+        return Axis(self.size, fields, tuple(offset % end >> low for offset in self.offsets))
+
+
 ONE = Axis(1)  # an axis that broadcasts: row vectors have cols=ONE, column vectors rows=ONE
 
 
@@ -157,6 +177,21 @@ class Layout:
     def is_first_holder(self, thread):
         """Whether no thread before this one holds the same elements."""
         return not any(thread >> bit & 1 for bit in self.idle_bits())
+
+    def folded(self, queries):
+        """The layout whose rows are those of several tiles, one below the other, of so many rows each, a power of two:
+        `row_index` counts within each, `fold_index` says which.
+
+        >>> layout = simt(8, 4, 8, 1, 4).folded(4)
+        >>> [(layout.rows.within.base(thread), layout.rows.outside.base(thread)) for thread in range(8)]
+        [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)]
+        """
+        return replace(self, rows=replace(self.rows, fold=queries))
+
+    @cached_property
+    def indices(self):
+        """The layout in which rows are where `row_index` says."""
+        return replace(self, rows=self.rows.within) if self.rows.fold else self
 
     @cache  # noqa: B019
     def row_vector(self):

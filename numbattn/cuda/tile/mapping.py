@@ -194,7 +194,7 @@ def map_elements(function, x, row, col, shape, others):
            [-1., -1., -1.,  7.]], dtype=float32)
     """
     check_tile("map_elements", x, FLOATS)
-    whole = [np.minimum(places, size - 1) for places, size in zip(places_of(x.layout, row, col), shape)]
+    whole = [np.minimum(places, size - 1) for places, size in zip(places_of(x.layout.indices, row, col), shape)]
     others = [int(other) if isinstance(other, np.int32) else other for other in others]
     rows, cols = np.broadcast_arrays(*whole)
     found = [function(s, int(i), int(j), *others) for s, i, j in zip(x.registers.flat, rows.flat, cols.flat)]
@@ -214,7 +214,8 @@ def map_elements(context, function, x, row, col, shape, others):
         call, real = context.get_function(function, called), context.get_value_type(x.dtype)
         given = [context.cast(b, b.extract_value(others, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
         ends = [b.extract_value(shape, axis) for axis in range(2)]
-        rows, cols = (positions(b, *about, real) for about in zip((x.layout.rows, x.layout.cols), (row, col), ends))
+        axes = x.layout.rows.within, x.layout.cols
+        rows, cols = (positions(b, *about, real) for about in zip(axes, (row, col), ends))
         found = [
             [context.cast(b, call(b, [s, i, j, *given]), called.return_type, x.dtype) for s, j in zip(elements, cols)]
             for elements, i in zip(registers(b, x, tile), rows)

@@ -39,6 +39,7 @@ from .fragment import (
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import holds_first_copy, places, stored_values
+from .integers import INDEX
 from .layout import WARPGROUP
 from .simulator import thread_index as my_index
 from .world import primitive
@@ -285,8 +286,8 @@ def put(shared, tile):
 
 
 @primitive
-def clear(shared, first):
-    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup.
+def clear(shared, first, threads=WARPGROUP):
+    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup, or of a warp.
 
     >>> LAYOUT = simt(8, 64, 128, 16, 4)
     >>> def kernel(y):
@@ -302,26 +303,28 @@ def clear(shared, first):
            [0.]])
     """
     _check_clear(shared.plan)
-    rows = np.arange(my_index() % WARPGROUP, shared.plan.rows, WARPGROUP)
+    rows = np.arange(my_index() % threads, shared.plan.rows, threads)
     shared.write(rows[rows >= first][:, None], np.arange(shared.plan.cols), shared.plan.dtype.type(0))
 
 
 @clear.lowering
-def clear(shared, first):
-    plan = shared.plan
+def clear(shared, first, threads=WARPGROUP):
+    if isinstance(threads, types.Integer) and not isinstance(threads, types.IntegerLiteral):
+        return None
+    plan, count = shared.plan, getattr(threads, "literal_value", threads)
     _check_clear(plan)
 
-    def generate(b, pointer, first):
+    def generate(b, pointer, first, _):
         start = b.bitcast(pointer, ir.PointerType(I32, SHARED))
-        for above in range(0, plan.rows, WARPGROUP):
-            row = b.add(b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(above))
+        for above in range(0, plan.rows, count):
+            row = b.add(b.and_(thread_index(b), I32(count - 1)), I32(above))
             with b.if_then(b.and_(b.icmp_signed(">=", row, first), b.icmp_signed("<", row, I32(plan.rows)))):
                 for at in range(0, plan.nbytes, plan.box_bytes):
                     for chunk in range(0, ROW_BYTES, CHUNK_BYTES):  # swizzled or not, it is the whole row
                         words = b.add(b.mul(row, I32(ROW_BYTES // 4)), I32((at + chunk) // 4))
                         store_vector(b, [I32(0)] * (CHUNK_BYTES // 4), b.gep(start, [words]))
 
-    return types.void(shared, types.int32), generate
+    return types.void(shared, types.int32, types.int32 if threads == WARPGROUP else threads), generate
 
 
 def _check_clear(plan):
@@ -363,3 +366,45 @@ def get(shared, layout):
         return pack(b, out, tile)
 
     return out(shared, layout_type), generate
+
+
+# ---------------------------------------------------------------------------------------------------------- a number
+@primitive
+def put_number(shared, number):
+    """An integer into a tile of one int32, by one thread; all threads may `get_number` behind a barrier.
+
+    >>> NUMBER = SharedMemory().tile(1, 1, np.int32)
+    >>> def kernel(y):
+    ...     if thread_index() == 5:
+    ...         put_number(allocate(NUMBER), 7)
+    ...     sync_threads()
+    ...     y[thread_index()] = get_number(allocate(NUMBER))
+    >>> bool((run(kernel, np.zeros(32)) == 7).all())
+    True
+    """
+    _check_number("put_number", shared.plan)
+    shared.write(0, 0, np.int32(number))
+
+
+@put_number.lowering
+def put_number(shared, number):
+    _check_number("put_number", shared.plan)
+    return types.void(shared, types.int32), lambda b, pointer, number: store_vector(b, [number], pointer)
+
+
+@primitive
+def get_number(shared):
+    """The integer in a tile of one int32: see `put_number`."""
+    _check_number("get_number", shared.plan)
+    return np.int32(shared.read(0, 0))
+
+
+@get_number.lowering
+def get_number(shared):
+    _check_number("get_number", shared.plan)
+    return INDEX(shared), lambda b, pointer: load_vector(b, pointer, 1)[0]
+
+
+def _check_number(word, plan):
+    if plan.shape != (1, 1) or plan.dtype != np.int32:
+        raise TypingError(f"{word}: {plan} is no tile of one int32")

@@ -120,7 +120,7 @@ class SharedMemory:
         self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
         self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # of each page
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
-        self.fetches = {}  # what that is, for each thread
+        self.fetches = {}  # what that is, for each thread: group by group, the last one open
         self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
@@ -176,11 +176,20 @@ class SharedMemory:
     def note_fetch(self, granules):
         """What was written just now arrives when this thread waits for it."""
         self.fetched_by[granules] = thread_index()
-        self.fetches.setdefault(thread_index(), []).append(granules)
+        self.fetches.setdefault(thread_index(), [[]])[-1].append(granules)
 
-    def note_arrival(self):
-        for granules in self.fetches.pop(thread_index(), ()):
+    def note_group(self):
+        """What this thread fetches from now on is another group."""
+        self.fetches.setdefault(thread_index(), [[]]).append([])
+
+    def note_arrival(self, pending=None):
+        """All that this thread has fetched is there; or what is not in the last `pending` groups or in the open one."""
+        groups = self.fetches.pop(thread_index(), [[]])
+        end = len(groups) if pending is None else max(len(groups) - 1 - pending, 0)
+        for granules in (x for group in groups[:end] for x in group):
             self.fetched_by[granules] = -1
+        if end < len(groups):
+            self.fetches[thread_index()] = groups[end:]
 
     def _demand_arrival(self, granules):
         if not self.fetches:

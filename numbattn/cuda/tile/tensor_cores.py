@@ -8,7 +8,7 @@ from numba.cuda.core.errors import TypingError
 
 from .boxes import Boxes
 from .conversion import HALVES, emit_pair
-from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loop, size_of, thread_index
+from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loop, size_of, thread_index, vector_of
 from .fragment import FLOATS, HALF_FLOATS, FragmentType, is_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
@@ -19,15 +19,15 @@ def check_mma(layout, total, x, right):
     dtype, left = name_of(right.dtype), x.layout if is_tile(x) else getattr(x, "plan", None)
     wants = "float64" if dtype == "float64" else "float32"
     given = name_of(x.dtype if is_tile(x) else left.dtype) if left else None
-    if dtype not in HALF_FLOATS | FLOATS or (given, total) != (wants if is_tile(x) else dtype, wants):
+    takes = {dtype, wants} if is_tile(x) and dtype in HALF_FLOATS else {wants if is_tile(x) else dtype}
+    if dtype not in HALF_FLOATS | FLOATS or given not in takes or total != wants:
         raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
     if is_tile(x) and (left.rows != layout.rows or left.unit != "mma" or not left.has_whole_rows):
         raise TypingError(f"dot: {left} is no left operand of {layout}")
     if dtype in HALF_FLOATS and not layout.has_whole_rows:
         raise TypingError(f"dot: warps share no rows of sums of {dtype}: {layout}")
-    for place in (right,) if is_tile(x) else (left, right):
-        if isinstance(place, Boxes):
-            raise TypingError(f"dot: {place} is for warpgroups")
+    if (not is_tile(x) and isinstance(left, Boxes)) or (isinstance(right, Boxes) and dtype not in HALF_FLOATS):
+        raise TypingError(f"dot: {left if isinstance(left, Boxes) else right} is for warpgroups")
     (depth, cols), step = right.shape, 16 if dtype in HALF_FLOATS else 8
     if depth % step or cols % step:
         raise TypingError(f"dot: tensor cores take right operands in multiples of {step}x{step}, not {depth}x{cols}")
@@ -66,8 +66,8 @@ class Pieces:
 
 def warp_row(b, layout):
     """The first row of this thread's warp."""
-    _, (shift, _, rows) = layout.rows.fields
-    return b.mul(b.lshr(thread_index(b), I32(shift)), I32(rows))
+    _, (shift, bits, rows) = layout.rows.fields
+    return b.mul(bits_of_lane(b, shift, bits), I32(rows))
 
 
 def warp_col(b, layout):
@@ -116,7 +116,8 @@ def emit_halves(b, sums, x, left, y, y_pointer):
     if isinstance(left, Pieces):  # the sums of one product are the left operand of the next
         def left_operand(r, k):
             values = left.get(r, k) + left.get(r, k + 8)
-            return [emit_pair(b, y.dtype, values[i : i + 2]) for i in range(0, 8, 2)]
+            pairs = (values[i : i + 2] for i in range(0, 8, 2))
+            return [emit_pair(b, y.dtype, pair) if pair[0].type == F32 else packed(b, pair) for pair in pairs]
     else:
         read_x = halves_reader(b, x, left, warp_row(b, sums.layout), as_rows=True)
 
@@ -132,13 +133,39 @@ def emit_halves(b, sums, x, left, y, y_pointer):
                 sums.put(r, n + 8 * half, mma_sync(b, "m16n8k16", kind, d, a, rights[2 * half : 2 * half + 2]))
 
 
+def packed(b, pair):
+    """Two registers of 16 bits as one."""
+    return b.bitcast(vector_of(b, pair), I32)
+
+
 def halves_reader(b, tile, pointer, first_row, as_rows):
     """Reads the 2x2 matrices at (row, col) of a tile; a thread gets neighbours of a row, or else of a column."""
+    if isinstance(tile.plan, Boxes):
+        return boxes_reader(b, tile.plan, pointer)
     down, across = tile.plan.steps()
     lane = matrix_lane(b, max(down, across), 8 * down, 8 * across)
     start = b.gep(pointer, [b.add(lane, b.mul(first_row, I32(down)))])
     transposed = as_rows != (across == 1)
     return lambda row, col: ldmatrix(b, start, row * down + col * across, transposed)
+
+
+def boxes_reader(b, plan, pointer):
+    """As `halves_reader`, of a right operand in boxes: a column of matrices of a box has an address of its own, since
+    the swizzle is an exclusive or; rows and boxes are a sum away."""
+    line, below, beside = (bits_of_lane(b, *bits) for bits in ((0, 3), (3, 1), (4, 1)))
+    if plan.transposed:
+        below, beside = beside, below
+    row = b.add(line, b.mul(below, I32(8)))
+    place = b.add(b.mul(row, I32(plan.width)), b.mul(b.xor(line, beside), I32(8)))
+    starts = [b.gep(pointer, [b.xor(place, I32(col))]) for col in range(0, plan.width, 16)]
+
+    def read(row, col):
+        if plan.transposed:
+            row, col = col, row
+        box, col = divmod(col, plan.width)
+        return ldmatrix(b, starts[col // 16], (box * plan.rows + row) * plan.width, not plan.transposed)
+
+    return read
 
 
 # -------------------------------------------------------------------------------- tensor cores: float32 and float64

@@ -9,6 +9,7 @@ from numbattn.cuda.tile import (
     SharedMemory,
     aligned,
     allocate,
+    commit_copies,
     copy_async,
     copy_layout,
     get,
@@ -87,3 +88,26 @@ def test_what_is_not_waited_for_has_not_arrived():
     error, match = (RaceError, "not waited for") if simulated() else (AccessError, "reads what nobody has written")
     with pytest.raises(error, match=match):
         launch(kernel, (1, 1, 1), THREADS, PLACE.nbytes, numbers((32, 32)), poisoned((32, 32)))
+
+
+def test_groups_arrive_in_their_order():
+    """All but the last one are there; what is in it has not arrived."""
+    PLACES, LAYOUT = SharedMemory().tile(32, 32, np.float32, stages=2), copy_layout(32, 32, THREADS, 4)
+    x, y = numbers((64, 32)), poisoned((32, 32))
+
+    def kernel(source, target, which):
+        for stage in range(2):
+            copy_async(allocate(PLACES, stage), source, LAYOUT, 32 * stage)
+            commit_copies()
+        wait_copies(1)
+        sync_threads()
+        save(target, get(allocate(PLACES, which), LAYOUT), 0)
+        wait_copies()
+
+    def run(which):
+        launch(kernel, (1, 1, 1), THREADS, 2 * PLACES.nbytes, x, y, np.int32(which))
+
+    run(0)
+    np.testing.assert_array_equal(y, x[:32])
+    with pytest.raises((RaceError, AccessError)):
+        run(1)

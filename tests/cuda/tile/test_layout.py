@@ -105,3 +105,12 @@ def test_what_cannot_be_dealt():
         simt(64, 96, 256, 16, 4)
     with pytest.raises(ValueError, match="power of two"):
         simt(64, 64, 96, 8, 4)
+
+
+@pytest.mark.parametrize("queries", [1, 4, 16])
+def test_a_folded_layout_counts_within_each_tile(queries):
+    layout = mma(16, 8, 32).folded(queries)
+    for thread in range(32):
+        rows = layout.rows.base(thread) + np.array(layout.rows.offsets)
+        for axis, wanted in ((layout.rows.within, rows % queries), (layout.rows.outside, rows // queries)):
+            assert (axis.base(thread) + np.array(axis.offsets)).tolist() == wanted.tolist()
