@@ -200,7 +200,7 @@ class KVCache(Value):
         TypeError, ValueError
             For what does not fit; on NumPy arrays also for tokens beyond the capacity. Then nothing has been written.
         NotImplementedError
-            On CuPy arrays.
+            On CuPy arrays of 8 bits.
 
         Examples
         --------
@@ -214,14 +214,14 @@ class KVCache(Value):
         >>> cache.lengths
         array([6, 6], dtype=int32)
         """
-        if not self._is_numpy:
-            raise NotImplementedError("KVCache.append: not on CuPy arrays yet")
         batch, heads, lengths = len(self.lengths), self.k.shape[1], self._checked_lengths()
         lead = (batch, heads) if segments is None else (heads,)
         same_library(KVCache=self.k, k=k, v=v)
         dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
         _check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
         _check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        if not self._is_numpy:
+            return self._append_on_gpu(k, v, segments)
         offsets = _offsets(segments, batch, k.shape[-2])
         counts = np.diff(offsets)
         for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
@@ -233,6 +233,19 @@ class KVCache(Value):
         _write(_by_token(k)[tokens], places, self.k, self.k_scale)
         _write(_by_token(v)[tokens], places, self.v, self.v_scale)
         self.lengths[...] = lengths + counts
+
+    def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
+        from .cuda.append import append  # imported when first needed, since importing Numba takes its time
+
+        if self.k.dtype in EIGHT_BITS:
+            raise NotImplementedError(f"KVCache.append: not on CuPy arrays of {self.k.dtype} yet")
+        offsets, counts = None, k.shape[-2]
+        if segments is not None:
+            offsets = moved(_offsets_of(segments, len(self.lengths)), k).astype(np.int32)
+            counts = offsets[1:] - offsets[:-1]
+        append(self.k, k, self.lengths, self.table, offsets)
+        append(self.v, v, self.lengths, self.table, offsets)
+        self.lengths[...] += counts
 
     def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
         """Of the last tokens of each sequence, a tree that has been verified, keep a path and drop the rest.
@@ -430,12 +443,17 @@ def _offsets(segments: Any, batch: int, count: int) -> Any:
     """Of the new tokens of each sequence, `count` of each or, if they are packed, of all together."""
     if segments is None:
         return np.arange(batch + 1) * count
-    offsets = integer_array("segments", segments, "(batch + 1,)")
+    offsets = _offsets_of(segments, batch)
     same_library(KVCache=np.empty(0), segments=offsets)
-    if offsets.shape != (batch + 1,):
-        raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
     check_values("segments", offsets, count, rising=True)
     return offsets.astype(np.int64)
+
+
+def _offsets_of(segments: Any, batch: int) -> Any:
+    offsets = integer_array("segments", segments, "(batch + 1,)")
+    if offsets.shape != (batch + 1,):
+        raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
+    return offsets
 
 
 def _check_path(path: Any, nodes: int) -> None:

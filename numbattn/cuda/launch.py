@@ -227,10 +227,10 @@ class Program(threading.local):
         self.constants.append(memory)
         return ctypes.addressof(memory)
 
-    def tensor_map(self, x, box, swizzle):
-        key = x, box, swizzle
+    def tensor_map(self, x, *how):
+        key = x, *how
         if key not in self.tensor_maps:
-            self.tensor_maps[key] = EncodedTensorMap(x.view, box, swizzle), self.word_of(x)
+            self.tensor_maps[key] = EncodedTensorMap(x.view, *how), self.word_of(x)
         tensor_map, _ = self.tensor_maps[key]
         return tensor_map.pointer.value
 
@@ -266,7 +266,7 @@ OVERLAPS = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
 # -------------------------------------------------------------------------------------------------------- tensor maps
 UNSIGNED = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType by bytes: bits are bits, what lies outside becomes 0
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-L2_PROMOTION_256B = 3
+L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
 class EncodedTensorMap:
@@ -280,10 +280,12 @@ class EncodedTensorMap:
         The extent of a box along each axis, 1 to 256.
     swizzle : int, optional
         0, 32, 64 or 128 bytes; a row of the box has no more.
+    l2_promotion : int, optional
+        0, 64, 128 or 256 bytes, which the L2 cache fetches at once.
     """
 
-    def __init__(self, view, box, swizzle=128):
-        self.encoding = for_tensor_map(view), box, swizzle
+    def __init__(self, view, box, swizzle=128, l2_promotion=256):
+        self.encoding = for_tensor_map(view), box, swizzle, l2_promotion
         self.memory = ctypes.create_string_buffer(192)  # of which 128 bytes, aligned to 64, are the tensor map
         self.pointer = c_void_p(-(-ctypes.addressof(self.memory) // 64) * 64)
         self.address, self.replace = None, driver().cuTensorMapReplaceAddress
@@ -298,13 +300,13 @@ class EncodedTensorMap:
         self.address = address
 
     def encode(self, address):
-        view, box, swizzle = self.encoding
+        view, box, swizzle, l2_promotion = self.encoding
         axes = len(view.shape)
         call(
             "cuTensorMapEncodeTiled", self.pointer, UNSIGNED[view.itemsize], axes, c_void_p(address),
             (c_uint64 * axes)(*reversed(view.shape)), (c_uint64 * (axes - 1))(*reversed(view.strides[:-1])),
             (c_uint32 * axes)(*reversed(box)), (c_uint32 * axes)(*[1] * axes), 0, SWIZZLES[swizzle],
-            L2_PROMOTION_256B, 0,
+            L2_PROMOTIONS[l2_promotion], 0,
         )  # fmt: skip
 
 

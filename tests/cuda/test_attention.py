@@ -306,3 +306,53 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     want, saved = na.attention_forward(q, k, v, causal=True)
     np.testing.assert_allclose(to_numpy(o), to_numpy(want), atol=1e-5)
     np.testing.assert_allclose(to_numpy(lse), to_numpy(saved.lse), atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- decoding
+def decoding(rng, batch=3, heads=8, heads_k=2, m=1, n=5000, d=128, dtype=HALF[0]):
+    shapes = (batch, heads, m, d), (batch, heads_k, n, d), (batch, heads_k, n, d)
+    return [cupy.asarray(random(rng, shape, dtype)) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "d"), [(1, 64), (4, 128), (16, 128), (3, 256)])
+def test_few_queries(rng, m, d, dtype):
+    """Of several chunks, by the lengths of sequences."""
+    q, k, v = decoding(rng, m=m, d=d, dtype=dtype)
+    lengths = cupy.asarray([[5000], [17], [2049]], np.int32)
+    mask = na.Lengths(lengths) & na.Causal(offset=lengths - m)
+    o, saved = na.attention_forward(q, k, v, mask=mask)
+    wide, wide_saved = na.attention_forward(*(x.astype(np.float64) for x in (q, k, v)), mask=mask)
+    assert float(abs(o.astype(np.float64) - wide).max()) < {2: 2e-2, 4: 1e-4, 8: 1e-12}[dtype.itemsize]
+    assert float(abs(saved.lse - wide_saved.lse).max()) < {2: 1e-4, 4: 1e-4, 8: 1e-12}[dtype.itemsize]
+
+
+def test_a_sequence_alone_and_in_a_batch(rng):
+    q, k, v = decoding(rng, batch=64)
+    lengths = cupy.asarray(rng.integers(0, 5001, (64, 1)), np.int32)
+    o = na.attention(q, k, v, mask=na.Lengths(lengths))
+    for b in (0, 31, 63):
+        n, one = int(lengths[b, 0]), slice(b, b + 1)
+        alone = na.attention(q[one], k[one, :, :n], v[one, :, :n]) if n else cupy.zeros_like(q[one])
+        assert_equal(o[one], alone)
+
+
+def test_one_graph_serves_while_a_cache_grows(rng):
+    q, k, v = decoding(rng, m=2, n=600)
+    cache = na.KVCache.zeros(3, 2, 3000, 128, like=q)
+    cache.append(k, v)
+    new, out = [x[:, :, :2].copy() for x in (k, v)], cupy.empty_like(q)
+
+    def step():
+        cache.append(*new)
+        na.attention(q, cache, causal=True, out=out)
+
+    with own_stream() as stream:
+        step()
+        _, graph = capture(step)
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    n = 600 + 2 * 4
+    assert cache.lengths.get().tolist() == [n] * 3
+    assert_equal(out, na.attention(q, cache.k[:, :, :n], cache.v[:, :, :n], causal=True))

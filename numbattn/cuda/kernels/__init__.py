@@ -5,8 +5,8 @@ tile sizes, the kinds of masks. Everything else is an argument. The Spec beside 
 """
 
 from ..plan.spec import Route, everything
-from . import backward, delta, forward, hopper
+from . import backward, combine, decode, delta, forward, hopper
 
 # Of each pass: the first Route that takes the work is taken
-FORWARD = (*hopper.FORWARD, Route(everything, (forward.SPEC,)))
+FORWARD = *hopper.FORWARD, Route(decode.takes, (decode.SPEC, combine.SPEC)), Route(everything, (forward.SPEC,))
 BACKWARD = (*hopper.BACKWARD, Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)))

@@ -129,8 +129,14 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
-            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, segments,
+            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(), segments,
         )  # fmt: skip
+
+    def mask_by_head(self):
+        """Whether an array of the mask has an axis of the heads."""
+        axes = len(self.problem.batch)
+        names = [name for name in self.layouts if name in SIDES or name.split()[0] in ("cells", "mask")]
+        return any(shape[axes - 1] > 1 for name in names if len(shape := self.layouts[name].shape) >= axes > 0)
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.

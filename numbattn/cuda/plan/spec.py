@@ -46,6 +46,7 @@ class Work(NamedTuple):
     intervals: tuple = ()  # kinds, see kernels.intervals
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted
+    mask_by_head: bool = False  # whether heads of a group may see different keys
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 
     @property

@@ -3,8 +3,9 @@
 from functools import partial
 
 from ...plan.spec import Route
-from .. import backward, delta
-from . import backward_kv, backward_q, backward_wide, dq_sums, forward
+from .. import backward, combine, delta
+from ..decode import has_few_queries
+from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
 from .forward_tiles import is_for_hopper
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
 
@@ -13,7 +14,11 @@ def takes(variant, work):
     return is_for_hopper(work) and variant_of(KERNELS, work) == variant
 
 
-FORWARD = (Route(is_for_hopper, (forward.SPEC,)),)
+def decodes(work):
+    return is_for_hopper(work) and has_few_queries(work)
+
+
+FORWARD = Route(decodes, (decode.SPEC, combine.SPEC)), Route(is_for_hopper, (forward.SPEC,))
 BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC)),
     Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC)),

@@ -7,6 +7,7 @@ from ...tile import (
     block_index,
     commit,
     device,
+    grid_size,
     index,
     minimum,
     opaque,
@@ -75,7 +76,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending
             )  # fmt: skip
             if IS_PACKED and left <= 0:
-                number = next_number(counters)
+                number = next_number(counters, grid_size())
                 continue
             acquire(W)
             commit(W, to_record(work))
@@ -90,10 +91,10 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 tma_load(Q, mQ, work.batch, head, row)
                 Q, count = advance(Q, 1), count + 1
                 consumer = opaque(consumer + 1)
-            number = next_number(counters)
+            number = next_number(counters, grid_size())
         acquire(W)
         commit(W, NO_WORK)
-        finish(counters)
+        finish(counters, grid_size())
         end = count + Q_STAGES
         while count < end:
             store_o(Q, count, mO)

@@ -25,6 +25,7 @@ class Kind:
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
     looks_up = False  # whether it looks up a number for each element, or row
     is_tma_loaded = False  # whether TMA loads the tiles that it looks up, on Hopper
+    differs_by_head = True  # whether it may do something else to each head
     is_packed = True  # whether it is known within tiles that end with their segment
     offset = None  # of what depends on distances: how the own key of query 0 is given
     gradient = ELEMENTS

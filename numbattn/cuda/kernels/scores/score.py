@@ -69,6 +69,11 @@ def looks_up(score):
     return any(kind(part).looks_up for part in score)
 
 
+def differs_by_head(score):
+    """Whether a part may do something else to each head."""
+    return any(kind(part).differs_by_head for part in parts_of(score))
+
+
 def takes_offsets(score):
     """Whether a part takes an offset of each query."""
     return any(kind(part).offset == BY_QUERY for part in score)

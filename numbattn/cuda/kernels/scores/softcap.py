@@ -9,6 +9,7 @@ from .kind import Kind, nothing_ahead
 class SoftcapKind(Kind):
     name, of = "softcap", scores.Softcap
     is_nonlinear = is_bounded = True
+    differs_by_head = False
 
     def types(self, number):
         return number, number  # the cap, and 1 / cap

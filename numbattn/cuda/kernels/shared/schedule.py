@@ -1,6 +1,6 @@
 """The tile schedulers: which tile of which matrix a block works on."""
 
-from ...tile import atomic_add, atomic_inc, device, grid_size, minimum
+from ...tile import atomic_add, atomic_inc, device, minimum
 
 
 @device
@@ -28,16 +28,16 @@ def place_grouped(number, tiles, matrices, heads, at_once):
     return tile, batch, head
 
 
-# ----------------------------------------------------------------------------------------------- persistent blocks
-# Block b starts with tile number b. `counters` holds two counters, both 0 before and after a kernel.
+# -------------------------------------------------------------------------------------------- persistent workers
+# Worker w starts with number w. `counters` holds two counters, both 0 before and after a kernel.
 @device
-def next_number(counters):
-    """The number of the next tile: the first block that is done takes it."""
-    return grid_size() + atomic_add(counters, 0, 1)
+def next_number(counters, first, count=1):
+    """The number of the next tile, from `first` on, or of so many: the first worker that is done takes them."""
+    return first + atomic_add(counters, 0, count)
 
 
 @device
-def finish(counters):
-    """This block draws no more tiles; the last one to finish resets the counters."""
-    if atomic_inc(counters, 1, grid_size() - 1) == grid_size() - 1:
+def finish(counters, workers):
+    """This worker draws no more tiles; the last one to finish resets the counters."""
+    if atomic_inc(counters, 1, workers - 1) == workers - 1:
         counters[0] = 0

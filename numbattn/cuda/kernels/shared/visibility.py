@@ -84,11 +84,7 @@ class MaskWord(Word):
     """The fields of a Sight."""
 
     def flat(self, planner, work):
-        yield from SIDES
-        for side in sides_of(work.mask):
-            yield planner.at(side, own=0)
-        for side in diagonals_of(work.mask):
-            yield f"{side}_shift"
+        yield from BAND.flat(planner, work)
         for number, sizes in enumerate(planner.call.grids):
             yield planner.at(f"cells {number}")
             yield from sizes
@@ -97,6 +93,17 @@ class MaskWord(Word):
             yield from (planner.at(name, own=1) for name in (FIRST, END, *planner.names_of_gaps()))
         if has_states(work.mask):
             yield planner.at(planner.states)
+
+
+class BandWord(Word):
+    """The fields of a Sight of the band alone, see `band_kinds`."""
+
+    def flat(self, planner, work):
+        yield from SIDES
+        for side in sides_of(work.mask):
+            yield planner.at(side, own=0)
+        for side in diagonals_of(work.mask):
+            yield f"{side}_shift"
 
 
 class PackingWord(Word):
@@ -108,7 +115,7 @@ class PackingWord(Word):
             yield from (work.problem.seqlen_q, work.problem.seqlen_k, "own_lo", "own_hi")
 
 
-MASK, PACKING = MaskWord(), PackingWord()
+MASK, BAND, PACKING = MaskWord(), BandWord(), PackingWord()
 BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
 EDGE, LINE = types.Array(types.int32, 2, "A"), types.Array(types.int32, 3, "A")
@@ -117,6 +124,11 @@ DIAGONALS = SIDES[:2]  # lo and hi
 
 def sides_of(mask):
     return [kind for kind in mask if kind in SIDES]
+
+
+def band_kinds(mask):
+    """Those of a mask's kinds that are of its band."""
+    return tuple(sides_of(mask))
 
 
 def diagonals_of(mask):

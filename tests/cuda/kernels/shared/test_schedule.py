@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.kernels.shared.schedule import finish, next_number, place, place_grouped
-from numbattn.cuda.tile import block_index, thread_index
+from numbattn.cuda.tile import block_index, grid_size, thread_index
 from tests.tools.launch import launch
 
 TILES, HEADS, BATCHES = 5, 3, 2
@@ -49,8 +49,8 @@ def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
             number = block_index()
             while number < taken.shape[0]:
                 taken[number] += 1
-                number = next_number(counters)
-            finish(counters)
+                number = next_number(counters, grid_size())
+            finish(counters, grid_size())
 
     counters, taken = np.zeros(2, np.uint32), np.zeros(20, np.int32)
     for _ in range(2):

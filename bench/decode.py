@@ -1,0 +1,163 @@
+"""Few queries against many keys on a GPU, as in decoding: numbattn beside torch's cuDNN and FlashAttention-2.
+
+    python bench/decode.py
+    python bench/decode.py --cells 1x8192x128 64x4096x128x4 --json decode.json
+
+A cell is batch x keys x head_dim, and queries if there are several; 32 heads of queries on 8 of keys, or on as many as
+--heads-k says. TB/s of K and V read, each once. lengths: numbattn with the lengths of the sequences in an array on the
+GPU; ragged: with lengths from a tenth of the keys to all of them, TB/s of what is visible. Each call is a CUDA graph,
+of small problems several calls on inputs of their own: no input is in the L2 cache. Medians of interleaved rounds.
+Needs tabulate and tqdm.
+"""
+
+import argparse
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from common import machine, save, show, show_machine
+from peers import (
+    DTYPE,
+    PACKAGES,
+    available,
+    context_of,
+    cupy,
+    gpu,
+    native,
+    release,
+    require_gpu,
+    torch,
+)
+from tqdm import tqdm
+
+import numbattn as na
+
+HEADS = 32
+NAMES = ["numbattn", "lengths", "ragged", "cudnn", "flash"]
+CELLS = ["1x8192x128", "1x131072x128", "16x8192x128", "64x4096x128", "64x4096x128x4", "16x8192x64"]
+L2_BYTES = 100e6  # more than an L2 cache holds
+
+
+class Cell(NamedTuple):
+    batch: int
+    keys: int
+    head_dim: int
+    queries: int = 1
+
+    def nbytes(self, heads_k, dtype):
+        return 2 * self.batch * heads_k * self.keys * self.head_dim * DTYPE[dtype].itemsize
+
+
+def arrays_of(cell, heads_k, dtype, seed):
+    """q, k and v. Random numbers are drawn for one sequence and shifted for the others."""
+    rng = cupy.random.default_rng(seed)
+    for heads, n in ((HEADS, cell.queries), (heads_k, cell.keys), (heads_k, cell.keys)):
+        x = cupy.empty((cell.batch, heads, n, cell.head_dim), DTYPE[dtype])
+        one = rng.standard_normal(x[0].size, dtype=np.float32).astype(x.dtype)
+        for number in range(len(x)):
+            x[number] = cupy.roll(one, number).reshape(x[0].shape)
+        yield x
+
+
+def calls_of(name, cell, sets):
+    """For each set of arrays a function that computes o, by a peer."""
+    if name in ("cudnn", "flash"):
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return [partial(attention, *native(name, arrays), enable_gqa=True) for arrays in sets]
+    mask = None
+    if name == "lengths":
+        mask = na.Lengths(cupy.full((cell.batch, 1), cell.keys, np.int32))
+    elif name == "ragged":
+        mask = na.Lengths(cupy.asarray(ragged(cell)[:, None], np.int32))
+    return [partial(na.attention, *arrays, mask=mask, out=cupy.empty_like(arrays[0])) for arrays in sets]
+
+
+def ragged(cell):
+    return np.linspace(cell.keys / 10, cell.keys, cell.batch).astype(int)
+
+
+def captured(name, calls):
+    """A function that launches a CUDA graph of the calls, and the stream for it."""
+    if name in ("cudnn", "flash"):
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), torch.no_grad(), context_of(name):
+            for call in calls:
+                call()
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                kept = [call() for call in calls]
+        replay = partial(lambda graph, kept: graph.replay(), graph, kept)
+        return replay, cupy.cuda.ExternalStream(stream.cuda_stream)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        for call in calls:
+            call()
+        stream.synchronize()
+        stream.begin_capture()
+        for call in calls:
+            call()
+        graph = stream.end_capture()
+    return partial(lambda graph, stream, calls: graph.launch(stream), graph, stream, calls), stream
+
+
+def seconds_of(launch, stream, count):
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    begin.record(stream)
+    for _ in range(count):
+        launch()
+    end.record(stream)
+    end.synchronize()
+    return cupy.cuda.get_elapsed_time(begin, end) / count / 1e3
+
+
+def measure(cell, names, heads_k, dtype, rounds):
+    """Medians of seconds by peer, and why others have failed."""
+    release()
+    sets = [[*arrays_of(cell, heads_k, dtype, seed)]
+            for seed in range(max(1, int(L2_BYTES // cell.nbytes(heads_k, dtype) + 1)))]  # fmt: skip
+    ready, failed = {}, {}
+    for name in names:
+        try:
+            ready[name] = captured(name, calls_of(name, cell, sets))
+        except Exception as error:  # a peer may refuse a problem
+            failed[name] = f"{type(error).__name__}: {error}"
+    counts = {name: max(1, round(0.005 / seconds_of(*about, 3))) for name, about in ready.items()}
+    samples = {name: [] for name in ready}
+    for _ in range(rounds):
+        for name, about in ready.items():
+            samples[name].append(seconds_of(*about, counts[name]) / len(sets))
+    return {name: float(np.median(found)) for name, found in samples.items()}, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cells", nargs="+", default=CELLS, metavar="BxNxD[xM]")
+    parser.add_argument("--heads-k", type=int, default=8)
+    parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
+    parser.add_argument("--peers", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", metavar="PATH")
+    options = parser.parse_args()
+    require_gpu()
+    names = [name for name in options.peers if name not in ("cudnn", "flash") or available(options.dtype, [name])]
+    cells = [Cell(*map(int, text.split("x"))) for text in options.cells]
+    records = []
+    for cell in tqdm(cells, disable=None):
+        seconds, failed = measure(cell, names, options.heads_k, options.dtype, options.rounds)
+        whole = cell.nbytes(options.heads_k, options.dtype)
+        visible = {"ragged": whole * ragged(cell).sum() / (cell.batch * cell.keys)}
+        rates = {name: visible.get(name, whole) / s / 1e12 for name, s in seconds.items()}
+        records.append({**cell._asdict(), "seconds": seconds, "failed": failed, "TB/s": rates})
+    described = machine(*PACKAGES) | {"gpu": gpu()}
+    show_machine(described)
+    rows = [{"batch": r["batch"], "keys": r["keys"], "head_dim": r["head_dim"], "queries": r["queries"],
+             **{f"{name}, us": s * 1e6 for name, s in r["seconds"].items()},
+             **{f"{name}, TB/s": x for name, x in r["TB/s"].items()}} for r in records]  # fmt: skip
+    show(f"{HEADS} heads on {options.heads_k}, {options.dtype}", rows, floatfmt=".4g")
+    if options.json:
+        save(options.json, {"machine": described, "options": vars(options), "records": records})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What `decode` has computed of chunks of keys, merged in their order: the weighted mean of their O, and lse."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ..build import Source
+from ..plan.arguments import Matrix, Statistic, Word
+from ..plan.spec import Spec
+from ..tile import (
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    col_index,
+    copy_layout,
+    device,
+    exp2,
+    full,
+    get,
+    launch_dependents,
+    load,
+    put,
+    row_index,
+    row_max,
+    row_sum,
+    save,
+    shape,
+    simt,
+    sync_threads,
+    sync_warp,
+    thread_index,
+    wait_on_dependencies,
+    where,
+)
+from .scores import SCORE, may_be_far, scores_type, sink_steps
+from .shared.chunks import chunks_between, count_of_chunks
+from .shared.layouts import DTYPES, array_type, sum_type
+from .shared.schedule import split
+from .shared.softmax import LN_2, logsumexp, softmax_steps
+from .shared.tables import rounded
+from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
+
+WARP, THREADS = 32, 128
+PARTS = 16  # sums of a row
+
+
+@dataclass(frozen=True)
+class Partials(Word):
+    """What chunks leave of each query, (batch, heads, chunks, seqlen_q, columns)."""
+
+    name: str
+
+    def find(self, planner, work):
+        problem = work.problem
+        columns = {"partial o": rounded("head_dim_v", problem.head_dim_v), "statistics": 2}[self.name]
+        chunks = count_of_chunks(problem.seqlen_k)
+        planner.add_temporary(self.name, (*problem.batch, chunks, problem.seqlen_q, columns), problem.sum_dtype)
+
+    def flat(self, planner, work):
+        yield planner.at(self.name, own=3)
+
+
+PARTIALS = Partials("partial o"), Partials("statistics")  # of each row m and l
+
+
+class RowThreads(NamedTuple):
+    """A row of the table: how many threads share a row of O, a warp or a block."""
+
+    threads: int
+
+    unit, tile_m, tile_n = "fma", 1, 1
+
+
+def combine(*, dtype, head_dim_v, threads, mask, score):
+    """The kernel. A row is a query of a head.
+
+    Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    TILE = copy_layout(PARTS, head_dim_v, threads, 4)
+    COLUMNS = simt(head_dim_v, PARTS, min(threads, head_dim_v & -head_dim_v), 1, 4)  # a power of two that divides both
+    CHUNKS, MAXIMA, SUMS = TILE.row_vector(), simt(1, 4 * WARP, WARP, WARP, 1), simt(1, PARTS, WARP, 1, 4)
+    ONE, O_LINE = SUMS.row_vector(), COLUMNS.row_vector()
+    shared, COUNT, SHARE = SharedMemory(), THREADS // threads, threads
+    SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, COUNT), shared.tile(PARTS, 1, ACC, COUNT)
+    ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
+    NO_MAX, _ = softmax_steps(ACC, may_be_far(score))
+    band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
+    arrive = sync_warp if threads == WARP else sync_threads
+
+    @device
+    def largest_of(maxima, chunks):
+        top = full(ONE, NO_MAX)
+        for chunk in range(0, chunks, AT_ONCE):
+            x = load(maxima, MAXIMA, chunk)
+            top = full(ONE, row_max(where(col_index(MAXIMA, chunk) < chunks, x, NONE), top))
+        return top
+
+    @device
+    def sums_of(O, maxima, sums, chunks, top, scale_log2):
+        """Of each part the sums of l and O, weighted."""
+        l, o = full(CHUNKS, ZERO), full(TILE, ZERO)
+        for chunk in range(0, chunks, PARTS):
+            x, m = load(O, TILE, chunk), load(maxima, CHUNKS, chunk)
+            weights = where(row_index(CHUNKS, chunk) < chunks, exp2((m - full(CHUNKS, top)) * scale_log2), 0)
+            l = l + load(sums, CHUNKS, chunk) * weights
+            o = o + x * weights
+        return l, o
+
+    def kernel(mPartial, mStatistics, mO, mLse, sight, scores, scale_log2, kept_scale):
+        launch_dependents()
+        wait_on_dependencies()
+        batches, heads, _, seqlen_q, _ = shape(mPartial)
+        place = thread_index() // SHARE
+        rest, query = split(block_index() * COUNT + place, seqlen_q)
+        batch, head = split(rest, heads)
+        if batch < batches:
+            keys, end_of_keys = keys_in_sight(band_at(sight, batch, head), 0, seqlen_q)
+            first, end = chunks_between(keys, end_of_keys)
+            O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
+            maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]
+            top = largest_of(maxima, end - first)
+            l, o = sums_of(O, maxima, sums, end - first, top, scale_log2)
+            put(allocate(SHARED_O, place), o)
+            put(allocate(SHARED_L, place), l)
+            arrive()
+            total = row_sum(get(allocate(SHARED_L, place).T, SUMS))
+            m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
+            factor = full(O_LINE, inverse(total, alpha) * kept_scale)
+            save(mO[batch, head, query], row_sum(get(allocate(SHARED_O, place).T, COLUMNS)) * factor, 0)
+            save(mLse[batch, head], logsumexp(m, total, LN2), query)
+
+    number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
+    signature = types.void(
+        partial, partial, array_type(dtype, 4), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), number,
+        number,
+    )  # fmt: skip
+    return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
+
+
+def row_threads(work):
+    """A warp where it loads all chunks at once, else a block."""
+    few = count_of_chunks(work.problem.seqlen_k) <= PARTS and work.problem.head_dim_v <= 128
+    return (RowThreads(WARP if few else THREADS),)
+
+
+def blocks(work, tiles, m_blocks, n_blocks):
+    """For one element of the batch."""
+    return -(-work.problem.heads * work.problem.seqlen_q * tiles.threads // THREADS)
+
+
+SPEC = Spec(
+    combine,
+    (*PARTIALS, Matrix("o"), Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
+    tiles=row_threads,
+    parameters=lambda work, tiles: {
+        "dtype": work.problem.dtype.name, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
+        "threads": tiles.threads, "mask": band_kinds(work.mask), "score": work.score,
+    },
+    blocks=blocks,
+)  # fmt: skip

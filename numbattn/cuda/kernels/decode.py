@@ -1,0 +1,396 @@
+"""Attention of few queries, as in decoding (FlashDecoding): Algorithm 2 over chunks of keys, which `combine` merges.
+
+A persistent block takes work tiles: the queries of some heads that share keys, as the rows of one tile, and a chunk of
+keys. Warp w takes tiles w, w + WARPS ... of these keys, which it loads itself, and goes on to load those of the next
+work tile while the block's warps merge what they have.
+
+Which keys are a chunk, which warp takes which of them and the order of all sums depend on nothing else in a call. So
+the results of a sequence are the same to the bit, alone or in any batch.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ..build import Source
+from ..plan.arguments import COUNTERS, Matrix
+from ..plan.spec import Spec
+from ..tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    commit_copies,
+    copy_async,
+    copy_layout,
+    device,
+    dot,
+    exp2,
+    fold_index,
+    full,
+    get,
+    get_number,
+    grid_size,
+    heads_as_rows,
+    index,
+    launch_dependents,
+    load,
+    maximum,
+    minimum,
+    mma,
+    put,
+    put_number,
+    rescaled,
+    row_sum,
+    save,
+    shape,
+    sync_threads,
+    sync_warp,
+    thread_index,
+    wait_copies,
+    wait_on_dependencies,
+    where,
+)
+from .combine import PARTIALS
+from .scores import SCORE, differs_by_head, may_be_far, score_steps, scores_type
+from .shared.chunks import count_of_chunks, first_key
+from .shared.dropout import DROPOUT, DROPS, drop_step
+from .shared.layouts import DTYPES, array_type, sum_type, vector
+from .shared.schedule import finish, next_number, split
+from .shared.softmax import softmax_steps
+from .shared.tables import has_tensor_cores, head_dims
+from .shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
+
+WARP, WARPS, ROWS = 32, 4, 16  # threads of a warp, warps of a block, rows of a work tile
+MANY = 16  # numbers that are drawn at once where there was nothing
+FEW = 16  # queries, at most
+
+
+class DecodeTile(NamedTuple):
+    """Some heads that share keys, and the tiles [n_block, n_blocks) of a chunk of keys, as far as they see it."""
+
+    number: Any
+    batch: Any
+    head_k: Any
+    head: Any  # the first one
+    end_head: Any
+    chunk: Any
+    n_block: Any
+    n_blocks: Any
+    band: Any
+
+
+class DecodeCall(NamedTuple):
+    """What work tiles follow from."""
+
+    sight: Any
+    batches: Any
+    heads_k: Any
+    group_size: Any
+    tiles_of_group: Any
+    chunks: Any
+    seqlen_q: Any
+    tiles: Any  # work tiles
+
+
+class Loads(NamedTuple):
+    """How a warp loads its tiles of K and of V: device functions, and the type of mK and mV."""
+
+    start: Any  # (), by all threads of a block
+    stages: Any  # (warp) -> K and V, its stages
+    load_k: Any  # (K, mK, work, n_block): start to load a tile, if the work tile has it
+    load_v: Any
+    wait_k: Any  # (K, work, n_block) -> the tile, when it is there
+    wait_v: Any
+    next_use: Any  # (K or V) -> the same stage, for the next tile
+    matrix: Any
+    maps: tuple = ()  # tensor maps
+
+
+def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
+    """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
+    SHARED_K, SHARED_V = (shared.tile(tile_n, cols, dtype, stages=WARPS) for cols in (head_dim, head_dim_v))
+    ROWS_OF, TILE_N = Alignment(nbytes), tile_n
+
+    @device
+    def start():
+        pass
+
+    @device
+    def stages(warp):
+        return allocate(SHARED_K, warp), allocate(SHARED_V, warp)
+
+    def load_step(cols):
+        COPY = copy_layout(tile_n, cols, WARP, vector(dtype))
+
+        @device
+        def load_tile(place, matrices, work, n_block):
+            if n_block < work.n_blocks:
+                keys = maximum(work.band[3], 1)                 # rows beyond a sequence's length may be NaN
+                copy_async(place, aligned(matrices[work.batch, work.head_k][:keys], ROWS_OF), COPY, n_block * TILE_N)
+            commit_copies()
+
+        return load_tile
+
+    @device
+    def arrived(place, work, n_block):
+        wait_copies(1)
+        sync_warp()
+        return place
+
+    @device
+    def next_use(place):
+        return place
+
+    steps = load_step(head_dim), load_step(head_dim_v), arrived, arrived
+    return Loads(start, stages, *steps, next_use, array_type(dtype, 4))
+
+
+def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n, mask, score, dropout, nbytes):
+    """The kernel for tiles of tile_n keys and head_dims rounded up.
+
+    queries: how many rows of a work tile each of its heads has, a power of two. Rows of q, k and v are aligned to
+    nbytes.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
+    ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
+    shared = SharedMemory()
+    start, stages, load_k, load_v, wait_k, wait_v, next_use, matrix, maps = loads(
+        shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes
+    )
+    QUERIES, HEADS, TILE_N, ROWS_OF = queries, ROWS // queries, tile_n, Alignment(nbytes)
+    ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
+    band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
+    scored, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
+    NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score))
+    put_warps, save_merged = merge_steps(shared, head_dim_v, queries, ACC)
+    NUMBER = shared.tile(1, 1, np.int32)
+
+    @device
+    def work_tile(number, call):
+        """Heads of a group vary fastest, chunks slowest: sequences that have ended leave the last numbers empty."""
+        rest, tile = split(minimum(number, call.tiles - 1), call.tiles_of_group)
+        rest, head_k = split(rest, call.heads_k)
+        chunk, batch = split(rest, call.batches)
+        head = head_k * call.group_size + tile * HEADS
+        end_head = minimum(head + HEADS, (head_k + 1) * call.group_size)
+        band = band_at(call.sight, batch, head)
+        first, end = keys_in_sight(band, 0, call.seqlen_q)
+        n_block = maximum(first, first_key(chunk)) // TILE_N
+        n_blocks = (minimum(end, first_key(chunk + 1)) + TILE_N - 1) // TILE_N if number < call.tiles else 0
+        return DecodeTile(number, batch, head_k, head, end_head, chunk, n_block, n_blocks, band)
+
+    @device
+    def is_empty(work):
+        return work.n_block >= work.n_blocks
+
+    @device
+    def next_number_of(number, end, counters, call):
+        """The number of the next work tile that is not empty, and the end of those that have been drawn: one at a time,
+        but many where there was nothing."""
+        step = index(1)
+        while True:
+            number += 1
+            if number >= end:
+                number = next_number(counters, 2 * grid_size(), step)
+                end = number + step
+                step = index(MANY)
+            if number >= call.tiles or not is_empty(work_tile(number, call)):
+                return number, end
+
+    @device
+    def first_n_block(work, warp):
+        """The first tile of keys of a warp: tile number i is that of warp i % WARPS."""
+        return work.n_block + (warp - work.n_block) % WARPS
+
+    @device
+    def next_tile(work, following, n_block, call):
+        """This warp's next tile of keys that is not empty, from number n_block on, and the work tile that it is in."""
+        while n_block < work.n_blocks and not shown(call.sight, work.batch, work.head, 0, n_block):
+            n_block += WARPS
+        if n_block < work.n_blocks:
+            return work, n_block
+        return following, first_n_block(following, thread_index() // WARP)
+
+    def kernel(mQ, mK, mV, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
+        start()
+        launch_dependents()
+        wait_on_dependencies()
+        batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
+        heads_k, tiles_of_group = heads // group_size, (group_size + HEADS - 1) // HEADS
+        tiles = batches * heads_k * tiles_of_group * chunks
+        call = DecodeCall(sight, batches, heads_k, group_size, tiles_of_group, chunks, seqlen_q, tiles)
+        warp = thread_index() // WARP
+        work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
+        number, end = index(0), index(0)                        # the numbers that thread 0 has drawn
+        K, V = stages(warp)
+        ahead, n_ahead = next_tile(work, following, first_n_block(work, warp), call)
+        load_k(K, mK, ahead, n_ahead)
+        load_v(V, mV, ahead, n_ahead)
+        while work.number < tiles:
+            if thread_index() == 0:
+                number, end = next_number_of(number, end, counters, call)
+                put_number(allocate(NUMBER), number)
+            Q = load(heads_as_rows(mQ[work.batch][work.head : work.end_head], ROWS_OF, QUERIES), Q_TILE, 0)
+            O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+            while ahead.number == work.number and n_ahead < work.n_blocks:
+                n_block, n0 = n_ahead, n_ahead * TILE_N
+                sK = wait_k(K, work, n_block)
+                S = dot(S_TILE, Q, sK.T)                        # Alg. 2 line 10: S = Q K^T
+                sync_warp()                                     # all lanes have read K
+                ahead, n_ahead = next_tile(work, following, n_block + WARPS, call)
+                K = next_use(K)
+                load_k(K, mK, ahead, n_ahead)                   # in flight while O is computed
+                S = scored(S, scores, work, n0)
+                if tested(sight, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
+                    S = where(sees(sight, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
+                P, m, l, alpha = softmax_step(S, m, l, scale_log2)          # lines 12 and 13
+                P = drop(P, drops, work.batch * heads + work.head, 0, n0)   # line 14: dropout(P)
+                sV = wait_v(V, work, n_block)
+                O = dot(rescaled(O, alpha), P, sV)              # line 15: O = alpha O + P V
+                sync_warp()                                     # all lanes have read V
+                V = next_use(V)
+                load_v(V, mV, ahead, n_ahead)                   # in flight while S is computed
+            put_warps(O, m, row_sum(l), warp)
+            sync_threads()
+            partial = mPartial[work.batch][work.head : work.end_head, work.chunk]
+            statistics = mStatistics[work.batch][work.head : work.end_head, work.chunk]
+            save_merged(partial, statistics, scale_log2)
+            work, following = following, work_tile(get_number(allocate(NUMBER)), call)
+            if n_ahead >= ahead.n_blocks:                       # the work tile that begins has none for this warp
+                ahead, n_ahead = following, first_n_block(following, warp)
+                load_k(K, mK, ahead, n_ahead)
+                load_v(V, mV, ahead, n_ahead)
+            sync_threads()                                      # all have read what the next merge overwrites
+        if thread_index() == 0:
+            finish(counters, grid_size())
+
+    partial, number = array_type(ACC, 5), getattr(types, ACC.__name__)
+    signature = types.void(
+        array_type(dtype, 4), matrix, matrix, partial, partial, sight_type(mask), scores_type(score, dtype), DROPS,
+        array_type(np.uint32, 1), INDEX, number,
+    )  # fmt: skip
+    return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
+
+
+def merge_steps(shared, head_dim_v, queries, ACC):
+    """Device functions: (O, m, l, warp), put what a warp has into shared memory; (mO, mStatistics, scale_log2), merge
+    what all have put there, in the order of warps, and save it."""
+    QUERIES, ROWS_OF, UNALIGNED = queries, Alignment(16), Alignment(0)
+    SHARED_O, SHARED_M, SHARED_L = (shared.tile(ROWS, cols, ACC, WARPS) for cols in (head_dim_v, 1, 1))
+    O_TILE = copy_layout(ROWS, head_dim_v, WARPS * WARP, 4)
+    ROW_VECTOR = O_TILE.row_vector()
+
+    @device
+    def put_warps(O, m, l, warp):
+        put(allocate(SHARED_O, warp), O)
+        put(allocate(SHARED_M, warp), m)
+        put(allocate(SHARED_L, warp), l)
+
+    @device
+    def save_merged(mO, mStatistics, scale_log2):
+        m = get(allocate(SHARED_M, 0), ROW_VECTOR)
+        for warp in range(1, WARPS):
+            m = maximum(m, get(allocate(SHARED_M, warp), ROW_VECTOR))
+        alpha = exp2((get(allocate(SHARED_M, 0), ROW_VECTOR) - m) * scale_log2)
+        l, O = get(allocate(SHARED_L, 0), ROW_VECTOR) * alpha, get(allocate(SHARED_O, 0), O_TILE) * alpha
+        for warp in range(1, WARPS):
+            alpha = exp2((get(allocate(SHARED_M, warp), ROW_VECTOR) - m) * scale_log2)
+            l = l + get(allocate(SHARED_L, warp), ROW_VECTOR) * alpha
+            O = O + get(allocate(SHARED_O, warp), O_TILE) * alpha
+        save(heads_as_rows(mO, ROWS_OF, QUERIES), O, 0)
+        save(heads_as_rows(mStatistics[:, :, :1], UNALIGNED, QUERIES), m, 0)
+        save(heads_as_rows(mStatistics[:, :, 1:], UNALIGNED, QUERIES), l, 0)
+
+    return put_warps, save_merged
+
+
+def heads_step(score, layout, ACC):
+    """The device function (S, scores, work, n0) -> S behind all parts of the score, of each head by its own."""
+    LAYOUT, (apply, *_) = layout, score_steps(score, layout, ACC, behind=len(score))
+
+    @device
+    def alike(S, scores, work, n0):
+        S, _ = apply(S, scores, work.batch, work.head, index(0), n0)
+        return S
+
+    @device
+    def by_head(S, scores, work, n0):
+        found = S
+        for head in range(work.head, work.end_head):
+            of_head, _ = apply(S, scores, work.batch, head, index(0), n0)
+            found = where(fold_index(LAYOUT) == head - work.head, of_head, found)
+        return found
+
+    return by_head if differs_by_head(score) else alike
+
+
+class KeyTiles(NamedTuple):
+    """A row: tiles of tile_n keys; each warp has two stages, one of K and one of V."""
+
+    tile_n: int
+
+    unit, tile_m = "mma", ROWS
+
+
+# {bytes of an element: {largest head_dim: rows}}. Larger head_dims of float32 and float64 spill
+TILES = {
+    2: {
+        64: (KeyTiles(128), KeyTiles(64), KeyTiles(32)),
+        128: (KeyTiles(64), KeyTiles(32), KeyTiles(16)),
+        256: (KeyTiles(32), KeyTiles(16)),
+    },
+    4: {64: (KeyTiles(64), KeyTiles(32)), 128: (KeyTiles(32), KeyTiles(16), KeyTiles(8))},
+    8: {64: (KeyTiles(32), KeyTiles(16), KeyTiles(8))},
+}
+
+
+def rows(work):
+    size = max(head_dims(work.problem))
+    return next((rows for largest, rows in TILES[work.problem.dtype.itemsize].items() if size <= largest), ())
+
+
+def has_few_queries(work):
+    """Whether chunks of keys are computed by themselves. That, too, must not differ between sequences of a batch."""
+    return has_tensor_cores(work.device) and work.problem.seqlen_q <= FEW
+
+
+def takes(work):
+    return has_few_queries(work) and SPEC.fitting(work) is not None
+
+
+def queries_of(work):
+    """Rows for each head in a work tile: heads are packed if they see the same keys."""
+    few = 1 << (work.problem.seqlen_q - 1).bit_length()
+    return ROWS if work.problem.dropout or work.mask_by_head or work.problem.group_size == 1 else few
+
+
+def parameters(work, tiles, head_dims=head_dims):
+    """head_dims: rounds both of them."""
+    head_dim, head_dim_v = head_dims(work.problem)
+    return {
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, "queries": queries_of(work),
+        "tile_n": tiles.tile_n, "mask": work.mask, "score": work.score,
+        "dropout": work.problem.dropout, "nbytes": work.nbytes,
+    }  # fmt: skip
+
+
+def blocks(work, tiles, m_blocks, n_blocks):
+    """For one element of the batch: as many as there are work tiles, so that few of them are spread over the GPU."""
+    problem = work.problem
+    return problem.heads_k * -(-problem.group_size // (ROWS // queries_of(work))) * count_of_chunks(problem.seqlen_k)
+
+
+ARGUMENTS = *PARTIALS, MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2"
+SPEC = Spec(
+    decode,
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), *ARGUMENTS),
+    tiles=rows,
+    parameters=parameters,
+    blocks=blocks,
+    persistent=True,
+)

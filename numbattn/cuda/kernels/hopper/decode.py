@@ -1,0 +1,92 @@
+"""`kernels.decode` on Hopper, where each warp has its tiles of keys loaded by TMA."""
+
+
+from numba.cuda import types
+
+from ...build import TensorMapArgument
+from ...plan.arguments import Matrix, TmaMatrix
+from ...plan.spec import Spec
+from ...tile import (
+    Pipeline,
+    advance,
+    clear,
+    device,
+    fence_async_proxy,
+    init_pipelines,
+    stage,
+    sync_threads,
+    sync_warp,
+    thread_index,
+    tma_load,
+    wait,
+)
+from .. import decode as any_gpu
+from ..decode import ARGUMENTS, WARP, WARPS, KeyTiles, Loads, blocks, parameters
+from ..shared.visibility import has_key_lengths
+from .forward_tiles import head_dims
+
+
+def tma_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
+    """By TMA, which a warp's first lane starts. Stage w of a pipeline is warp w's, round after round."""
+    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, WARPS) for cols in (head_dim, head_dim_v))
+    K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
+    TILE_N, HAS_KEY_LENGTHS = tile_n, has_key_lengths(mask)
+
+    @device
+    def start():
+        init_pipelines(K_PIPELINE, V_PIPELINE)
+        sync_threads()
+
+    @device
+    def stages(warp):
+        return stage(K_PIPELINE, warp), stage(V_PIPELINE, warp)
+
+    @device
+    def load_tile(place, matrices, work, n_block):
+        if thread_index() % WARP == 0 and n_block < work.n_blocks:
+            tma_load(place, matrices, work.batch, work.head_k, n_block * TILE_N)
+
+    @device
+    def wait_k(place, work, n_block):
+        wait(place)
+        return place.tile
+
+    @device
+    def wait_v(place, work, n_block):
+        wait(place)
+        left = work.band[3] - n_block * TILE_N
+        if HAS_KEY_LENGTHS and left < TILE_N:                   # else TMA has filled in zeros beyond the matrix
+            clear(place.tile, left, WARP)                       # what is there may be NaN, and 0 * NaN is NaN
+            fence_async_proxy()
+            sync_warp()
+        return place.tile
+
+    @device
+    def next_use(place):
+        return advance(place, WARPS)
+
+    maps = [TensorMapArgument(i, tiles.box, l2_promotion=0) for i, tiles in ((1, SHARED_K), (2, SHARED_V))]
+    return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, types.uint64, tuple(maps))
+
+
+def decode(**parameters):
+    """The kernel."""
+    return any_gpu.decode(loads=tma_loads, **parameters)
+
+
+TILES = {64: KeyTiles(128), 128: KeyTiles(64), 192: KeyTiles(32), 256: KeyTiles(32)}  # of the largest head_dim
+
+
+def rows(work):
+    return (TILES[max(head_dims(work.problem))],)
+
+
+SPEC = Spec(
+    decode,
+    (Matrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), *ARGUMENTS),
+    tiles=rows,
+    parameters=lambda work, tiles: parameters(work, tiles, head_dims),
+    blocks=blocks,
+    persistent=True,
+    arch="a",
+)  # fmt: skip

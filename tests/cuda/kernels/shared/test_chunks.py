@@ -1,0 +1,43 @@
+"""Chunks of keys: one behind the other, the same ones in sequences of any length."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.kernels.shared.chunks import LONG, MANY, SHORT, chunks_between, count_of_chunks, first_key
+from numbattn.cuda.tile import thread_index
+from tests.tools.launch import launch
+
+CHUNKS = MANY // SHORT + 3
+STARTS = [*range(0, MANY, SHORT), *(MANY + LONG * i for i in range(4))]
+
+
+def test_chunks_begin_where_those_before_end():
+    def kernel(found):
+        if thread_index() < found.shape[0]:
+            found[thread_index()] = first_key(thread_index())
+
+    found = np.zeros(CHUNKS + 1, np.int32)
+    launch(kernel, (1, 1, 1), 128, 0, found)
+    assert found.tolist() == STARTS
+
+
+@pytest.mark.parametrize("keys", [1, SHORT, SHORT + 1, MANY, MANY + 1, MANY + LONG, MANY + 2 * LONG + 5])
+def test_a_sequence_has_the_chunks_that_begin_in_it(keys):
+    assert count_of_chunks(keys) == sum(start < keys for start in STARTS)
+
+
+def test_keys_lie_in_chunks():
+    def kernel(first, end, found):
+        i = thread_index()
+        if i < first.shape[0]:
+            found[i, 0], found[i, 1] = chunks_between(first[i], end[i])
+
+    ranges = [(0, 1), (0, SHORT), (SHORT - 1, SHORT + 1), (5, MANY), (MANY - 1, MANY + 1), (7, 7), (9, 3)]
+    ranges.append((MANY + LONG, MANY + 2 * LONG))
+    first, end = np.array(ranges, np.int32).T.copy()
+    found = np.zeros((len(ranges), 2), np.int32)
+    launch(kernel, (1, 1, 1), 32, 0, first, end, found)
+    ends = [*STARTS[1:], np.inf]
+    for (low, high), (begin, behind) in zip(ranges, found.tolist()):
+        wanted = [i for i, (start, stop) in enumerate(zip(STARTS, ends)) if start < high and low < stop]
+        assert list(range(begin, behind)) == (wanted if low < high else [])

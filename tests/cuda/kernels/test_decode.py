@@ -1,0 +1,145 @@
+"""Few queries, their keys in chunks; both ways to load them. Large problems are in test_attention.py."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.kernels.shared.chunks import SHORT
+from tests.accuracy import assert_accurate, exact, plain, random
+from tests.tools.device import AMPERE, HOPPER, on
+from tests.tools.launch import compiled_only, simulated_only
+
+DEVICES = {"cp.async": AMPERE, "TMA": HOPPER}
+simulated = simulated_only
+HALF = np.dtype(np.float16)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request, world):
+    return DEVICES[request.param]
+
+
+def qkv(rng, batch=1, heads=4, heads_k=2, m=1, n=70, d=32, e=32, dtype=HALF):
+    return (random(rng, (batch, heads, m, d), dtype), random(rng, (batch, heads_k, n, d), dtype),
+            random(rng, (batch, heads_k, n, e), dtype))  # fmt: skip
+
+
+def check(device, q, k, v, **options):
+    """o and lse."""
+    with on(device) as gpu:
+        o, saved = na.attention_forward(q, k, v, **options)
+    (program,) = gpu.programs.values()
+    assert [step.key.name for step in program.plan.steps][-2:] == ["decode", "combine"]
+    wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
+    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
+        assert_accurate(name, got, want, other, got.dtype)
+
+
+def test_a_query(rng, device):
+    check(device, *qkv(rng))
+
+
+@simulated
+@pytest.mark.parametrize("m", [2, 3, 16])
+def test_heads_of_a_group_are_packed(rng, device, m):
+    """With 3 queries a head has 4 rows; with 16 it has a work tile of its own; 6 heads do not fill the last one."""
+    check(device, *qkv(rng, heads=6, heads_k=1, m=m), causal=True)
+
+
+def test_several_chunks_and_work_tiles_of_a_block(rng, device):
+    """The last chunk has fewer tiles than the block has warps. Blocks draw: what there is none of, and the end."""
+    lengths = np.array([[SHORT + 40], [0], [2 * SHORT]], np.int32)
+    one_block = device._replace(multiprocessors=1)
+    check(one_block, *qkv(rng, batch=3, heads=2, heads_k=1, n=2 * SHORT + 7), mask=na.Lengths(lengths))
+
+
+@simulated
+def test_work_tiles_behind_those_that_are_empty(rng, device):
+    """A block draws many at once, and does all of them."""
+    lengths = np.where(np.isin(np.arange(30), [2, 3, 4, 9, 10]), 0, 35).astype(np.int32)
+    one_block = device._replace(multiprocessors=1)
+    check(one_block, *qkv(rng, batch=30, heads=1, heads_k=1, n=40), mask=na.Lengths(lengths[:, None]))
+
+
+@simulated
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_dtypes(rng, world, dtype):
+    check(AMPERE, *qkv(rng, m=2, dtype=np.dtype(dtype)), causal=True)
+
+
+@compiled_only
+@pytest.mark.parametrize(("d", "e"), [(250, 130), (100, 256)])
+def test_large_head_dims(rng, device, d, e):
+    check(device, *qkv(rng, heads=2, heads_k=1, n=40, d=d, e=e))
+
+
+MASKS = {
+    "window": lambda rng: {"mask": na.Window(70, 0)},
+    "lengths": lambda rng: {"mask": na.Lengths(np.array([[40], [101]], np.int32))},
+    "lengths of heads": lambda rng: {"mask": na.Lengths(rng.integers(0, 120, (2, 4)).astype(np.int32))},
+    "dense": lambda rng: {"mask": na.Dense(rng.random((2, 4, 3, 120)) < 0.5)},
+    "blocks": lambda rng: {"mask": na.BlockSparse(rng.random((1, 1, 1, 4)) < 0.5, (3, 32))},
+    "prefix": lambda rng: {"mask": na.Prefix(np.array([[70], [110]], np.int32))},
+    "tail": lambda rng: {"mask": na.Tail(na.Bits.tree([-1, 0, 0]))},
+}
+SCORES = {
+    "softcap": lambda rng: na.Softcap(2.0),
+    "alibi and sink": lambda rng: [na.Alibi(np.linspace(0.1, 0.4, 4)), na.Sink(np.linspace(-1, 2, 4))],
+    "table": lambda rng: na.RelativeBias(rng.standard_normal((4, 31))),
+    "bias": lambda rng: na.Bias(rng.standard_normal((2, 4, 3, 120)).astype(np.float32)),
+    "function": lambda rng: na.Score(lambda s, b, h, i, j: s + 0.1 * h - 0.01 * (j - i)),
+}
+
+
+@simulated
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(rng, device, name):
+    check(device, *qkv(rng, batch=2, m=3, n=120), **MASKS[name](rng))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(rng, device, name):
+    """Each head by its own numbers, though several share a work tile."""
+    check(device, *qkv(rng, batch=2, m=3, n=120), score=SCORES[name](rng))
+
+
+@simulated
+def test_dropout(rng, device):
+    check(device, *qkv(rng, batch=2, m=3, n=120), dropout=na.Dropout(0.3, seed=5))
+
+
+@simulated
+def test_values_beyond_the_length_are_not_read(rng, device):
+    q, k, v = qkv(rng, batch=2, n=150)
+    mask = na.Lengths(np.array([[33], [150]], np.int32))
+    with on(device):
+        want = na.attention(q, k, v, mask=mask)
+        k[0, :, 33:], v[0, :, 33:] = np.nan, np.inf
+        got = na.attention(q, k, v, mask=mask)
+    assert (got == want).all()
+
+
+@simulated
+def test_bits_depend_on_the_sequence_alone(rng, device):
+    """Not on the batch, the capacity, or how many blocks there are."""
+    n, capacity = SHORT + 70, 2 * SHORT + 300
+    q, k, v = qkv(rng, batch=3, heads=2, heads_k=1, n=capacity)
+    lengths = np.array([[200], [n], [capacity]], np.int32)
+    with on(device._replace(multiprocessors=2)):
+        o, saved = na.attention_forward(q, k, v, mask=na.Lengths(lengths))
+    with on(device):
+        alone, saved_alone = na.attention_forward(q[1:2], k[1:2, :, :n], v[1:2, :, :n])
+    np.testing.assert_array_equal(o[1:2], alone)
+    np.testing.assert_array_equal(saved.lse[1:2], saved_alone.lse)
+
+
+def test_a_cache_without_pages(rng, device):
+    """Its lengths are where the keys end, and where masks are aligned."""
+    q, k, v = qkv(rng, batch=2, m=3, n=100)
+    lengths = np.array([77, 100], np.int32)
+    with on(device):
+        o = na.attention(q, na.KVCache(k, v, lengths), causal=True)
+        for b, n in enumerate(lengths):
+            rows = slice(b, b + 1)
+            want = na.attention(q[rows], k[rows, :, :n], v[rows, :, :n], causal=True)
+            np.testing.assert_array_equal(o[rows], want)
