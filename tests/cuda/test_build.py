@@ -93,7 +93,7 @@ def test_tensor_map_by_value(cc):
 
 def test_arguments_of_tensor_maps_have_a_box_and_a_swizzle():
     found = build(key((9, 0, "a"), "box", rows=8, columns=32)).arguments
-    assert found == (("array", 2, 4), ("tensor_map", (8, 32), 0), ("int32",), ("int32",))
+    assert found == (("array", 2, 4), ("tensor_map", (8, 32), 0, 256), ("int32",), ("int32",))
     assert TensorMapArgument(2, (8, 32)).swizzle == 128
 
 

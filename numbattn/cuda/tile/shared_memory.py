@@ -394,7 +394,17 @@ def put_number(shared, number):
 
 @primitive
 def get_number(shared):
-    """The integer in a tile of one int32: see `put_number`."""
+    """The integer in a tile of one int32: see `put_number`.
+
+    >>> NUMBER = SharedMemory().tile(1, 1, np.int32)
+    >>> def kernel(y):
+    ...     if thread_index() == 0:
+    ...         put_number(allocate(NUMBER), 3)
+    ...     sync_warp()
+    ...     y[thread_index()] = 2 * get_number(allocate(NUMBER))
+    >>> bool((run(kernel, np.zeros(32)) == 6).all())
+    True
+    """
     _check_number("get_number", shared.plan)
     return np.int32(shared.read(0, 0))
 
