@@ -1149,7 +1149,7 @@ TABLE = [
         "maximum(first, first_key(chunk)) // TILE_N": "first // TILE_N",
         "end = number + step": "end = number",
         "            if number >= end:\n": "            if number > end:\n",
-        "work.n_block + (warp - work.n_block) % WARPS": "work.n_block + warp",
+        "following.n_block + thread_index() // WARP": "following.n_block",
         "O = dot(rescaled(O, alpha), P, sV)": "O = dot(O, P, sV)",
         "            put_warps(O, m, row_sum(l), warp)\n            sync_threads()\n":
             "            put_warps(O, m, row_sum(l), warp)\n",

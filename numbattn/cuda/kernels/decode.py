@@ -203,18 +203,13 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
                 return number, end
 
     @device
-    def first_n_block(work, warp):
-        """The first tile of keys of a warp: tile number i is that of warp i % WARPS."""
-        return work.n_block + (warp - work.n_block) % WARPS
-
-    @device
     def next_tile(work, following, n_block, call):
         """This warp's next tile of keys that is not empty, from number n_block on, and the work tile that it is in."""
         while n_block < work.n_blocks and not shown(call.sight, work.batch, work.head, 0, n_block):
             n_block += WARPS
         if n_block < work.n_blocks:
             return work, n_block
-        return following, first_n_block(following, thread_index() // WARP)
+        return following, following.n_block + thread_index() // WARP
 
     def kernel(mQ, mK, mV, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
         start()
@@ -228,7 +223,7 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
         number, end = index(0), index(0)                        # the numbers that thread 0 has drawn
         K, V = stages(warp)
-        ahead, n_ahead = next_tile(work, following, first_n_block(work, warp), call)
+        ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
         load_k(K, mK, ahead, n_ahead)
         load_v(V, mV, ahead, n_ahead)
         while work.number < tiles:
@@ -262,7 +257,7 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
             save_merged(partial, statistics, scale_log2)
             work, following = following, work_tile(get_number(allocate(NUMBER)), call)
             if n_ahead >= ahead.n_blocks:                       # the work tile that begins has none for this warp
-                ahead, n_ahead = following, first_n_block(following, warp)
+                ahead, n_ahead = following, following.n_block + warp
                 load_k(K, mK, ahead, n_ahead)
                 load_v(V, mV, ahead, n_ahead)
             sync_threads()                                      # all have read what the next merge overwrites
