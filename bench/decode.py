@@ -19,11 +19,14 @@ from common import machine, save, show, show_machine
 from peers import (
     DTYPE,
     PACKAGES,
+    Replay,
     available,
     context_of,
     cupy,
+    event_seconds,
     gpu,
     native,
+    one_stream,
     release,
     require_gpu,
     torch,
@@ -76,39 +79,8 @@ def ragged(cell):
     return np.linspace(cell.keys / 10, cell.keys, cell.batch).astype(int)
 
 
-def captured(name, calls):
-    """A function that launches a CUDA graph of the calls, and the stream for it."""
-    if name in ("cudnn", "flash"):
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream), torch.no_grad(), context_of(name):
-            for call in calls:
-                call()
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                kept = [call() for call in calls]
-        replay = partial(lambda graph, kept: graph.replay(), graph, kept)
-        return replay, cupy.cuda.ExternalStream(stream.cuda_stream)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        for call in calls:
-            call()
-        stream.synchronize()
-        stream.begin_capture()
-        for call in calls:
-            call()
-        graph = stream.end_capture()
-    return partial(lambda graph, stream, calls: graph.launch(stream), graph, stream, calls), stream
-
-
-def seconds_of(launch, stream, count):
-    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-    begin.record(stream)
-    for _ in range(count):
-        launch()
-    end.record(stream)
-    end.synchronize()
-    return cupy.cuda.get_elapsed_time(begin, end) / count / 1e3
+def all_of(calls):
+    return [call() for call in calls]
 
 
 def measure(cell, names, heads_k, dtype, rounds):
@@ -119,14 +91,16 @@ def measure(cell, names, heads_k, dtype, rounds):
     ready, failed = {}, {}
     for name in names:
         try:
-            ready[name] = captured(name, calls_of(name, cell, sets))
+            calls = calls_of(name, cell, sets)
+            with context_of(name):
+                ready[name] = Replay(partial(all_of, calls))
         except Exception as error:  # a peer may refuse a problem
             failed[name] = f"{type(error).__name__}: {error}"
-    counts = {name: max(1, round(0.005 / seconds_of(*about, 3))) for name, about in ready.items()}
+    counts = {name: max(1, round(0.005 / event_seconds(run, 3))) for name, run in ready.items()}
     samples = {name: [] for name in ready}
     for _ in range(rounds):
-        for name, about in ready.items():
-            samples[name].append(seconds_of(*about, counts[name]) / len(sets))
+        for name, run in ready.items():
+            samples[name].append(event_seconds(run, counts[name]) / len(sets))
     return {name: float(np.median(found)) for name, found in samples.items()}, failed
 
 
@@ -144,7 +118,8 @@ def main():
     cells = [Cell(*map(int, text.split("x"))) for text in options.cells]
     records = []
     for cell in tqdm(cells, disable=None):
-        seconds, failed = measure(cell, names, options.heads_k, options.dtype, options.rounds)
+        with one_stream():
+            seconds, failed = measure(cell, names, options.heads_k, options.dtype, options.rounds)
         whole = cell.nbytes(options.heads_k, options.dtype)
         visible = {"ragged": whole * ragged(cell).sum() / (cell.batch * cell.keys)}
         rates = {name: visible.get(name, whole) / s / 1e12 for name, s in seconds.items()}

@@ -8,7 +8,8 @@ plain one. Numbers take the dtype of the tile that they meet.
 |---|---|---|
 | simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
 | load, save | a tile from global memory, and to it | ld.global, st.global |
-| aligned, heads_as_rows, has_bits, take | promises of a matrix; several as one; single elements | ld.global |
+| aligned, heads_as_rows, rows_of_pages | promises of a matrix; several as one | ld.global |
+| has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
 | SharedMemory, allocate | places in shared memory, and the tiles there | |
 | put, get, clear | a tile to shared memory, from there; zeros | st.shared, stmatrix, ld.shared |
@@ -66,7 +67,7 @@ from .elementwise import (
 )
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import aligned, has_bits, heads_as_rows, load, save, take
+from .global_memory import aligned, has_bits, heads_as_rows, load, rows_of_pages, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
@@ -176,6 +177,7 @@ __all__ = [
     "row_index",
     "row_max",
     "row_sum",
+    "rows_of_pages",
     "save",
     "shape",
     "simt",

@@ -32,17 +32,21 @@ class Alignment:
 
 
 class MatrixType(types.Type):
-    """A matrix in global memory of which something is promised. With a fold its rows are those of several matrices."""
+    """A matrix in global memory of which something is promised. With a fold its rows are those of several matrices,
+    with a page_size those of pages, of which a table has the numbers."""
 
-    def __init__(self, dtype, alignment, fold=0):
-        self.dtype, self.alignment, self.fold = dtype, alignment, fold
-        super().__init__(f"Matrix({dtype}, {alignment.nbytes}, {fold})")
+    def __init__(self, dtype, alignment, fold=0, page_size=0):
+        self.dtype, self.alignment, self.fold, self.page_size = dtype, alignment, fold, page_size
+        super().__init__(f"Matrix({dtype}, {alignment.nbytes}, {fold}, {page_size})")
 
     @property
     def llvm(self):
-        """Address, extents and strides; of several, how many and the stride from one to the next."""
+        """Address, extents and strides; of several matrices or pages, how many and the stride from one to the next;
+        the table's address and stride."""
         pointer = ir.PointerType(memory_type(self.dtype), GLOBAL)
-        return ir.LiteralStructType([pointer, I32, I32, I64, I64, *[I32, I64] * bool(self.fold)])
+        several = [I32, I64] * bool(self.fold or self.page_size)
+        table = [ir.PointerType(I32, GLOBAL), I64] * bool(self.page_size)
+        return ir.LiteralStructType([pointer, I32, I32, I64, I64, *several, *table])
 
 
 @register_model(MatrixType)

@@ -1,7 +1,6 @@
 """Asynchronous copies (cp.async) from global to shared memory."""
 
 from functools import partial
-from itertools import product
 
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
@@ -62,12 +61,19 @@ def copy_async(shared, matrix, layout, first):
         def copy_rows():
             """Addresses are sums with what is known: of what lies outside nothing is read, so that none is clamped."""
             row0, col0 = source.start(layout, first)
-            origin, rows_left, cols_left = source.place(row0, col0), b.sub(source.rows, row0), b.sub(source.cols, col0)
-            for down, run in product(layout.rows.offsets, layout.cols.runs(min(source.width, plan.vector))):
-                across = layout.cols.offsets[run[0]]
-                inside = b.and_(b.icmp_signed("<", I32(down), rows_left), b.icmp_signed("<", I32(across), cols_left))
-                target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
-                emit_copy(b, target, source.beyond(origin, down, across), len(run) * item, inside)
+            rows_left, cols_left = b.sub(source.rows, row0), b.sub(source.cols, col0)
+            origin = None if source.page_size else source.place(row0, col0)
+            for down in layout.rows.offsets:
+                has_row = b.icmp_signed("<", I32(down), rows_left)
+                from_here = down
+                if source.page_size:
+                    row = b.select(has_row, b.add(row0, I32(down)), b.sub(source.rows, I32(1)))
+                    origin, from_here = source.place(row, col0), 0
+                for run in layout.cols.runs(min(source.width, plan.vector)):
+                    across = layout.cols.offsets[run[0]]
+                    inside = b.and_(has_row, b.icmp_signed("<", I32(across), cols_left))
+                    target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
+                    emit_copy(b, target, source.beyond(origin, from_here, across), len(run) * item, inside)
 
         def write():
             if in_background and source.alignment == VECTOR_BYTES:

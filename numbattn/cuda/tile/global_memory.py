@@ -43,7 +43,7 @@ from .fragment import (
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .integers import data_models
-from .layout import log2
+from .layout import log2, simt
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -149,19 +149,78 @@ def _check_heads(heads, fold):
         raise TypingError(f"heads_as_rows: got {heads} and {fold}, expected an array of 3 axes and a power of two")
 
 
+class PagedRows:
+    """In plain Python: pages (pages, page_size, columns) as one matrix of `count` rows, in the order of a table."""
+
+    ndim = 2
+
+    def __init__(self, array, table, count):
+        self.array, self.table, self.dtype = array, table, array.dtype
+        self.shape = int(count), array.shape[2]
+
+    def __getitem__(self, places):
+        row, col = places
+        page, row = np.divmod(row, self.array.shape[1])
+        return self.array[np.minimum(self.table[page].astype(np.uint32), len(self.array) - 1), row, col]
+
+
+@primitive
+def rows_of_pages(pages, table, count, alignment, page_size):
+    """Matrices (pages, page_size, columns) as one matrix of `count` rows, to read: row r is row r % page_size of the
+    page table[r // page_size]. Page numbers are clamped.
+
+    alignment: of all pages, see `aligned`; table: a vector of int32.
+
+    >>> PAGES = np.arange(8, dtype=np.float32).reshape(4, 1, 2)
+    >>> TABLE = np.array([2, 0, 99], np.int32)
+    >>> show(lambda x: load(rows_of_pages(PAGES, TABLE, 2, Alignment(0), 1), simt(4, 2, 8, 2, 1), 0))
+    array([[4., 5.],
+           [0., 1.],
+           [0., 0.],
+           [0., 0.]], dtype=float32)
+    """
+    _check_pages(pages, table)
+    for matrix in pages if alignment.nbytes else ():
+        aligned(matrix, alignment)
+    return PagedRows(pages.view(bfloat16) if pages.dtype == np.uint16 else pages, table, count)
+
+
+@rows_of_pages.lowering
+def rows_of_pages(pages, table, count, alignment, page_size):
+    if not isinstance(page_size, types.IntegerLiteral):
+        return None
+    _check_pages(pages, table)
+    out = MatrixType(pages.dtype, alignment.value, page_size=page_size.literal_value)
+
+    def generate(b, value, table_value, count, *_):
+        found, numbers = GlobalMatrix(b, pages, value), GlobalMatrix(b, table, table_value, simt(1, 1, 1, 1, 1))
+        first = found.data, count, found.cols, found.row_stride, found.col_stride
+        several = found.heads, found.head_stride, numbers.data, numbers.col_stride
+        return _packed(b, out, (*first, *several))
+
+    return out(pages, table, types.int32, alignment, page_size), generate
+
+
+def _check_pages(pages, table):
+    if getattr(pages, "ndim", 0) != 3:
+        raise TypingError(f"rows_of_pages: got {pages}, expected an array of 3 axes")
+    check_array("rows_of_pages", table, simt(1, 1, 1, 1, 1), {"int32"})
+
+
 class GlobalMatrix:
     """The registers that a matrix comes down to: its address, its shape, its strides in bytes.
 
     A vector is a matrix of one column, or of one row where `layout` has a single row. With a fold there are several:
-    see `heads_as_rows`.
+    see `heads_as_rows`; or pages: see `rows_of_pages`.
     """
 
     def __init__(self, b, ty, value, layout=None):
         self.b, self.ndim, self.fold = b, getattr(ty, "ndim", 2), getattr(ty, "fold", 0)
+        self.page_size = getattr(ty, "page_size", 0)
         if isinstance(ty, MatrixType):
-            parts = [b.extract_value(value, i) for i in range(7 if self.fold else 5)]
+            parts = [b.extract_value(value, i) for i in range(len(ty.llvm.elements))]
             self.data, self.rows, self.cols, self.row_stride, self.col_stride, *several = parts
-            self.heads, self.head_stride = several or (None, None)
+            self.heads, self.head_stride, self.table, self.table_stride = (*several, *[None] * 4)[:4]
             self.alignment = ty.alignment.nbytes
             return
         get = data_models.lookup(ty).get
@@ -206,6 +265,16 @@ class GlobalMatrix:
         """Of a folded matrix: which matrix, and its row."""
         return self.b.lshr(row, I32(log2(self.fold))), self.b.and_(row, I32(self.fold - 1))
 
+    def in_page(self, row):
+        """Of a matrix in pages: the number of a row's page, clamped, and its row there."""
+        b, size = self.b, I32(self.page_size)
+        at = b.mul(b.zext(b.udiv(row, size), I64), self.table_stride)
+        (page,) = load_vector(b, b.bitcast(b.gep(b.bitcast(self.table, ir.PointerType(I8, GLOBAL)), [at]),
+                                           self.table.type), 1)  # fmt: skip
+        last = b.sub(self.heads, I32(1))
+        page = b.select(b.icmp_unsigned("<", page, self.heads), page, last)
+        return page, b.urem(row, size)
+
     def start(self, layout, first):
         """The row and the column of this thread's first element."""
         b = self.b
@@ -223,8 +292,8 @@ class GlobalMatrix:
         """Pointer to an element."""
         b = self.b
         at = b.bitcast(self.data, ir.PointerType(I8, GLOBAL))
-        if self.fold:
-            head, row = self.split(row)
+        if self.fold or self.page_size:
+            head, row = self.split(row) if self.fold else self.in_page(row)
             at = b.gep(at, [b.mul(b.sext(head, I64), self.head_stride)])
         stride = b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride
         at = b.gep(at, [b.mul(b.sext(row, I64), stride)])
@@ -235,7 +304,7 @@ class GlobalMatrix:
 
 def _as_matrix(array, layout):
     """What the plain meanings index: two axes, bfloat16 as such."""
-    if isinstance(array, HeadRows):
+    if isinstance(array, HeadRows | PagedRows):
         return array
     array = np.asarray(array)
     if array.dtype == np.uint16:
