@@ -52,7 +52,8 @@ class KVCache(Value):
     ----------
     k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
     v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
-        Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes). Any strides, but no two elements share memory.
+        Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
+        an array of uint8). Any strides, but no two elements share memory.
     lengths : array of int32, (batch,)
         How many tokens each sequence has. What lies beyond them is never used, be it NaN.
     table : array of int32, (batch, pages of a sequence), optional
@@ -168,7 +169,8 @@ class KVCache(Value):
                 table = np.arange(lead, dtype=np.int32, like=like).reshape(batch, most)
         elif table is not None:
             raise ValueError("KVCache.zeros table: got one without a page_size")
-        k, v = (np.zeros((lead, heads, rows, size), dtype, like=like) for size in features)
+        bits = np.uint8 if dtype == FLOAT8 else dtype
+        k, v = (np.zeros((lead, heads, rows, size), bits, like=like).view(dtype) for size in features)
         scales: Any = (np.zeros(k.shape[:3], np.float32, like=like) for _ in range(2)) if dtype == INT8 else ()
         return cls(k, v, np.zeros(batch, np.int32, like=like), table, *scales)
 
@@ -199,8 +201,6 @@ class KVCache(Value):
         ------
         TypeError, ValueError
             For what does not fit; on NumPy arrays also for tokens beyond the capacity. Then nothing has been written.
-        NotImplementedError
-            On CuPy arrays of 8 bits.
 
         Examples
         --------
@@ -237,14 +237,12 @@ class KVCache(Value):
     def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
         from .cuda.append import append  # imported when first needed, since importing Numba takes its time
 
-        if self.k.dtype in EIGHT_BITS:
-            raise NotImplementedError(f"KVCache.append: not on CuPy arrays of {self.k.dtype} yet")
         offsets, counts = None, k.shape[-2]
         if segments is not None:
             offsets = moved(_offsets_of(segments, len(self.lengths)), k).astype(np.int32)
             counts = offsets[1:] - offsets[:-1]
-        append(self.k, k, self.lengths, self.table, offsets)
-        append(self.v, v, self.lengths, self.table, offsets)
+        append(_bits(self.k), k, self.lengths, self.table, offsets, self.k_scale)
+        append(_bits(self.v), v, self.lengths, self.table, offsets, self.v_scale)
         self.lengths[...] += counts
 
     def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
@@ -288,7 +286,7 @@ class KVCache(Value):
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
         page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
-        arrays = self.k, self.v, *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
+        arrays = _bits(self.k), _bits(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         for x, rows in zip(arrays, [x[page, :, row] for x in arrays]):  # all are read first: v may be a part of k
             x[to_page, :, to_row] = rows
         self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
@@ -464,6 +462,11 @@ def _check_path(path: Any, nodes: int) -> None:
     wrong = (other >= 0) & ((one < 0) | (other <= one))
     if wrong.any():
         raise ValueError(f"path: got {one[wrong][0]} before {other[wrong][0]}, expected ascending nodes, then -1")
+
+
+def _bits(x: Any) -> Any:
+    """float8_e4m3fn as uint8, for CuPy, whose arrays may be views of that dtype, with which it computes nothing."""
+    return x.view(np.uint8) if x.dtype == FLOAT8 else x
 
 
 def _by_token(x: Any) -> Any:

@@ -1,14 +1,16 @@
 """Tokens appended to caches on a GPU; as caches do it on NumPy arrays."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.checks import DTYPES
 from numbattn.cuda import append as module
-from numbattn.cuda.append import append
 from tests.tools.launch import launch
 
-DTYPES = [np.dtype(np.float32), na.problem.DTYPES[1]]
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = DTYPES
+INT8, FLOAT8 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 @pytest.fixture(autouse=True)
@@ -20,42 +22,99 @@ def caches(rng, dtype, paged):
     """Two alike: of 3 sequences, 10 heads, 24 tokens at most, 40 features, of which v has every other one."""
     table = rng.permutation(9).astype(np.int32).reshape(3, 3) if paged else None
     lead, rows = (9, 8) if paged else (3, 24)
+    of_heads = rng.uniform(0.001, 1, (2, 10)).astype(np.float32)
     for _ in range(2):
         k, v = np.zeros((lead, 10, rows, 40), dtype), np.zeros((lead, 10, rows, 40), dtype)[..., ::2]
-        yield na.KVCache(k, v, np.array([3, 0, 15], np.int32), table)
+        scales = np.zeros((2, lead, 10, rows), np.float32) if dtype == INT8 else of_heads if dtype == FLOAT8 else ()
+        yield na.KVCache(k, v, np.array([3, 0, 15], np.int32), table, *scales)
+
+
+def assert_equal(cache, other):
+    """Bit for bit."""
+    for name in ("k", "v", "lengths", "k_scale", "v_scale"):
+        one, two = getattr(cache, name), getattr(other, name)
+        assert (one is None) == (two is None)
+        if one is not None:
+            bits = f"u{one.itemsize}"
+            np.testing.assert_array_equal(one.view(bits), two.view(bits), err_msg=name)
 
 
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_as_on_numpy_arrays(rng, dtype, paged):
-    cache, other = caches(rng, dtype, paged)
+@pytest.mark.parametrize(("held", "dtype"), [
+    (FLOAT32, FLOAT32), (BFLOAT16, BFLOAT16), (INT8, FLOAT16), (INT8, BFLOAT16), (INT8, FLOAT64), (FLOAT8, FLOAT16),
+    (FLOAT8, BFLOAT16), (FLOAT8, FLOAT64),
+], ids=str)  # fmt: skip
+def test_as_on_numpy_arrays(rng, held, dtype, paged):
+    cache, other = caches(rng, held, paged)
     k, v = (rng.standard_normal((3, 10, 9, size)).astype(dtype) for size in (40, 20))
     other.append(k, v)
-    for held, new in ((cache.k, k), (cache.v, v)):
-        append(held, new, cache.lengths, cache.table)
-    np.testing.assert_array_equal(cache.k, other.k)
-    np.testing.assert_array_equal(cache.v, other.v)
+    cache._append_on_gpu(k, v, None)
+    assert_equal(cache, other)
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, INT8, FLOAT8], ids=str)
 @pytest.mark.parametrize("paged", [False, True])
-def test_ragged(rng, paged):
+def test_ragged(rng, paged, dtype):
     """Tokens before the first offset and behind the last one belong to no sequence."""
-    cache, other = caches(rng, DTYPES[0], paged)
-    k = rng.standard_normal((10, 15, 40)).astype(DTYPES[0])
-    offsets = np.array([2, 7, 7, 13], np.int32)
-    other.append(k, k[..., :20], segments=offsets)
-    append(cache.k, k, cache.lengths, cache.table, offsets)
-    np.testing.assert_array_equal(cache.k, other.k)
+    cache, other = caches(rng, dtype, paged)
+    k = rng.standard_normal((10, 15, 40)).astype(FLOAT32)
+    offsets = [2, 7, 7, 13]
+    other.append(k, k[..., :20], offsets)
+    cache._append_on_gpu(k, k[..., :20], offsets)
+    assert_equal(cache, other)
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, INT8], ids=str)
 @pytest.mark.parametrize("paged", [False, True])
-def test_what_there_is_no_room_for_is_not_written(rng, paged):
-    cache, other = caches(rng, DTYPES[0], paged)
+def test_what_there_is_no_room_for_is_not_written(rng, paged, dtype):
+    cache, other = caches(rng, dtype, paged)
     if paged:
         cache.table[1, 1] = other.table[1, 1] = 9  # a page that is not there
-    k = rng.standard_normal((3, 10, 12, 40)).astype(DTYPES[0])
-    append(cache.k, k, cache.lengths, cache.table)
+    k = rng.standard_normal((3, 10, 12, 40)).astype(FLOAT32)
+    cache._append_on_gpu(k, k[..., :20], None)
     rooms = 12, 8 if paged else 12, 9
     packed = np.concatenate([x[:, :room] for x, room in zip(k, rooms)], axis=1)
     other.append(packed, packed[..., :20], segments=np.cumsum([0, *rooms]))
-    np.testing.assert_array_equal(cache.k, other.k)
+    assert cache.lengths.tolist() == [15, 12, 27]
+    other.lengths[...] = cache.lengths  # they grow all the same
+    assert_equal(cache, other)
+
+
+def written(x, dtype):
+    """Two caches of tokens (tokens, features), one written as on a GPU."""
+    k = x[None, None].astype(FLOAT32)
+    cache, other = (na.KVCache.zeros(1, 1, len(x), x.shape[1], like=k, dtype=dtype) for _ in range(2))
+    with np.errstate(all="ignore"):
+        cache._append_on_gpu(k, k, None)
+        other.append(k, k)
+    return cache, other
+
+
+def test_every_float8_is_rounded_to_the_nearest(rng):
+    """What is half way between two, and next to that; too large, infinite, subnormal, NaN, 0 of either sign."""
+    numbers = np.arange(127, dtype=np.uint8).view(FLOAT8).astype(FLOAT32)
+    middle = (numbers[1:] + numbers[:-1]) / 2
+    near = [np.nextafter(middle, FLOAT32.type(side)) for side in (-np.inf, np.inf)]
+    x = np.concatenate([numbers, middle, *near, [449, 464, 1e38, np.inf, 1e-45, 1e-39, np.nan]])
+    cache, other = written(np.resize(np.concatenate([x, -x]), (16, 64)), FLOAT8)
+    nan = np.isnan(other.k)
+    np.testing.assert_array_equal(np.isnan(cache.k), nan)
+    cache.k[nan] = cache.v[nan] = other.k[nan] = other.v[nan] = 1  # of either sign
+    assert_equal(cache, other)
+
+
+def test_edges_of_int8():
+    """Numbers half way between two, of zeros, and so small that their scale is rounded to one or two bits."""
+    halves = np.concatenate([[127], np.arange(-126.5, 127)])
+    x = halves * np.array([[1], [0], [2.0**-149], [1.5 * 2.0**-149], [2.0**-130], [2.0**120]])
+    assert_equal(*written(x, INT8))
+
+
+def test_what_is_not_finite_in_int8():
+    """The scale says so; what is infinite, where NumPy's conversion is not defined, becomes 0."""
+    x = np.ones((3, 40))
+    x[0, 3], x[1, 39], x[2, :2] = np.nan, -np.inf, [np.inf, np.nan]
+    cache, other = written(x, INT8)
+    np.testing.assert_array_equal(cache.k_scale, other.k_scale)
+    np.testing.assert_array_equal(cache.k_scale, [[[np.nan, np.inf, np.nan]]])
+    assert not cache.k.any()

@@ -22,7 +22,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | maximum, minimum, capped, where | of tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
 | map_elements | any function of numbers and places | |
 | row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
-| convert | another dtype | cvt |
+| convert, bitcast | another dtype; the same bits as one | cvt, mov |
 | rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
 | column_halves, beside | of a tile | |
 | transposed_halves | of words in two lanes, a 2x2 matrix | shfl.bfly, prmt |
@@ -50,7 +50,7 @@ BOXES where boxes of 8x64 float16 lie, RING a pipeline of two stages of four int
 from . import operators  # noqa: F401, defines them
 from .accumulation import bulk_add, get_registers, load_registers, put_registers
 from .arrays import Alignment
-from .conversion import convert
+from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
 from .creation import col_index, cols_between, diagonal_index, fold_index, full, row_index
 from .elementwise import (
@@ -120,6 +120,7 @@ __all__ = [
     "ballot",
     "beside",
     "bfloat16",
+    "bitcast",
     "block_index",
     "bulk_add",
     "bulk_load",

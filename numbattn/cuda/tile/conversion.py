@@ -12,6 +12,7 @@ from .fragment import (
     Fragment,
     FragmentType,
     check_dtype,
+    check_tile,
     fragment,
     is_float,
     is_number,
@@ -23,6 +24,7 @@ from .integers import INDEX
 from .world import primitive
 
 HALVES = {types.float16: "f16", types.bfloat16: "bf16"}
+WORDS_OF_32 = frozenset({"float32", "int32", "uint32"})
 
 
 def round_to(dtype, values):
@@ -119,3 +121,29 @@ def _check_convert(x, dtype):
     if not is_tile(x) and not is_number(x):
         raise TypingError(f"convert: got {x}, expected a tile or a number")
     check_dtype("convert", dtype, ANY)
+
+
+@primitive
+def bitcast(x, dtype):
+    """A tile of 32-bit numbers, its bits read as those of another such dtype.
+
+    >>> show(lambda x: bitcast(x, np.uint32) >> 23)         # exponents: 127 is that of 1
+    array([[  0, 127, 128, 128],
+           [129, 129, 129, 129]], dtype=uint32)
+    """
+    _check_bitcast(x, np.dtype(dtype))
+    return Fragment(x.layout, x.registers.view(dtype))
+
+
+@bitcast.lowering
+def bitcast(x, dtype):
+    _check_bitcast(x, dtype.dtype)
+    out = FragmentType(x.layout, dtype.dtype)
+    return out(x, dtype), lambda b, value, _: fragment(
+        b, out, [[b.bitcast(v, LLVM[out.dtype]) for v in row] for row in registers(b, x, value)]
+    )
+
+
+def _check_bitcast(x, dtype):
+    check_tile("bitcast", x, WORDS_OF_32)
+    check_dtype("bitcast", dtype, WORDS_OF_32)

@@ -14,6 +14,7 @@ from numbattn.cuda.tile import (
     allocate,
     atomic_add,
     beside,
+    bitcast,
     clear,
     col_index,
     cols_between,
@@ -91,6 +92,7 @@ STEPS = [
     lambda X, Y, r, c: convert(convert(X * 8, np.int32) // 3 // 2 ^ (row_index(TILE, 3) << 1), np.float32),
     lambda X, Y, r, c: convert(convert(X, np.float16), np.float32),
     lambda X, Y, r, c: convert(convert(X, np.float64) / 3 + 0.1, np.float32),
+    lambda X, Y, r, c: bitcast(row_max(bitcast(abs(X), np.int32)) & ~0xFFFF, np.float32) + X,
     lambda X, Y, r, c: convert(col_index(TILE, 1) & 5, np.float32) + X,
     lambda X, Y, r, c: where(cols_between(TILE, 0, row_index(TILE, -2), row_index(TILE, 3)), X, Y),
 ]
@@ -203,6 +205,8 @@ WRONG = {
     "columns between floats": lambda x, v, X, I, F, T, r, c: cols_between(TILE, 0, r, r),
     "columns between column vectors": lambda x, v, X, I, F, T, r, c: cols_between(
         TILE, 0, col_index(TILE, 0), col_index(TILE, 0)),
+    "bits of float16": lambda x, v, X, I, F, T, r, c: bitcast(F, np.int32),
+    "bits as float64": lambda x, v, X, I, F, T, r, c: bitcast(X, np.float64),
     "to int16": lambda x, v, X, I, F, T, r, c: convert(X, np.int16),
     "an index of a float": lambda x, v, X, I, F, T, r, c: X + index(0.5),
     "a vector as a tile": lambda x, v, X, I, F, T, r, c: load(v, TILE, 0),

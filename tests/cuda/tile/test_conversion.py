@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.tile import bfloat16, convert, load, save
+from numbattn.cuda.tile import bfloat16, bitcast, convert, load, save
 
 from .tiles import LAYOUTS, SHAPE, numbers, run
 
@@ -18,3 +18,15 @@ def test_convert(dtype):
     x = numbers(SHAPE, dtype)
     given = x.view(np.uint16) if dtype == bfloat16 else x
     np.testing.assert_array_equal(run(kernel, given), x.astype(np.float32) * 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_bitcast(dtype):
+    """To uint32, the lowest bit changed, and back."""
+    layout = LAYOUTS["simt"]
+
+    def kernel(x, z):
+        save(z, bitcast(bitcast(load(x, layout, 0), np.uint32) ^ 1, dtype), 0)
+
+    x = numbers(SHAPE, dtype)
+    np.testing.assert_array_equal(run(kernel, x, out=dtype), (x.view(np.uint32) ^ 1).view(dtype))
