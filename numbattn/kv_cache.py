@@ -241,8 +241,8 @@ class KVCache(Value):
         if segments is not None:
             offsets = moved(_offsets_of(segments, len(self.lengths)), k).astype(np.int32)
             counts = offsets[1:] - offsets[:-1]
-        append(_bits(self.k), k, self.lengths, self.table, offsets, self.k_scale)
-        append(_bits(self.v), v, self.lengths, self.table, offsets, self.v_scale)
+        append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale)
+        append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale)
         self.lengths[...] += counts
 
     def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
@@ -286,7 +286,7 @@ class KVCache(Value):
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
         page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
-        arrays = _bits(self.k), _bits(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
+        arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         for x, rows in zip(arrays, [x[page, :, row] for x in arrays]):  # all are read first: v may be a part of k
             x[to_page, :, to_row] = rows
         self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
@@ -464,7 +464,7 @@ def _check_path(path: Any, nodes: int) -> None:
         raise ValueError(f"path: got {one[wrong][0]} before {other[wrong][0]}, expected ascending nodes, then -1")
 
 
-def _bits(x: Any) -> Any:
+def bits_of(x: Any) -> Any:
     """float8_e4m3fn as uint8, for CuPy, whose arrays may be views of that dtype, with which it computes nothing."""
     return x.view(np.uint8) if x.dtype == FLOAT8 else x
 

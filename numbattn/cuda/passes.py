@@ -5,12 +5,15 @@ be captured in a CUDA graph. What follows from shapes, strides and kinds is plan
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..dual import naming
 from ..functions import Score
+from ..kv_cache import bits_of
 from ..problem import Gradients, Saved, describe, sum_to
+from .gather import gather
 from .kernels import BACKWARD, FORWARD
 from .plan.masks import lowered_mask, numbers_of
 from .plan.planner import plan
@@ -30,9 +33,9 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
-        if problem.cache is not None and problem.cache != (problem.dtype, None):
-            raise NotImplementedError("k: got a KVCache of 8 bits or in pages, which cannot be read on GPUs yet")
-        gpu, lse = self.current(), None
+        gpu, lse, given = self.current(), None, (problem, inputs)
+        if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
+            problem, inputs = dense(gpu, problem, inputs)
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
@@ -43,7 +46,7 @@ class Passes:
             o.fill(0)
             if save:
                 lse.fill(-math.inf)
-        return o, Saved(problem, inputs, o, lse) if save else None
+        return o, Saved(*given, o, lse) if save else None
 
     def backward(self, saved, do, dlse=None, deterministic=False):
         """The Gradients."""
@@ -65,6 +68,17 @@ class Passes:
                 if grad is not None:
                     grad.fill(0)
         return Gradients(dq, dk, dv, tuple(of_score))
+
+
+def dense(gpu, problem, inputs):
+    """The same call, with a cache in pages or of 8 bits as plain arrays of q's dtype."""
+    cache, lead = inputs.cache, (*problem.batch[:-1], problem.heads_k, problem.seqlen_k)
+    with gpu.scratch_memory(gpu.stream().is_capturing()):
+        k, v = (gpu.empty((*lead, size), problem.dtype) for size in (problem.head_dim, problem.head_dim_v))
+    for x, held, scale in ((k, cache.k, cache.k_scale), (v, cache.v, cache.v_scale)):
+        gather(x, bits_of(held), cache.lengths, cache.table, scale)
+    strides = problem.strides[0], k.strides, v.strides
+    return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
 def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
