@@ -90,6 +90,11 @@ class Problem:
         """Query heads for each key head."""
         return self.heads // self.heads_k
 
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page of a cache, or 0."""
+        return (self.cache and self.cache.page_size) or 0
+
     @cached_property
     def is_empty(self) -> bool:
         """Whether there are no scores at all."""

@@ -15,6 +15,7 @@ from ..kv_cache import bits_of
 from ..problem import Gradients, Saved, describe, sum_to
 from .gather import gather
 from .kernels import BACKWARD, FORWARD
+from .kernels.decode import reads
 from .plan.masks import lowered_mask, numbers_of
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
@@ -34,15 +35,22 @@ class Passes:
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
         gpu, lse, given = self.current(), None, (problem, inputs)
+        cache, layouts = None, ()
         if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
-            problem, inputs = dense(gpu, problem, inputs)
+            if reads(problem, gpu.device):
+                cache = inputs.cache
+                layouts = tuple([layout_of(x, 0) for x in (inputs.k, inputs.v, cache.table)])
+            else:
+                problem, inputs = dense(gpu, problem, inputs)
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o}
+        if cache is not None:
+            arrays["table"] = cache.table
         if save:
             arrays["lse"] = lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
-        if not run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides)):
+        if not run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides, layouts)):
             o.fill(0)
             if save:
                 lse.fill(-math.inf)

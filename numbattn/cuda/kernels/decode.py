@@ -8,13 +8,14 @@ Which keys are a chunk, which warp takes which of them and the order of all sums
 the results of a sequence are the same to the bit, alone or in any batch.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import COUNTERS, Matrix
+from ..plan.arguments import COUNTERS, Matrix, Word
 from ..plan.spec import Spec
 from ..tile import (
     INDEX,
@@ -45,6 +46,7 @@ from ..tile import (
     put_number,
     rescaled,
     row_sum,
+    rows_of_pages,
     save,
     shape,
     sync_threads,
@@ -101,7 +103,7 @@ class Loads(NamedTuple):
 
     start: Any  # (), by all threads of a block
     stages: Any  # (warp) -> K and V, its stages
-    load_k: Any  # (K, mK, work, n_block): start to load a tile, if the work tile has it
+    load_k: Any  # (K, mK, cache, work, n_block): start to load a tile, if the work tile has it
     load_v: Any
     wait_k: Any  # (K, work, n_block) -> the tile, when it is there
     wait_v: Any
@@ -110,14 +112,42 @@ class Loads(NamedTuple):
     maps: tuple = ()  # tensor maps
 
 
-def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
+class CacheWord(Word):
+    """What a `KVCache` in pages has beside k and v: the table, in a tuple."""
+
+    def flat(self, planner, work):
+        if work.problem.page_size:
+            yield planner.whole("table")
+
+
+@dataclass(frozen=True)
+class Keys(Matrix):
+    """A Matrix of keys or values, in pages if a cache has any."""
+
+    heads: str = "k"
+
+    def flat(self, planner, work):
+        yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
+
+
+def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
     SHARED_K, SHARED_V = (shared.tile(tile_n, cols, dtype, stages=WARPS) for cols in (head_dim, head_dim_v))
-    ROWS_OF, TILE_N = Alignment(nbytes), tile_n
+    ROWS_OF, TILE_N, PAGE_SIZE = Alignment(nbytes), tile_n, page_size
 
     @device
     def start():
         pass
+
+    @device
+    def of_sequence(matrices, cache, work, keys):
+        return aligned(matrices[work.batch, work.head_k][:keys], ROWS_OF)
+
+    @device
+    def of_pages(matrices, cache, work, keys):
+        return rows_of_pages(matrices[:, work.head_k], cache[0][work.batch], keys, ROWS_OF, PAGE_SIZE)
+
+    rows_of = of_pages if page_size else of_sequence
 
     @device
     def stages(warp):
@@ -127,10 +157,10 @@ def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
         COPY = copy_layout(tile_n, cols, WARP, vector(dtype))
 
         @device
-        def load_tile(place, matrices, work, n_block):
+        def load_tile(place, matrices, cache, work, n_block):
             if n_block < work.n_blocks:
                 keys = maximum(work.band[3], 1)                 # rows beyond a sequence's length may be NaN
-                copy_async(place, aligned(matrices[work.batch, work.head_k][:keys], ROWS_OF), COPY, n_block * TILE_N)
+                copy_async(place, rows_of(matrices, cache, work, keys), COPY, n_block * TILE_N)
             commit_copies()
 
         return load_tile
@@ -149,18 +179,20 @@ def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
     return Loads(start, stages, *steps, next_use, array_type(dtype, 4))
 
 
-def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n, mask, score, dropout, nbytes):
+def decode(
+    *, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n, page_size, mask, score, dropout, nbytes
+):
     """The kernel for tiles of tile_n keys and head_dims rounded up.
 
-    queries: how many rows of a work tile each of its heads has, a power of two. Rows of q, k and v are aligned to
-    nbytes.
+    queries: how many rows of a work tile each of its heads has, a power of two; page_size: of a cache in pages, else 0.
+    Rows of q, k and v are aligned to nbytes.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     start, stages, load_k, load_v, wait_k, wait_v, next_use, matrix, maps = loads(
-        shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes
+        shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask, nbytes
     )
     QUERIES, HEADS, TILE_N, ROWS_OF = queries, ROWS // queries, tile_n, Alignment(nbytes)
     ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
@@ -211,7 +243,7 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
             return work, n_block
         return following, following.n_block + thread_index() // WARP
 
-    def kernel(mQ, mK, mV, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
+    def kernel(mQ, mK, mV, cache, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
         start()
         launch_dependents()
         wait_on_dependencies()
@@ -224,8 +256,8 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
         number, end = index(0), index(0)                        # the numbers that thread 0 has drawn
         K, V = stages(warp)
         ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
-        load_k(K, mK, ahead, n_ahead)
-        load_v(V, mV, ahead, n_ahead)
+        load_k(K, mK, cache, ahead, n_ahead)
+        load_v(V, mV, cache, ahead, n_ahead)
         while work.number < tiles:
             if thread_index() == 0:
                 number, end = next_number_of(number, end, counters, call)
@@ -239,7 +271,7 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
                 sync_warp()                                     # all lanes have read K
                 ahead, n_ahead = next_tile(work, following, n_block + WARPS, call)
                 K = next_use(K)
-                load_k(K, mK, ahead, n_ahead)                   # in flight while O is computed
+                load_k(K, mK, cache, ahead, n_ahead)            # in flight while O is computed
                 S = scored(S, scores, work, n0)
                 if tested(sight, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
                     S = where(sees(sight, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
@@ -249,7 +281,7 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
                 O = dot(rescaled(O, alpha), P, sV)              # line 15: O = alpha O + P V
                 sync_warp()                                     # all lanes have read V
                 V = next_use(V)
-                load_v(V, mV, ahead, n_ahead)                   # in flight while S is computed
+                load_v(V, mV, cache, ahead, n_ahead)            # in flight while S is computed
             put_warps(O, m, row_sum(l), warp)
             sync_threads()
             partial = mPartial[work.batch][work.head : work.end_head, work.chunk]
@@ -258,16 +290,17 @@ def decode(*, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n
             work, following = following, work_tile(get_number(allocate(NUMBER)), call)
             if n_ahead >= ahead.n_blocks:                       # the work tile that begins has none for this warp
                 ahead, n_ahead = following, following.n_block + warp
-                load_k(K, mK, ahead, n_ahead)
-                load_v(V, mV, ahead, n_ahead)
+                load_k(K, mK, cache, ahead, n_ahead)
+                load_v(V, mV, cache, ahead, n_ahead)
             sync_threads()                                      # all have read what the next merge overwrites
         if thread_index() == 0:
             finish(counters, grid_size())
 
     partial, number = array_type(ACC, 5), getattr(types, ACC.__name__)
+    tables = types.Tuple.from_types([array_type(np.int32, 2)] * bool(page_size))
     signature = types.void(
-        array_type(dtype, 4), matrix, matrix, partial, partial, sight_type(mask), scores_type(score, dtype), DROPS,
-        array_type(np.uint32, 1), INDEX, number,
+        array_type(dtype, 4), matrix, matrix, tables, partial, partial, sight_type(mask), scores_type(score, dtype),
+        DROPS, array_type(np.uint32, 1), INDEX, number,
     )  # fmt: skip
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
@@ -345,8 +378,12 @@ TILES = {
 
 
 def rows(work):
-    size = max(head_dims(work.problem))
-    return next((rows for largest, rows in TILES[work.problem.dtype.itemsize].items() if size <= largest), ())
+    return rows_for(work.problem)
+
+
+def rows_for(problem):
+    size = max(head_dims(problem))
+    return next((rows for largest, rows in TILES[problem.dtype.itemsize].items() if size <= largest), ())
 
 
 def has_few_queries(work):
@@ -356,6 +393,12 @@ def has_few_queries(work):
 
 def takes(work):
     return has_few_queries(work) and SPEC.fitting(work) is not None
+
+
+def reads(problem, device):
+    """Whether the kernel takes a cache where it lies."""
+    same = problem.cache.dtype == problem.dtype
+    return same and has_tensor_cores(device) and problem.seqlen_q <= FEW and bool(rows_for(problem))
 
 
 def queries_of(work):
@@ -369,7 +412,7 @@ def parameters(work, tiles, head_dims=head_dims):
     head_dim, head_dim_v = head_dims(work.problem)
     return {
         "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, "queries": queries_of(work),
-        "tile_n": tiles.tile_n, "mask": work.mask, "score": work.score,
+        "tile_n": tiles.tile_n, "page_size": work.problem.page_size, "mask": work.mask, "score": work.score,
         "dropout": work.problem.dropout, "nbytes": work.nbytes,
     }  # fmt: skip
 
@@ -380,10 +423,11 @@ def blocks(work, tiles, m_blocks, n_blocks):
     return problem.heads_k * -(-problem.group_size // (ROWS // queries_of(work))) * count_of_chunks(problem.seqlen_k)
 
 
-ARGUMENTS = *PARTIALS, MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2"
+CACHE = CacheWord()
+ARGUMENTS = CACHE, *PARTIALS, MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2"
 SPEC = Spec(
     decode,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), *ARGUMENTS),
+    (Matrix("q"), Keys("k"), Keys("v"), *ARGUMENTS),
     tiles=rows,
     parameters=parameters,
     blocks=blocks,

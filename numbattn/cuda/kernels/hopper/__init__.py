@@ -14,11 +14,15 @@ def takes(variant, work):
     return is_for_hopper(work) and variant_of(KERNELS, work) == variant
 
 
+def attends(work):
+    return is_for_hopper(work) and not work.problem.page_size
+
+
 def decodes(work):
-    return is_for_hopper(work) and has_few_queries(work)
+    return attends(work) and has_few_queries(work)
 
 
-FORWARD = Route(decodes, (decode.SPEC, combine.SPEC)), Route(is_for_hopper, (forward.SPEC,))
+FORWARD = Route(decodes, (decode.SPEC, combine.SPEC)), Route(attends, (forward.SPEC,))
 BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC)),
     Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC)),

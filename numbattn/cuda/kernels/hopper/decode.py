@@ -26,7 +26,7 @@ from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
 
 
-def tma_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
+def tma_loads(shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """By TMA, which a warp's first lane starts. Stage w of a pipeline is warp w's, round after round."""
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, WARPS) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
@@ -42,7 +42,7 @@ def tma_loads(shared, dtype, head_dim, head_dim_v, tile_n, mask, nbytes):
         return stage(K_PIPELINE, warp), stage(V_PIPELINE, warp)
 
     @device
-    def load_tile(place, matrices, work, n_block):
+    def load_tile(place, matrices, cache, work, n_block):
         if thread_index() % WARP == 0 and n_block < work.n_blocks:
             tma_load(place, matrices, work.batch, work.head_k, n_block * TILE_N)
 
