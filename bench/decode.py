@@ -102,10 +102,11 @@ def measure(cell, names, heads_k, dtype, rounds):
     release()
     sets = [[*arrays_of(cell, heads_k, dtype, seed)]
             for seed in range(max(1, int(L2_BYTES // cell.nbytes(heads_k, dtype) + 1)))]  # fmt: skip
-    ready, failed = {}, {}
+    ready, failed, kept = {}, {}, []  # a graph does not keep the arrays that it reads
     for name in names:
         try:
             calls = calls_of(name, cell, sets)
+            kept += calls
             with context_of(name):
                 ready[name] = Replay(partial(all_of, calls))
         except Exception as error:  # a peer may refuse a problem
