@@ -332,6 +332,21 @@ def test_keep_and_truncate_on_arrays_of_cupy(rng, xp):
     assert not cache.overflowed()
 
 
+@pytest.mark.parametrize("dtype", [np.int8, FLOAT8])
+def test_8_bits_on_arrays_of_cupy(rng, xp, dtype):
+    """Bit for bit what they are on NumPy's."""
+    k, v = tokens(rng, 2, 3, count=9, dtype=np.float16)
+    caches = []
+    for like in (np, xp):
+        cache = na.KVCache.zeros(2, 3, 20, D, like=like.zeros(0), head_dim_v=E, dtype=dtype, page_size=8)
+        cache.append(like.asarray(k), like.asarray(v))
+        cache.keep([[1, 3], [0, -1]], nodes=4)
+        caches.append([to_numpy(x.view(f"u{x.itemsize}")) for x in vars(cache).values()])
+        assert cache.k.dtype == dtype
+    for want, got in zip(*caches):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_speculative_decoding(rng):
     """Draft a tree, verify it, keep a path: as if the path's tokens had been appended."""
     k, v = tokens(rng, 2, HEADS_K, count=30, dtype=np.float64)
