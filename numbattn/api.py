@@ -1,5 +1,6 @@
 """The public functions."""
 
+import math
 from typing import Any, Protocol
 
 from . import faults, reference
@@ -8,6 +9,7 @@ from .dropout import Dropout
 from .kv_cache import KVCache
 from .masks import Mask
 from .problem import A, Gradients, Problem, Saved, checked_gradients, describe, refuse_cache, without_v
+from .ragged import ragged
 from .scores import Scores
 
 
@@ -44,7 +46,8 @@ def attention(
     v : array, (..., seqlen_k, head_dim_v); left out with a cache
         NumPy arrays or CuPy arrays, all of one dtype: float16, bfloat16 (of ml_dtypes), float32 or float64. Any
         strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``. With a `KVCache` the queries,
-        (batch, heads, seqlen_q, head_dim), are those of each sequence's last tokens, and seqlen_k is its capacity.
+        (batch, heads, seqlen_q, head_dim), are those of each sequence's last tokens, and seqlen_k is its capacity; in a
+        ragged batch they are packed, (heads, total, head_dim), and `Segments` in the mask says whose they are.
     causal : bool, optional
         The same as ``mask=Causal()``; with a mask too, both hold.
     mask : a mask such as Causal, Window, Lengths or Segments, ``&`` and ``|`` of masks, or a boolean array, optional
@@ -83,8 +86,7 @@ def attention(
     >>> na.attention(q, k, v, causal=True).shape
     (2, 8, 100, 64)
     """
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
-    o, _ = _run(problem, "forward", problem, inputs, out, save=False)
+    o, _ = _forward(False, q, k, v, causal, mask, scale, dropout, score, out)
     return o
 
 
@@ -128,9 +130,7 @@ def attention_forward(
     >>> saved.lse.shape
     (100,)
     """
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
-    found: tuple[A, Saved[A]] = _run(problem, "forward", problem, inputs, out)
-    return found
+    return _forward(True, q, k, v, causal, mask, scale, dropout, score, out)
 
 
 def attention_backward(
@@ -281,6 +281,21 @@ def attention_weights(
     v = without_v(q, k, mask, score)
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
     return reference.weights(problem, inputs)
+
+
+def _forward(
+    save: bool, q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: Any, dropout: Any, score: Any, out: Any
+) -> tuple[Any, Any]:
+    """o, and what is saved or None."""
+    packing = ragged(q, k, mask)
+    if packing is not None:
+        q, mask, given, out = packing.q, packing.mask, out, None
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
+    o, saved = _run(problem, "forward", problem, inputs, out, save=save)
+    if packing is not None:
+        o = packing.packed(o, out=given)
+        saved = saved and Saved(problem, inputs, o, packing.packed(saved.lse, -math.inf))
+    return o, saved
 
 
 def _run(problem: Problem, name: str, *args: Any, **options: Any) -> Any:

@@ -365,6 +365,8 @@ class KVCache(Value):
 
     def _beside(self, mask: Mask) -> Mask:
         """The mask of a call: aligned with the lengths, beyond which nothing is visible."""
+        if isinstance(mask._frame, Cached):
+            return mask
         found = MASKS.get(self, mask)
         if found is None:
             found = All((Cached(self.lengths[:, None]), *mask._parts))

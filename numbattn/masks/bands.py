@@ -134,9 +134,13 @@ class Lengths(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cached(Lengths):
-    """The keys of a cache: in an ``&`` with it, masks without an offset of their own are aligned with each sequence's
-    last key, not with the last that there is room for."""
+    """The keys of a cache, and how many queries each sequence has: in an ``&`` with it, masks without an offset of
+    their own align a sequence's last query with its last key, not with the last that there is room for."""
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """Of query 0."""
-        return clip(self.keys, 0, seqlen_k) - seqlen_q
+        return clip(self.keys, 0, seqlen_k) - (seqlen_q if self.queries is None else self.queries)
+
+    def _last_keys(self, seqlen_q: int) -> Any:
+        """How many keys end with the own one of query seqlen_q - 1, if there is such a query."""
+        return self.keys if self.queries is None else self.keys + (seqlen_q - self.queries)

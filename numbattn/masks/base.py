@@ -181,11 +181,11 @@ class Mask(Value):
         """What the parts without an offset of their own are aligned within."""
         return next((part for part in self._parts if isinstance(part, masks.Segments | masks.Cached)), None)
 
-    def _last_keys(self, seqlen_k: int) -> Any:
-        """How many keys end with the one that parts without an offset are aligned with: an int, or of a cache an array
-        over the batch axes."""
+    def _keys_to_last(self, seqlen_q: int, seqlen_k: int) -> Any:
+        """How many keys end with the one that parts without an offset align the last query with: an int, or of a cache
+        an array over the batch axes."""
         frame = self._frame
-        return frame.keys if isinstance(frame, masks.Cached) else seqlen_k
+        return frame._last_keys(seqlen_q) if isinstance(frame, masks.Cached) else seqlen_k
 
     @property
     def _within(self) -> tuple[Mask, ...]:

@@ -71,11 +71,11 @@ class All(Joined):
         return tuple(part._inside(self._frame) if isinstance(part, AnyOf) else part for part in others)
 
     def _edges(self, seqlen_q: int, seqlen_k: int) -> tuple[Edge, ...]:
-        keys = self._last_keys(seqlen_k)
+        keys = self._keys_to_last(seqlen_q, seqlen_k)
         return tuple(edge for part in self._others for edge in part._edges(seqlen_q, keys))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        keys = self._last_keys(seqlen_k)
+        keys = self._keys_to_last(i.size, seqlen_k)
         found = tuple(
             interval for part in self._others
             for interval in part._intervals(i, seqlen_k if isinstance(part, AnyOf) else keys)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import Array, Integers, check_values, integer_array, same_library
+from ..checks import Array, Integers, check_values, integer, integer_array, same_library
 from ..values import Held, clip, moved
 from .base import Interval, Mask, Rows
 
@@ -38,6 +38,10 @@ class Segments(Mask):
         any, are all batch axes, heads included, each of full size or 1.
     keys : likewise, optional
         Default: the same offsets. CuPy's arrays are not looked into: what is out of range is clamped.
+    max_queries : int, optional
+        The most queries of a segment, for calls with a `KVCache`, where segment s holds the queries of sequence s: q is
+        then packed, (heads, total, head_dim), and sees the cache's keys. On a GPU such a call needs to be told; what is
+        beyond the first so many queries of a segment sees nothing.
 
     Warns
     -----
@@ -72,8 +76,11 @@ class Segments(Mask):
 
     queries: Integers
     keys: Integers | None = None
+    max_queries: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_queries is not None:
+            self._set(max_queries=integer("Segments max_queries", self.max_queries, low=0))
         queries = _offsets("Segments queries", self.queries)
         keys = None if self.keys is None else _offsets("Segments keys", self.keys)
         if keys is not None and keys.shape[-1] != queries.shape[-1]:
@@ -85,7 +92,7 @@ class Segments(Mask):
         """Offsets without batch axes hold for all of them."""
         lead = (1,) * (len(shape) - 2)
         fitted = {name: x.reshape(*lead, x.size) for name, x in self._arrays().items() if x.ndim == 1}
-        return Segments(**self._arrays() | fitted) if lead and fitted else self
+        return replace(self, **fitted) if lead and fitted else self
 
     def _rows(self, i: Any, seqlen_k: int) -> Rows:
         keys = self.queries if self.keys is None else self.keys

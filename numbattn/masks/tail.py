@@ -71,8 +71,8 @@ class Tail(Mask):
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
         """Words before the tail have all bits set, those that it lies in are packed, and what is behind them is beyond
         all keys."""
-        end: Any = frame.keys if isinstance(frame, Cached) else seqlen_k
-        first = np.asarray(end - seqlen_q, np.int64, like=array)[..., None, None]
+        first: Any = frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else seqlen_k - seqlen_q
+        first = np.asarray(first, np.int64, like=array)[..., None, None]
         key = np.arange(-(-(seqlen_q + WORD - 1) // WORD) * WORD, like=array) - first % WORD  # of the tail
         words = Bits.pack(_taken(self._inner.dense(seqlen_q, seqlen_q), key) | (key < 0)).words
         word = np.arange(-(-seqlen_k // WORD), like=array) - first // WORD

@@ -89,7 +89,7 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
         """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
         for part in mask._others:
             if type(part) in LOWERED:
-                kind, values = LOWERED[type(part)](part, mask._last_keys(seqlen_k) - seqlen_q)
+                kind, values = LOWERED[type(part)](part, mask._keys_to_last(seqlen_q, seqlen_k) - seqlen_q)
                 add(kind, **values)
             elif isinstance(part, AnyOf):
                 for sign, alternative in zip((OPEN, OR), part.of, strict=True):

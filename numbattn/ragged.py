@@ -1,0 +1,90 @@
+"""Packed queries beside a cache: of each sequence as many as it has, in one array.
+
+They are computed as a batch of `max_queries` rows each, of which a sequence sees its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .checks import check_values, same_library
+from .kv_cache import KVCache
+from .masks import All, Bits, Cached, Mask, Segments, Tail
+from .values import moved
+
+
+class Ragged(NamedTuple):
+    """Queries (heads, total, features) as a batch, and where each of them lies in it."""
+
+    q: Any  # (batch, heads, max_queries, features)
+    mask: Mask
+    sequence: Any  # (total,), of each query
+    row: Any  # (total,)
+    inside: Any  # (total,), whether it is in a sequence, and one of the first max_queries there
+
+    def packed(self, x: Any, fill: float = 0, out: Any = None) -> Any:
+        """(batch, heads, max_queries, ...) as (heads, total, ...)."""
+        inside = self.inside.reshape(-1, *(1,) * (x.ndim - 2))
+        rows = x[self.sequence, :, self.row] if x.size else x.reshape(0, *x.shape[1:2], *x.shape[3:])
+        found = np.where(inside, rows, x.dtype.type(fill)).swapaxes(0, 1)
+        if out is None:
+            return found
+        same_library(out=out, q=x)
+        if out.shape != found.shape or out.dtype != found.dtype:
+            raise ValueError(f"out: got {out.dtype} of the shape {out.shape}, expected {found.dtype} of the shape "
+                             f"{found.shape}")
+        out[...] = found
+        return out
+
+
+def ragged(q: Any, k: Any, mask: Any) -> Ragged | None:
+    """The queries of a call with a cache and Segments; None for any other call."""
+    if mask is None or not isinstance(k, KVCache) or not isinstance(mask, Mask) or mask._segments is None:
+        return None
+    segments, batch = mask._segments, len(k.lengths)
+    same_library(q=q, KVCache=k.k)
+    if q.ndim != 3:
+        raise ValueError(f"q: got the shape {q.shape} beside Segments and a KVCache, expected (heads, total, head_dim)")
+    if segments.keys is not None or segments.queries.shape != (batch + 1,):
+        raise ValueError(f"mask: got {segments}, expected Segments of {batch + 1} offsets of queries alone, a segment "
+                         "for each sequence of the KVCache")
+    total, most = q.shape[1], max(_most(segments), 1)
+    if isinstance(segments.queries, np.ndarray):
+        check_values("mask: Segments queries", segments.queries, total, rising=True)
+    offsets = np.clip(moved(segments.queries, q).astype(np.int64), 0, total)
+    counts = np.clip(offsets[1:] - offsets[:-1], 0, most)
+    token = np.minimum(offsets[:-1, None] + np.arange(most, like=offsets), max(total - 1, 0))  # (batch, max_queries)
+    number = np.arange(total, like=offsets)
+    sequence = np.clip(np.searchsorted(offsets, number, side="right") - 1, 0, max(batch - 1, 0))
+    row, end = number - offsets[sequence], offsets[np.minimum(sequence + 1, batch)]
+    inside = (row >= 0) & (row < np.minimum(end - offsets[sequence], most))
+    frame = Cached(k.lengths[:, None], counts[:, None])
+    parts = (_unpacked(part, token, total) for part in mask._parts if part is not segments)
+    return Ragged(q[:, token].swapaxes(0, 1), All((frame, *parts)), sequence, np.clip(row, 0, most - 1), inside)
+
+
+def _most(segments: Segments) -> int:
+    """Queries of a sequence, at most."""
+    if segments.max_queries is not None:
+        return segments.max_queries
+    if not isinstance(segments.queries, np.ndarray):
+        raise ValueError("mask: Segments max_queries: got None with offsets on a GPU, which nobody waits to read; "
+                         "beside a KVCache the most queries of a sequence are expected")
+    return int(np.diff(segments.queries).max(initial=0))
+
+
+def _unpacked(part: Mask, token: Any, total: int) -> Mask:
+    """A part of the mask, for queries in a batch."""
+    if isinstance(part, Tail):
+        words = getattr(part.mask, "words", None)
+        if words is None or words.shape[:-1] != (total,):
+            raise ValueError(f"mask: got {part} beside Segments and a KVCache, expected Tail(Bits(words)) with words "
+                             f"of the shape ({total}, ceil(max_queries / 32)), a row for each query")
+        return Tail(Bits(moved(words, token)[token][:, None]))
+    if any(x.ndim > 1 for leaf in part._leaves for x in leaf._arrays().values()):
+        raise ValueError(f"mask: got {part} beside Segments and a KVCache, expected masks without arrays of two axes "
+                         "or more, but for Tail")
+    return part
+
