@@ -337,7 +337,13 @@ class Block(Hopper):
     # ----------------------------------------------------------------------------------------------- arithmetic
     def elementwise(function):
         def op(self, op, args):
-            self.put(args[0], function(*[self.get(arg, op[-1]) for arg in args[1:]]))
+            kind = op[-1]
+            if not kind.endswith("x2"):
+                self.put(args[0], function(*[self.get(arg, kind) for arg in args[1:]]))
+                return
+            half = TYPES[kind[:-2]]
+            pairs = [self.get(arg, "u32").view(half).astype(np.float64) for arg in args[1:]]
+            self.put(args[0], function(*pairs).astype(half).view(np.uint32))
 
         return op
 
