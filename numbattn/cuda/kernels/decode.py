@@ -373,8 +373,8 @@ class KeyTiles(NamedTuple):
 TILES = {
     1: {
         64: (KeyTiles(128), KeyTiles(64)),
-        128: (KeyTiles(128), KeyTiles(64), KeyTiles(32)),
-        256: (KeyTiles(64), KeyTiles(32), KeyTiles(16)),
+        128: (KeyTiles(64), KeyTiles(32)),
+        256: (KeyTiles(32), KeyTiles(16)),
     },
     2: {
         64: (KeyTiles(128), KeyTiles(64), KeyTiles(32)),

@@ -20,8 +20,8 @@ from .world import primitive
 def copy_async(shared, matrix, layout, first):
     """put(shared, load(matrix, layout, first)), past the registers and in the background: see `wait_copies`.
 
-    The tile and the matrix are of one dtype; a tile transposed is a single column. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
-    the way through the registers.
+    The tile and the matrix are of one dtype; a tile that is transposed is a column. GPUs before 8.0, and elements of
+    less than 4 bytes that are not aligned to 4, take the way through the registers.
 
     >>> def kernel(x, y):
     ...     copy_async(allocate(PLACE), x, TILE, 0)
