@@ -457,6 +457,9 @@ class Block(Hopper):
 
     def op_cvt(self, op, args):
         to, source = op[-2], op[-1]
+        if source == "e4m3x2":
+            pairs = self.get(args[1], "u16").view(ml_dtypes.float8_e4m3fn)
+            return self.put(args[0], pairs.astype(np.float16).view(np.uint32))
         if to in ("f16x2", "bf16x2"):
             values = [self.get(arg, source) for arg in args[:0:-1]]
             if "relu" in op:

@@ -101,7 +101,8 @@ def widen(dtype, values):
 
 
 def emit_widened(b, source, target, word, i, j):
-    """Bytes i and j of a register as two of float16 or bfloat16, exact; only a float8's NaN becomes 480."""
+    """Bytes i and j of a register, (0, 1) and (2, 3) or (0, 2) and (1, 3), as two of float16 or bfloat16: exact, only
+    that NaN of float8 may become 480."""
     return WIDEN[source, target](b, word, i, j)
 
 
@@ -117,23 +118,28 @@ def _int8_as_bfloat16(b, word, i, j):
     return _fma_of_pairs(b, "bf16", base, _both(0xBF80), low)
 
 
-def _float8_as(kind, shift, bits, factor):
+def _float8_as_float16(b, word, i, j):
+    if capability() < (8, 9):
+        return _float8_as(b, "f16", _spread(b, word, i, j, below=0), 1, 0x3F80, 0x5C00)     # by 2**8
+    if j != i + 1:
+        word, i = asm(b, "prmt.b32 $0, $1, $1, 0x3120;", I32, word), 2 * i
+    return asm(b, "cvt.rn.f16x2.e4m3x2 $0, $1;", I32, b.trunc(b.lshr(word, I32(8 * i)), I16))
+
+
+def _float8_as_bfloat16(b, word, i, j):
+    return _float8_as(b, "bf16", _spread(b, word, i, j, below=0), 4, 0x07F0, 0x7B80)        # by 2**120
+
+
+def _float8_as(b, kind, pair, shift, bits, factor):
     """Exponent and mantissa are moved to where they belong; then only the exponent's bias is too small."""
-
-    def widened(b, word, i, j):
-        pair = _spread(b, word, i, j, below=0)
-        size = b.and_(b.lshr(pair, I32(shift)), _both(bits))
-        return _fma_of_pairs(b, kind, b.or_(b.and_(pair, _both(0x8000)), size), _both(factor), _both(0x8000))
-
-    return widened
+    size = b.and_(b.lshr(pair, I32(shift)), _both(bits))
+    return _fma_of_pairs(b, kind, b.or_(b.and_(pair, _both(0x8000)), size), _both(factor), _both(0x8000))
 
 
 WIDEN = {
-    (types.int8, types.float16): _int8_as_float16,
-    (types.int8, types.bfloat16): _int8_as_bfloat16,
-    (types.uint8, types.float16): _float8_as("f16", 1, 0x3F80, 0x5C00),     # by 2**8
-    (types.uint8, types.bfloat16): _float8_as("bf16", 4, 0x07F0, 0x7B80),   # by 2**120
-}
+    (types.int8, types.float16): _int8_as_float16, (types.int8, types.bfloat16): _int8_as_bfloat16,
+    (types.uint8, types.float16): _float8_as_float16, (types.uint8, types.bfloat16): _float8_as_bfloat16,
+}  # fmt: skip
 
 
 def _spread(b, word, i, j, above=None, below=None):

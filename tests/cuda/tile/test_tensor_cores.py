@@ -275,19 +275,22 @@ def of_8_bits(held, shape, rng):
     return bits, bits.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
-@pytest.mark.parametrize("held", [np.int8, np.uint8])
-def test_right_operands_of_8_bits(rng, held, dtype):
+@pytest.mark.parametrize(("held", "dtype", "cc"), [
+    (np.int8, np.float16, (8, 0)), (np.int8, bfloat16, (8, 0)), (np.uint8, np.float16, (8, 0)),
+    (np.uint8, np.float16, (8, 9)), (np.uint8, bfloat16, (8, 0)),
+])  # fmt: skip
+def test_right_operands_of_8_bits(rng, held, dtype, cc):
     kernel, nbytes = widened_products(held, dtype)
     q, (k, exact_k), (v, exact_v) = numbers((M, 64), dtype), *(of_8_bits(held, (48, 64), rng) for _ in range(2))
     s, o = poisoned((M, 48)), poisoned((M, 64))
-    found = launch(kernel, (1, 1, 1), THREADS, nbytes, as_device(q), k, v, s, o)
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, as_device(q), k, v, s, o, cc=cc)
     want = q.astype(np.float64) @ exact_k.T
     np.testing.assert_allclose(s, want, atol=1e-6 * np.abs(want).max())
     want = (s / np.float32(256)).astype(dtype).astype(np.float64) @ exact_v
     np.testing.assert_allclose(o, want, atol=1e-6 * np.abs(want).max())
     if found:
         assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
+        assert (found.count("e4m3x2") > 0) == (cc == (8, 9))
 
 
 def check_refused(match, *factory, **options):
