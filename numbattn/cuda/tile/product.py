@@ -2,8 +2,8 @@
 
 On CUDA cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
 tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
-may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Either operand may be
-transposed: `sK.T`.
+may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Beside a fragment the
+right one may be of 8 bits, widened in registers. Either operand may be transposed: `sK.T`.
 """
 
 from itertools import product
