@@ -1,7 +1,7 @@
 """Keys and values as a cache holds them: where its tokens lie, and numbers of 8 bits as what they stand for.
 
-S = Q K^T is multiplied by the scale of each key, P by that of each value, once its rows have been summed: of int8 each
-token has one, of float8 each head, which then multiplies O instead.
+S = Q K^T is multiplied by the scale of each key, and P, once its rows have been summed, by that of each value. Of int8
+each token has a scale; of float8 each head, so that O is multiplied instead of P.
 """
 
 from typing import Any, NamedTuple
