@@ -53,7 +53,8 @@ class KVCache(Value):
     k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
     v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
         Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
-        an array of uint8). Any strides, but no two elements share memory.
+        an array of uint8). Any strides, but no two elements share memory. On a GPU NaN of float8_e4m3fn may count as
+        480.
     lengths : array of int32, (batch,)
         How many tokens each sequence has. What lies beyond them is never used, be it NaN.
     table : array of int32, (batch, pages of a sequence), optional

@@ -35,22 +35,20 @@ class Passes:
     def forward(self, problem, inputs, out=None, save=True):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
         gpu, lse, given = self.current(), None, (problem, inputs)
-        cache, layouts = None, ()
+        held = {}
         if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
             if reads(problem, gpu.device):
-                cache = inputs.cache
-                layouts = tuple([layout_of(x, 0) for x in (inputs.k, inputs.v, cache.table)])
+                held = arrays_of(inputs.cache)
             else:
                 problem, inputs = dense(gpu, problem, inputs)
         o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o}
-        if cache is not None:
-            arrays["table"] = cache.table
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o} | held
         if save:
             arrays["lse"] = lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
-        if not run(gpu, self.forward_plan, problem, inputs, arrays, (save, None if out is None else out.strides, layouts)):
+        strides = save, None if out is None else out.strides, *[layout_of(x, 0) for x in held.values()]
+        if not run(gpu, self.forward_plan, problem, inputs, arrays, strides):
             o.fill(0)
             if save:
                 lse.fill(-math.inf)
@@ -76,6 +74,13 @@ class Passes:
                 if grad is not None:
                     grad.fill(0)
         return Gradients(dq, dk, dv, tuple(of_score))
+
+
+def arrays_of(cache):
+    """By name, for kernels that read it where it lies."""
+    arrays = {"k": bits_of(cache.k), "v": bits_of(cache.v), "table": cache.table, "k scale": cache.k_scale,
+              "v scale": cache.v_scale}  # fmt: skip
+    return {name: x for name, x in arrays.items() if x is not None}
 
 
 def dense(gpu, problem, inputs):

@@ -319,10 +319,3 @@ def test_caches(rng, device, kind):
     want, want_lse = reference.attention_forward(q, na.KVCache(k, v, lengths), **options)
     np.testing.assert_allclose(o, want, atol=1e-5)
     np.testing.assert_allclose(saved.lse, want_lse, atol=1e-5)
-
-
-@pytest.mark.parametrize("how", [{"page_size": 8}, {"dtype": np.int8}], ids=["pages", "8 bits"])
-def test_caches_that_are_not_read_yet(hopper, how):
-    q = np.zeros((1, 2, 1, 8))
-    with pytest.raises(NotImplementedError, match="k: got a KVCache of 8 bits or in pages"):
-        na.attention(q, na.KVCache.zeros(1, 1, 8, 8, like=q, **how))

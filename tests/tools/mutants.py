@@ -414,7 +414,7 @@ TABLE = [
                               "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
                               "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
                               "cuda/test_passes.py::test_shapes[pieces]"], {
-        "(save, None if out is None else out.strides)": "(None if out is None else out.strides,)",
+        "strides = save, None if": "strides = None if",
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
         "scale * LOG2_E": "scale",
     }),
@@ -1158,10 +1158,9 @@ TABLE = [
         "offset % end >> low": "offset % end",
     }),
     Faults("cuda/kernels/decode.py", ["cuda/kernels/test_decode.py"], {
-        "[work.batch, work.head_k][:keys], ROWS_OF)": "[work.batch, work.head_k], ROWS_OF)",
         "wait_copies(1)": "wait_copies(3)",
-        "S = dot(S_TILE, Q, sK.T)                        # Alg. 2 line 10: S = Q K^T\n                sync_warp()":
-            "S = dot(S_TILE, Q, sK.T)",
+        "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)  # Alg. 2 line 10: S = Q K^T\n                sync_warp()":
+            "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)",
         "minimum(head + HEADS, (head_k + 1) * call.group_size)": "head + HEADS",
         "minimum(end, first_key(chunk + 1))": "end",
         "maximum(first, first_key(chunk)) // TILE_N": "first // TILE_N",
@@ -1169,8 +1168,8 @@ TABLE = [
         "            if number >= end:\n": "            if number > end:\n",
         "following.n_block + thread_index() // WARP": "following.n_block",
         "O = dot(rescaled(O, alpha), P, sV)": "O = dot(O, P, sV)",
-        "            put_warps(O, m, row_sum(l), warp)\n            sync_threads()\n":
-            "            put_warps(O, m, row_sum(l), warp)\n",
+        "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n            sync_threads()\n":
+            "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n",
         "sync_threads()                                      # all have read": "# all have read",
         "        if thread_index() == 0:\n            finish(counters, grid_size())\n": "",
         "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
@@ -1190,6 +1189,27 @@ TABLE = [
         "SHORTS - (MANY - keys) // LONG": "SHORTS + (keys - MANY) // LONG",
         "chunk_of(end - 1) + 1)": "chunk_of(end))",
         "(chunk - SHORTS) * LONG + MANY": "chunk * LONG",
+    }),
+    Faults("cuda/kernels/shared/cached.py", [f"cuda/kernels/test_decode.py::test_{name}" for name in (
+                    "caches_of_8_bits", "small_and_large_scales")], {
+        "[work.batch, work.head_k][:keys], alignment)": "[work.batch, work.head_k], alignment)",
+        "more = 64 if": "more = 1 if",
+        "times(1 / more) if more > 1": "unscaled if more > 1",
+        "scale_of_head(first + 1)": "scale_of_head(first)",
+        "X * (get(allocate(PLACE, thread_index() // WARP), OF_KEYS) * MORE)": "X * MORE",
+        "copy_async(allocate(PLACE, thread_index() // WARP).T": "copy_async(allocate(PLACE, 0).T",
+    }),
+    Faults("cuda/tile/conversion.py", ["cuda/tile/test_tensor_cores.py"], {
+        "b.xor(word, _both(0x8080))": "word",
+        "b.and_(pair, _both(0xFF80))": "b.and_(pair, _both(0xFF00))",
+        "b.or_(b.and_(pair, _both(0x8000)), size)": "size",
+        "word), 2 * i": "word), i",
+    }),
+    Faults("cuda/tile/tensor_cores.py", ["cuda/tile/test_tensor_cores.py"], {
+        "slice(c, c + apart + 1, apart)": "slice(c, c + 2)",
+        "by_fours != (found.cols.run == 4)": "False",
+        "(32, 16) if right.transposed else (16, 32)": "(16, 16)",
+        "for i in (0, 2) for four in fours": "for four in fours for i in (0, 2)",
     }),
     Faults("cuda/tile/shared_memory.py", ["cuda/tile/test_shared_memory.py"], {
         "self.cols + self.vector if self.rows > 1": "self.cols if self.rows > 1",

@@ -337,7 +337,13 @@ class Block(Hopper):
     # ----------------------------------------------------------------------------------------------- arithmetic
     def elementwise(function):
         def op(self, op, args):
-            self.put(args[0], function(*[self.get(arg, op[-1]) for arg in args[1:]]))
+            kind = op[-1]
+            if not kind.endswith("x2"):
+                self.put(args[0], function(*[self.get(arg, kind) for arg in args[1:]]))
+                return
+            half = TYPES[kind[:-2]]
+            pairs = [self.get(arg, "u32").view(half).astype(np.float64) for arg in args[1:]]
+            self.put(args[0], function(*pairs).astype(half).view(np.uint32))
 
         return op
 
@@ -451,6 +457,9 @@ class Block(Hopper):
 
     def op_cvt(self, op, args):
         to, source = op[-2], op[-1]
+        if source == "e4m3x2":
+            pairs = self.get(args[1], "u16").view(ml_dtypes.float8_e4m3fn)
+            return self.put(args[0], pairs.astype(np.float16).view(np.uint32))
         if to in ("f16x2", "bf16x2"):
             values = [self.get(arg, source) for arg in args[:0:-1]]
             if "relu" in op:

@@ -9,6 +9,7 @@ the results of a sequence are the same to the bit, alone or in any batch.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,12 @@ from numba.cuda import types
 from ..build import Source
 from ..plan.arguments import COUNTERS, Matrix, Word
 from ..plan.spec import Spec
+from ..plan.steps import At
+from ..plan.views import VECTOR_BYTES, View
 from ..tile import (
     INDEX,
     Alignment,
     SharedMemory,
-    aligned,
     allocate,
     block_index,
     commit_copies,
@@ -46,7 +48,6 @@ from ..tile import (
     put_number,
     rescaled,
     row_sum,
-    rows_of_pages,
     save,
     shape,
     sync_threads,
@@ -58,6 +59,7 @@ from ..tile import (
 )
 from .combine import PARTIALS
 from .scores import SCORE, differs_by_head, may_be_far, score_steps, scores_type
+from .shared.cached import EIGHT_BITS, cached
 from .shared.chunks import count_of_chunks, first_key
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, sum_type, vector
@@ -113,11 +115,16 @@ class Loads(NamedTuple):
 
 
 class CacheWord(Word):
-    """What a `KVCache` in pages has beside k and v: the table, in a tuple."""
+    """What a `KVCache` has beside k and v, in a tuple: see kernels.shared.cached."""
 
     def flat(self, planner, work):
         if work.problem.page_size:
             yield planner.whole("table")
+        for name in ("k scale", "v scale") if held_of(work.problem) else ():
+            array, (pointer, itemsize, shape, strides), has_batch = planner.whole(name)
+            if len(shape) > 1:                                  # of tokens: a column of a matrix for each head
+                shape, strides = (*shape, 1), (*strides, itemsize)
+            yield At(array, View(pointer, itemsize, shape, strides), has_batch)
 
 
 @dataclass(frozen=True)
@@ -130,37 +137,30 @@ class Keys(Matrix):
         yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
 
 
-def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
+def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
     """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
-    SHARED_K, SHARED_V = (shared.tile(tile_n, cols, dtype, stages=WARPS) for cols in (head_dim, head_dim_v))
-    ROWS_OF, TILE_N, PAGE_SIZE = Alignment(nbytes), tile_n, page_size
+    SHARED_K, SHARED_V = (
+        shared.tile(tile_n, cols, held.dtype, stages=WARPS, widened=held.widened) for cols in (head_dim, head_dim_v)
+    )
+    ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of
 
     @device
     def start():
         pass
 
     @device
-    def of_sequence(matrices, cache, work, keys):
-        return aligned(matrices[work.batch, work.head_k][:keys], ROWS_OF)
-
-    @device
-    def of_pages(matrices, cache, work, keys):
-        return rows_of_pages(matrices[:, work.head_k], cache[0][work.batch], keys, ROWS_OF, PAGE_SIZE)
-
-    rows_of = of_pages if page_size else of_sequence
-
-    @device
     def stages(warp):
         return allocate(SHARED_K, warp), allocate(SHARED_V, warp)
 
-    def load_step(cols):
-        COPY = copy_layout(tile_n, cols, WARP, vector(dtype))
+    def load_step(cols, load_scales):
+        COPY = copy_layout(tile_n, cols, WARP, vector(held.dtype))
 
         @device
         def load_tile(place, matrices, cache, work, n_block):
             if n_block < work.n_blocks:
                 keys = maximum(work.band[3], 1)                 # rows beyond a sequence's length may be NaN
-                copy_async(place, rows_of(matrices, cache, work, keys), COPY, n_block * TILE_N)
+                copy_async(place, rows_of(matrices, cache, work, keys, ROWS_OF), COPY, n_block * TILE_N)
+                load_scales(cache, work, keys, n_block * TILE_N)
             commit_copies()
 
         return load_tile
@@ -175,25 +175,29 @@ def cp_async_loads(shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask,
     def next_use(place):
         return place
 
-    steps = load_step(head_dim), load_step(head_dim_v), arrived, arrived
-    return Loads(start, stages, *steps, next_use, array_type(dtype, 4))
+    steps = load_step(head_dim, held.load_k), load_step(head_dim_v, held.load_v), arrived, arrived
+    return Loads(start, stages, *steps, next_use, array_type(held.dtype, 4))
 
 
 def decode(
-    *, loads=cp_async_loads, dtype, head_dim, head_dim_v, queries, tile_n, page_size, mask, score, dropout, nbytes
+    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, tile_n, page_size, mask, score, dropout, nbytes
 ):
     """The kernel for tiles of tile_n keys and head_dims rounded up.
 
-    queries: how many rows of a work tile each of its heads has, a power of two; page_size: of a cache in pages, else 0.
-    Rows of q, k and v are aligned to nbytes.
+    queries: how many rows of a work tile each of its heads has, a power of two; page_size: of a cache in pages, else 0;
+    held: the dtype of a cache of 8 bits, or None. Rows of q, k and v are aligned to nbytes.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
+    if held:
+        O_TILE, Q_TILE = O_TILE.by_fours(), Q_TILE.by_fours()
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
+    held = cached(shared, dtype, held, S_TILE, page_size, WARPS)
     start, stages, load_k, load_v, wait_k, wait_v, next_use, matrix, maps = loads(
-        shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask, nbytes
+        shared, held, head_dim, head_dim_v, tile_n, mask, nbytes
     )
+    of_keys, of_values, of_sums = held.of_keys, held.of_values, held.of_sums
     QUERIES, HEADS, TILE_N, ROWS_OF = queries, ROWS // queries, tile_n, Alignment(nbytes)
     ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
     band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
@@ -267,7 +271,7 @@ def decode(
             while ahead.number == work.number and n_ahead < work.n_blocks:
                 n_block, n0 = n_ahead, n_ahead * TILE_N
                 sK = wait_k(K, work, n_block)
-                S = dot(S_TILE, Q, sK.T)                        # Alg. 2 line 10: S = Q K^T
+                S = of_keys(dot(S_TILE, Q, sK.T), cache, work)  # Alg. 2 line 10: S = Q K^T
                 sync_warp()                                     # all lanes have read K
                 ahead, n_ahead = next_tile(work, following, n_block + WARPS, call)
                 K = next_use(K)
@@ -278,11 +282,12 @@ def decode(
                 P, m, l, alpha = softmax_step(S, m, l, scale_log2)          # lines 12 and 13
                 P = drop(P, drops, work.batch * heads + work.head, 0, n0)   # line 14: dropout(P)
                 sV = wait_v(V, work, n_block)
+                P = of_values(P, cache, work)
                 O = dot(rescaled(O, alpha), P, sV)              # line 15: O = alpha O + P V
                 sync_warp()                                     # all lanes have read V
                 V = next_use(V)
                 load_v(V, mV, cache, ahead, n_ahead)            # in flight while S is computed
-            put_warps(O, m, row_sum(l), warp)
+            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)
             sync_threads()
             partial = mPartial[work.batch][work.head : work.end_head, work.chunk]
             statistics = mStatistics[work.batch][work.head : work.end_head, work.chunk]
@@ -297,10 +302,9 @@ def decode(
             finish(counters, grid_size())
 
     partial, number = array_type(ACC, 5), getattr(types, ACC.__name__)
-    tables = types.Tuple.from_types([array_type(np.int32, 2)] * bool(page_size))
     signature = types.void(
-        array_type(dtype, 4), matrix, matrix, tables, partial, partial, sight_type(mask), scores_type(score, dtype),
-        DROPS, array_type(np.uint32, 1), INDEX, number,
+        array_type(dtype, 4), matrix, matrix, types.Tuple.from_types(held.types), partial, partial, sight_type(mask),
+        scores_type(score, dtype), DROPS, array_type(np.uint32, 1), INDEX, number,
     )  # fmt: skip
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
@@ -365,8 +369,13 @@ class KeyTiles(NamedTuple):
     unit, tile_m = "mma", ROWS
 
 
-# {bytes of an element: {largest head_dim: rows}}. Larger head_dims of float32 and float64 spill
+# {bytes of a key's element: {largest head_dim: rows}}. Larger head_dims of float32 and float64 spill
 TILES = {
+    1: {
+        64: (KeyTiles(128), KeyTiles(64)),
+        128: (KeyTiles(64), KeyTiles(32)),
+        256: (KeyTiles(32), KeyTiles(16)),
+    },
     2: {
         64: (KeyTiles(128), KeyTiles(64), KeyTiles(32)),
         128: (KeyTiles(64), KeyTiles(32), KeyTiles(16)),
@@ -382,8 +391,8 @@ def rows(work):
 
 
 def rows_for(problem):
-    size = max(head_dims(problem))
-    return next((rows for largest, rows in TILES[problem.dtype.itemsize].items() if size <= largest), ())
+    size, element = max(head_dims(problem)), EIGHT_BITS.get(held_of(problem), problem.dtype)
+    return next((rows for largest, rows in TILES[element.itemsize].items() if size <= largest), ())
 
 
 def has_few_queries(work):
@@ -395,10 +404,27 @@ def takes(work):
     return has_few_queries(work) and SPEC.fitting(work) is not None
 
 
+def held_of(problem):
+    """The name of the dtype of a cache of 8 bits."""
+    return problem.cache.dtype.name if problem.cache and problem.cache.dtype != problem.dtype else None
+
+
 def reads(problem, device):
     """Whether the kernel takes a cache where it lies."""
-    same = problem.cache.dtype == problem.dtype
-    return same and has_tensor_cores(device) and problem.seqlen_q <= FEW and bool(rows_for(problem))
+    held = held_of(problem)
+    if not has_tensor_cores(device) or problem.seqlen_q > FEW or (held and problem.dtype.itemsize != 2):
+        return False
+    made_of = problem.dtype.name, held, *head_dims(problem)
+    return any(shared_bytes(*made_of, tiles.tile_n) <= device.shared for tiles in rows_for(problem))
+
+
+@cache
+def shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
+    """Which depend on nothing else."""
+    return decode(
+        dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, tile_n=tile_n, page_size=0,
+        mask=(), score=(), dropout=False, nbytes=VECTOR_BYTES,
+    ).shared  # fmt: skip
 
 
 def queries_of(work):
@@ -411,9 +437,9 @@ def parameters(work, tiles, head_dims=head_dims):
     """head_dims: rounds both of them."""
     head_dim, head_dim_v = head_dims(work.problem)
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, "queries": queries_of(work),
-        "tile_n": tiles.tile_n, "page_size": work.problem.page_size, "mask": work.mask, "score": work.score,
-        "dropout": work.problem.dropout, "nbytes": work.nbytes,
+        "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
+        "queries": queries_of(work), "tile_n": tiles.tile_n, "page_size": work.problem.page_size, "mask": work.mask,
+        "score": work.score, "dropout": work.problem.dropout, "nbytes": work.nbytes,
     }  # fmt: skip
 
 

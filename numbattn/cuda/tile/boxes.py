@@ -47,6 +47,11 @@ class Place:
         """Elements in 16 bytes."""
         return VECTOR_BYTES // self.dtype.itemsize
 
+    @property
+    def factor(self):
+        """The dtype in which products take it."""
+        return self.dtype
+
 
 @constant
 @dataclass(frozen=True)

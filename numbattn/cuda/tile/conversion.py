@@ -1,5 +1,6 @@
 """From one dtype to another."""
 
+import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -91,6 +92,68 @@ def stored_values(b, source, target, values):
 def halves_of(b, pair):
     pair = b.bitcast(pair, ir.VectorType(I16, 2))
     return [b.extract_element(pair, I32(i)) for i in range(2)]
+
+
+# ------------------------------------------------------------------------------------------------- elements of 8 bits
+def widen(dtype, values):
+    """int8, or uint8, which are float8_e4m3fn, as float16 or bfloat16: plain Python's."""
+    return (values.view(ml_dtypes.float8_e4m3fn) if values.dtype == np.uint8 else values).astype(dtype)
+
+
+def emit_widened(b, source, target, word, i, j):
+    """Bytes i and j of a register, (0, 1) and (2, 3) or (0, 2) and (1, 3), as two of float16 or bfloat16: exact, only
+    that NaN of float8 may become 480."""
+    return WIDEN[source, target](b, word, i, j)
+
+
+def _int8_as_float16(b, word, i, j):
+    pair = _spread(b, b.xor(word, _both(0x8080)), i, j, above=0x64)   # 1024 + 128 + x
+    return _fma_of_pairs(b, "f16", pair, _both(0x3C00), _both(0xE480))   # 1 and -1152
+
+
+def _int8_as_bfloat16(b, word, i, j):
+    """128 plus the low 7 bits, less 128, or less 256 of negative numbers."""
+    pair = _spread(b, word, i, j, above=0x43)
+    low, base = b.and_(pair, _both(0xFF7F)), b.and_(pair, _both(0xFF80))
+    return _fma_of_pairs(b, "bf16", base, _both(0xBF80), low)
+
+
+def _float8_as_float16(b, word, i, j):
+    if capability() < (8, 9):
+        return _float8_as(b, "f16", _spread(b, word, i, j, below=0), 1, 0x3F80, 0x5C00)     # by 2**8
+    if j != i + 1:
+        word, i = asm(b, "prmt.b32 $0, $1, $1, 0x3120;", I32, word), 2 * i
+    return asm(b, "cvt.rn.f16x2.e4m3x2 $0, $1;", I32, b.trunc(b.lshr(word, I32(8 * i)), I16))
+
+
+def _float8_as_bfloat16(b, word, i, j):
+    return _float8_as(b, "bf16", _spread(b, word, i, j, below=0), 4, 0x07F0, 0x7B80)        # by 2**120
+
+
+def _float8_as(b, kind, pair, shift, bits, factor):
+    """Exponent and mantissa are moved to where they belong; then only the exponent's bias is too small."""
+    size = b.and_(b.lshr(pair, I32(shift)), _both(bits))
+    return _fma_of_pairs(b, kind, b.or_(b.and_(pair, _both(0x8000)), size), _both(factor), _both(0x8000))
+
+
+WIDEN = {
+    (types.int8, types.float16): _int8_as_float16, (types.int8, types.bfloat16): _int8_as_bfloat16,
+    (types.uint8, types.float16): _float8_as_float16, (types.uint8, types.bfloat16): _float8_as_bfloat16,
+}  # fmt: skip
+
+
+def _spread(b, word, i, j, above=None, below=None):
+    """Bytes i and j, each with a known byte above or below it."""
+    known, select = (below, f"{j}4{i}4") if above is None else (above, f"4{j}4{i}")
+    return asm(b, f"prmt.b32 $0, $1, $2, 0x{select};", I32, word, _both(known * 0x0101))
+
+
+def _both(half):
+    return I32(half * 0x10001)
+
+
+def _fma_of_pairs(b, kind, x, y, z):
+    return asm(b, f"fma.rn.{kind}x2 $0, $1, $2, $3;", I32, x, y, z)
 
 
 @primitive

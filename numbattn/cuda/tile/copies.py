@@ -20,8 +20,8 @@ from .world import primitive
 def copy_async(shared, matrix, layout, first):
     """put(shared, load(matrix, layout, first)), past the registers and in the background: see `wait_copies`.
 
-    The tile and the matrix are of one dtype. GPUs before 8.0, and elements of 2 bytes that are not aligned to 4, take
-    the way through the registers.
+    The tile and the matrix are of one dtype; a tile that is transposed is a column. GPUs before 8.0, and elements of
+    less than 4 bytes that are not aligned to 4, take the way through the registers.
 
     >>> def kernel(x, y):
     ...     copy_async(allocate(PLACE), x, TILE, 0)
@@ -44,14 +44,14 @@ def copy_async(shared, matrix, layout, first):
 
     def generate(b, pointer, value, _, first):
         source = GlobalMatrix(b, matrix, value, layout)
-        start, item = shared_base(b, plan, layout), plan.dtype.itemsize
+        start, item, (step, _) = shared_base(b, plan, layout), plan.dtype.itemsize, plan.steps()
         in_background = capability() >= (8, 0)
 
         def copy_row(down):
             for run in layout.cols.runs(min(source.width, plan.vector)):
                 across = layout.cols.offsets[run[0]]
                 place, inside = source.clamped(layout, first, down, across)
-                target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
+                target = b.gep(pointer, [b.add(start, I32(down * step + across))])
                 if in_background and len(run) * item >= 4:
                     emit_copy(b, target, place, len(run) * item, inside)
                 else:
@@ -72,7 +72,7 @@ def copy_async(shared, matrix, layout, first):
                 for run in layout.cols.runs(min(source.width, plan.vector)):
                     across = layout.cols.offsets[run[0]]
                     inside = b.and_(has_row, b.icmp_signed("<", I32(across), cols_left))
-                    target = b.gep(pointer, [b.add(start, I32(down * plan.pitch + across))])
+                    target = b.gep(pointer, [b.add(start, I32(down * step + across))])
                     emit_copy(b, target, source.beyond(origin, from_here, across), len(run) * item, inside)
 
         def write():
@@ -95,7 +95,7 @@ def copy_async(shared, matrix, layout, first):
 def _check_copy(plan, matrix, layout):
     check_shape("copy_async", plan, layout)
     check_array("copy_async", matrix, layout, {name_of(plan.dtype)})
-    if plan.transposed or isinstance(plan, Boxes):
+    if (plan.transposed and layout.cols.size > 1) or isinstance(plan, Boxes):
         raise TypingError(f"copy_async: a matrix does not go as it is to {plan}")
 
 

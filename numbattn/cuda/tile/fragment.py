@@ -32,7 +32,8 @@ LLVM = {
 FLOATS = frozenset({"float32", "float64"})  # dtypes by name, which are the same in NumPy and Numba: see `name_of`
 HALF_FLOATS = frozenset({"float16", "bfloat16"})
 WORDS = frozenset({"int32", "uint32", "int64", "uint64"})
-INTEGERS = WORDS | {"int8", "uint8"}
+BYTES = frozenset({"int8", "uint8"})
+INTEGERS = WORDS | BYTES
 TRUTHS = frozenset({"bool"})
 NUMBERS, BITS, ANY = FLOATS | INTEGERS, INTEGERS | TRUTHS, FLOATS | HALF_FLOATS | INTEGERS | TRUTHS
 

@@ -2,8 +2,8 @@
 
 On CUDA cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
 tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
-may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Either operand may be
-transposed: `sK.T`.
+may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Beside a fragment the
+right one may be of 8 bits, widened in registers. Either operand may be transposed: `sK.T`.
 """
 
 from itertools import product
@@ -14,7 +14,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from ..plan.views import VECTOR_BYTES
-from .conversion import emit_convert, round_to
+from .conversion import emit_convert, round_to, widen
 from .emit import I32, base, load_vector, loop
 from .fragment import FLOATS, ConstantType, Fragment, FragmentType, name_of
 from .fragment import fragment as pack
@@ -36,6 +36,9 @@ def dot(acc, x, y):
     y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype. Where a
     warpgroup multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
 
+    y may be of 8 bits, if it is widened: see `SharedMemory.tile`. Beside y.T, x is then a fragment of a layout
+    `by_fours`; beside y, the sum is.
+
     >>> SUMS = simt(2, 2, 32, 2, 1)
     >>> def kernel(x, z):
     ...     sX = allocate(PLACE)
@@ -54,8 +57,10 @@ def dot(acc, x, y):
         return start_product(acc, x, y)
     rows, cols = places(acc.layout)
     depth = np.arange(y.plan.shape[0])
-    left = x.read(rows, depth) if isinstance(x, Tile) else round_to(y.plan.dtype, whole_rows(x))
+    left = x.read(rows, depth) if isinstance(x, Tile) else round_to(y.plan.factor, whole_rows(x))
     right = y.read(depth[:, None], cols)
+    if y.plan.factor != y.plan.dtype:
+        right = widen(y.plan.factor, right)
     return Fragment(acc.layout, acc.registers + left.astype(acc.dtype) @ right.astype(acc.dtype))
 
 
@@ -99,8 +104,8 @@ def _check(acc, x, y):
 
 def check_fma(layout, total, x, right):
     for place in (getattr(x, "plan", None), right):
-        if not isinstance(place, SharedTile):
-            raise TypingError("dot: on CUDA cores both operands are row-major tiles in shared memory")
+        if not isinstance(place, SharedTile) or place.widened is not None:
+            raise TypingError("dot: on CUDA cores both operands are row-major tiles in shared memory, not widened")
     if total not in FLOATS:
         raise TypingError(f"dot: a sum of {total}, expected float32 or float64")
     if right.shape[0] % depth_step(total):

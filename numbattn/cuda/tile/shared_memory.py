@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -26,8 +27,10 @@ from .emit import (
 )
 from .fragment import (
     ANY,
+    BYTES,
     HALF_FLOATS,
     LLVM,
+    TRUTHS,
     Fragment,
     FragmentType,
     check_dtype,
@@ -52,6 +55,15 @@ class SharedTile(Place):
 
     Rows are 16 bytes longer than they look: a column of 16-byte vectors so touches every bank.
     """
+
+    widened: Any = None  # the dtype that products widen elements of 8 bits to
+
+    def __str__(self):
+        return super().__str__() + (f", widened to {self.widened}" if self.widened is not None else "")
+
+    @property
+    def factor(self):
+        return self.dtype if self.widened is None else self.widened
 
     @property
     def pitch(self):
@@ -82,12 +94,17 @@ class SharedMemory:
     def __init__(self):
         self.nbytes = 0
 
-    def tile(self, rows, cols, dtype, stages=1, at=None):
-        """A tile, or several, behind all others, or where the tile `at` lies."""
-        if np.dtype(dtype).itemsize < simulator.GRANULE:
-            raise TypeError(f"shared memory holds elements of {simulator.GRANULE} bytes or more, not {dtype}")
-        check_dtype("tile", np.dtype(dtype), ANY)
-        tile = SharedTile(rows, cols, np.dtype(dtype), self.nbytes if at is None else at.offset, stages)
+    def tile(self, rows, cols, dtype, stages=1, at=None, widened=None):
+        """A tile, or several, behind all others, or where the tile `at` lies.
+
+        widened: float16 or bfloat16, in which `dot` takes elements of int8, or of uint8, which are float8_e4m3fn.
+        """
+        check_dtype("tile", np.dtype(dtype), ANY - TRUTHS)
+        if widened is not None:
+            check_dtype("widened tile", np.dtype(dtype), BYTES)
+            check_dtype("widened tile", widened := np.dtype(widened), HALF_FLOATS)
+        offset = self.nbytes if at is None else at.offset
+        tile = SharedTile(rows, cols, np.dtype(dtype), offset, stages, widened=widened)
         self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
         return tile
 
@@ -183,7 +200,7 @@ def _tile(plan, stage, memory):
         return flat[start // step :][: plan.nbytes // step]
 
     values = cut(memory.bytes, 1).view(plan.dtype)
-    granules = cut(memory.granules, simulator.GRANULE)[:: item // simulator.GRANULE]
+    granules = np.repeat(cut(memory.granules, simulator.GRANULE), simulator.GRANULE)[::item]
     return Tile(plan, memory, values, granules, _places_in(plan))
 
 

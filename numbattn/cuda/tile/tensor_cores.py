@@ -1,22 +1,24 @@
 """Products by mma.sync, warp by warp: float16, bfloat16, float32 in three products of TF32, float64."""
 
 from copy import copy
+from functools import partial
 from itertools import chain, product
 
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from .boxes import Boxes
-from .conversion import HALVES, emit_pair
+from .conversion import HALVES, emit_pair, emit_widened
 from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loop, size_of, thread_index, vector_of
-from .fragment import FLOATS, HALF_FLOATS, FragmentType, is_tile, name_of
+from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
+from .layout import Layout
 
 
 def check_mma(layout, total, x, right):
     """layout, total: of the sum; x: the left operand; right: the place of the right one. The same in both worlds."""
-    dtype, left = name_of(right.dtype), x.layout if is_tile(x) else getattr(x, "plan", None)
+    dtype, left = name_of(right.factor), x.layout if is_tile(x) else getattr(x, "plan", None)
     wants = "float64" if dtype == "float64" else "float32"
     given = name_of(x.dtype if is_tile(x) else left.dtype) if left else None
     takes = {dtype, wants} if is_tile(x) and dtype in HALF_FLOATS else {wants if is_tile(x) else dtype}
@@ -28,13 +30,28 @@ def check_mma(layout, total, x, right):
         raise TypingError(f"dot: warps share no rows of sums of {dtype}: {layout}")
     if (not is_tile(x) and isinstance(left, Boxes)) or (isinstance(right, Boxes) and dtype not in HALF_FLOATS):
         raise TypingError(f"dot: {left if isinstance(left, Boxes) else right} is for warpgroups")
+    check_order(layout, left, right)
     (depth, cols), step = right.shape, 16 if dtype in HALF_FLOATS else 8
-    if depth % step or cols % step:
-        raise TypingError(f"dot: tensor cores take right operands in multiples of {step}x{step}, not {depth}x{cols}")
+    steps = (step, step) if right.dtype == right.factor else (32, 16) if right.transposed else (16, 32)
+    if depth % steps[0] or cols % steps[1]:
+        raise TypingError("dot: tensor cores take right operands in multiples of {}x{}, ".format(*steps)
+                          + f"not {depth}x{cols}")
+
+
+def check_order(layout, left, right):
+    """A register of a right operand of 8 bits has four neighbours of a row: of k, or of the sum's columns."""
+    widened = right.dtype != right.factor
+    if widened and not isinstance(left, Layout):
+        raise TypingError(f"dot: beside {right}, which is widened, the left operand is a fragment")
+    for what, found, along in (("the left operand", left, right.transposed), ("the sum", layout, not right.transposed)):
+        by_fours = widened and along
+        if isinstance(found, Layout) and by_fours != (found.cols.run == 4):
+            raise TypingError(f"dot: beside {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
 
 
 def emit_mma(acc, x, y):
-    in_registers, emit = isinstance(x, FragmentType), emit_halves if y.dtype in HALVES else emit_words
+    in_registers = isinstance(x, FragmentType)
+    emit = emit_bytes if name_of(y.dtype) in BYTES else emit_halves if y.dtype in HALVES else emit_words
 
     def generate(b, value, x_value, y_pointer):
         sums = Pieces(acc.layout, unpack(b, acc, value))
@@ -48,7 +65,8 @@ def emit_mma(acc, x, y):
 class Pieces:
     """An accumulator in the pieces of 16x8 that one instruction adds to: four registers (0, 1), (8, 9) rows apart.
 
-    A piece is named by the slot of its first row and by its first column.
+    A piece is named by the slot of its first row and by its first column. Of a layout by_fours it has every second
+    column of 16.
     """
 
     def __init__(self, layout, registers):
@@ -56,12 +74,25 @@ class Pieces:
         self.row_slots = range(0, layout.rows.slots, 2)
 
     def get(self, r, col):
-        c = self.layout.cols.offsets.index(col)
-        return [*self.registers[r][c : c + 2], *self.registers[r + 1][c : c + 2]]
+        pair = self.pair(col)
+        return [*self.registers[r][pair], *self.registers[r + 1][pair]]
 
     def put(self, r, col, values):
-        c = self.layout.cols.offsets.index(col)
-        self.registers[r][c : c + 2], self.registers[r + 1][c : c + 2] = values[:2], values[2:]
+        pair = self.pair(col)
+        self.registers[r][pair], self.registers[r + 1][pair] = values[:2], values[2:]
+
+    def pair(self, col):
+        """The slots of a piece's two columns."""
+        c, apart = self.layout.cols.offsets.index(col), 2 if self.layout.cols.run == 4 else 1
+        return slice(c, c + apart + 1, apart)
+
+    def left_operand(self, b, dtype, r, k):
+        """What is a left operand of 16x16, whichever columns of the 16 from k on a lane holds: the sums of one product
+        are that of the next."""
+        slot = k // 4
+        fours = [row[slot : slot + 4] for row in self.registers[r : r + 2]]
+        pairs = [four[i : i + 2] for i in (0, 2) for four in fours]
+        return [emit_pair(b, dtype, pair) if pair[0].type == F32 else packed(b, pair) for pair in pairs]
 
 
 def warp_row(b, layout):
@@ -113,11 +144,8 @@ def mma_sync(b, shape, kind, d, a, c):
 def emit_halves(b, sums, x, left, y, y_pointer):
     kind, depth = HALVES[y.dtype], y.plan.shape[0]
     read_y = halves_reader(b, y, y_pointer, I32(0), as_rows=False)
-    if isinstance(left, Pieces):  # the sums of one product are the left operand of the next
-        def left_operand(r, k):
-            values = left.get(r, k) + left.get(r, k + 8)
-            pairs = (values[i : i + 2] for i in range(0, 8, 2))
-            return [emit_pair(b, y.dtype, pair) if pair[0].type == F32 else packed(b, pair) for pair in pairs]
+    if isinstance(left, Pieces):
+        left_operand = partial(left.left_operand, b, y.dtype)
     else:
         read_x = halves_reader(b, x, left, warp_row(b, sums.layout), as_rows=True)
 
@@ -164,6 +192,50 @@ def boxes_reader(b, plan, pointer):
             row, col = col, row
         box, col = divmod(col, plan.width)
         return ldmatrix(b, starts[col // 16], (box * plan.rows + row) * plan.width, not plan.transposed)
+
+    return read
+
+
+# ------------------------------------------------------------------------- tensor cores: 8 bits, widened in registers
+def emit_bytes(b, sums, x, left, y, y_pointer):
+    factor, (depth, cols) = element_type(y.plan.factor), y.plan.shape
+    read = bytes_reader(b, y, factor, y_pointer)
+    step_k, step_n = (32, 16) if y.plan.transposed else (16, 32)
+    for k in range(0, depth, step_k):
+        lefts = {(r, i): left.left_operand(b, factor, r, k + i) for i in range(0, step_k, 16) for r in sums.row_slots}
+        for n in range(0, cols, step_n):
+            for col, i, right in read(k, n):
+                for r in sums.row_slots:
+                    d = sums.get(r, n + col)
+                    sums.put(r, n + col, mma_sync(b, "m16n8k16", HALVES[factor], d, lefts[r, i], right))
+
+
+def bytes_reader(b, tile, factor, pointer):
+    """Reads what four right operands of 16x8 are made of, at (k, n): yields for each its first column of the sum, its
+    first k, counted from there, and its registers.
+
+    A lane gets four neighbours of a key's row, all of one column's k; or transposed, as pairs of 16 bits, two
+    neighbours of each of two rows, of which the first ones belong to one operand, the others to another one.
+    """
+    down, across = tile.plan.steps()
+    pitch = max(down, across)
+    by_key = tile.plan.transposed
+    lane = matrix_lane(b, pitch, *((16, 8 * pitch) if by_key else (8 * pitch, 16)))
+    start = b.gep(pointer, [lane])
+
+    def widened(word, i, j):
+        return emit_widened(b, tile.dtype, factor, word, i, j)
+
+    def read(k, n):
+        words = ldmatrix(b, start, k * down + n * across, transposed=not by_key)
+        for half in range(2):
+            two = words[2 * half : 2 * half + 2]
+            if by_key:
+                for i, word in enumerate(two):
+                    yield 8 * half, 16 * i, [widened(word, 0, 1), widened(word, 2, 3)]
+            else:
+                for i in range(2):
+                    yield 16 * half + i, 0, [widened(word, i, i + 2) for word in two]
 
     return read
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import reference
 from numbattn.cuda.kernels.shared.chunks import SHORT
+from numbattn.cuda.plan.planner import DEVICES as GPUS
+from numbattn.kv_cache import FLOAT8
+from numbattn.masks import as_mask
 from tests.accuracy import assert_accurate, exact, plain, random
+from tests.test_kv_cache import laid_out
 from tests.tools.device import AMPERE, HOPPER, on
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -143,3 +148,73 @@ def test_a_cache_without_pages(rng, device):
             rows = slice(b, b + 1)
             want = na.attention(q[rows], k[rows, :, :n], v[rows, :, :n], causal=True)
             np.testing.assert_array_equal(o[rows], want)
+
+
+# --------------------------------------------------------------------------------------------------- caches of 8 bits
+def of_8_bits(rng, held, lengths, page_size=None, heads_k=2, d=64, e=32, size=1.0):
+    """A cache; beyond the lengths is NaN, scales too."""
+    shape = len(lengths), heads_k, max(lengths) + 9
+    k, v = (size * rng.standard_normal((*shape, features)) for features in (d, e))
+    written = na.KVCache.zeros(*shape, d, like=k, head_dim_v=e, dtype=held)
+    scales = written.k_scale, written.v_scale
+    if held == np.int8:
+        written.append(k, v)
+        return laid_out(rng, written.k, written.v, lengths, page_size, scales)
+    scales = size * np.linspace(0.25, 2, 2 * heads_k).astype(np.float32).reshape(2, heads_k)
+    written = na.KVCache(written.k, written.v, written.lengths, None, *scales)
+    written.append(k, v)
+    found = laid_out(rng, written.k, written.v, lengths, page_size)
+    return na.KVCache(found.k, found.v, found.lengths, found.table, *scales)
+
+
+def check_cache(device, q, cache, mask=None, **options):
+    with on(device) as gpu:
+        o, saved = na.attention_forward(q, cache, mask=mask, **options)
+    (program,) = gpu.programs.values()
+    *_, step, merge = program.plan.steps
+    assert (step.key.name, merge.key.name) == ("decode", "combine")
+    assert dict(step.key.parameters)["held"] == cache.k.dtype.name
+    want = reference.attention_forward(q, cache, mask=mask, **options)
+    k, v = (np.nan_to_num(x).astype(q.dtype) for x in cache._dense())
+    other = plain(np.zeros_like(o), q, k, v, mask=cache._beside(as_mask(mask)), **options)
+    for name, got, *rest in zip(("o", "lse"), (o, saved.lse), want, other):
+        assert_accurate(name, got, *rest, got.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("held", "page_size"), [(np.int8, None), (np.int8, 16), (FLOAT8, None), (FLOAT8, 16)])
+def test_caches_of_8_bits(rng, device, held, page_size, dtype):
+    """Heads of a group, an empty sequence, ragged ones; the way for any GPU on Hopper, too."""
+    lengths = [37, 0, 150] if dtype == "float16" else [150, 3]
+    q = random(rng, (len(lengths), 4, 1 if page_size else 3, 64), np.dtype(dtype))
+    check_cache(device, q, of_8_bits(rng, held, lengths, page_size), None if page_size else na.Causal())
+
+
+@simulated
+@pytest.mark.parametrize("held", [np.int8, FLOAT8])
+def test_caches_of_8_bits_of_any_size(rng, world, held):
+    """Head_dims that are no vectors, pages that are no powers of two, 16 queries, a score, dropout."""
+    q = random(rng, (2, 2, 16, 24), HALF)
+    options = {"score": na.Softcap(3.0), "dropout": na.Dropout(0.3, seed=5)}
+    check_cache(AMPERE, q, of_8_bits(rng, held, [70, 33], 7, d=24, e=20), na.Window(50, 0), **options)
+
+
+@simulated
+@pytest.mark.parametrize("held", [np.int8, FLOAT8])
+@pytest.mark.parametrize("size", [1e-4, 300.0])
+def test_small_and_large_scales(rng, world, held, size):
+    """P is rounded to float16 as it is multiplied."""
+    q = random(rng, (1, 2, 1, 64), HALF) / np.float16(size if size > 1 else 1)
+    check_cache(AMPERE, q, of_8_bits(rng, held, [200], size=size))
+
+
+@simulated
+@pytest.mark.parametrize("held", [np.int8, np.float16])
+def test_a_cache_of_which_no_tiles_fit_is_copied(rng, world, held):
+    """On GPUs with little shared memory."""
+    q = random(rng, (1, 1, 1, 256), HALF)
+    cache = na.KVCache.zeros(1, 1, 32, 256, like=q, dtype=held, page_size=16)
+    cache.append(*random(rng, (2, 1, 1, 20, 256), HALF))
+    with on(GPUS[8, 6]):
+        o = na.attention(q, cache)
+    np.testing.assert_allclose(o, reference.attention_forward(q, cache)[0], atol=2e-3)

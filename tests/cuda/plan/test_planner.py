@@ -26,7 +26,8 @@ EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.
 def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
          deterministic=False, score=(), slopes=None, **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
-    about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1} | sizes
+    about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1,
+             "page_size": 0, "cache": None} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
     return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,

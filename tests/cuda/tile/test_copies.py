@@ -66,6 +66,22 @@ def test_fetch_of_a_vector():
     np.testing.assert_array_equal(target, np.concatenate([source[30:], np.zeros(12, np.float32)]))
 
 
+def test_fetch_of_a_column():
+    """Into a row: neighbours are neighbours."""
+    layout, COLUMN = simt(32, 32, THREADS, 8, 1).col_vector(), simt(32, 1, THREADS, 1, 1)
+    source, target = numbers((50, 1)), poisoned(32)
+    PLACE = SharedMemory().tile(1, 32, np.float32)
+
+    def kernel(source, target, first):
+        copy_async(allocate(PLACE).T, source, COLUMN, first)
+        wait_copies()
+        sync_threads()
+        save(target, get(allocate(PLACE), layout), 0)
+
+    launch(kernel, (1, 1, 1), THREADS, PLACE.nbytes, source, target, np.int32(30))
+    np.testing.assert_array_equal(target, [*source[30:, 0], *[0] * 12])
+
+
 @compiled_only
 def test_fetch_goes_past_the_registers():
     kernel, _ = fetcher(copy_layout(32, 32, THREADS, 8), np.float16, 16)

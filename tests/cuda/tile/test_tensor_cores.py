@@ -2,13 +2,17 @@
 
 from collections import Counter
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from numbattn.cuda.tile import (
+    Alignment,
     SharedMemory,
+    aligned,
     allocate,
     bfloat16,
+    copy_async,
     copy_layout,
     dot,
     full,
@@ -17,10 +21,11 @@ from numbattn.cuda.tile import (
     put,
     save,
     sync_threads,
+    wait_copies,
 )
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
-from .tiles import FORMS, THREADS, K, M, N, multiplier, numbers
+from .tiles import FORMS, THREADS, K, M, N, as_device, multiplier, numbers
 
 
 @pytest.mark.parametrize(("dtype", "m", "x_transposed", "y_transposed"), [
@@ -237,3 +242,72 @@ def test_sums_are_the_next_left_operand(dtype):
     inner = (x.astype(np.float32) @ y.astype(np.float32)).astype(dtype).astype(np.float64)
     want = inner @ y.astype(np.float64).T
     np.testing.assert_allclose(z, want, atol=np.abs(want).max() * (2e-2 if dtype == bfloat16 else 2e-3))
+
+
+# --------------------------------------------------------------------------------------------- right operands of 8 bits
+def widened_products(held, dtype, d=64, n=48, order=(True, True)):
+    """The kernel (q, k, v, s, o): S = Q K^T and O = P V, P = S / 256, of K (n, d) and V (n, d) of 8 bits; and nbytes.
+    order: whether the layouts of Q and of O are by_fours, as they should be."""
+    shared = SharedMemory()
+    K_TILE, V_TILE = (shared.tile(n, d, held, widened=dtype) for _ in range(2))
+    Q_TILE, O_TILE = (mma(M, d, THREADS).by_fours() if by_fours else mma(M, d, THREADS) for by_fours in order)
+    S_TILE, COPY, ROWS_OF = mma(M, n, THREADS), copy_layout(n, d, THREADS, 16), Alignment(16)
+
+    def multiply(q, k, v, s, o):
+        sK, sV = allocate(K_TILE), allocate(V_TILE)
+        copy_async(sK, aligned(k, ROWS_OF), COPY, 0)
+        copy_async(sV, aligned(v, ROWS_OF), COPY, 0)
+        wait_copies()
+        sync_threads()
+        S = dot(S_TILE, load(q, Q_TILE, 0), sK.T)
+        save(s, S, 0)
+        save(o, dot(O_TILE, S / 256, sV), 0)
+
+    return multiply, shared.nbytes
+
+
+def of_8_bits(held, shape, rng):
+    """All numbers that there are, but NaN, and the same in float64."""
+    bits = rng.permutation(np.arange(np.prod(shape)) % 256).astype(np.uint8).reshape(shape)
+    if held == np.int8:
+        return bits.view(np.int8), bits.view(np.int8).astype(np.float64)
+    bits[bits & 0x7F == 0x7F] ^= 1
+    return bits, bits.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+@pytest.mark.parametrize(("held", "dtype", "cc"), [
+    (np.int8, np.float16, (8, 0)), (np.int8, bfloat16, (8, 0)), (np.uint8, np.float16, (8, 0)),
+    (np.uint8, np.float16, (8, 9)), (np.uint8, bfloat16, (8, 0)),
+])  # fmt: skip
+def test_right_operands_of_8_bits(rng, held, dtype, cc):
+    kernel, nbytes = widened_products(held, dtype)
+    q, (k, exact_k), (v, exact_v) = numbers((M, 64), dtype), *(of_8_bits(held, (48, 64), rng) for _ in range(2))
+    s, o = poisoned((M, 48)), poisoned((M, 64))
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, as_device(q), k, v, s, o, cc=cc)
+    want = q.astype(np.float64) @ exact_k.T
+    np.testing.assert_allclose(s, want, atol=1e-6 * np.abs(want).max())
+    want = (s / np.float32(256)).astype(dtype).astype(np.float64) @ exact_v
+    np.testing.assert_allclose(o, want, atol=1e-6 * np.abs(want).max())
+    if found:
+        assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
+        assert (found.count("e4m3x2") > 0) == (cc == (8, 9))
+
+
+def check_refused(match, *factory, **options):
+    kernel, nbytes = widened_products(*factory, **options)
+    d, n = options.get("d", 64), options.get("n", 48)
+    q, k, v = np.zeros((M, d), np.float16), *np.zeros((2, n, d), factory[0])
+    with pytest.raises(Exception, match=match):
+        launch(kernel, (1, 1, 1), THREADS, nbytes, q, k, v, np.zeros((M, n), np.float32), np.zeros((M, d), np.float32))
+
+
+def test_layouts_beside_right_operands_of_8_bits():
+    check_refused("beside .*, the left operand is of a layout by_fours", np.int8, np.float16, order=(False, True))
+    check_refused("beside .*, the sum is of a layout by_fours", np.int8, np.float16, order=(True, False))
+    check_refused("the left operand is not of a layout by_fours", np.float16, None)
+    check_refused("tensor cores multiply float16, bfloat16 or float32", np.int8, None)
+
+
+@compiled_only
+def test_right_operands_of_8_bits_in_whole_steps():
+    check_refused("multiples of 32x16, not 48x64", np.int8, np.float16, d=48, n=64)

@@ -15,7 +15,8 @@ def takes(variant, work):
 
 
 def attends(work):
-    return is_for_hopper(work) and not work.problem.page_size
+    """No caches in pages or of 8 bits, which TMA does not load."""
+    return is_for_hopper(work) and work.problem.cache in (None, (work.problem.dtype, None))
 
 
 def decodes(work):

@@ -26,9 +26,9 @@ from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
 
 
-def tma_loads(shared, dtype, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
+def tma_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
     """By TMA, which a warp's first lane starts. Stage w of a pipeline is warp w's, round after round."""
-    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, WARPS) for cols in (head_dim, head_dim_v))
+    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
     TILE_N, HAS_KEY_LENGTHS = tile_n, has_key_lengths(mask)
 

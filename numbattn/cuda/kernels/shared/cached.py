@@ -1,0 +1,113 @@
+"""Keys and values as a cache holds them: where its tokens lie, and numbers of 8 bits as what they stand for.
+
+S = Q K^T is multiplied by the scale of each key, and P, once its rows have been summed, by that of each value. Of int8
+each token has a scale; of float8 each head, so that O is multiplied instead of P.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...tile import (
+    Alignment,
+    aligned,
+    allocate,
+    copy_async,
+    device,
+    get,
+    rows_of_pages,
+    simt,
+    thread_index,
+)
+from .layouts import array_type
+
+WARP = 32
+EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # which arrays hold them
+
+
+class Cached(NamedTuple):
+    """Device functions. What a cache has beside k and v comes in a tuple: the table, the scales of k, those of v."""
+
+    dtype: Any  # of the arrays k and v
+    widened: Any  # what their tiles in shared memory are multiplied as, None if it is that
+    rows_of: Any  # (matrices, cache, work, keys, alignment) -> the first keys of a sequence, of a head, as a matrix
+    load_k: Any  # (cache, work, keys, n0): start to copy the scales of a tile of keys, into the warp's place for them
+    load_v: Any
+    of_keys: Any  # (S, cache, work) -> S times the scales of the keys
+    of_values: Any  # (P, cache, work) -> P times the scales of the values
+    of_sums: Any  # (O, cache, work) -> O times what is left to multiply by
+    types: list  # of the tuple
+
+
+def cached(shared, dtype, held, layout, page_size, warps):
+    """The Cached of k and v: of the dtype of q, or of the one named `held`; layout: of S, one tile for each warp."""
+    PAGE_SIZE, first = page_size, int(bool(page_size))
+    tables = [array_type(np.int32, 2)] * first
+
+    @device
+    def of_sequence(matrices, cache, work, keys, alignment):
+        return aligned(matrices[work.batch, work.head_k][:keys], alignment)
+
+    @device
+    def of_pages(matrices, cache, work, keys, alignment):
+        return rows_of_pages(matrices[:, work.head_k], cache[0][work.batch], keys, alignment, PAGE_SIZE)
+
+    rows_of = of_pages if page_size else of_sequence
+    if held is None:
+        return Cached(dtype, None, rows_of, *[no_scales] * 2, *[unscaled] * 3, tables)
+    if held == "int8":
+        more = 64 if dtype == np.float16 else 1                 # P times a small scale would be subnormal
+        load_k, of_keys = scale_of_tokens(shared, layout, warps, rows_of, first, 1)
+        load_v, of_values = scale_of_tokens(shared, layout, warps, rows_of, first + 1, more)
+        functions = load_k, load_v, of_keys, of_values, times(1 / more) if more > 1 else unscaled
+        scales = [array_type(np.float32, 4)] * 2
+    else:
+        functions = no_scales, no_scales, scale_of_head(first), unscaled, scale_of_head(first + 1)
+        scales = [array_type(np.float32, 1)] * 2
+    return Cached(EIGHT_BITS[held], dtype, rows_of, *functions, [*tables, *scales])
+
+
+@device
+def no_scales(cache, work, keys, n0):
+    pass
+
+
+@device
+def unscaled(X, cache, work):
+    return X
+
+
+def times(number):
+    NUMBER = np.float32(number)
+
+    @device
+    def scaled(X, cache, work):
+        return X * NUMBER
+
+    return scaled
+
+
+def scale_of_tokens(shared, layout, warps, rows_of, at, more):
+    """load and scaled, of which `cache[at]` has a column for each head; times `more`."""
+    PLACE, AT, MORE = shared.tile(1, layout.cols.size, np.float32, stages=warps), at, np.float32(more)
+    COLUMN, OF_KEYS, ONES = simt(layout.cols.size, 1, WARP, 1, 1), layout.col_vector(), Alignment(0)
+
+    @device
+    def load(cache, work, keys, n0):
+        copy_async(allocate(PLACE, thread_index() // WARP).T, rows_of(cache[AT], cache, work, keys, ONES), COLUMN, n0)
+
+    @device
+    def scaled(X, cache, work):
+        return X * (get(allocate(PLACE, thread_index() // WARP), OF_KEYS) * MORE)
+
+    return load, scaled
+
+
+def scale_of_head(at):
+    AT = at
+
+    @device
+    def scaled(X, cache, work):
+        return X * cache[AT][work.head_k]
+
+    return scaled
