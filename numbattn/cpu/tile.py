@@ -257,8 +257,7 @@ def shifted_float16(bits):
     bits = np.int32(bits)
     magnitude = np.int32((bits & np.int32(0x7FFF)) << np.int32(13))
     is_finite = bits & np.int32(0x7C00) != np.int32(0x7C00)
-    x = float_of(np.int32(magnitude | np.int32(0 if is_finite else 0x7F800000)))
-    x = x * np.float32(2.0**112) if is_finite else x
+    x = float_of(np.int32(magnitude | np.int32(0 if is_finite else 0x7F800000))) * np.float32(2.0**112)
     return -x if bits & np.int32(0x8000) else x
 
 
