@@ -4,8 +4,9 @@
     python bench/decode_cpu.py --heads 8x8 --head-dims 64 --kinds float16 float64 --keys 1024 65536 --json decode.json
 
 In the formula the heads of a group are rows of one product, as good as NumPy can; it widens other dtypes first. A cache
-is a KVCache, whose numbers the formula is given as they lie. Microseconds, the best of interleaved rounds; GB/s of K
-and V read, each once. Needs tabulate and tqdm.
+is a KVCache, whose numbers the formula is given as they lie. Microseconds, the best of a few calls in a row in each of
+many interleaved rounds, between which BLAS's threads fall asleep; GB/s of K and V read, each once. Needs tabulate and
+tqdm.
 """
 
 import argparse
@@ -15,12 +16,13 @@ from time import perf_counter
 
 import ml_dtypes
 import numpy as np
-from common import machine, sampled, save, show, show_machine
+from common import PAUSE, machine, sampled, save, show, show_machine
 from tqdm import tqdm
 
 import numbattn as na
 
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+IN_A_ROW = 5
 CACHES = {"float16 cache": np.float16, "int8 cache": np.int8}
 KINDS = ["float32", "bfloat16", "float16", *CACHES]
 
@@ -60,16 +62,18 @@ def peers_of(kind, heads, heads_k, head_dim, keys):
 
 def timer(call):
     def seconds():
-        start = perf_counter()
-        _ = call()
-        return perf_counter() - start
+        starts = []
+        for _ in range(IN_A_ROW):
+            starts.append(perf_counter())
+            _ = call()
+        return min(np.diff([*starts, perf_counter()]))
 
     return seconds
 
 
 def record_of(kind, heads, head_dim, keys, rounds):
     calls, nbytes = peers_of(kind, *heads, head_dim, keys)
-    samples = sampled({name: timer(call) for name, call in calls.items()}, rounds)
+    samples = sampled({name: timer(call) for name, call in calls.items()}, rounds, PAUSE)
     best = {name: 1e6 * min(seconds) for name, seconds in samples.items()}
     return {
         "heads": "{} on {}".format(*heads), "head_dim": head_dim, "kind": kind, "keys": keys, **best,
@@ -83,7 +87,7 @@ def main():
     parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--kinds", nargs="+", choices=[*DTYPES, *CACHES], default=KINDS)
     parser.add_argument("--keys", nargs="+", type=int, default=[128, 512, 2048, 16384])
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", metavar="PATH")
     options = parser.parse_args()
     heads = [tuple(map(int, text.split("x"))) for text in options.heads]
