@@ -1,72 +1,103 @@
 """One query against many keys on the CPU: numbattn beside NumPy's formula on the same arrays.
 
     python bench/decode_cpu.py
-    python bench/decode_cpu.py --dtype float16 --keys 1024,16384 --rounds 50
+    python bench/decode_cpu.py --heads 8x8 --head-dims 64 --kinds float16 float64 --keys 1024 65536 --json decode.json
 
-In the formula the heads of a group are rows of one product, as good as NumPy can; half precision is widened first.
-Needs tabulate.
+In the formula the heads of a group are rows of one product, as good as NumPy can; it widens other dtypes first. A cache
+is a KVCache, whose numbers the formula is given as they lie. Microseconds, the best of a few calls in a row in each of
+many interleaved rounds, between which BLAS's threads fall asleep; GB/s of K and V read, each once. Needs tabulate and
+tqdm.
 """
 
 import argparse
+import itertools
 import math
 from time import perf_counter
 
 import ml_dtypes
 import numpy as np
-from common import machine, sampled, show, show_machine
+from common import PAUSE, machine, sampled, save, show, show_machine
+from tqdm import tqdm
 
 import numbattn as na
 
-KEYS = [128, 512, 2048, 8192, 16384, 65536]
-CASES = [(8, 8, 64), (8, 8, 128), (32, 8, 128)]
-DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+IN_A_ROW = 5
+CACHES = {"float16 cache": np.float16, "int8 cache": np.int8}
+KINDS = ["float32", "bfloat16", "float16", *CACHES]
 
 
-def formula(q, k, v):
+def formula(q, k, v, k_scale=None, v_scale=None):
     """softmax(scale Q K^T) V, in float32 or float64."""
     work = np.float64 if q.dtype == np.float64 else np.float32
     batch, heads, seqlen_q, head_dim = q.shape
+    k, v = k.astype(work, copy=False), v.astype(work, copy=False)
+    if k_scale is not None:
+        k, v = k * k_scale[..., None], v * v_scale[..., None]
     rows = q.astype(work, copy=False).reshape(batch, k.shape[1], -1, head_dim)  # a group's queries
-    S = rows @ k.astype(work, copy=False).mT / math.sqrt(head_dim)
+    S = rows @ k.mT / math.sqrt(head_dim)
     P = np.exp(S - S.max(axis=-1, keepdims=True))
     P /= P.sum(axis=-1, keepdims=True)
-    return (P @ v.astype(work, copy=False)).reshape(batch, heads, seqlen_q, -1).astype(q.dtype, copy=False)
+    return (P @ v).reshape(batch, heads, seqlen_q, -1).astype(q.dtype, copy=False)
 
 
-def timer(attention, *arrays):
+def peers_of(kind, heads, heads_k, head_dim, keys):
+    """What calls NumPy and numbattn, and bytes of K and V."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, heads, 1, head_dim), np.float32)
+    k, v = rng.standard_normal((2, 1, heads_k, keys, head_dim), np.float32)
+    if kind in CACHES:
+        q = q.astype(np.float16)
+        cache = na.KVCache.zeros(1, heads_k, keys, head_dim, like=q, dtype=CACHES[kind])
+        cache.append(k.astype(np.float16), v.astype(np.float16))
+        ours, k, v, scales = (q, cache), cache.k, cache.v, (cache.k_scale, cache.v_scale)
+    else:
+        q, k, v = (x.astype(DTYPES[kind]) for x in (q, k, v))
+        ours, scales = (q, k, v), ()
+    calls = {"NumPy": lambda: formula(q, k, v, *scales), "numbattn": lambda: na.attention(*ours)}
+    want, got = (call().astype(np.float64) for call in calls.values())
+    np.testing.assert_allclose(got, want, atol=4 * float(ml_dtypes.finfo(q.dtype).eps))
+    return calls, k.nbytes + v.nbytes
+
+
+def timer(call):
     def seconds():
-        start = perf_counter()
-        _ = attention(*arrays)
-        return perf_counter() - start
+        starts = []
+        for _ in range(IN_A_ROW):
+            starts.append(perf_counter())
+            _ = call()
+        return min(np.diff([*starts, perf_counter()]))
 
     return seconds
 
 
-def row_of(case, keys, dtype, rounds):
-    """Microseconds, the best of all rounds."""
-    heads, heads_k, head_dim = case
-    rng = np.random.default_rng(0)
-    q = rng.standard_normal((1, heads, 1, head_dim), np.float32).astype(dtype)
-    k, v = rng.standard_normal((2, 1, heads_k, keys, head_dim), np.float32).astype(dtype)
-    tolerance = 4 * float(ml_dtypes.finfo(dtype).eps)
-    np.testing.assert_allclose(na.attention(q, k, v).astype(float), formula(q, k, v).astype(float), atol=tolerance)
-    samples = sampled({"NumPy": timer(formula, q, k, v), "numbattn": timer(na.attention, q, k, v)}, rounds)
+def record_of(kind, heads, head_dim, keys, rounds):
+    calls, nbytes = peers_of(kind, *heads, head_dim, keys)
+    samples = sampled({name: timer(call) for name, call in calls.items()}, rounds, PAUSE)
     best = {name: 1e6 * min(seconds) for name, seconds in samples.items()}
     return {
-        "heads": f"{heads} on {heads_k}", "head_dim": head_dim, "keys": keys, **best,
-        "NumPy / numbattn": best["NumPy"] / best["numbattn"], "GB/s": 2e-3 * k.nbytes / best["numbattn"],
+        "heads": "{} on {}".format(*heads), "head_dim": head_dim, "kind": kind, "keys": keys, **best,
+        "NumPy / numbattn": best["NumPy"] / best["numbattn"], "GB/s": 1e-3 * nbytes / best["numbattn"],
     }  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
-    parser.add_argument("--keys", type=lambda text: [int(n) for n in text.split(",")], default=KEYS)
-    parser.add_argument("--rounds", type=int, default=30, help="the best of so many (default: 30)")
-    args = parser.parse_args()
-    show_machine(machine("numbattn", "numpy", "numba"))
-    rows = [row_of(case, keys, DTYPES[args.dtype], args.rounds) for case in CASES for keys in args.keys]
-    show(f"Microseconds of one query, {args.dtype}", rows, ["", "", "", ".0f", ".0f", ".2f", ".1f"])
+    parser.add_argument("--heads", nargs="+", default=["32x8"], metavar="QxK", help="of queries and of keys")
+    parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--kinds", nargs="+", choices=[*DTYPES, *CACHES], default=KINDS)
+    parser.add_argument("--keys", nargs="+", type=int, default=[128, 512, 2048, 16384])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", metavar="PATH")
+    options = parser.parse_args()
+    heads = [tuple(map(int, text.split("x"))) for text in options.heads]
+    cases = list(itertools.product(options.kinds, heads, options.head_dims, options.keys))
+    records = [record_of(*case, options.rounds) for case in tqdm(cases, disable=None)]
+    described = machine("numbattn", "numpy", "numba")
+    show_machine(described)
+    show("Microseconds of one query", records, ["", "", "", "", ".0f", ".0f", ".2f", ".1f"])
+    if options.json:
+        save(options.json, {"machine": described, "options": vars(options), "records": records})
 
 
 if __name__ == "__main__":

@@ -203,10 +203,21 @@ def _cut(first, end, own, tile_m, at_multiples):
 
 def sight_of(problem, mask):
     """The Sight of a mask, and the arrays to keep alive."""
+    return _sight_of(problem, mask) if mask._holds_arrays else _sight_of_numbers(problem, mask)
+
+
+@lru_cache(maxsize=64)
+def _sight_of_numbers(problem, mask):
+    return _sight_of(problem, mask)
+
+
+def _sight_of(problem, mask):
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
-        numbers = [np.broadcast_to(np.asarray(x, np.int64), problem.batch).reshape(problem.matrices) for x in band]
-        band, bands = (0, 0, 0, 0), np.stack(numbers, axis=-1)
+        bands = np.empty((*problem.batch, 4), np.int64)
+        for side, number in enumerate(band):
+            bands[..., side] = number
+        band, bands = (0, 0, 0, 0), bands.reshape(*problem.matrices, 4)
     if not problem.mask_kinds:
         return Sight(tuple(band), bands, NO_INTERVALS, NO_CELLS, NO_GRIDS), ()
     intervals, alive = _intervals(problem, mask)

@@ -20,8 +20,11 @@ from .. import cache as disk
 
 
 def kernel(function):
-    """Compile a function when it is first called, to run without the GIL."""
-    compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    """Compile a function when it is first called, to run without the GIL.
+
+    It allocates nothing, and counts no references to its arrays (_nrt), which takes longer than a short call computes.
+    """
+    compiled = numba.njit(nogil=True, error_model="numpy", _nrt=False)(function)
     compiled._cache = DiskCache(function.__name__)
     compile_now = compiled._compiler.compile
 

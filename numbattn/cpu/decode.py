@@ -42,6 +42,7 @@ from .tile import (
 FEW = 16  # queries of a tile, at most
 TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
 LANES = 32  # sums of P in a row, each of every 32nd key: vectors, and a long row loses fewer digits
+HALVES = 16, 8, 4, 2, 1  # of LANES: how they are added up
 READING = 32  # what a number of K or V costs, in multiplications: as long as it takes from memory
 
 
@@ -231,19 +232,21 @@ def softmax_lanes(S, lanes, m, l):
     for j in range(S.shape[0]):
         for i in range(LANES):
             lanes[i] = S[j, i] if S[j, i] > lanes[i] else lanes[i]
-    for i in range(LANES):
-        m[0] = max(m[0], lanes[i])
-    m_new = m[0]
+    for width in HALVES:
+        for i in range(width):
+            lanes[i] = lanes[width + i] if lanes[width + i] > lanes[i] else lanes[i]
+    m_new = lanes[0]
     for i in range(LANES):
         lanes[i] = 0
     for j in range(S.shape[0]):
         for i in range(LANES):
             S[j, i] = exp(S[j, i] - m_new)
             lanes[i] += S[j, i]
+    for width in HALVES:
+        for i in range(width):
+            lanes[i] += lanes[width + i]
     alpha = exp(m_old - m_new)
-    l[0] *= alpha
-    for i in range(LANES):
-        l[0] += lanes[i]
+    m[0], l[0] = m_new, alpha * l[0] + lanes[0]
     return alpha
 
 
@@ -270,4 +273,6 @@ def finish(rows, o, lse, sinks, alpha, kept_scale):
             add_sink(m, l, alpha, sinks[rows.batch, h])
             rescale(O, alpha)
         epilogue(O, lse[rows.batch, h, rows.m0 : rows.m_end], m, l, kept_scale)
-        o[rows.batch, h, rows.m0 : rows.m_end] = O
+        for i in range(queries):
+            for c in range(O.shape[1]):
+                o[rows.batch, h, rows.m0 + i, c] = O[i, c]

@@ -9,7 +9,7 @@ import numpy as np
 from numba.np.ufunc import parallel
 
 # work, see `launch`: a thread does 1e10 to 5e10 in a second
-SERIAL = 5e7  # less than twice that is done before a second thread would help
+SERIAL = 5e7  # less than twice that is done before a second thread would help; a thread takes as much at once
 SHORT = 2e9  # less is done before anyone waits for a signal handler
 
 
@@ -25,7 +25,8 @@ def launch(kernel, blocks, work, scratch, *args):
         return
     kernel(0, 0, np.zeros(1, np.int32), scratch(), *args)  # compiles, in the thread that can be interrupted
     threads = max(1, min(_threads(), blocks, int(work / SERIAL)))
-    run = Run(kernel, blocks, max(1, blocks // (8 * threads)), scratch, args)
+    step = max(1, blocks // (8 * threads), int(blocks * SERIAL / work))
+    run = Run(kernel, blocks, step, scratch, args)
     try:
         run.start(threads, takes_part=work < SHORT)
         run.finish()

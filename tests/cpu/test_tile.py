@@ -71,6 +71,13 @@ def test_every_float8():
     np.testing.assert_array_equal(float8_of(bits), bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
+@pytest.mark.parametrize("function", [tile.float_of_float16, tile.shifted_float16])
+def test_every_float16(function):
+    bits = np.arange(2**16).astype(np.uint16)
+    floats = numba.njit(lambda bits: np.array([function(x) for x in bits]))(bits)
+    np.testing.assert_array_equal(floats, bits.view(np.float16).astype(np.float32))
+
+
 @numba.njit
 def transposed(out, x, factor):
     tile.transpose(out, x, factor)
