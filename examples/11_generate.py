@@ -1,0 +1,167 @@
+"""Write text with the transformer of example 02 in three ways, and compare their speed: the text is the same.
+
+    python examples/11_generate.py
+    python examples/11_generate.py --xp cupy
+
+Recomputed: all bytes so far go through the model for each new one. Cached: a KVCache for each layer keeps their keys and
+values, and only the newest byte goes through. Speculative: a table of which byte follows which few, counted in the
+training text, drafts a tree of continuations, and the model verifies all of it in one call; the longest path on which
+every byte is the model's own choice is kept. Decoding is greedy, so what is written does not depend on the way, but for
+rounding: where two bytes are equally likely up to the last digits of float32, either may come.
+"""
+
+import argparse
+import heapq
+import time
+from collections import Counter, defaultdict
+from importlib import import_module
+
+import numpy as np
+from tqdm import tqdm
+
+import numbattn as na
+
+model = import_module("02_transformer")  # `import` takes no name that starts with a digit
+LAYERS, HEADS, WIDTH, BATCH, SEQLEN = 3, 4, 128, 8, 256
+CONTEXT = 5  # bytes by which the draft guesses the next one
+PROMPT = b"The "
+
+
+def train(text, steps, rng):
+    weights = model.init_weights(rng, WIDTH, LAYERS)
+    adam = model.Adam(weights)
+    for step in tqdm(range(steps), unit=" steps"):
+        inputs, targets = model.windows(text, rng.integers(len(text) - SEQLEN, size=BATCH), SEQLEN)
+        logits, transformer_back = model.transformer(inputs, weights, HEADS)
+        _, loss_back = model.cross_entropy(logits, targets)
+        adam.step(weights, transformer_back(loss_back()), 3e-3 * model.schedule((step + 0.5) / steps))
+    return weights
+
+
+# ---------------------------------------------------------------------------------------------------------- the model
+class Reader:
+    """The transformer with a cache for each layer."""
+
+    def __init__(self, weights, capacity):
+        head_dim = WIDTH // HEADS
+        self.weights = weights
+        self.caches = [na.KVCache.zeros(1, HEADS, capacity, head_dim, like=weights["embed"]) for _ in range(LAYERS)]
+        self.rotations = model.rotations(capacity, head_dim, np.float32)
+
+    def read(self, tokens, positions, mask):
+        """Append tokens to the caches; the likeliest byte after each of them."""
+        tokens, rotations = model.xp.asarray(tokens), self.rotations[model.xp.asarray(positions)]
+        weights = self.weights
+        x, _ = model.embed(tokens, weights["embed"])
+        for i, cache in enumerate(self.caches):
+            y, _ = model.rmsnorm(x)
+            qkv = (y @ weights["qkv"][i]).reshape(1, len(tokens), 3, HEADS, WIDTH // HEADS)
+            model.rotate(qkv, rotations)
+            q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # each (1, HEADS, tokens, head_dim)
+            cache.append(k, v)
+            o = na.attention(q, cache, mask=mask)
+            x += o.swapaxes(1, 2).reshape(x.shape) @ weights["out"][i]
+            y, _ = model.mlp(x, weights["up"][i], weights["down"][i])
+            x += y
+        x, _ = model.rmsnorm(x)
+        return (x @ weights["head"]).argmax(axis=-1).tolist()
+
+
+# ---------------------------------------------------------------------------------------------------------- the draft
+def count_followers(text):
+    """How often which byte follows each CONTEXT bytes."""
+    followers = defaultdict(Counter)
+    for i in range(CONTEXT, len(text)):
+        followers[text[i - CONTEXT : i]][text[i]] += 1
+    return followers
+
+
+def draft(followers, text, nodes):
+    """A tree of at most so many tokens, the likeliest first: tokens, parents and depths. Its root ends the text."""
+    tokens, parents, depths = [], [], []
+    candidates = [(-1.0, -1, -1, text[-CONTEXT:])]  # -probability, parent, its depth, what has been written then
+    while candidates and len(tokens) < nodes:
+        p, parent, depth, context = heapq.heappop(candidates)
+        node = len(tokens)
+        tokens.append(context[-1])
+        parents.append(parent)
+        depths.append(depth + 1)
+        counts = followers.get(context, Counter())
+        for byte, count in counts.items():
+            child = context[1:] + bytes([byte])
+            heapq.heappush(candidates, (p * count / counts.total(), node, depth + 1, child))
+    return tokens, parents, depths
+
+
+def longest_path(tokens, parents, choices):
+    """From the root on, as long as a child is what the model chooses after its parent."""
+    path = [0]
+    for node in range(1, len(tokens)):  # parents come before their children
+        if parents[node] == path[-1] and tokens[node] == choices[path[-1]]:
+            path.append(node)
+    return path
+
+
+# ----------------------------------------------------------------------------------------------------- the three ways
+def recomputed(weights, count):
+    text = PROMPT
+    for _ in range(count):
+        logits, _ = model.transformer(model.xp.asarray(list(text))[None], weights, HEADS)
+        text += bytes([int(logits[-1].argmax())])
+    return text
+
+
+def cached(weights, count):
+    text, tokens = PROMPT, list(PROMPT)
+    reader = Reader(weights, len(text) + count)
+    for _ in range(count):
+        *_, choice = reader.read(tokens, range(len(text) - len(tokens), len(text)), na.Causal())
+        text, tokens = text + bytes([choice]), [choice]
+    return text
+
+
+def speculative(weights, count, followers, nodes):
+    """The text, and with how many calls of the model after that which read the prompt."""
+    text, calls = PROMPT, 0
+    reader = Reader(weights, len(text) + count + nodes)
+    *_, choice = reader.read(list(text), range(len(text)), na.Causal())
+    text += bytes([choice])  # the newest byte is not in the caches yet: it is the root of the next tree
+    while len(text) < len(PROMPT) + count:
+        tokens, parents, depths = draft(followers, text, nodes)
+        # in the caches the nodes lie side by side, in the text the children of a node are at the same place
+        positions = [len(text) - 1 + depth for depth in depths]
+        choices = reader.read(tokens, positions, na.Tail(na.Bits.tree(parents)))
+        path = longest_path(tokens, parents, choices)
+        for cache in reader.caches:
+            cache.keep([path], len(tokens))
+        text += bytes(choices[node] for node in path)
+        calls += 1
+    return text[: len(PROMPT) + count], calls
+
+
+def timed(way, count, *given):
+    """What it returns, and bytes a second."""
+    way(*given[:1], min(count, 8), *given[1:])  # a GPU's kernels are compiled when first used
+    start = time.perf_counter()
+    result = way(*given[:1], count, *given[1:])
+    return result, count / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200, help="training steps, %(default)s unless given")
+    parser.add_argument("--count", type=int, default=400, help="bytes to write, %(default)s unless given")
+    parser.add_argument("--nodes", type=int, default=16, help="tokens of a tree at most, %(default)s unless given")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="where to compute: CPU or GPU")
+    args = parser.parse_args()
+    model.xp = import_module(args.xp)
+    text, _ = model.read_text()
+    weights = train(text, args.steps, np.random.default_rng(args.seed))
+    followers = count_followers(bytes(text.tolist()))
+    for nodes in (args.nodes,):
+        a, ra = timed(recomputed, args.count, weights)
+        b, rb = timed(cached, args.count, weights)
+        (c, calls), rc = timed(speculative, args.count, weights, followers, nodes)
+    print(ra, rb, rc, (args.count - 1) / calls, a == b, b == c)
+    print(c.decode("ascii", "backslashreplace"))
