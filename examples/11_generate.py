@@ -3,8 +3,8 @@
     python examples/11_generate.py
     python examples/11_generate.py --xp cupy
 
-Recomputed: all bytes so far go through the model for each new one. Cached: a KVCache for each layer keeps their keys and
-values, and only the newest byte goes through. Speculative: a table of which byte follows which few, counted in the
+Recomputed: all bytes so far go through the model for each new one. Cached: a KVCache for each layer keeps their keys
+and values, and only the newest byte goes through. Speculative: a table of which byte follows which few, counted in the
 training text, drafts a tree of continuations, and the model verifies all of it in one call; the longest path on which
 every byte is the model's own choice is kept. Decoding is greedy, so what is written does not depend on the way, but for
 rounding: where two bytes are equally likely up to the last digits of float32, either may come.

@@ -11,7 +11,7 @@ import numpy as np
 
 from .checks import check_values, same_library
 from .kv_cache import KVCache
-from .masks import All, Bits, Cached, Mask, Segments, Tail
+from .masks import All, Bits, Cached, Mask, Tail
 from .values import moved
 
 
@@ -27,8 +27,8 @@ class Ragged(NamedTuple):
     def packed(self, x: Any, fill: float = 0, out: Any = None) -> Any:
         """(batch, heads, max_queries, ...) as (heads, total, ...)."""
         inside = self.inside.reshape(-1, *(1,) * (x.ndim - 2))
-        rows = x[self.sequence, :, self.row] if x.size else x.reshape(0, *x.shape[1:2], *x.shape[3:])
-        found = np.where(inside, rows, x.dtype.type(fill)).swapaxes(0, 1)
+        nothing = np.full((len(self.inside), *x.shape[1:2], *x.shape[3:]), fill, x.dtype, like=x)
+        found = (np.where(inside, x[self.sequence, :, self.row], nothing) if len(x) else nothing).swapaxes(0, 1)
         if out is None:
             return found
         same_library(out=out, q=x)
@@ -43,7 +43,8 @@ def ragged(q: Any, k: Any, mask: Any) -> Ragged | None:
     """The queries of a call with a cache and Segments; None for any other call."""
     if mask is None or not isinstance(k, KVCache) or not isinstance(mask, Mask) or mask._segments is None:
         return None
-    segments, batch = mask._segments, len(k.lengths)
+    segments: Any = mask._segments
+    batch = len(k.lengths)
     same_library(q=q, KVCache=k.k)
     if q.ndim != 3:
         raise ValueError(f"q: got the shape {q.shape} beside Segments and a KVCache, expected (heads, total, head_dim)")
@@ -62,13 +63,14 @@ def ragged(q: Any, k: Any, mask: Any) -> Ragged | None:
     inside = (row >= 0) & (row < np.minimum(end - offsets[sequence], most))
     frame = Cached(k.lengths[:, None], counts[:, None])
     parts = (_unpacked(part, token, total) for part in mask._parts if part is not segments)
-    return Ragged(q[:, token].swapaxes(0, 1), All((frame, *parts)), sequence, np.clip(row, 0, most - 1), inside)
+    rows = q[:, token] if total else np.zeros((len(q), batch, most, q.shape[2]), q.dtype, like=q)
+    return Ragged(rows.swapaxes(0, 1), All((frame, *parts)), sequence, np.clip(row, 0, most - 1), inside)
 
 
-def _most(segments: Segments) -> int:
+def _most(segments: Any) -> int:
     """Queries of a sequence, at most."""
     if segments.max_queries is not None:
-        return segments.max_queries
+        return int(segments.max_queries)
     if not isinstance(segments.queries, np.ndarray):
         raise ValueError("mask: Segments max_queries: got None with offsets on a GPU, which nobody waits to read; "
                          "beside a KVCache the most queries of a sequence are expected")

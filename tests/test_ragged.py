@@ -1,5 +1,7 @@
 """Packed queries beside a cache."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ KINDS = {
 
 def filled(rng, lengths, **options):
     q = np.zeros(0, options.pop("like", np.float64))
-    cache = na.KVCache.zeros(len(lengths), 2, max([*lengths, 1]), 16, like=q, **options)
+    cache = na.KVCache.zeros(len(lengths), 2, max([*lengths, 2]), 16, like=q, **options)
     new = rng.standard_normal((2, 2, sum(lengths), 16)).astype(q.dtype)
     cache.append(*new, segments=np.cumsum([0, *lengths]))
     return cache
@@ -38,7 +40,7 @@ def check(rng, counts, lengths, kind, before=0, behind=0, **options):
     o, saved = na.attention_forward(q, cache, mask=mask, **how)
     np.testing.assert_array_equal(o, na.attention(q, cache, mask=mask, out=np.empty_like(o), **how))
     want, want_lse = np.zeros((4, q.shape[1], 16)), np.full(q.shape[:2], -np.inf)
-    for b, (first, end) in enumerate(zip(offsets, offsets[1:])):
+    for b, (first, end) in enumerate(pairwise(offsets)):
         if not lengths[b]:
             continue
         k, v = (x[b : b + 1, :, : lengths[b]] for x in cache._dense())
@@ -58,8 +60,8 @@ def test_as_each_sequence_alone(kind, seed, sizes):
 
 
 @pytest.mark.parametrize(("unit", "kind"), [
-    ("CUDA cores", "causal"), ("tensor cores", "window"), ("tensor cores", "sink and softcap"), ("warpgroups", "prefix"),
-    ("warpgroups", "alibi"), ("warpgroups", "relative"),
+    ("CUDA cores", "causal"), ("tensor cores", "window"), ("tensor cores", "sink and softcap"),
+    ("warpgroups", "prefix"), ("warpgroups", "alibi"), ("warpgroups", "relative"),
 ])  # fmt: skip
 def test_on_devices(rng, unit, kind):
     with world_of("simulated"), on(BY_UNIT[unit]):
@@ -77,7 +79,7 @@ def test_trees(rng):
     bits = [na.Bits.tree(tree) for tree in trees]
     words = np.concatenate([x.words for x in bits])
     o = na.attention(q, cache, mask=na.Segments(offsets, max_queries=6) & na.Tail(na.Bits(words)))
-    for b, (first, end) in enumerate(zip(offsets, offsets[1:])):
+    for b, (first, end) in enumerate(pairwise(offsets)):
         k, v = (x[b, :, : lengths[b]] for x in cache._dense())
         np.testing.assert_allclose(o[:, first:end], na.attention(q[:, first:end], k, v, mask=na.Tail(bits[b])))
 

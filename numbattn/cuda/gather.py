@@ -34,8 +34,8 @@ THREADS, ROWS = 128, 32
 def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = None) -> None:
     """Write the tokens that sequences have into a plain array.
 
-    dense: (batch, heads, capacity, features), contiguous; held: a cache's k or v, float8_e4m3fn as uint8; lengths, table
-    and scale: see `KVCache`.
+    dense: (batch, heads, capacity, features), contiguous; held: a cache's k or v, float8_e4m3fn as uint8; lengths,
+    table and scale: see `KVCache`.
     """
     batch, heads, capacity, features = dense.shape
     if not features:
@@ -43,7 +43,8 @@ def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = 
     nbytes = alignment(layout_of(held, held.ctypes.data if isinstance(held, np.ndarray) else held.data.ptr))
     scales = () if scale is None else (scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)),)
     kernel = kernel_of(features, held.dtype, 0 if table is None else held.shape[2], nbytes, scale is None or scale.ndim)
-    launch(kernel, (-(-capacity // ROWS) * heads * batch, 1, 1), THREADS, 0, dense, held, lengths, () if table is None else (table,), scales)
+    tables, blocks = () if table is None else (table,), -(-capacity // ROWS) * heads * batch
+    launch(kernel, (blocks, 1, 1), THREADS, 0, dense, held, lengths, tables, scales)
 
 
 @cache

@@ -139,8 +139,11 @@ class Cached(Lengths):
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """Of query 0."""
-        return clip(self.keys, 0, seqlen_k) - (seqlen_q if self.queries is None else self.queries)
+        counts: Any = seqlen_q if self.queries is None else self.queries
+        return clip(self.keys, 0, seqlen_k) - counts
 
     def _last_keys(self, seqlen_q: int) -> Any:
         """How many keys end with the own one of query seqlen_q - 1, if there is such a query."""
-        return self.keys if self.queries is None else self.keys + (seqlen_q - self.queries)
+        keys: Any = self.keys
+        counts: Any = seqlen_q if self.queries is None else self.queries
+        return keys if self.queries is None else keys + (seqlen_q - counts)
