@@ -159,8 +159,8 @@ def test_generate(tmp_path):
 
 
 def test_generate_verifies_a_tree(rng, monkeypatch):
-    """What the model chooses at each node, it chooses after the node's path alone; and at the next one, when a path is
-    kept."""
+    """The model chooses at each node what it chooses after the node's path alone; a path that is kept is as if read byte
+    by byte, keys and their positions included."""
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("11_generate")
     weights = example.model.init_weights(rng, example.WIDTH, example.LAYERS, np.float64)
@@ -176,8 +176,12 @@ def test_generate_verifies_a_tree(rng, monkeypatch):
     choices = reader.read(tokens, [5 + depth for depth in depths], na.Tail(na.Bits.tree(parents)))
     assert choices == [choice(*prompt, *path) for path in ([9], [9, 2], [9, 6], [9, 6, 5])]
     assert example.longest_path(tokens, parents, [6, 0, 5, 0]) == [0, 2, 3]
-    for cache in reader.caches:
+    alone = example.Reader(weights, 20)
+    alone.read([*prompt, 9, 6, 5], range(8), na.Causal())
+    for cache, expected in zip(reader.caches, alone.caches):
         cache.keep([[0, 2, 3]], 4)
+        np.testing.assert_allclose(cache.k[:, :, :8], expected.k[:, :, :8], atol=1e-12)
+        np.testing.assert_allclose(cache.v[:, :, :8], expected.v[:, :, :8], atol=1e-12)
     assert reader.read([8], [8], na.Causal()) == [choice(*prompt, 9, 6, 5, 8)]
 
 
