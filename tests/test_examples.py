@@ -159,8 +159,8 @@ def test_generate(tmp_path):
 
 
 def test_generate_verifies_a_tree(rng, monkeypatch):
-    """The model chooses at each node what it chooses after the node's path alone; a path that is kept is as if read byte
-    by byte, keys and their positions included."""
+    """The model chooses at each node what it chooses after the node's path alone; a path that is kept is as if it
+    had been read alone, positions included."""
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("11_generate")
     weights = example.model.init_weights(rng, example.WIDTH, example.LAYERS, np.float64)
