@@ -3,11 +3,11 @@
     python examples/11_generate.py
     python examples/11_generate.py --xp cupy
 
-Recomputed: all bytes so far go through the model for each new one. Cached: a KVCache for each layer keeps their keys
-and values, and only the newest byte goes through. Speculative: a table of which byte follows which few, counted in the
+recomputed: for each new byte the model reads all that came before. cached: a KVCache for each layer keeps keys and
+values, and the model reads only the newest byte. speculative: a table of which byte follows which few, counted in the
 training text, drafts a tree of continuations, and the model verifies all of it in one call; the longest path on which
-every byte is the model's own choice is kept. Decoding is greedy, so what is written does not depend on the way, but for
-rounding: where two bytes are equally likely up to the last digits of float32, either may come.
+every byte is the model's own choice is kept. Decoding is greedy, and exact up to rounding: the texts could differ only
+where two bytes are equally likely but for the last digits of float32. Greedy texts soon repeat themselves.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from tqdm import tqdm
 import numbattn as na
 
 model = import_module("02_transformer")  # `import` takes no name that starts with a digit
-LAYERS, HEADS, WIDTH, BATCH, SEQLEN = 3, 4, 128, 8, 256
-CONTEXT = 5  # bytes by which the draft guesses the next one
+LAYERS, HEADS, WIDTH, BATCH, SEQLEN = 2, 2, 64, 8, 256
+CONTEXT = 4  # bytes by which the draft guesses the next one
 PROMPT = b"The "
 
 
@@ -34,11 +34,10 @@ def train(text, steps, rng):
         inputs, targets = model.windows(text, rng.integers(len(text) - SEQLEN, size=BATCH), SEQLEN)
         logits, transformer_back = model.transformer(inputs, weights, HEADS)
         _, loss_back = model.cross_entropy(logits, targets)
-        adam.step(weights, transformer_back(loss_back()), 3e-3 * model.schedule((step + 0.5) / steps))
+        adam.step(weights, transformer_back(loss_back()), 2e-2 * model.schedule((step + 0.5) / steps))
     return weights
 
 
-# ---------------------------------------------------------------------------------------------------------- the model
 class Reader:
     """The transformer with a cache for each layer."""
 
@@ -46,13 +45,12 @@ class Reader:
         head_dim = WIDTH // HEADS
         self.weights = weights
         self.caches = [na.KVCache.zeros(1, HEADS, capacity, head_dim, like=weights["embed"]) for _ in range(LAYERS)]
-        self.rotations = model.rotations(capacity, head_dim, np.float32)
+        self.rotations = model.rotations(capacity, head_dim, weights["embed"].dtype)
 
     def read(self, tokens, positions, mask):
         """Append tokens to the caches; the likeliest byte after each of them."""
-        tokens, rotations = model.xp.asarray(tokens), self.rotations[model.xp.asarray(positions)]
-        weights = self.weights
-        x, _ = model.embed(tokens, weights["embed"])
+        weights, rotations = self.weights, self.rotations[model.xp.asarray(positions)]
+        x = weights["embed"][model.xp.asarray(tokens)]
         for i, cache in enumerate(self.caches):
             y, _ = model.rmsnorm(x)
             qkv = (y @ weights["qkv"][i]).reshape(1, len(tokens), 3, HEADS, WIDTH // HEADS)
@@ -67,7 +65,6 @@ class Reader:
         return (x @ weights["head"]).argmax(axis=-1).tolist()
 
 
-# ---------------------------------------------------------------------------------------------------------- the draft
 def count_followers(text):
     """How often which byte follows each CONTEXT bytes."""
     followers = defaultdict(Counter)
@@ -86,7 +83,7 @@ def draft(followers, text, nodes):
         tokens.append(context[-1])
         parents.append(parent)
         depths.append(depth + 1)
-        counts = followers.get(context, Counter())
+        counts = followers.get(context, Counter())  # none where the training text has no such bytes
         for byte, count in counts.items():
             child = context[1:] + bytes([byte])
             heapq.heappush(candidates, (p * count / counts.total(), node, depth + 1, child))
@@ -102,66 +99,68 @@ def longest_path(tokens, parents, choices):
     return path
 
 
-# ----------------------------------------------------------------------------------------------------- the three ways
-def recomputed(weights, count):
+# The three ways: each returns the text and how many times it called the model.
+def recomputed(count, weights):
     text = PROMPT
     for _ in range(count):
         logits, _ = model.transformer(model.xp.asarray(list(text))[None], weights, HEADS)
         text += bytes([int(logits[-1].argmax())])
-    return text
+    return text, count
 
 
-def cached(weights, count):
-    text, tokens = PROMPT, list(PROMPT)
-    reader = Reader(weights, len(text) + count)
+def cached(count, weights):
+    text, new = PROMPT, PROMPT
+    reader = Reader(weights, SEQLEN)
     for _ in range(count):
-        *_, choice = reader.read(tokens, range(len(text) - len(tokens), len(text)), na.Causal())
-        text, tokens = text + bytes([choice]), [choice]
-    return text
+        *_, choice = reader.read(list(new), range(len(text) - len(new), len(text)), na.Causal())
+        new = bytes([choice])
+        text += new
+    return text, count
 
 
-def speculative(weights, count, followers, nodes):
-    """The text, and with how many calls of the model after that which read the prompt."""
-    text, calls = PROMPT, 0
-    reader = Reader(weights, len(text) + count + nodes)
+def speculative(count, weights, followers, nodes):
+    text, calls = PROMPT, 1
+    reader = Reader(weights, SEQLEN + nodes)
     *_, choice = reader.read(list(text), range(len(text)), na.Causal())
-    text += bytes([choice])  # the newest byte is not in the caches yet: it is the root of the next tree
+    text += bytes([choice])  # not in the caches yet: the newest byte is the root of the next tree
     while len(text) < len(PROMPT) + count:
         tokens, parents, depths = draft(followers, text, nodes)
-        # in the caches the nodes lie side by side, in the text the children of a node are at the same place
+        # a node's position is that in the text, by its depth, not that of its row in the caches
         positions = [len(text) - 1 + depth for depth in depths]
         choices = reader.read(tokens, positions, na.Tail(na.Bits.tree(parents)))
         path = longest_path(tokens, parents, choices)
         for cache in reader.caches:
             cache.keep([path], len(tokens))
-        text += bytes(choices[node] for node in path)
+        text += bytes(choices[node] for node in path)  # the bytes of the path behind its root, and one more
         calls += 1
     return text[: len(PROMPT) + count], calls
 
 
-def timed(way, count, *given):
-    """What it returns, and bytes a second."""
-    way(*given[:1], min(count, 8), *given[1:])  # a GPU's kernels are compiled when first used
+def measured(way, count, *given):
+    """The text, having printed how fast it was written."""
+    way(2, *given)  # on a GPU kernels are compiled when first used
     start = time.perf_counter()
-    result = way(*given[:1], count, *given[1:])
-    return result, count / (time.perf_counter() - start)
+    text, calls = way(count, *given)
+    speed = count / (time.perf_counter() - start)
+    print(f"{way.__name__:<12} {speed:8,.0f} tokens/s  {count / calls:5.2f} tokens per call of the model")
+    return text
 
 
 if __name__ == "__main__":
+    longest = SEQLEN - len(PROMPT)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="training steps, %(default)s unless given")
-    parser.add_argument("--count", type=int, default=400, help="bytes to write, %(default)s unless given")
+    parser.add_argument("--steps", type=int, default=600, help="training steps, %(default)s unless given")
+    parser.add_argument("--count", type=int, default=longest, choices=range(1, longest + 1), metavar="COUNT",
+                        help="bytes to write, %(default)s unless given: beyond the model has learned no positions")
     parser.add_argument("--nodes", type=int, default=16, help="tokens of a tree at most, %(default)s unless given")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="where to compute: CPU or GPU")
     args = parser.parse_args()
     model.xp = import_module(args.xp)
-    text, _ = model.read_text()
-    weights = train(text, args.steps, np.random.default_rng(args.seed))
-    followers = count_followers(bytes(text.tolist()))
-    for nodes in (args.nodes,):
-        a, ra = timed(recomputed, args.count, weights)
-        b, rb = timed(cached, args.count, weights)
-        (c, calls), rc = timed(speculative, args.count, weights, followers, nodes)
-    print(ra, rb, rc, (args.count - 1) / calls, a == b, b == c)
-    print(c.decode("ascii", "backslashreplace"))
+    training_text, _ = model.read_text()
+    weights = train(training_text, args.steps, np.random.default_rng(args.seed))
+    followers = count_followers(bytes(training_text.tolist()))
+    text = measured(recomputed, args.count, weights)
+    assert measured(cached, args.count, weights) == text
+    assert measured(speculative, args.count, weights, followers, args.nodes) == text
+    print("The text is the same in all three ways:", text.decode("ascii", "backslashreplace"), sep="\n")

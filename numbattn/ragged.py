@@ -27,7 +27,8 @@ class Ragged(NamedTuple):
     def packed(self, x: Any, fill: float = 0, out: Any = None) -> Any:
         """(batch, heads, max_queries, ...) as (heads, total, ...)."""
         inside = self.inside.reshape(-1, *(1,) * (x.ndim - 2))
-        nothing = np.full((len(self.inside), *x.shape[1:2], *x.shape[3:]), fill, x.dtype, like=x)
+        nothing = np.zeros((len(self.inside), *x.shape[1:2], *x.shape[3:]), x.dtype, like=x)
+        nothing[...] = fill
         found = (np.where(inside, x[self.sequence, :, self.row], nothing) if len(x) else nothing).swapaxes(0, 1)
         if out is None:
             return found

@@ -147,6 +147,44 @@ def test_pair_bias(tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
+WAYS = r"^(\w+) +([\d,]+) tokens/s +(\S+) tokens per call"
+
+
+def test_generate(tmp_path):
+    """That the texts are equal it asserts itself."""
+    out = run(tmp_path, "11_generate.py", "--steps", "40", "--count", "60", "--nodes", "8")
+    assert [way for way, _, _ in re.findall(WAYS, out, re.M)] == ["recomputed", "cached", "speculative"]
+    per_call = [float(number) for _, _, number in re.findall(WAYS, out, re.M)]
+    assert per_call[0] == per_call[1] == 1 < per_call[2]
+
+
+def test_generate_verifies_a_tree(rng, monkeypatch):
+    """The model chooses at each node what it chooses after the node's path alone; a path that is kept is as if it
+    had been read alone, positions included."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("11_generate")
+    weights = example.model.init_weights(rng, example.WIDTH, example.LAYERS, np.float64)
+    weights["head"] += rng.standard_normal(weights["head"].shape)
+
+    def choice(*text):
+        logits, _ = example.model.transformer(np.array([text]), weights, example.HEADS)
+        return logits[-1].argmax()
+
+    prompt, tokens, parents, depths = [3, 1, 4, 1, 5], [9, 2, 6, 5], [-1, 0, 0, 2], [0, 1, 1, 2]
+    reader = example.Reader(weights, 20)
+    reader.read(prompt, range(5), na.Causal())
+    choices = reader.read(tokens, [5 + depth for depth in depths], na.Tail(na.Bits.tree(parents)))
+    assert choices == [choice(*prompt, *path) for path in ([9], [9, 2], [9, 6], [9, 6, 5])]
+    assert example.longest_path(tokens, parents, [6, 0, 5, 0]) == [0, 2, 3]
+    alone = example.Reader(weights, 20)
+    alone.read([*prompt, 9, 6, 5], range(8), na.Causal())
+    for cache, expected in zip(reader.caches, alone.caches):
+        cache.keep([[0, 2, 3]], 4)
+        np.testing.assert_allclose(cache.k[:, :, :8], expected.k[:, :, :8], atol=1e-12)
+        np.testing.assert_allclose(cache.v[:, :, :8], expected.v[:, :, :8], atol=1e-12)
+    assert reader.read([8], [8], na.Causal()) == [choice(*prompt, 9, 6, 5, 8)]
+
+
 @needs("numba_cuda")
 def test_matrix_product_simulated(tmp_path):
     out = run(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
@@ -177,3 +215,9 @@ def test_transformer_on_a_gpu(tmp_path):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2 --dropout 0.1 --xp cupy"
     out = run(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
     assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5
+
+
+@pytest.mark.gpu
+def test_generate_on_a_gpu(tmp_path):
+    out = run(tmp_path, "11_generate.py", "--steps", "40", "--count", "60", "--xp", "cupy")
+    assert len(re.findall(WAYS, out, re.M)) == 3

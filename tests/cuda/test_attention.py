@@ -356,3 +356,31 @@ def test_one_graph_serves_while_a_cache_grows(rng):
     n = 600 + 2 * 4
     assert cache.lengths.get().tolist() == [n] * 3
     assert_equal(out, na.attention(q, cache.k[:, :, :n], cache.v[:, :, :n], causal=True))
+
+
+@pytest.mark.parametrize("page_size", [7, 16, 64, 256])
+def test_pages_make_no_difference(rng, page_size):
+    """Not to a bit."""
+    q, k, v = decoding(rng, m=3, n=2500)
+    contiguous, paged = (na.KVCache.zeros(3, 2, 2500, 128, like=q, page_size=size) for size in (None, page_size))
+    paged.table[...] = cupy.asarray(rng.permutation(paged.table.size).reshape(paged.table.shape))
+    for cache in (contiguous, paged):
+        cache.append(k, v)
+    paged.table[:, -(-2500 // page_size) :] = 2147480000
+    assert_equal(na.attention(q, paged, causal=True), na.attention(q, contiguous, causal=True))
+
+
+def test_ragged_queries(rng):
+    """Offsets on the GPU; one token, none, and a few."""
+    q, k, v = decoding(rng, n=300)
+    cache = na.KVCache.zeros(3, 2, 300, 128, like=q, page_size=16)
+    cache.append(k, v)
+    offsets = np.array([0, 1, 1, 6])
+    packed = cupy.asarray(rng.standard_normal((q.shape[1], 6, 128), np.float32)).astype(q.dtype)
+    mask = na.Segments(cupy.asarray(offsets), max_queries=5) & na.Causal()
+    o, saved = na.attention_forward(packed, cache, mask=mask)
+    for b in (0, 2):
+        own = slice(offsets[b], offsets[b + 1])
+        want, lse = na.attention_forward(packed[None, :, own], k[b : b + 1], v[b : b + 1], causal=True)
+        assert float(abs(o[:, own].astype(np.float64) - want[0].astype(np.float64)).max()) < 1e-2
+        assert float(abs(saved.lse[:, own] - lse.lse[0]).max()) < 1e-4
