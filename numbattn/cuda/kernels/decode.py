@@ -69,7 +69,7 @@ from .shared.tables import has_tensor_cores, head_dims
 from .shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
 WARP, WARPS, ROWS = 32, 4, 16  # threads of a warp, warps of a block, rows of a work tile
-MANY = 16  # numbers that are drawn at once where there was nothing
+MANY, LONG = 16, 32  # numbers that are drawn at once, after so many draws of nothing
 FEW = 16  # queries, at most
 
 
@@ -227,14 +227,15 @@ def decode(
     @device
     def next_number_of(number, end, counters, call):
         """The number of the next work tile that is not empty, and the end of those that have been drawn: one at a time,
-        but many where there was nothing."""
-        step = index(1)
+        but many where there was nothing for long, as behind the end of all sequences."""
+        draws = index(0)
         while True:
             number += 1
             if number >= end:
+                step = index(MANY if draws >= LONG else 1)
                 number = next_number(counters, 2 * grid_size(), step)
                 end = number + step
-                step = index(MANY)
+                draws += 1
             if number >= call.tiles or not is_empty(work_tile(number, call)):
                 return number, end
 
