@@ -217,7 +217,8 @@ class Planner:
         arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
         for piece in self.pieces(arguments):
-            started = min(blocks * piece.batch, self.device.multiprocessors if spec.persistent else math.inf)
+            most = self.device.multiprocessors * spec.resident(work, tiles) if spec.persistent else math.inf
+            started = min(blocks * piece.batch, most)
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 
     def pieces(self, arguments):

@@ -74,7 +74,8 @@ class Spec:
     numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
     keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
-    persistent: bool = False  # one block per multiprocessor, which draws work until there is none left
+    persistent: bool = False  # blocks draw work until there is none left
+    resident: Callable = lambda work, tiles: 1  # (work, tiles) -> persistent blocks of a multiprocessor
     arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
     packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
 
