@@ -111,7 +111,7 @@ class KVCache(Value):
                 raise ValueError(f"KVCache {name}: got one beside {self.k.dtype}, which has none")
             return None
         if self.k.dtype == FLOAT8 and scale is None:
-            return np.zeros(self.k.shape[1], np.float32, like=self.k) + 1  # CuPy's `ones` is not called by NumPy's
+            return np.zeros(self.k.shape[1], np.float32, like=self.k) + np.float32(1)  # not `ones`: CuPy's fails
         same_library(**{f"KVCache {name}": scale})
         shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
         return _check(f"KVCache {name}", scale, [FLOAT32], shape)

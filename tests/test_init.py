@@ -50,7 +50,7 @@ def test_docstrings_are_whole(name, function):
 def test_masks_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
     fields = {"left", "right", "offset", "keys", "queries", "lengths", "first", "end", "visible", "words", "blocks",
-              "block_size", "mask"}  # fmt: skip
+              "block_size", "mask", "max_queries"}  # fmt: skip
     assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
 
 

@@ -67,8 +67,8 @@ def test_missing_packages_are_named(monkeypatch, capsys):
 def test_a_wrong_result_is_reported(monkeypatch, capsys):
     right = cpu.forward
 
-    def wrong(problem, inputs, out):
-        o, saved = right(problem, inputs, out)
+    def wrong(problem, inputs, out, save):
+        o, saved = right(problem, inputs, out, save)
         o[..., 0] = np.nan
         return o, saved
 

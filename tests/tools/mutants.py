@@ -63,7 +63,7 @@ TABLE = [
         "own = (1,) * (len(shape) - x.ndim) + x.shape": "own = x.shape + (1,) * (len(shape) - x.ndim)",
     }),
     Faults("masks/base.py", ["masks/test_logic.py::test_beside_the_keys_of_a_cache"], {
-        "frame.keys if isinstance(frame, masks.Cached) else seqlen_k": "seqlen_k",
+        "frame._last_keys(seqlen_q) if isinstance(frame, masks.Cached) else seqlen_k": "seqlen_k",
     }),
     Faults("masks/base.py", SEGMENTS, {
         "reduce(_larger, (clip(interval": "reduce(_smaller, (clip(interval",
@@ -94,7 +94,7 @@ TABLE = [
         "like=array) - first % WORD": "like=array)",
         " | (key < 0)": "",
         "np.where(word < 0": "np.where(word <= 0",
-        "frame.keys if isinstance(frame, Cached) else seqlen_k": "seqlen_k",
+        "frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else": "",
         "self._inner._held(seqlen_q, seqlen_q)": "self._inner._held(seqlen_q, seqlen_k)",
     }),
     Faults("masks/bands.py", ["masks/test_bands.py"], {
@@ -134,7 +134,7 @@ TABLE = [
         "offset = seqlen_k - i.size if self.offset": "offset = 0 if self.offset",
     }),
     Faults("masks/bands.py", ["test_kv_cache.py::test_weights"], {
-        "clip(self.keys, 0, seqlen_k) - seqlen_q": "seqlen_k - seqlen_q",
+        "clip(self.keys, 0, seqlen_k) - counts": "seqlen_k - counts",
     }),
     Faults("kv_cache.py", [f"test_kv_cache.py::test_{name}" for name in (
         "append_in_pieces", "append_to_a_ragged_batch", "sequences_share_pages", "error_of_int8", "error_of_float8",
