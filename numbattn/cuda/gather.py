@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from .kernel import launch
+from .kernels.shared.cached import tokens_step
 from .kernels.shared.schedule import split
 from .plan.views import alignment, layout_of
 from .tile import (
     Alignment,
-    aligned,
     bitcast,
     block_index,
     convert,
@@ -22,7 +22,6 @@ from .tile import (
     index,
     load,
     minimum,
-    rows_of_pages,
     save,
     shape,
     where,
@@ -42,26 +41,18 @@ def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = 
         return
     nbytes = alignment(layout_of(held, held.ctypes.data if isinstance(held, np.ndarray) else held.data.ptr))
     scales = () if scale is None else (scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)),)
-    kernel = kernel_of(features, held.dtype, 0 if table is None else held.shape[2], nbytes, scale is None or scale.ndim)
+    kernel = kernel_of(features, held.dtype, 0 if table is None else held.shape[2], nbytes)
     tables, blocks = () if table is None else (table,), -(-capacity // ROWS) * heads * batch
     launch(kernel, (blocks, 1, 1), THREADS, 0, dense, held, lengths, tables, scales)
 
 
 @cache
-def kernel_of(features, dtype, page_size, nbytes, axes_of_scale):
+def kernel_of(features, dtype, page_size, nbytes):
     """The kernel: a block copies ROWS tokens of one head."""
     vector = 16 // dtype.itemsize
     TILE = copy_layout(ROWS, -(-features // vector) * vector, THREADS, vector)
     COLUMN, ROWS_OF, ONES = TILE.row_vector(), Alignment(nbytes), Alignment(0)
-    PAGE_SIZE = page_size
-
-    @device
-    def of_sequence(x, tables, batch, head, count, promised):
-        return aligned(x[batch, head][:count], promised)
-
-    @device
-    def of_pages(x, tables, batch, head, count, promised):
-        return rows_of_pages(x[:, head], tables[0][batch], count, promised, PAGE_SIZE)
+    rows_of = tokens_step(page_size)
 
     @device
     def as_it_is(X, scales, tables, batch, head, count, row):
@@ -76,7 +67,6 @@ def kernel_of(features, dtype, page_size, nbytes, axes_of_scale):
     def of_float8(X, scales, tables, batch, head, count, row):
         return from_float8(convert(X, np.uint32)) * scales[0][head, 0, 0, 0]
 
-    rows_of = of_pages if page_size else of_sequence
     as_dense = {"int8": of_int8, "uint8": of_float8}.get(dtype.name, as_it_is)
 
     def kernel(dense, held, lengths, tables, scales):

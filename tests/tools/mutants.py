@@ -1197,7 +1197,7 @@ TABLE = [
     }),
     Faults("cuda/kernels/shared/cached.py", [f"cuda/kernels/test_decode.py::test_{name}" for name in (
                     "caches_of_8_bits", "small_and_large_scales")], {
-        "[work.batch, work.head_k][:keys], alignment)": "[work.batch, work.head_k], alignment)",
+        "[batch, head][:count], alignment)": "[batch, head], alignment)",
         "more = 64 if": "more = 1 if",
         "times(1 / more) if more > 1": "unscaled if more > 1",
         "scale_of_head(first + 1)": "scale_of_head(first)",

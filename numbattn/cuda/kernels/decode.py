@@ -412,15 +412,17 @@ def held_of(problem):
 
 def reads(problem, device):
     """Whether the kernel takes a cache where it lies."""
-    held = held_of(problem)
-    if not has_tensor_cores(device) or problem.seqlen_q > FEW or (held and problem.dtype.itemsize != 2):
+    if not has_tensor_cores(device) or problem.seqlen_q > FEW or (held_of(problem) and problem.dtype.itemsize != 2):
         return False
-    made_of = problem.dtype.name, held, *head_dims(problem)
-    return any(shared_bytes(*made_of, tiles.tile_n) <= device.shared for tiles in rows_for(problem))
+    return any(shared_bytes(problem, tiles) <= device.shared for tiles in rows_for(problem))
+
+
+def shared_bytes(problem, tiles):
+    return _shared_bytes(problem.dtype.name, held_of(problem), *head_dims(problem), tiles.tile_n)
 
 
 @cache
-def shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
+def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
     """Which depend on nothing else."""
     return decode(
         dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, tile_n=tile_n, page_size=0,
@@ -454,7 +456,7 @@ def resident(work, tiles):
     """Two blocks of a multiprocessor where their tiles of 8 bits fit: with one, a third more time."""
     if held_of(work.problem) is None:
         return 1
-    return min(2, work.device.shared // decode(**parameters(work, tiles)).shared)
+    return min(2, work.device.shared // shared_bytes(work.problem, tiles))
 
 
 CACHE = CacheWord()

@@ -41,18 +41,13 @@ class Cached(NamedTuple):
 
 def cached(shared, dtype, held, layout, page_size, warps):
     """The Cached of k and v: of the dtype of q, or of the one named `held`; layout: of S, one tile for each warp."""
-    PAGE_SIZE, first = page_size, int(bool(page_size))
+    first, tokens_of = int(bool(page_size)), tokens_step(page_size)
     tables = [array_type(np.int32, 2)] * first
 
     @device
-    def of_sequence(matrices, cache, work, keys, alignment):
-        return aligned(matrices[work.batch, work.head_k][:keys], alignment)
+    def rows_of(matrices, cache, work, keys, alignment):
+        return tokens_of(matrices, cache, work.batch, work.head_k, keys, alignment)
 
-    @device
-    def of_pages(matrices, cache, work, keys, alignment):
-        return rows_of_pages(matrices[:, work.head_k], cache[0][work.batch], keys, alignment, PAGE_SIZE)
-
-    rows_of = of_pages if page_size else of_sequence
     if held is None:
         return Cached(dtype, None, rows_of, *[no_scales] * 2, *[unscaled] * 3, tables)
     if held == "int8":
@@ -65,6 +60,22 @@ def cached(shared, dtype, held, layout, page_size, warps):
         functions = no_scales, no_scales, scale_of_head(first), unscaled, scale_of_head(first + 1)
         scales = [array_type(np.float32, 1)] * 2
     return Cached(EIGHT_BITS[held], dtype, rows_of, *functions, [*tables, *scales])
+
+
+def tokens_step(page_size):
+    """The device function (matrices, tables, batch, head, count, alignment) -> the first tokens of a sequence, of a
+    head, as a matrix. page_size: 0 without pages; else the table is the first of `tables`."""
+    PAGE_SIZE = page_size
+
+    @device
+    def of_sequence(matrices, tables, batch, head, count, alignment):
+        return aligned(matrices[batch, head][:count], alignment)
+
+    @device
+    def of_pages(matrices, tables, batch, head, count, alignment):
+        return rows_of_pages(matrices[:, head], tables[0][batch], count, alignment, PAGE_SIZE)
+
+    return of_pages if page_size else of_sequence
 
 
 @device
