@@ -4,7 +4,7 @@
     python bench/io_model.py --batch 16 --heads 16 --seqlen 4096 --head-dim 128 --cc 8.0 --json io.json
 
 A kernel that keeps a tile of queries reads K and V once for each tile: what goes from L2 to the multiprocessors is
-N^2 d / tile_m, the paper's Theta(N^2 d^2 / M) (Theorem 2; for backward Theorem 5), M being the memory that tiles are in.
+N^2 d / tile_m, the paper's Theta(N^2 d^2 / M) (Theorem 2; for backward Theorem 5), M the memory that tiles are in.
 The paper's GPUs had 40 MB of L2 and the paper counts accesses to HBM; an H200's 50 MB hold K and V of all the heads at
 work, so that the second reader of a tile finds it there. Its DRAM traffic is the arrays themselves and seems to beat
 Theorem 2: the theorem's slow memory is the L2 of such a GPU. Both are predicted, and figure2.py measures both.
