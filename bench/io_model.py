@@ -24,11 +24,11 @@ from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.plan.views import without_memory
 
 SUM = 4  # bytes of a float32: of row statistics, and of sums of dq
-# common.standard_vjp, array by array as NumPy and CuPy run it: matrices of N x N and of N x d that are read or written
-FORWARD_N2 = 1 + 1 + 2 + 2 + 1 + 2 + 1  # Q K^T, max, S - max, exp, sum, P / sum, P V
-FORWARD_ND = 2 + 2 + 2  # scale Q, its product with K, V and O
-BACKWARD_N2 = 1 + 3 + 1 + 2 + 3 + (2 + 1) + (2 + 1) + 1  # dP, P dP, sum, dP - sum, dS, dQ and dK with scale dS, dV
-BACKWARD_ND = 2 + 2 + 2 + 2  # do, V; K, dQ; Q, dK; do, dV
+# common.standard_vjp, array by array as NumPy and CuPy run it: how many matrices are read, and written
+FORWARD_N2 = np.array([0 + 1 + 1 + 1 + 1 + 1 + 1, 1 + 0 + 1 + 1 + 0 + 1 + 0])  # Q K^T, max, -, exp, sum, /, P V
+FORWARD_ND = np.array([1 + 2 + 1, 1 + 0 + 1])  # scale Q, its product with K, O = P V
+BACKWARD_N2 = np.array([0 + 2 + 1 + 1 + 2 + 2 + 2 + 1, 1 + 1 + 0 + 1 + 1 + 1 + 1])  # dP, P dP, sum, -, dS, dQ, dK, dV
+BACKWARD_ND = np.array([2 + 1 + 1 + 1, 0 + 1 + 1 + 1])  # dP, dQ, dK, dV
 PASSES = "forward", "backward", "both"
 
 
@@ -52,10 +52,11 @@ class Shape(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """Of a kernel: between L2 and the multiprocessors, and of DRAM if every array goes there once."""
+    """Of a kernel: what multiprocessors read from L2 and write to it, and of DRAM if every array goes there once."""
 
     kernel: str
-    l2: int
+    read: int
+    written: int
     dram: int
 
 
@@ -66,10 +67,11 @@ def flops(shape, of, recomputes=False, share=1.0):
 
 
 def standard_bytes(shape, of):
-    """Of the standard formula, whose N x N matrices do not fit into any cache."""
+    """Of the standard formula, read and written, whose N x N matrices do not fit into any cache. Products of matrices
+    read their tiles from L2 more than once, which is not counted."""
     n2 = {"forward": FORWARD_N2, "backward": BACKWARD_N2, "both": FORWARD_N2 + BACKWARD_N2}[of]
     nd = {"forward": FORWARD_ND, "backward": BACKWARD_ND, "both": FORWARD_ND + BACKWARD_ND}[of]
-    return shape.matrices * (n2 * shape.seqlen**2 * shape.itemsize + nd * shape.nd)
+    return (shape.matrices * (n2 * shape.seqlen**2 * shape.itemsize + nd * shape.nd)).tolist()
 
 
 def flash_bytes(shape, of, cc=(9, 0), row=None, share=1.0, mask=None):
@@ -87,18 +89,20 @@ def flash_bytes(shape, of, cc=(9, 0), row=None, share=1.0, mask=None):
 
 def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
     """By its name. What a kernel keeps it reads once; the other side's tiles once for each of its own."""
-    nd, row = shape.nd, SUM * shape.seqlen
-    sums = SUM * shape.seqlen * shape.head_dim
-    once, again, tile = {  # read or written once; for each tile that is kept; and of how many rows that is
-        "forward": (2 * nd + row, 2 * nd, tiles.tile_m),                        # Q, O, lse; K, V
-        "delta": (2 * nd + 3 * row, 0, 1),                                      # O, dO, lse, delta, lse_log2
-        "backward_kv": (4 * nd, 2 * nd + 2 * row + adds_dq * sums, tiles.tile_n),  # K, V, dK, dV; Q, dO, statistics
-        "backward_q": (3 * nd + 2 * row, 2 * nd, tiles.tile_m),                 # Q, dO, dQ, statistics; K, V
-        "round_dq": (nd + sums, 0, 1),
-        "tile_states": (0, 0, 1),
+    nd, row, sums = shape.nd, SUM * shape.seqlen, SUM * shape.seqlen * shape.head_dim
+    # Read and written once; read and written for each tile that is kept; and how many rows that has
+    read, written, read_again, written_again, tile = {
+        "forward": (nd, nd + row, 2 * nd, 0, tiles.tile_m),                     # Q; O, lse; K, V
+        "delta": (2 * nd + row, 2 * row, 0, 0, 1),                              # O, dO, lse; delta, lse_log2
+        "backward_kv": (2 * nd, 2 * nd, 2 * nd + 2 * row, adds_dq * sums, tiles.tile_n),  # K, V; dK, dV; Q, dO; dQ
+        "backward_q": (2 * nd + 2 * row, nd, 2 * nd, 0, tiles.tile_m),          # Q, dO; dQ; K, V
+        "round_dq": (sums, nd, 0, 0, 1),
+        "tile_states": (0, 0, 0, 0, 1),
     }[kernel]  # fmt: skip
-    visits = math.ceil(shape.seqlen / tile) * share
-    return Bytes(kernel, round(shape.matrices * (once + visits * again)), shape.matrices * (once + again))
+    visits, matrices = math.ceil(shape.seqlen / tile) * share, shape.matrices
+    return Bytes(kernel, round(matrices * (read + visits * read_again)),
+                 round(matrices * (written + visits * written_again)),
+                 matrices * (read + written + read_again + written_again))  # fmt: skip
 
 
 def theorem_bytes(shape, memory, share=1.0):
@@ -110,14 +114,12 @@ def theorem_bytes(shape, memory, share=1.0):
 def predicted(shape, peer, of, **options):
     """FLOPs and bytes of a peer, "flash" or "standard", as records have them."""
     if peer == "standard":
-        nbytes = standard_bytes(shape, of)
-        return {"flops": flops(shape, of), "l2": nbytes, "dram": nbytes}
+        read, written = standard_bytes(shape, of)
+        return {"flops": flops(shape, of), "dram": read + written, "l2 to SM": read, "l2": read + written}
     kernels, share = flash_bytes(shape, of, **options), options.get("share", 1.0)
-    return {
-        "flops": flops(shape, of, recomputes=True, share=share),
-        "l2": sum(x.l2 for x in kernels), "dram": sum(x.dram for x in kernels),
-        "kernels": [x._asdict() for x in kernels],
-    }  # fmt: skip
+    read, written, dram = (sum(getattr(x, what) for x in kernels) for what in ("read", "written", "dram"))
+    return {"flops": flops(shape, of, recomputes=True, share=share), "dram": dram, "l2 to SM": read,
+            "l2": read + written, "kernels": [x._asdict() for x in kernels]}
 
 
 def records_of(shape, cc):
@@ -129,10 +131,10 @@ def records_of(shape, cc):
 
 
 def show_records(records):
-    rows = [{"pass": x["pass"], "": x["peer"], "GFLOP": x["flops"] / 1e9, "L2 <-> SM, GB": x["l2"] / 1e9,
-             "DRAM, GB": x["dram"] / 1e9} for x in records]
+    rows = [{"pass": x["pass"], "": x["peer"], "GFLOP": x["flops"] / 1e9, "DRAM, GB": x["dram"] / 1e9,
+             "L2 to SM, GB": x["l2 to SM"] / 1e9, "L2, GB": x["l2"] / 1e9} for x in records]
     title = "Predicted: batch {batch}, {heads} heads of {head_dim}, seqlen {seqlen}, {itemsize} bytes an element"
-    show(title.format(**records[0]), rows, ["", "", ".1f", ".2f", ".2f"])
+    show(title.format(**records[0]), rows, ["", "", ".1f", ".2f", ".2f", ".2f"])
 
 
 def cc_of(text):
