@@ -36,7 +36,8 @@ SOURCE = "<!-- from bench/results/speed.json -->", "<!-- end -->"  # around the 
 
 class Run(NamedTuple):
     command: str              # at most 8 minutes on an H200
-    small: str | None = None  # seconds on any machine; None: there has to be a GPU
+    small: str | None = None  # seconds on any machine
+    gpu: bool = True          # the command needs one; where there is none, it is the small one that runs
 
 
 class Section(NamedTuple):
@@ -57,9 +58,9 @@ RUNS = {
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
-    "cpu": Run("cpu.py", small="cpu.py --what speed --seqlens 64 --rounds 1"),
-    "decoding_cpu": Run("decode_cpu.py",
-                        small="decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2"),
+    "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpu=False),
+    "decoding_cpu": Run("decode_cpu.py", "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2",
+                        gpu=False),
 }  # fmt: skip
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
@@ -79,13 +80,14 @@ SECTIONS = [
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run(names, small, folder):
     """Measure. Returns how many commands have failed."""
-    small, failed = small or not has_gpu(), 0
+    failed, lacking = 0, not has_gpu()
     for name in names:
-        command = RUNS[name].small if small else RUNS[name].command
+        whole, reduced, gpu = RUNS[name]
+        command = reduced if small or (lacking and gpu) else whole
         if command is None:
-            print(f"{name}: left out, {'it has no small sizes' if has_gpu() else 'there is no GPU'}", flush=True)
+            print(f"{name}: left out, it needs a GPU", flush=True)
             continue
-        print(f"{name}: {shown(command)}", flush=True)
+        print(f"{name}: {typed(command)}", flush=True)
         start = time.perf_counter()
         script, *options = shlex.split(command)
         done = subprocess.run([sys.executable, BENCH / script, *options, "--json", folder / f"results/{name}.json"])
@@ -105,7 +107,7 @@ def has_gpu():
     return True
 
 
-def shown(command):
+def typed(command):
     return f"python bench/{command}"
 
 
@@ -125,7 +127,7 @@ def page(results):
             file = f"plots/{draw.__name__}.png"
             figures[file] = figure
             parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
-    missing = [f"- {name}: `{shown(RUNS[name].command)} --json bench/results/{name}.json`"
+    missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
                for name in RUNS if name not in results]
     if missing:
         parts.append("## Not measured\n\n" + "\n".join(missing))
@@ -197,7 +199,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="*", choices=list(RUNS), metavar="NAME",
                         help=f"measure first: {', '.join(RUNS)} (default: all)")
-    parser.add_argument("--small", action="store_true", help="--run at the smallest sizes, where there are such")
+    parser.add_argument("--small", action="store_true", help="--run at the smallest sizes, what has such")
     parser.add_argument("--folder", type=Path, default=BENCH, help="of results, plots and README.md (default: bench)")
     options = parser.parse_args()
     failed = 0

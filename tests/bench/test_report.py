@@ -120,6 +120,27 @@ def test_commands_are_understood(name, monkeypatch):
         runpy.run_path(str(BENCH / script), run_name="__main__")
 
 
+def test_what_runs_where(monkeypatch, capsys):
+    """The whole commands; the small ones where they are asked for, or a GPU is needed and missing."""
+    ran = []
+    monkeypatch.setattr(report, "RUNS", {"a": report.Run("a.py --n 9"), "b": report.Run("b.py --n 9", "b.py --n 1"),
+                                         "c": report.Run("c.py --n 9", "c.py --n 1", gpu=False)})  # fmt: skip
+    monkeypatch.setattr(report.subprocess, "run", lambda command: ran.append(command[1:-2]) or command_of(ran))
+    for small, gpu, expected in (
+        (False, True, "a9 b9 c9"), (False, False, "b1 c9"), (True, True, "b1 c1"), (True, False, "b1 c1"),
+    ):  # fmt: skip
+        monkeypatch.setattr(report, "has_gpu", lambda gpu=gpu: gpu)
+        assert report.run(report.RUNS, small, BENCH) == (expected.count("c"))      # those that fail
+        assert [f"{script.stem}{n}" for script, _, n in ran] == expected.split()
+        ran.clear()
+    assert "a: left out, it needs a GPU" in capsys.readouterr().out
+
+
+def command_of(ran):
+    """c.py fails."""
+    return subprocess.CompletedProcess([], ran[-1][0].stem == "c")
+
+
 def test_the_smallest_sizes_run(tmp_path, monkeypatch, capfd):
     """Those of CPUs, and what is drawn of them."""
     options = ["--run", "speed", "cpu", "decoding_cpu", "--small", "--folder"]
