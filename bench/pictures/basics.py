@@ -39,14 +39,14 @@ def panels(rows, columns, height, width=WIDTH, **options):
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def finish(figure, title, legend=True):
+def finish(figure, title):
     """A title to the left; one legend for all axes, each name once."""
     figure.suptitle(title, x=0.01, ha="left")
     found = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
             found.setdefault(label, handle)
-    if legend and found:
+    if found:
         figure.legend(found.values(), found, loc="outside lower center", ncols=min(len(found), 7))
     return figure
 

@@ -37,7 +37,8 @@ def scores(results):
     ours, theirs = (pairs["seconds"][name] * 1e3 for name in (OURS, "cupy"))
     text = (
         f"Left: {cost}; the dot is the largest head_dim and seqlen, the line goes from the least to the most of all; "
-        "backward includes the gradients of a score's arrays, where it has one. Right: the time with a mask over that "
+        "backward includes the gradients of a score's arrays, where it has one; FlashAttention 4's time is over "
+        "numbattn's without a score. Right: the time with a mask over that "
         f"without, beside the share of the scores that it shows ({shown}). A pair bias that {pairs['batch']} rows of a "
         f"batch share, forward and backward with its gradient ({pairs['dtype']}, {pairs['heads']} heads of "
         f"{pairs['head_dim']}, seqlen {pairs['seqlen']}): {ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB, the "
@@ -48,8 +49,6 @@ def scores(results):
 
 PASS_STYLES = {"forward": {"marker": "o", "color": "#08306b", "markerfacecolor": "#08306b"},
                "backward": {"marker": "s", "color": "#4a7ab5", "markerfacecolor": "white"}}  # fmt: skip
-
-
 SCORES = {"Alibi": "Alibi, no gradient", "Alibi, gradient": "Alibi", "Score as Alibi": "Score, a function like Alibi",
           "Softcap(50), fa4": "Softcap(50), FlashAttention 4"}  # fmt: skip
 

@@ -110,7 +110,8 @@ def rooflines(results):
         between = np.geomspace(seqlens[0], seqlens[-1])
         ceiling = roofline(results["machine"]["gpu"], of, causal, between)
         if ceiling is not None:
-            axis.plot(between, ceiling, "--", color="black", linewidth=1, label="roofline of products and memory")
+            axis.plot(between, ceiling, "--", color="black", linewidth=1,
+                      label="roofline of products and memory" if axis is axes[0, -1] else None)  # after all peers
             shares.append((of, max(chosen[-1]["tflops"][name] for name in {OURS} & peers) / ceiling[-1]))
         axis.set_title(f"{of}{', causal' * causal}")
         powers_of_two(axis, seqlens)
@@ -119,7 +120,7 @@ def rooflines(results):
     axes[0, 0].set_ylabel("TFLOP/s")
     best = {of: max(share for name, share in shares if name == of) for of, _ in shares}
     reached = ", ".join(f"{of} {share:.0%}" for of, share in best.items())
-    title = f"On long sequences {reached} of what the GPU can do" if best else "Speed by the length of sequences"
+    title = f"head_dim {head_dim}" + f", long sequences: {reached} of what the GPU can do" * bool(best)
     text = (f"The same at head_dim {head_dim}. The roofline is the data sheet's TFLOP/s of products, and its memory "
             "bandwidth with every array read or written once; exponentials are not in it.")
     return finish(figure, title), text
