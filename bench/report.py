@@ -186,6 +186,8 @@ def write_picture(figure, path):
 
 def write(folder, readme):
     results = load(folder)
+    if not results:
+        sys.exit(f"There are no results in {folder / 'results'}: --run measures")
     text, figures = page(results)
     (folder / "plots").mkdir(exist_ok=True)
     for file, figure in figures.items():

@@ -70,6 +70,12 @@ def test_what_has_no_results_is_left_out():
     assert "- cpu: " not in text
 
 
+def test_without_any_results_nothing_is_written(tmp_path):
+    with pytest.raises(SystemExit, match="There are no results in .*--run"):
+        report.write(tmp_path, readme=None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_peer_that_does_not_run_is_left_out():
     results = synthetic.results("speed")
     for record in results["speed"]:
