@@ -71,7 +71,7 @@ def test_what_has_no_results_is_left_out():
 
 
 def test_without_any_results_nothing_is_written(tmp_path):
-    with pytest.raises(SystemExit, match="There are no results in .*--run"):
+    with pytest.raises(SystemExit, match=r"There are no results in .*--run"):
         report.write(tmp_path, readme=None)
     assert not list(tmp_path.iterdir())
 
