@@ -49,7 +49,7 @@ class Section(NamedTuple):
 RUNS = {
     "speed": Run("gpu.py --dtype bfloat16 --head-dim 64 128 256 --seqlen 512 1024 2048 4096 8192 16384 --rounds 3 "
                  "--peers numbattn flash cudnn fa4"),
-    "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 64 128 --seqlen 512 1024 2048 4096 "
+    "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 64 128 --seqlen 4096 16384"),
     "packed": Run("packed.py"),

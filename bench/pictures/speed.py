@@ -152,8 +152,8 @@ def accuracy(results):
     peers = sorted_names(over)
     means = ", ".join(f"{label_of(name)} {geometric_mean(over[name]):.2f}" for name in peers)
     spans = "; ".join(f"{label_of(name)} {span(over[name])}" for name in peers)
-    text = (f"Against the plain formula in float64, {records[0]['heads']} heads, the worst of o or of dq, dk, dv, of "
-            f"head_dims {' and '.join(map(str, values(records, 'head_dim')))}, causal and not. numbattn's RMS error "
+    text = (f"Against the plain formula in float64, {records[0]['heads']} heads, the worst of o or of dq, dk, dv, at "
+            f"head_dim {' and '.join(map(str, values(records, 'head_dim')))}, causal and not. numbattn's RMS error "
             f"over theirs, cell by cell: {spans}.")
     return finish(figure, f"RMS errors over those of {means}"), text
 
