@@ -23,7 +23,11 @@ STYLES = {  # by the name that scripts give it: what it is called here, colour, 
     "efficient": ("torch, memory-efficient", "#6fb3d9", "v", "xxxx"),
     "math": ("torch, plain formula", "#9a86c9", "P", "++++"),
     "torch": ("torch", "#6fb3d9", "v", "xxxx"),
-} | dict.fromkeys(("cupy", "numpy", "NumPy"), ("standard formula", "#b0b0b0", "X", "----"))
+    "block-sparse": ("numbattn, block-sparse", "#4a7ab5", "p", "oo"),
+    "rabe-staats": ("Rabe and Staats", "#c0602f", "<", "|||"),
+    "linformer": ("Linformer", "#8f9a3c", ">", "**"),
+    "linear": ("linear attention", "#d59ac0", "*", "OO"),
+} | dict.fromkeys(("standard", "cupy", "numpy", "NumPy"), ("standard formula", "#b0b0b0", "X", "----"))
 TINTS = "#08306b", "#4a7ab5", "#8fb3d9"  # variants of numbattn
 MARKERS = "osD^vPX*<>"
 PEAKS = {  # TFLOP/s of dense bfloat16 products and TB/s of memory, from data sheets, by what CUDA calls the GPU
@@ -47,7 +51,8 @@ def finish(figure, title):
         for handle, label in zip(*axis.get_legend_handles_labels()):
             found.setdefault(label, handle)
     if found:
-        figure.legend(found.values(), found, loc="outside lower center", ncols=min(len(found), 7))
+        rows = -(-len(found) // 7)
+        figure.legend(found.values(), found, loc="outside lower center", ncols=-(-len(found) // rows))
     return figure
 
 
@@ -90,10 +95,10 @@ def powers_of_two(axis, xs):
 
 
 def logarithmic(axis, which="y", factor=1):
-    """Of ordinary numbers: 1, 2, 5, 10."""
+    """Of ordinary numbers: 1, 2, 5, 10, or 1, 10, 100; to be called when all is drawn."""
     getattr(axis, f"set_{which}scale")("log")
-    side = getattr(axis, f"{which}axis")
-    side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    side, (low, high) = getattr(axis, f"{which}axis"), getattr(axis, f"get_{which}lim")()
+    side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     side.set_major_formatter(FuncFormatter(lambda value, _: f"{factor * value:,.10g}"))
     side.set_minor_locator(NullLocator())
 

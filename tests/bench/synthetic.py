@@ -12,7 +12,7 @@ def results(run, **sizes):
     """Of a run in bench/report.py."""
     machine = {"date": "2026-01-02", "cpu": "made up (none)", "cores": 2, "system": "none",
                "versions": {"python": "3.0", "numpy": "2.0", "torch": None}}  # fmt: skip
-    if "cpu" not in run:
+    if "cpu" not in run and run != "io_model":
         machine["gpu"] = GPU
     return {"command": f"python bench/{run}.py", "commit": "0123456789ab", "machine": machine, **MADE[run](**sizes)}
 
@@ -158,5 +158,32 @@ def decoding_cpu(keys=(128, 512)):
     ]}  # fmt: skip
 
 
-RUNS = accuracy, costs, cpu, decoding, decoding_cpu, floats, host, packed, scores, speed
+def figure3(seqlens=(128, 256, 512)):
+    """The standard formula has no room at the longest; linear attention does not run causal."""
+    costs = {"numbattn": (0.06, 2, 300), "block-sparse": (0.08, 1.5, 320), "standard": (0.15, 2, 4e3),
+             "rabe-staats": (0.4, 2, 600), "linformer": (0.3, 1, 900), "linear": (0.35, 1, 800),
+             "flash": (0.1, 2, 350), "cudnn": (0.07, 2, 350)}  # fmt: skip
+    records, settings = [], ("dropout+padding", "none", "causal")
+    for setting, n, (name, (ms, power, nbytes)) in product(settings, seqlens, costs.items()):
+        case = {"setting": setting, "seqlen": n, "batch": 16, "heads": 8, "dtype": "float16", "head_dim": 64}
+        failed = "out of memory" if name == "standard" and n == seqlens[-1] else None
+        failed = failed or ("causal" if name == "linear" and setting == "causal" else None)
+        both = 1e-3 * (ms + (n / 1024) ** power * 10 * ms)
+        seconds = {"forward": both / 3.5, "backward": both / 1.4, "both": both}
+        grown = 16 * 8 * nbytes * n * (n / 128 if name == "standard" else 1)
+        records.append({"peer": name, **case, "seconds": None if failed else seconds,
+                        "bytes": None if failed else int(grown), "failed": failed})  # fmt: skip
+    return {"arguments": {}, "records": records}
+
+
+def io_model():
+    made = {"standard": {"flops": 6e11, "l2": 4.5e10, "dram": 4.5e10}, "flash": {"flops": 7e11, "l2": 9e9, "dram": 2e9}}
+    shape = {"batch": 64, "heads": 16, "seqlen": 1024, "head_dim": 64, "itemsize": 2, "theorem": 4e9}
+    return {"arguments": {"cc": [9, 0]}, "records": [
+        {"peer": peer, "pass": of, **shape, **{key: x * share for key, x in numbers.items()}}
+        for of, share in (("forward", 0.3), ("backward", 0.7), ("both", 1.0)) for peer, numbers in made.items()
+    ]}  # fmt: skip
+
+
+RUNS = accuracy, costs, cpu, decoding, decoding_cpu, figure3, floats, host, io_model, packed, scores, speed
 MADE = {run.__name__: run for run in RUNS}
