@@ -25,7 +25,7 @@ from typing import NamedTuple
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.features import decoding, packed, scores
-from pictures.paper import figure3, io_model
+from pictures.paper import figure2, figure3
 from pictures.speed import accuracy, floats, readme_table, rooflines, speed
 from PIL import Image
 from tabulate import tabulate
@@ -53,8 +53,8 @@ RUNS = {
     "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 64 128 --seqlen 4096 16384"),
+    "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
     "figure3": Run("figure3.py", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
-    "io_model": Run("io_model.py", "io_model.py --batch 1 --heads 2 --seqlen 256", gpu=False),
     "packed": Run("packed.py"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
@@ -70,8 +70,8 @@ SECTIONS = [
     Section("Beside what the GPU can do", "speed", rooflines),
     Section("How exact", "accuracy", accuracy),
     Section("Scores and masks", "scores", scores),
+    Section("The paper's Figure 2", "figure2", figure2),
     Section("The paper's Figure 3", "figure3", figure3),
-    Section("What it reads and writes", "io_model", io_model),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("float32 and float64", "floats", floats),

@@ -12,7 +12,7 @@ def results(run, **sizes):
     """Of a run in bench/report.py."""
     machine = {"date": "2026-01-02", "cpu": "made up (none)", "cores": 2, "system": "none",
                "versions": {"python": "3.0", "numpy": "2.0", "torch": None}}  # fmt: skip
-    if "cpu" not in run and run != "io_model":
+    if "cpu" not in run:
         machine["gpu"] = GPU
     return {"command": f"python bench/{run}.py", "commit": "0123456789ab", "machine": machine, **MADE[run](**sizes)}
 
@@ -176,14 +176,20 @@ def figure3(seqlens=(128, 256, 512)):
     return {"arguments": {}, "records": records}
 
 
-def io_model():
-    made = {"standard": {"flops": 6e11, "l2": 4.5e10, "dram": 4.5e10}, "flash": {"flops": 7e11, "l2": 9e9, "dram": 2e9}}
-    shape = {"batch": 64, "heads": 16, "seqlen": 1024, "head_dim": 64, "itemsize": 2, "theorem": 4e9}
-    return {"arguments": {"cc": [9, 0]}, "records": [
-        {"peer": peer, "pass": of, **shape, **{key: x * share for key, x in numbers.items()}}
-        for of, share in (("forward", 0.3), ("backward", 0.7), ("both", 1.0)) for peer, numbers in made.items()
-    ]}  # fmt: skip
+def figure2():
+    shape, missing = [16, 16, 4096, 64], {"not measured": "ncu is not installed"}
+    left = [{"part": "left", "peer": peer, "shape": [64, 16, 1024, 64], "seconds": ms / 1e3,
+             "predicted": {"flops": gflop * 1e9, "dram": gb * 1e9, "l2": 3 * gb * 1e9}, "measured": missing}
+            for peer, ms, gflop, gb in (("standard", 24.0, 825, 59.9), ("flash", 2.9, 962, 2.3))]  # fmt: skip
+    sizes = [("mma", 16), ("mma", 32), ("mma", 64), ("mma", 128), ("mma", 256), ("wgmma", 128), ("wgmma", 192)]
+    blocks = [{"part": "block-size", "shape": shape, "unit": unit, "tile_m": m, "measured": missing,
+               "seconds": None if m == 256 else (200 / m + (1 if unit == "wgmma" else 4)) / 1e3,
+               "predicted": {"l2": 4e12 / m}} for unit, m in sizes]  # fmt: skip
+    dense = {"part": "sparsity", "shape": shape, "share": None, "seconds": 5e-3}
+    sparse = [{"part": "sparsity", "shape": shape, "share": x, "visible": 1.01 * x, "seconds": 5e-3 * x + 4e-4,
+               "ideal": 5e-3 * x} for x in (0.1, 0.5, 0.9)]  # fmt: skip
+    return {"arguments": {}, "records": [*left, *blocks, dense, *sparse]}
 
 
-RUNS = accuracy, costs, cpu, decoding, decoding_cpu, figure3, floats, host, io_model, packed, scores, speed
+RUNS = accuracy, costs, cpu, decoding, decoding_cpu, figure2, figure3, floats, host, packed, scores, speed
 MADE = {run.__name__: run for run in RUNS}
