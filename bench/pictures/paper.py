@@ -19,8 +19,8 @@ def figure2(results):
     shapes = {part: shape_words(records[0]["shape"]) for part, records in parts.items()}
     text = (f"Left: forward and backward, {shapes['left']}, over the standard formula's; {left}. Middle: forward by "
             f"the number of queries that a block keeps, {shapes['block-size']}; dashed, what goes from L2 to the "
-            f"multiprocessors, predicted where it is not measured. Right: both passes by the share of blocks that are visible, "
-            f"{shapes['sparsity']}, beside that share of the time of dense attention.")
+            "multiprocessors, predicted where it is not measured. Right: both passes by the share of blocks that are "
+            f"visible, {shapes['sparsity']}, beside that share of the time of dense attention.")
     return finish(figure, title), text
 
 
