@@ -1,4 +1,8 @@
-"""What the benchmarks share: the formula to beat, fair timing, the machine they ran on, tables and JSON."""
+"""What the benchmarks share: the formula to beat, fair timing, the machine they ran on, tables and JSON.
+
+A JSON file says which command made it and on which commit: git's, with a + where the code has been edited since; the
+environment variable NUMBATTN_COMMIT says it where there is no repository.
+"""
 
 import datetime
 import importlib.metadata
@@ -7,6 +11,9 @@ import math
 import os
 import platform
 import random
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +21,8 @@ import llvmlite.binding
 import numpy as np
 from tabulate import tabulate
 
+ROOT = Path(__file__).resolve().parent.parent
+CODE = "numbattn", "bench/*.py"  # what a result depends on, as git's pathspecs
 PAUSE = 0.05  # seconds; the last peer's threads spin for a while before they sleep
 
 
@@ -87,7 +96,43 @@ def show_machine(described):
 
 
 def save(path, results):
-    Path(path).write_text(json.dumps(results, indent=2) + "\n")
+    """Write the results, what made them, and nothing of where they are kept. A record is a line."""
+    results = {"command": command(sys.argv), "commit": commit(), **results}
+    for options in results.keys() & {"arguments", "options"}:
+        results[options] = {name: value for name, value in results[options].items() if name != "json"}
+    text = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in results.items())
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(f"{{\n{text}\n}}\n")
+
+
+def _lines(value):
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+
+
+def command(argv):
+    """What one types in the repository's root to run this again; --json FILE changes no result."""
+    script, *options = argv
+    if "--json" in options:
+        at = options.index("--json")
+        del options[at : at + 2]
+    return shlex.join(["python", f"bench/{Path(script).name}", *options])
+
+
+def commit():
+    """None if nobody knows."""
+    if told := os.environ.get("NUMBATTN_COMMIT"):
+        return told
+    try:
+        found = _git("rev-parse", "--short=12", "HEAD").stdout.strip()
+    except OSError:  # no git
+        return None
+    return found + "+" * bool(_git("diff", "--name-only", "HEAD", "--", *CODE).stdout) if found else None
+
+
+def _git(*arguments):
+    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
 
 
 def _cpu_model():

@@ -237,7 +237,7 @@ def main():
     if unknown := set(args.what) - set(PARTS):
         parser.error(f"--what: got {', '.join(unknown)}, takes {', '.join(PARTS)}")
 
-    results = {"machine": machine("numbattn", "numpy", "numba", "torch")}
+    results = {"machine": machine("numbattn", "numpy", "numba", "torch"), "arguments": vars(args)}
     show_machine(results["machine"])
     setting = f"batch 1, {HEADS} heads, head_dim {HEAD_DIM}"
     if "speed" in args.what:

@@ -1,13 +1,13 @@
 """numbattn on a GPU beside torch's kernels and standard attention in CuPy: speed, memory, errors, masks, scores.
 
     python bench/gpu.py
-    python bench/gpu.py --speed --dtype bfloat16 --head-dim 64 128 256 --causal --seqlen 512 2048 16384 --plot speed.png
+    python bench/gpu.py --speed --dtype bfloat16 --head-dim 64 128 256 --causal --seqlen 512 2048 16384
     python bench/gpu.py --memory --sparse --first-call --json gpu.json
     python bench/gpu.py --accuracy --head-dim 64 128 256 --seqlen 512 4096 --pass forward --peers numbattn flash cudnn
 
 Speeds are medians of interleaved rounds on one stream, by CUDA events: a call whose kernels take less than the host
 needs to start them is timed at the host's speed; --graph shows the kernels alone. Compare within one run only.
-Needs tabulate and tqdm, for --plot matplotlib; compares with torch where it is installed.
+Needs tabulate and tqdm; compares with torch where it is installed.
 """
 
 import argparse
@@ -280,38 +280,6 @@ def show_notes(records, words=words_of_case):
 def show_failed(record, words=words_of_case):
     for name, reason in record["failed"].items():
         print(f"{words(record)}: {name} did not run: {reason}")
-
-
-def plot_speed(path, records):
-    """Bars by seqlen, one colour a peer; a row of panels for each dtype and pass."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = ran(records, "tflops")
-    rows = list(dict.fromkeys((record["dtype"], record["pass"]) for record in records))
-    columns = sorted({(record["head_dim"], record["causal"]) for record in records})
-    figure, axes = plt.subplots(len(rows), len(columns), squeeze=False, sharey="row", layout="constrained",
-                                figsize=(1 + 3.2 * len(columns), 0.8 + 2.6 * len(rows)))
-    for (dtype, of), row in zip(rows, axes):
-        for (head_dim, causal), axis in zip(columns, row):
-            chosen = [record for record in records if (dtype, of, head_dim, causal) == tuple(
-                record[key] for key in ("dtype", "pass", "head_dim", "causal"))]
-            width = 0.85 / len(names)
-            for i, name in enumerate(names):
-                at = np.arange(len(chosen)) + (i - (len(names) - 1) / 2) * width
-                heights = [record["tflops"].get(name, math.nan) for record in chosen]
-                axis.bar(at, heights, width, label=name, color=f"C{i}")
-            axis.set_title(f"{dtype} {of}, head_dim {head_dim}{', causal' if causal else ''}", fontsize=9)
-            axis.set_xticks(range(len(chosen)), [record["seqlen"] for record in chosen], fontsize=8)
-            axis.grid(axis="y", alpha=0.3)
-            axis.set_axisbelow(True)
-        row[0].set_ylabel("TFLOP/s")
-    for axis in axes[-1]:
-        axis.set_xlabel("seqlen")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names), frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 # ------------------------------------------------------------------------------------------------------------- latency
@@ -688,12 +656,9 @@ def parse():
     cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
     parser.add_argument("--rounds", type=int, default=5, help="medians are of so many samples (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
-    parser.add_argument("--plot", metavar="FILE", help="draw the speeds: a PNG")
     args = parser.parse_args()
     if not (args.memory or args.sparse or args.score or args.accuracy or args.latency or args.first_call):
         args.speed = True
-    if args.plot and not args.speed:
-        parser.error("--plot: draws the results of --speed")
     return args
 
 
@@ -722,8 +687,6 @@ def main():
                 shown(results[part])
                 if args.json:
                     save(args.json, results)  # after each part: what is measured is not lost
-    if args.plot:
-        plot_speed(args.plot, results["speed"])
 
 
 if __name__ == "__main__":

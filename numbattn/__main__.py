@@ -1,16 +1,19 @@
-"""python -m numbattn: what this machine can run, checked against the reference; plan and compile, for GPUs."""
+"""python -m numbattn: what this machine can run, checked against the reference; bench; plan and compile, for GPUs."""
 
 import argparse
+import math
 import os
 import platform
 import sys
 import textwrap
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import product
 from multiprocessing import get_context
+from time import perf_counter, sleep
 
 import numpy as np
 
@@ -29,7 +32,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m numbattn", description=__doc__.partition(": ")[2])
     parser.add_argument("--version", action="version", version=f"numbattn {na.__version__}")
     parser.add_argument("--clear-cache", action="store_true", help="remove the compiled code that is kept on disk")
-    commands = parser.add_subparsers(dest="command", metavar="plan | compile")
+    commands = parser.add_subparsers(dest="command", metavar=" | ".join(COMMANDS))
     for name, (_, about) in COMMANDS.items():
         _add_options(commands.add_parser(name, help=about, description=about), name)
     args = parser.parse_args(arguments)
@@ -47,6 +50,9 @@ def main(arguments=None):
 
 
 def _add_options(parser, command):
+    if command == "bench":
+        parser.add_argument("--seconds", type=float, default=30.0, help="for about so long (default: 30)")
+        return
     several = {"nargs": "+"} if command == "compile" else {}
     default = (lambda value: [value]) if several else (lambda value: value)
     parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], default=default("float16"), **several)
@@ -144,8 +150,6 @@ def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(),
 
 def plan(args):
     """Print the plans of both passes."""
-    from tabulate import tabulate
-
     device, dtype = _device(args.cc), np.dtype(args.dtype)
     n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
     q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
@@ -159,7 +163,7 @@ def plan(args):
         for x in planned.stand_ins:
             print(f"  {'from' if x.is_result else 'to'} {x.shape} of {x.dtype}: {x.name} {x.why}")
         rows = [_row(step, device) for step in planned.steps]
-        print(textwrap.indent(tabulate(rows, headers="keys", tablefmt="plain"), "  "))
+        print(textwrap.indent(_table(rows), "  "))
         for x in planned.temporaries:
             zeros = ", zeros at first" * x.is_zero
             print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes{zeros}")
@@ -193,8 +197,6 @@ MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a
 
 def compile_kernels(args):
     """Build the kernels of all plans for these kinds of calls, by several processes."""
-    from tqdm import tqdm
-
     from numbattn.cuda.build import build
 
     device, keys = _device(args.cc), {}
@@ -204,14 +206,131 @@ def compile_kernels(args):
         keys |= {step.key: None for name in args.passes for step in planned[name].steps}
     with ProcessPoolExecutor(min(args.j, len(keys)), get_context("spawn"), cache.keep_quiet) as workers:
         built = [workers.submit(build, key) for key in keys]
-        for found in tqdm(as_completed(built), total=len(built), unit="kernel", disable=None):
+        for found in _progress(as_completed(built), total=len(built), unit="kernel"):
             found.result()
     _say(f"{len(keys)} kernels for compute capability {device.cc[0]}.{device.cc[1]}")
     _say(f"cache: {_kept()}")
     return 0
 
 
+# -------------------------------------------------------------------------------------------------------------- bench
+SHAPES = {"cpu": (1, 8, 64), "cuda": (1, 16, 128)}  # batch, heads, head_dim
+BENCHED = {"cpu": (("float32", 256), ("float32", 1024), ("float64", 512)),
+           "cuda": (("float16", 1024), ("float16", 4096), ("float32", 2048))}  # fmt: skip
+PAUSE = 0.05  # seconds; the last one's threads spin for a while before they sleep
+
+
+def bench(args):
+    """Time both passes beside the standard formula and torch, and print the speed-ups."""
+    tiers, load = {"cpu": np} if _why_no_gpu() else {"cpu": np, "cuda": import_module("cupy")}, _load()
+    cases = [(tier, *case) for tier in tiers for case in product(BENCHED[tier], (False, True), ("forward", "both"))]
+    rows, ups = [], {}
+    for tier, (dtype, n), causal, of in _progress(cases, unit="case"):
+        batch, heads, d = SHAPES[tier]
+        numbers = np.random.default_rng(0).standard_normal((4, batch, heads, n, d)).astype(dtype)
+        runs = _runs(tiers[tier], *map(tiers[tier].asarray, numbers), causal, backward=of == "both")
+        ms = {name: 1e3 * seconds for name, seconds in _shortest(runs, args.seconds / len(cases)).items()}
+        over = {f"/ {name}": taken / ms["numbattn"] for name, taken in ms.items() if name != "numbattn"}
+        for name, up in over.items():
+            ups.setdefault((tier, name), []).append(up)
+        rows.append({"tier": tier, "dtype": dtype, "seqlen": n, "causal": causal, "passes": of,
+                     **{name: f"{x:.2f}" for name, x in (ms | over).items()}})  # fmt: skip
+    shapes = ", ".join(f"{heads} heads of {d} on {tier}" for tier, (_, heads, d) in SHAPES.items() if tier in tiers)
+    _say(f"numbattn {na.__version__} on {_cpu()}{', '.join(['', *map(str, _gpus())]) if 'cuda' in tiers else ''}")
+    _say(f"shortest milliseconds, batch 1, {shapes}; then the others' times over numbattn's")
+    if load > 0.5:
+        _say(f"others use {load:.1f} cores: timings vary, most of all the formula's, whose threads wait for each other")
+    print(f"\n{_table(rows)}\n")
+    for (tier, name), found in ups.items():
+        print(f"{tier}: {math.exp(np.log(found).mean()):.2f} times as fast as {name[2:]}, the geometric mean")
+    return 0
+
+
+def _load():
+    """How many cores were busy in the last minute, where the system tells."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def _runs(xp, q, k, v, do, causal, backward):
+    """By name what computes forward, or both passes, and waits for it."""
+    wait = (lambda: None) if xp is np else xp.cuda.Device().synchronize
+    found = {
+        "numbattn": partial(_numbattn, q, k, v, do if backward else None, causal),
+        "formula": partial(_formula, q, k, v, do if backward else None, _hidden(xp, q) if causal else None),
+    }
+    if find_spec("torch"):
+        torch = import_module("torch")
+        if xp is np or torch.cuda.is_available():
+            tensors = [torch.from_dlpack(x).requires_grad_(backward) for x in (q, k, v)]
+            found["torch"] = partial(_torch, torch, tensors, torch.from_dlpack(do), causal, backward)
+            wait = wait if xp is np else torch.cuda.synchronize  # of the device, too
+    return {name: partial(_waited, run, wait) for name, run in found.items()}
+
+
+def _waited(run, wait):
+    _ = run()
+    wait()
+
+
+def _numbattn(q, k, v, do, causal):
+    if do is None:
+        return na.attention(q, k, v, causal=causal)
+    o, backprop = na.attention_vjp(q, k, v, causal=causal)
+    return o, *backprop(do)
+
+
+def _formula(q, k, v, do, bias):
+    """Standard attention, as one writes it: the paper's Algorithms 0 and 3."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    S = scale * q @ k.mT
+    S = S if bias is None else S + bias
+    P = np.exp(S - S.max(axis=-1, keepdims=True))  # of CuPy arrays it is cupy.exp
+    P = P / P.sum(axis=-1, keepdims=True)
+    if do is None:
+        return P @ v
+    dP = do @ v.mT
+    dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+    return P @ v, scale * dS @ k, scale * dS.mT @ q, P.mT @ do
+
+
+def _hidden(xp, q):
+    return xp.triu(xp.full(2 * q.shape[-2:-1], -np.inf, q.dtype), 1)
+
+
+def _torch(torch, tensors, do, causal, backward):
+    o = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal)
+    return (o, *torch.autograd.grad(o, tensors, do)) if backward else o
+
+
+def _shortest(runs, seconds):
+    """Seconds of each run, in rounds of all of them, for so long in all; the first, which may compile, is left out."""
+    end, taken = perf_counter() + seconds, {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    while not taken["numbattn"] or perf_counter() < end:
+        for name, run in runs.items():
+            sleep(PAUSE)
+            start = perf_counter()
+            run()
+            taken[name].append(perf_counter() - start)
+    return {name: min(found) for name, found in taken.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- output
+def _progress(items, **options):
+    """A bar, where tqdm is installed and somebody looks."""
+    return import_module("tqdm").tqdm(items, disable=None, leave=False, **options) if find_spec("tqdm") else items
+
+
+def _table(rows):
+    """By tabulate, where that is installed."""
+    if find_spec("tabulate"):
+        return import_module("tabulate").tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)
+    return "\n".join("\t".join(map(str, line)) for line in (rows[0], *(row.values() for row in rows)))
+
+
 COMMANDS = {
+    "bench": (bench, "Show how fast this machine is beside the standard formula, and torch if it is installed."),
     "plan": (plan, "Show what a call does on a GPU, here or not: kernels, tiles, registers, memory."),
     "compile": (compile_kernels, "Build kernels before they are needed. The cache that they go to may be copied."),
 }

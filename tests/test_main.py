@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -166,3 +167,63 @@ def test_of_an_unknown_gpu(command, capsys):
     with pytest.raises(SystemExit):
         main.main([command, "--cc", "4.2"])
     assert "known are 7.5, 8.0" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------- bench
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_is_timed_computes_the_same(tier, causal, backward, monkeypatch):
+    monkeypatch.setattr(main, "_waited", lambda run, wait: (run(), wait())[0])
+    xp = np if tier == "cpu" else pytest.importorskip("cupy")
+    arrays = map(xp.asarray, np.random.default_rng(0).standard_normal((4, 1, 2, 40, 16), np.float32))
+    results = {name: run() for name, run in main._runs(xp, *arrays, causal, backward).items()}
+    assert {"numbattn", "formula"} <= set(results)
+    expected = results.pop("formula")
+    for name, found in results.items():
+        assert isinstance(found, tuple) == isinstance(expected, tuple) == backward
+        pairs = zip(found, expected) if backward else [(found, expected)]
+        for got, want in pairs:
+            assert main._error(got.detach().cpu().numpy() if name == "torch" else got, want) < 1e-5, name
+
+
+def _numbers(lines):
+    return [line.split() for line in lines if line.startswith(("cpu ", "cpu\t"))]
+
+
+def test_speeds_are_shown(monkeypatch, capsys):
+    monkeypatch.setattr(main, "_why_no_gpu", lambda: "none")
+    monkeypatch.setattr(main, "BENCHED", {"cpu": (("float32", 20), ("float64", 16))})
+    monkeypatch.setattr(main, "_load", lambda: 1.5)
+    monkeypatch.setattr(main, "_shortest", lambda runs, seconds: dict(zip(runs, (1e-3, 4e-3, 2e-3))))
+    assert main.main(["bench"]) == 0
+    shown = capsys.readouterr().out
+    rows = _numbers(shown.splitlines())
+    assert [row[1:5] for row in rows] == [[dtype, n, causal, of] for dtype, n in (("float32", "20"), ("float64", "16"))
+                                          for causal in ("False", "True") for of in ("forward", "both")]
+    assert all(row[5:7] == ["1.00", "4.00"] for row in rows)
+    assert "cpu: 4.00 times as fast as formula, the geometric mean" in shown
+    assert "others use 1.5 cores" in shown
+
+
+def test_speeds_where_only_numpy_is_installed(monkeypatch, capsys):
+    monkeypatch.setattr(main, "find_spec", lambda module: None)
+    monkeypatch.setattr(main, "BENCHED", {"cpu": (("float32", 20),)})
+    assert main.main(["bench", "--seconds", "0.1"]) == 0
+    shown = capsys.readouterr().out
+    assert "torch" not in shown
+    rows = _numbers(shown.splitlines())
+    assert [len(row) for row in rows] == [8] * 4
+    assert all(float(row[6]) > 0 for row in rows)
+
+
+def test_the_first_round_is_not_counted():
+    calls = []
+
+    def run():
+        if not calls:
+            time.sleep(0.5)
+        calls.append(1)
+
+    assert main._shortest({"numbattn": run}, 0)["numbattn"] < 0.1
+    assert len(calls) == 2

@@ -1,0 +1,82 @@
+"""Attention and decoding on a CPU."""
+
+from itertools import product
+
+from .basics import (
+    MARKERS,
+    OURS,
+    TINTS,
+    bars,
+    finish,
+    geometric_mean,
+    group_of,
+    label_of,
+    logarithmic,
+    panels,
+    powers_of_two,
+    select,
+    span,
+    summary,
+    values,
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------- CPU
+def cpu(results):
+    """GFLOP/s on the CPU, under a product of matrices."""
+    records = results["speed"]
+    kinds = [*product(values(records, "dtype"), dict.fromkeys(record["pass"] for record in records))]
+    figure, axes = panels(1, len(kinds), 2)
+    rates = []
+    for (dtype, of), axis in zip(kinds, axes[0]):
+        chosen = select(records, dtype=dtype, **{"pass": of})
+        names = [name for name in (OURS, "torch", "numpy") if any(record.get(name) for record in chosen)]
+        rates += [{name: record[name] for name in names} for record in chosen]
+        bars(axis, [group_of(record, "seqlen") for record in chosen],
+             {name: [record[name] for record in chosen] for name in names})
+        if "matmul" in results:
+            axis.axhline(results["matmul"][dtype], linestyle="--", color="black", linewidth=1, label="a matrix product")
+        axis.set_title(f"{dtype}, {of}")
+        axis.set_xlabel("seqlen")
+    axes[0, 0].set_ylabel("GFLOP/s")
+    over = {name: [found[OURS] / found[name] for found in rates if name in found] for name in ("torch", "numpy")}
+    over = {name: found for name, found in over.items() if found}
+    title = ", ".join(f"{geometric_mean(found):.1f} times as fast as {LIBRARIES[name]}" for name, found in over.items())
+    told = "; ".join(f"{summary(found)} as fast as {LIBRARIES[name]}" for name, found in over.items())
+    parts = [f"Batch 1, 8 heads of 64. numbattn is {told}."]
+    if memory := results.get("memory"):
+        last = memory[-1]
+        parts.append(f"Forward and backward take {last['extra MB']:.0f} MB beyond the inputs at seqlen "
+                     f"{last['seqlen']}, where the scores alone would be {last['the scores alone, MB']:.0f}.")
+    if busy := results.get("busy"):
+        slower = ", ".join(f"{label_of(row[''])} {row['slower by']:.1f}" for row in busy)
+        parts.append(f"Beside a process that is as busy on the same cores a call takes times as long: {slower}.")
+    return finish(figure, f"CPU: {title}"), " ".join(parts)
+
+
+LIBRARIES = {"torch": "torch", "numpy": "the formula in NumPy"}
+
+
+def decoding_cpu(results):
+    """How many times as fast as NumPy's formula one query is, by the number of keys."""
+    records = results["records"]
+    cells = list(dict.fromkeys((record["heads"], record["head_dim"]) for record in records))
+    figure, axes = panels(1, len(cells), 2.1, sharey=True)
+    kinds, keys = list(dict.fromkeys(record["kind"] for record in records)), values(records, "keys")
+    for (heads, head_dim), axis in zip(cells, axes[0]):
+        for i, kind in enumerate(kinds):
+            chosen = select(records, heads=heads, head_dim=head_dim, kind=kind)
+            axis.plot([record["keys"] for record in chosen], [record["NumPy / numbattn"] for record in chosen],
+                      color=TINTS[i % 3], marker=MARKERS[i], linestyle=("-", "--")[i // 3], label=kind)  # fmt: skip
+        axis.axhline(1, color="black", linewidth=0.8)
+        powers_of_two(axis, keys)
+        logarithmic(axis)
+        axis.set_title(f"heads {heads}, head_dim {head_dim}")
+        axis.set_xlabel("keys")
+    axes[0, 0].set_ylabel("time of NumPy / numbattn")
+    ratios = [record["NumPy / numbattn"] for record in records]
+    title = f"Decoding on a CPU is {span(ratios, 1)} times as fast as NumPy's formula"
+    fastest = max(record["GB/s"] for record in records)
+    text = (f"One query on a CPU; up to {fastest:.0f} GB/s of K and V, each read once. A cache is a KVCache, whose "
+            "numbers the formula is given as they lie.")
+    return finish(figure, title), text

@@ -1,0 +1,183 @@
+"""Half precision, float32 and float64 on a GPU: speed beside the peers, and errors."""
+
+import math
+from itertools import product
+
+import numpy as np
+from tabulate import tabulate
+
+from .basics import (
+    OURS,
+    bars,
+    finish,
+    geometric_mean,
+    group_of,
+    label_of,
+    lines,
+    listed,
+    over_best,
+    panels,
+    powers_of_two,
+    roofline,
+    select,
+    setting_of,
+    sorted_names,
+    span,
+    summary,
+    table,
+    values,
+)
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+def speed(results):
+    """Heat maps of the ratio to the fastest peer."""
+    records = results["speed"]
+    passes, seqlens = list(dict.fromkeys(record["pass"] for record in records)), values(records, "seqlen")
+    settings = [(d, causal) for d, causal in product(values(records, "head_dim"), values(records, "causal"))]
+    figure, axes = panels(1, len(passes), 0.42 * len(settings), sharey=True)
+    found = {of: [] for of in passes}
+    for of, axis in zip(passes, axes[0]):
+        ratios = np.full((len(settings), len(seqlens)), math.nan)
+        for record in select(records, **{"pass": of}):
+            place = settings.index((record["head_dim"], record["causal"])), seqlens.index(record["seqlen"])
+            rates = record["tflops"]
+            ratio, best = over_best(rates)
+            text = f"{rates[OURS]:.0f}" if OURS in rates else "-"
+            if ratio:
+                ratios[place] = ratio
+                found[of].append(ratio)
+                text = f"{ratio:.2f}\n{text}" + f" < {label_of(best)}".replace("FlashAttention ", "FA") * (ratio < 1)
+            axis.annotate(text, place[::-1], ha="center", va="center", fontsize=6.8,
+                          color="white" if ratio and ratio > 1.2 else "black",
+                          style="italic" if ratio and ratio < 1 else "normal")  # fmt: skip
+        shown = axis.imshow(ratios, cmap="YlGnBu", vmin=0.8, vmax=1.5, aspect="auto")
+        axis.set_title(f"{of}: {summary(found[of])}" if found[of] else of)
+        axis.set_xticks(range(len(seqlens)), seqlens)
+        axis.set_yticks(range(len(settings)), [f"{d}{', causal' * causal}" for d, causal in settings])
+        axis.set_xlabel("seqlen")
+        axis.grid(visible=False)
+    axes[0, 0].set_ylabel("head_dim")
+    figure.colorbar(shown, ax=axes, label="speed / the fastest peer's", pad=0.01, fraction=0.03)
+    peers = sorted_names(name for record in records for name in record["tflops"] if name != OURS)
+    ratios, first = [x for of in passes for x in found[of]], records[0]
+    title = "TFLOP/s of numbattn"
+    if ratios:
+        title = (f"{geometric_mean(ratios):.2f} times as fast as the best of {len(peers)} others, the geometric mean "
+                 f"of {len(ratios)} cells; slower in {sum(ratio < 1 for ratio in ratios)}")  # fmt: skip
+    text = (
+        f"In {first['dtype']}, batch * seqlen = {first['batch'] * first['seqlen']} tokens, heads * head_dim = "
+        f"{first['heads'] * first['head_dim']}, beside {listed(peers)}. A cell is numbattn's speed over that of the "
+        "fastest of them, and numbattn's TFLOP/s, the causal half counted where it is causal; in italics, who is "
+        f"faster. All that a call does is included.\n\n{table(speed_rows(records))}"
+    )
+    return finish(figure, title), text
+
+
+def speed_rows(records):
+    """TFLOP/s, numbattn / each peer."""
+    peers = sorted_names(name for record in records for name in record["tflops"])
+    rows = {}
+    for record in records:
+        row = rows.setdefault((record["pass"], record["head_dim"], record["causal"]), {
+            f"TFLOP/s: {' / '.join(map(label_of, peers))}": f"{record['pass']}, {setting_of(record)}"})
+        row[f"{record['seqlen']}"] = rates_of(record, peers)
+    return [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "forward", key))]
+
+
+def readme_table(results, head_dim=128, seqlens=(1024, 4096, 16384)):
+    return tabulate(speed_rows([record for record in select(results["speed"], head_dim=head_dim)
+                                if record["seqlen"] in seqlens]), headers="keys", tablefmt="github")
+
+
+def rates_of(record, peers):
+    return " / ".join(f"{record['tflops'][name]:.0f}" if name in record["tflops"] else "-" for name in peers)
+
+
+def rooflines(results):
+    """TFLOP/s by seqlen, of the usual head_dim, under what the GPU allows."""
+    head_dims = values(results["speed"], "head_dim")
+    head_dim = 128 if 128 in head_dims else head_dims[-1]
+    records = select(results["speed"], head_dim=head_dim)
+    kinds = [*product(dict.fromkeys(record["pass"] for record in records), values(records, "causal"))]
+    figure, axes = panels(1, len(kinds), 2.2, sharey=True)
+    shares = []
+    for (of, causal), axis in zip(kinds, axes[0]):
+        chosen = sorted(select(records, causal=causal, **{"pass": of}), key=lambda record: record["seqlen"])
+        seqlens = [record["seqlen"] for record in chosen]
+        peers = {name for record in chosen for name in record["tflops"]}
+        lines(axis, seqlens, {name: [record["tflops"].get(name) for record in chosen] for name in peers})
+        between = np.geomspace(seqlens[0], seqlens[-1])
+        ceiling = roofline(results["machine"]["gpu"], of, causal, between)
+        if ceiling is not None:
+            axis.plot(between, ceiling, "--", color="black", linewidth=1,
+                      label="roofline of products and memory" if axis is axes[0, -1] else None)  # after all peers
+            shares.append((of, max(chosen[-1]["tflops"][name] for name in {OURS} & peers) / ceiling[-1]))
+        axis.set_title(f"{of}{', causal' * causal}")
+        powers_of_two(axis, seqlens)
+        axis.set_xlabel("seqlen")
+        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("TFLOP/s")
+    best = {of: max(share for name, share in shares if name == of) for of, _ in shares}
+    reached = ", ".join(f"{of} {share:.0%}" for of, share in best.items())
+    title = f"head_dim {head_dim}" + f", long sequences: {reached} of what the GPU can do" * bool(best)
+    text = (f"The same at head_dim {head_dim}. The roofline is the data sheet's TFLOP/s of products, and its memory "
+            "bandwidth with every array read or written once; exponentials are not in it.")
+    return finish(figure, title), text
+
+
+# ------------------------------------------------------------------------------------------------------------ accuracy
+def accuracy(results):
+    """RMS error against float64 by seqlen, the worst of head_dims and masks."""
+    records = results["accuracy"]
+    passes, dtypes = list(dict.fromkeys(record["pass"] for record in records)), values(records, "dtype")
+    figure, axes = panels(len(passes), len(dtypes), 1.5, sharex=True)
+    for (of, dtype), axis in zip(product(passes, dtypes), axes.flat):
+        chosen = select(records, dtype=dtype, **{"pass": of})
+        seqlens, names = values(chosen, "seqlen"), {name for record in chosen for name in record["errors"]}
+        rms = {name: [max((record["errors"][name][0] for record in select(chosen, seqlen=n)
+                           if name in record["errors"]), default=None) for n in seqlens] for name in names}
+        lines(axis, seqlens, rms)
+        powers_of_two(axis, seqlens)
+        axis.ticklabel_format(axis="y", scilimits=(0, 0))
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{dtype}, {of}", loc="right")
+    for axis in axes[-1]:
+        axis.set_xlabel("seqlen")
+    figure.supylabel("RMS error / RMS of the result", fontsize=8)
+    over = {}
+    for errors in (record["errors"] for record in records):
+        for name in errors.keys() - {OURS}:
+            over.setdefault(name, []).append(errors[OURS][0] / errors[name][0])
+    peers = sorted_names(over)
+    means = ", ".join(f"{label_of(name)} {geometric_mean(over[name]):.2f}" for name in peers)
+    spans = "; ".join(f"{label_of(name)} {span(over[name])}" for name in peers)
+    text = (f"Against the plain formula in float64, {records[0]['heads']} heads, the worst of o or of dq, dk, dv, at "
+            f"head_dim {' and '.join(map(str, values(records, 'head_dim')))}, causal and not. numbattn's RMS error "
+            f"over theirs, cell by cell: {spans}.")
+    return finish(figure, f"RMS errors over those of {means}"), text
+
+
+# ----------------------------------------------------------------------------------------------------- float32, float64
+def floats(results):
+    """TFLOP/s of dtypes for which there are no hand-tuned kernels."""
+    records = results["speed"]
+    kinds = [*product(values(records, "dtype"), dict.fromkeys(record["pass"] for record in records))]
+    figure, axes = panels(1, len(kinds), 2)
+    ratios = {}
+    for (dtype, of), axis in zip(kinds, axes[0]):
+        chosen = select(records, dtype=dtype, **{"pass": of})
+        names = {name for record in chosen for name in record["tflops"]}
+        bars(axis, [group_of(record, "head_dim") for record in chosen],
+             {name: [record["tflops"].get(name) for record in chosen] for name in names})
+        ratios[dtype, of] = [ratio for ratio, _ in (over_best(record["tflops"]) for record in chosen) if ratio]
+        axis.set_title(f"{dtype}, {of}")
+        axis.set_xlabel("head_dim")
+    axes[0, 0].set_ylabel("TFLOP/s")
+    ratios = {key: found for key, found in ratios.items() if found}
+    means = ", ".join(f"{dtype} {of} {geometric_mean(found):.1f}" for (dtype, of), found in ratios.items())
+    first = records[0]
+    spans = "; ".join(f"{dtype} {of} {summary(found)}" for (dtype, of), found in ratios.items())
+    text = (f"Batch {first['batch']}, {first['heads']} heads, seqlen {first['seqlen']}. numbattn's speed over that of "
+            f"the fastest other: {spans}.")
+    return finish(figure, f"Over the fastest other: {means}"), text

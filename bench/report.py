@@ -1,0 +1,220 @@
+"""The page of all measurements, bench/README.md, and its pictures, from bench/results/*.json.
+
+    python bench/report.py
+    python bench/report.py --run                # measures first, all that this machine can
+    python bench/report.py --run speed cpu
+    python bench/report.py --run --small --folder /tmp/bench    # in seconds on any machine, to see that it works
+
+To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
+a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out.
+Needs matplotlib and tabulate.
+"""
+
+import argparse
+import io
+import json
+import shlex
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pictures.costs import costs, host
+from pictures.cpu import cpu, decoding_cpu
+from pictures.features import decoding, packed, scores
+from pictures.paper import figure2, figure3
+from pictures.speed import accuracy, floats, readme_table, rooflines, speed
+from PIL import Image
+from tabulate import tabulate
+
+BENCH = Path(__file__).resolve().parent
+COLOURS = 128  # of a picture, which makes it small
+SOURCE = "<!-- from bench/results/speed.json -->", "<!-- end -->"  # around the table of README.md
+
+
+class Run(NamedTuple):
+    command: str              # at most 8 minutes on an H200
+    small: str | None = None  # seconds on any machine
+    gpu: bool = True          # the command needs one; where there is none, it is the small one that runs
+
+
+class Section(NamedTuple):
+    title: str
+    results: str     # of which run
+    draw: Callable   # their dict -> a figure, and a few sentences
+
+
+RUNS = {
+    "speed": Run("gpu.py --dtype bfloat16 --head-dim 64 128 256 --seqlen 512 1024 2048 4096 8192 16384 --rounds 3 "
+                 "--peers numbattn flash cudnn fa4"),
+    "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
+                    "--peers numbattn flash cudnn efficient fa4 cupy"),
+    "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 64 128 --seqlen 4096 16384"),
+    "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
+    "figure3": Run("figure3.py", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "packed": Run("packed.py"),
+    "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
+                    "int8 float8"),
+    "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
+    "costs": Run("gpu.py --memory --latency --first-call"),
+    "host": Run("overhead.py"),
+    "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpu=False),
+    "decoding_cpu": Run("decode_cpu.py", "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2",
+                        gpu=False),
+}  # fmt: skip
+SECTIONS = [
+    Section("Half precision on a GPU", "speed", speed),
+    Section("Beside what the GPU can do", "speed", rooflines),
+    Section("How exact", "accuracy", accuracy),
+    Section("Scores and masks", "scores", scores),
+    Section("The paper's Figure 2", "figure2", figure2),
+    Section("The paper's Figure 3", "figure3", figure3),
+    Section("Packed sequences", "packed", packed),
+    Section("Few queries, many keys", "decoding", decoding),
+    Section("float32 and float64", "floats", floats),
+    Section("Memory, latency, first calls", "costs", costs),
+    Section("Host time", "host", host),
+    Section("CPU", "cpu", cpu),
+    Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),
+]
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def run(names, small, folder):
+    """Measure. Returns how many commands have failed."""
+    failed, lacking = 0, not has_gpu()
+    for name in names:
+        whole, reduced, gpu = RUNS[name]
+        command = reduced if small or (lacking and gpu) else whole
+        if command is None:
+            print(f"{name}: left out, it needs a GPU", flush=True)
+            continue
+        print(f"{name}: {typed(command)}", flush=True)
+        start = time.perf_counter()
+        script, *options = shlex.split(command)
+        done = subprocess.run([sys.executable, BENCH / script, *options, "--json", folder / f"results/{name}.json"])
+        failed += done.returncode != 0
+        end = "failed" if done.returncode else "done"
+        print(f"{name}: {end} after {time.perf_counter() - start:.0f} s", flush=True)
+    return failed
+
+
+def has_gpu():
+    from peers import require_gpu  # loads torch
+
+    try:
+        require_gpu()
+    except SystemExit:
+        return False
+    return True
+
+
+def typed(command):
+    return f"python bench/{command}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+def load(folder):
+    """Results by the name of their run."""
+    files = {name: folder / f"results/{name}.json" for name in RUNS}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def page(results):
+    """The text of the page, and its figures by file name."""
+    parts, figures = [], {}
+    for title, name, draw in SECTIONS:
+        if name in results:
+            figure, said = draw(results[name])
+            file = f"plots/{draw.__name__}.png"
+            figures[file] = figure
+            parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
+    missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
+               for name in RUNS if name not in results]
+    if missing:
+        parts.append("## Not measured\n\n" + "\n".join(missing))
+    return "\n\n".join([INTRODUCTION, measured(results), *parts]) + "\n", figures
+
+
+def wrapped(text):
+    """Paragraphs in lines; tables as they are."""
+    return "\n\n".join(part if part[0] in "|<" else textwrap.fill(part, 120, break_on_hyphens=False)
+                       for part in text.split("\n\n"))
+
+
+INTRODUCTION = """# How fast, how exact, how much memory
+
+All of this page is made by `python bench/report.py` of the files in [results](results), which hold every number. For
+yours, `python bench/report.py --run` measures on your machine first. Peers take turns in interleaved rounds, and a
+number is the median; timings of a shared machine vary, and only those of one run are to be compared."""
+
+
+def measured(results):
+    """What was measured on which commit, on what, and by which command."""
+    machines = list(dict.fromkeys(describe(found["machine"]) for found in results.values()))
+    rows = [{
+        "results": f"[{name}](results/{name}.json)",
+        "commit": found["commit"] or "-", "date": found["machine"]["date"],
+        "on": machines.index(describe(found["machine"])) + 1, "command": f"`{found['command']}`",
+    } for name, found in results.items()]  # fmt: skip
+    lines = "\n".join(f"{number}. {machine}" for number, machine in enumerate(machines, 1))
+    return f"{tabulate(rows, headers='keys', tablefmt='github')}\n\nOn\n\n{lines}"
+
+
+def describe(machine):
+    """Hardware and versions in a line."""
+    gpu = machine.get("gpu", {})
+    parts = [gpu.get("name"), gpu.get("driver_version") and f"driver {gpu['driver_version']}",
+             f"{machine['cpu']}, {machine['cores']} cores",
+             *(f"{name} {version}" for name, version in machine["versions"].items() if version)]  # fmt: skip
+    return ", ".join(filter(None, parts))
+
+
+def filled(readme, results):
+    """README.md with its table of speeds up to date, where it has one: between the two comments of SOURCE."""
+    before, start, rest = readme.partition(SOURCE[0])
+    _, end, after = rest.partition(SOURCE[1])
+    if not end or "speed" not in results:
+        return readme
+    return f"{before}{start}\n{readme_table(results['speed'])}\n{end}{after}"
+
+
+def write_picture(figure, path):
+    """Of few colours, with which text and lines look as good."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=180)
+    Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def write(folder, readme):
+    results = load(folder)
+    if not results:
+        sys.exit(f"There are no results in {folder / 'results'}: --run measures")
+    text, figures = page(results)
+    (folder / "plots").mkdir(exist_ok=True)
+    for file, figure in figures.items():
+        write_picture(figure, folder / file)
+    (folder / "README.md").write_text(text)
+    if readme:
+        readme.write_text(filled(readme.read_text(), results))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs="*", choices=list(RUNS), metavar="NAME",
+                        help=f"measure first: {', '.join(RUNS)} (default: all)")
+    parser.add_argument("--small", action="store_true", help="--run at the smallest sizes, what has such")
+    parser.add_argument("--folder", type=Path, default=BENCH, help="of results, plots and README.md (default: bench)")
+    options = parser.parse_args()
+    failed = 0
+    if options.run is not None:
+        failed = run(options.run or RUNS, options.small, options.folder)
+    write(options.folder, BENCH.parent / "README.md" if options.folder == BENCH else None)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Results in the formats of the scripts in bench/, with made-up numbers: what report.py draws in its tests."""
+
+from itertools import product
+
+import numpy as np
+
+GPU = {"name": "NVIDIA H200", "driver_version": "580.1", "multiprocessors": 132}
+PEERS = {"numbattn": 0.65, "flash": 0.31, "cudnn": 0.58, "fa4": 0.61}  # shares of a peak
+
+
+def results(run, **sizes):
+    """Of a run in bench/report.py."""
+    machine = {"date": "2026-01-02", "cpu": "made up (none)", "cores": 2, "system": "none",
+               "versions": {"python": "3.0", "numpy": "2.0", "torch": None}}  # fmt: skip
+    if "cpu" not in run:
+        machine["gpu"] = GPU
+    return {"command": f"python bench/{run}.py", "commit": "0123456789ab", "machine": machine, **MADE[run](**sizes)}
+
+
+def cases(dtypes, head_dims, seqlens, passes=("forward", "backward")):
+    for dtype, d, causal, n, of in product(dtypes, head_dims, (False, True), seqlens, passes):
+        field = {"dtype": dtype, "head_dim": d, "causal": causal, "seqlen": n, "pass": of}
+        heads = 2048 // d if dtype == "bfloat16" else 16
+        yield field | {"batch": max(1, 16384 // n) if dtype == "bfloat16" else 1, "heads": heads, "heads_k": heads}
+
+
+def rate(case, share):
+    """TFLOP/s that grow with the sequence."""
+    n, d = case["seqlen"], case["head_dim"]
+    grown = n / (n + (700 if case["causal"] else 300)) * d / (d + 25)
+    return 989 * share * grown * (0.85 if case.get("pass") == "backward" else 1.05)
+
+
+def seconds_of(case, tflops):
+    n, d = case["seqlen"], case["head_dim"]
+    return 4e-12 * case["batch"] * case["heads"] * n * n * d / tflops
+
+
+def speed(dtypes=("bfloat16",), head_dims=(64, 128), seqlens=(512, 1024), peers=PEERS):
+    records = []
+    for case in cases(dtypes, head_dims, seqlens):
+        shares = {name: share for name, share in peers.items() if name != "fa4" or case["pass"] == "backward"}
+        tflops = {name: rate(case, share) for name, share in shares.items()}
+        if "fa4" in tflops and case["head_dim"] == 64:
+            tflops["fa4"] *= 1.1
+        seconds = {name: seconds_of(case, x) for name, x in tflops.items()}
+        records.append({**case, "seconds": seconds, "tflops": tflops, "samples": {}, "errors": {}, "failed": {}})
+    return {"arguments": {}, "speed": records}
+
+
+def accuracy(dtypes=("float16", "float32"), head_dims=(64, 128), seqlens=(512, 1024)):
+    unit = {"float16": 4e-4, "bfloat16": 3e-3, "float32": 3e-7}
+    worse = {"numbattn": 1.0, "flash": 1.01, "cudnn": 1.2, "cupy": 1.9}
+    records = []
+    for case in cases(dtypes, head_dims, seqlens):
+        names = worse if case["dtype"] != "float32" else ("numbattn", "cupy")
+        rms = unit[case["dtype"]] * (1 + case["seqlen"] / 2e4)
+        records.append({**case, "errors": {name: [rms * worse[name], 1e-2] for name in names}, "failed": {}})
+    return {"accuracy": records}
+
+
+def scores(head_dims=(64, 128), seqlens=(512, 1024)):
+    costs = {"plain": 1.0, "Softcap(50)": 1.8, "Alibi": 1.15, "Score as Alibi": 1.35, "Alibi, gradient": 1.16,
+             "Sink": 1.02, "RelativeBias": 1.4, "Bias": 1.7, "Softcap(50), fa4": 2.6}  # fmt: skip
+    shares = {"none": 1, "random 10%": 0.1, "random 20%": 0.2, "random 50%": 0.5, "random 100%": 1.0,
+              "butterfly": 0.17, "local_global": 0.12, "Window(1023, 0)": 0.0605}  # fmt: skip
+    scores, masks = [], []
+    for case in cases(["bfloat16"], head_dims, seqlens):
+        if case["causal"]:
+            continue
+        plain = seconds_of(case, rate(case, 0.65))
+        found = {name: plain * x ** (1 + 16 / case["head_dim"]) for name, x in costs.items()}
+        scores.append({**case, "seconds": found, "tflops": {}, "failed": {}})
+        found = {name: plain * share ** 0.92 * 1.2 for name, share in shares.items()} | {"none": plain}
+        masks.append({**case, "block_size": 128, "seconds": found, "shares": shares, "failed": {}})
+    pairs = {"dtype": "float16", "head_dim": 32, "seqlen": 512, "batch": 128, "heads": 8, "pass": "both", "failed": {},
+             "seconds": {"numbattn": 1.15e-3, "cupy": 26e-3}, "bytes": {"numbattn": 145e6, "cupy": 3926e6}}  # fmt: skip
+    return {"sparse": masks, "score": [*scores, pairs]}
+
+
+def packed(head_dims=(64, 128)):
+    records = []
+    lengths = {"512": 0.6, "4096": 0.9, "uniform": 0.7, "lognormal": 0.62, "one_long": 0.95}
+    for d, causal, (name, x), of in product(head_dims, (False, True), lengths.items(), ("forward", "backward")):
+        about = {"dtype": "bfloat16", "head_dim": d, "causal": causal, "lengths": name, "pass": of}
+        rates = {"numbattn": 600 * x, "torch": 290 * x, "fa4": (540 if of == "forward" else 620) * x, "padded": 300 * x}
+        rates |= {"dense": 640 * x} if name in ("512", "4096") else {}
+        records.append({**about, "tflops": rates, "seconds": {peer: 1 / r for peer, r in rates.items()}, "failed": {}})
+    return {"speed": records}
+
+
+def decoding(cells=((1, 8192, 128, 1), (16, 8192, 128, 1), (64, 4096, 128, 4))):
+    shares = {"numbattn": 0.82, "lengths": 0.81, "ragged": 0.72, "cudnn": 0.9, "flash": 0.75, "pages of 16": 0.69,
+              "pages of 64": 0.7, "pages of 256": 0.71, "int8": 1.1, "float8": 1.15}  # fmt: skip
+    records = []
+    for batch, keys, head_dim, queries in cells:
+        full = batch * keys / (batch * keys + 9000) * 4.8 * (0.85 if queries > 1 else 1)
+        rates = {name: full * x for name, x in shares.items()}
+        if batch == 1:
+            del rates["ragged"]
+        records.append({"batch": batch, "keys": keys, "head_dim": head_dim, "queries": queries, "seconds": {},
+                        "failed": {}, "TB/s": rates})  # fmt: skip
+    return {"options": {"heads_k": 8, "dtype": "bfloat16"}, "records": records}
+
+
+def floats(head_dims=(64, 128), seqlens=(4096,)):
+    single = {"numbattn": 0.052, "efficient": 0.035, "cupy": 0.018}, {"numbattn": 0.034, "math": 0.013, "cupy": 0.012}
+    of_dtype = [speed((dtype,), head_dims, seqlens, peers) for dtype, peers in zip(("float32", "float64"), single)]
+    return {"speed": [record for found in of_dtype for record in found["speed"]]}
+
+
+def costs(seqlens=(512, 1024)):
+    memory = [{"dtype": "float32", "head_dim": 64, "causal": False, "seqlen": n, "batch": 1, "heads": 16, "failed": {},
+               "bytes": {"numbattn": 16.5e3 * n, "efficient": 24.7e3 * n}} for n in (*seqlens, 32768)]  # fmt: skip
+    memory[0]["bytes"]["cupy"] = 260.0 * seqlens[0] ** 2
+    shares = {name: PEERS[name] for name in ("numbattn", "flash", "cudnn")}
+    latency = [{**case, "pass": "latency", "failed": {},
+                "seconds": {name: 3e-5 + seconds_of(case, rate(case, share)) for name, share in shares.items()}}
+               for case in cases(["bfloat16"], (64, 128, 256), seqlens, ["forward"])]  # fmt: skip
+    first = [{"dtype": dtype, "head_dim": 64, "causal": False, "seqlen": 256, "forward, empty cache": 2.4 - x,
+              "backward, empty cache": 2.0, "forward, warm cache": 0.5, "backward, warm cache": 0.1}
+             for dtype, x in (("float16", 0), ("float32", 0.3))]  # fmt: skip
+    return {"memory": memory, "latency": latency, "first call": first}
+
+
+def host():
+    calls = {"arrays reused": 12, "fresh arrays": 14, "causal=True": 12.5, "mask=Window(20, 0)": 13,
+             "mask=Segments(offsets)": 16, "dropout": 13, "forward + backward": 56, "graph replay": 1.3}  # fmt: skip
+    records = []
+    for dtype, (call, taken) in product(("float16", "float32"), calls.items()):
+        median = {"numbattn": float(taken)}
+        if call in ("arrays reused", "fresh arrays", "forward + backward"):
+            median |= {"flash" if dtype == "float16" else "efficient": taken * 1.1}
+            if dtype == "float16":
+                median["cudnn"] = taken * 1.7
+        records.append({"dtype": dtype, "call": call, "median": median, "failed": {},
+                        "p90": {name: 1.3 * x for name, x in median.items()}})  # fmt: skip
+    return {"overhead": records}
+
+
+def cpu(seqlens=(1024, 4096)):
+    records = []
+    for dtype, of, causal, n in product(("float32", "float64"), ("forward", "backward"), (False, True), seqlens):
+        ours = {"float32": 73, "float64": 35}[dtype] * (0.8 if causal else 1) * (1.2 if of == "backward" else 1)
+        records.append({"dtype": dtype, "pass": of, "causal": causal, "seqlen": n, "numbattn": ours,
+                        "torch": 0.9 * ours, "numpy": ours * (0.2 if causal else 0.4)})  # fmt: skip
+    return {"matmul": {"float32": 152.0, "float64": 71.0}, "speed": records,
+            "memory": [{"seqlen": 32768, "extra MB": 406.0, "the scores alone, MB": 34360.0}],
+            "busy": [{"": name, "slower by": x} for name, x in (("numbattn", 1.9), ("torch", 1.9), ("numpy", 3.4))]}
+
+
+def decoding_cpu(keys=(128, 512)):
+    kinds = {"float32": 1.8, "bfloat16": 6, "float16": 5, "float16 cache": 5.2, "int8 cache": 9}
+    return {"options": {}, "records": [
+        {"heads": "32 on 8", "head_dim": d, "kind": kind, "keys": n, "NumPy": 100.0, "numbattn": 50.0, "GB/s": 12.0,
+         "NumPy / numbattn": float(x * np.log2(n) / 8 * (64 / d) ** 0.2)}
+        for d, (kind, x), n in product((64, 128), kinds.items(), keys)
+    ]}  # fmt: skip
+
+
+def figure3(seqlens=(128, 256, 512)):
+    """The standard formula has no room at the longest; linear attention does not run causal."""
+    costs = {"numbattn": (0.06, 2, 300), "block-sparse": (0.08, 1.5, 320), "standard": (0.15, 2, 4e3),
+             "rabe-staats": (0.4, 2, 600), "linformer": (0.3, 1, 900), "linear": (0.35, 1, 800),
+             "flash": (0.1, 2, 350), "cudnn": (0.07, 2, 350)}  # fmt: skip
+    records, settings = [], ("dropout+padding", "none", "causal")
+    for setting, n, (name, (ms, power, nbytes)) in product(settings, seqlens, costs.items()):
+        case = {"setting": setting, "seqlen": n, "batch": 16, "heads": 8, "dtype": "float16", "head_dim": 64}
+        failed = "out of memory" if name == "standard" and n == seqlens[-1] else None
+        failed = failed or ("causal" if name == "linear" and setting == "causal" else None)
+        both = 1e-3 * (ms + (n / 1024) ** power * 10 * ms)
+        seconds = {"forward": both / 3.5, "backward": both / 1.4, "both": both}
+        grown = 16 * 8 * nbytes * n * (n / 128 if name == "standard" else 1)
+        records.append({"peer": name, **case, "seconds": None if failed else seconds,
+                        "bytes": None if failed else int(grown), "failed": failed})  # fmt: skip
+    return {"arguments": {}, "records": records}
+
+
+def figure2():
+    shape, missing = [16, 16, 4096, 64], {"not measured": "ncu is not installed"}
+    left = [{"part": "left", "peer": peer, "shape": [64, 16, 1024, 64], "seconds": ms / 1e3,
+             "predicted": {"flops": gflop * 1e9, "dram": gb * 1e9, "l2": 3 * gb * 1e9}, "measured": missing}
+            for peer, ms, gflop, gb in (("standard", 24.0, 825, 59.9), ("flash", 2.9, 962, 2.3))]  # fmt: skip
+    sizes = [("mma", 16), ("mma", 32), ("mma", 64), ("mma", 128), ("mma", 256), ("wgmma", 128), ("wgmma", 192)]
+    blocks = [{"part": "block-size", "shape": shape, "unit": unit, "tile_m": m, "measured": missing,
+               "seconds": None if m == 256 else (200 / m + (1 if unit == "wgmma" else 4)) / 1e3,
+               "predicted": {"l2": 4e12 / m}} for unit, m in sizes]  # fmt: skip
+    dense = {"part": "sparsity", "shape": shape, "share": None, "seconds": 5e-3}
+    sparse = [{"part": "sparsity", "shape": shape, "share": x, "visible": 1.01 * x, "seconds": 5e-3 * x + 4e-4,
+               "ideal": 5e-3 * x} for x in (0.1, 0.5, 0.9)]  # fmt: skip
+    return {"arguments": {}, "records": [*left, *blocks, dense, *sparse]}
+
+
+RUNS = accuracy, costs, cpu, decoding, decoding_cpu, figure2, figure3, floats, host, packed, scores, speed
+MADE = {run.__name__: run for run in RUNS}

@@ -1,0 +1,184 @@
+"""The page of measurements: it says what the results say, and draws all of them."""
+
+import json
+import runpy
+import shlex
+import subprocess
+import sys
+
+import common
+import pytest
+import report
+from pictures import basics
+from PIL import Image
+
+from ..conftest import no_gpu
+from . import synthetic
+from .conftest import BENCH
+
+README = BENCH.parent / "README.md"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with results of all runs, and what is made of them."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "results").mkdir()
+    for name in report.RUNS:
+        (folder / f"results/{name}.json").write_text(json.dumps(synthetic.results(name)))
+    report.write(folder, readme=None)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+def test_every_result_has_a_picture_and_sentences(made):
+    text = (made / "README.md").read_text()
+    for title, name, draw in report.SECTIONS:
+        path = made / f"plots/{draw.__name__}.png"
+        with Image.open(path) as picture:
+            assert picture.format == "PNG"
+            assert 1200 < picture.width < 1800
+        assert path.stat().st_size < 100_000
+        said = text.partition(f"## {title}\n\n![")[2].partition("\n\n## ")[0]
+        assert f"](plots/{draw.__name__}.png)\n\n" in said
+        assert len(said.split()) > 20
+        assert "nan" not in said
+        assert f"| [{name}](results/{name}.json) " in text
+    assert {section.results for section in report.SECTIONS} == set(report.RUNS)
+    assert "python bench/speed.py" in text
+    assert "0123456789ab" in text
+    assert "1. NVIDIA H200, driver 580.1, made up (none), 2 cores, python 3.0, numpy 2.0\n2. made up" in text
+    assert "Not measured" not in text
+
+
+def test_numbers_are_those_of_the_results(made):
+    text = (made / "README.md").read_text()
+    record = synthetic.speed()["speed"][1]
+    rates = [f"{record['tflops'][name]:.0f}" for name in ("numbattn", "fa4", "cudnn", "flash")]
+    row = next(line for line in text.splitlines() if line.startswith("| backward, head_dim 64 "))
+    assert row.split("|")[2].strip() == " / ".join(rates)
+    ratios = [over for x in synthetic.speed()["speed"] if (over := basics.over_best(x["tflops"])[0])]
+    mean = f"{basics.geometric_mean(ratios):.2f} times as fast as the best of 3 others, the geometric mean of 16 cells"
+    assert f"![{mean}; slower in 4](plots/speed.png)" in text
+
+
+def test_what_has_no_results_is_left_out():
+    text, figures = report.page({"cpu": synthetic.results("cpu")})
+    assert list(figures) == ["plots/cpu.png"]
+    command = report.RUNS["speed"].command
+    assert f"- speed: `python bench/{command} --json bench/results/speed.json`" in text
+    assert "- cpu: " not in text
+
+
+def test_without_any_results_nothing_is_written(tmp_path):
+    with pytest.raises(SystemExit, match=r"There are no results in .*--run"):
+        report.write(tmp_path, readme=None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_peer_that_does_not_run_is_left_out():
+    results = synthetic.results("speed")
+    for record in results["speed"]:
+        record["tflops"] = {"numbattn": 100.0}
+    del results["speed"][0]["tflops"]["numbattn"]
+    text, _ = report.page({"speed": results})
+    assert "cuDNN" not in text
+    assert "![TFLOP/s of numbattn](plots/speed.png)" in text
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| forward, head_dim 64")]
+    assert [[cell.strip() for cell in row[1:]] for row in rows] == [["-", "100"], ["100", "100"]]
+
+
+@pytest.mark.skipif(not report.load(BENCH), reason="there are no results")
+def test_the_page_is_up_to_date():
+    results = report.load(BENCH)
+    text, figures = report.page(results)
+    assert (BENCH / "README.md").read_text() == text, "python bench/report.py"
+    assert all((BENCH / file).exists() for file in figures)
+    assert report.filled(README.read_text(), results) == README.read_text()
+
+
+def test_a_table_of_the_readme_is_filled_in():
+    start, end = report.SOURCE
+    results = {"speed": synthetic.results("speed", head_dims=(128,), seqlens=(1024, 4096))}
+    filled = report.filled(f"Before\n{start}\nold\n{end}\nafter\n", results)
+    before, head, *_, last, after = filled.splitlines()
+    assert [before, head, last, after] == ["Before", start, end, "after"]
+    assert "old" not in filled
+    assert filled.count("| forward, head_dim 128") == 2
+    assert report.filled(filled, results) == filled
+    assert report.filled("no table", results) == "no table"
+
+
+def test_libraries_are_told_apart_without_colours():
+    styles = {label: style for label, *style in basics.STYLES.values()}
+    for i in (1, 2):    # marker, hatch
+        found = [style[i] for label, style in styles.items() if label != "torch"]   # of CPUs, where that has one kernel
+        assert len(set(found)) == len(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+@pytest.mark.skipif(not no_gpu(), reason="it would run for minutes")
+@pytest.mark.parametrize("name", [name for name, run in report.RUNS.items() if run.small is None])
+def test_commands_are_understood(name, monkeypatch):
+    script, *options = shlex.split(report.RUNS[name].command)
+    monkeypatch.setattr(sys, "argv", [script, *options, "--json", "unused.json"])
+    with pytest.raises(SystemExit, match="needs a CUDA device"):
+        runpy.run_path(str(BENCH / script), run_name="__main__")
+
+
+def test_what_runs_where(monkeypatch, capsys):
+    """The whole commands; the small ones where they are asked for, or a GPU is needed and missing."""
+    ran = []
+    monkeypatch.setattr(report, "RUNS", {"a": report.Run("a.py --n 9"), "b": report.Run("b.py --n 9", "b.py --n 1"),
+                                         "c": report.Run("c.py --n 9", "c.py --n 1", gpu=False)})  # fmt: skip
+    monkeypatch.setattr(report.subprocess, "run", lambda command: ran.append(command[1:-2]) or command_of(ran))
+    for small, gpu, expected in (
+        (False, True, "a9 b9 c9"), (False, False, "b1 c9"), (True, True, "b1 c1"), (True, False, "b1 c1"),
+    ):  # fmt: skip
+        monkeypatch.setattr(report, "has_gpu", lambda gpu=gpu: gpu)
+        assert report.run(report.RUNS, small, BENCH) == (expected.count("c"))      # those that fail
+        assert [f"{script.stem}{n}" for script, _, n in ran] == expected.split()
+        ran.clear()
+    assert "a: left out, it needs a GPU" in capsys.readouterr().out
+
+
+def command_of(ran):
+    """c.py fails."""
+    return subprocess.CompletedProcess([], ran[-1][0].stem == "c")
+
+
+def test_the_smallest_sizes_run(tmp_path, monkeypatch, capfd):
+    """Those of CPUs, and what is drawn of them."""
+    options = ["--run", "speed", "cpu", "decoding_cpu", "--small", "--folder"]
+    monkeypatch.setattr(sys, "argv", ["report.py", *options, str(tmp_path)])
+    assert report.main() == 0
+    assert "speed: left out" in capfd.readouterr().out
+    results = report.load(tmp_path)
+    assert set(results) == {"cpu", "decoding_cpu"}
+    assert results["cpu"]["command"] == f"python bench/{report.RUNS['cpu'].small}"
+    assert (tmp_path / "README.md").read_text() == report.page(results)[0]
+    assert (tmp_path / "plots/decoding_cpu.png").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- common
+def test_results_say_what_made_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBATTN_COMMIT", "abc")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bench/x.py", "--json", "/elsewhere/x.json", "--name", "a b"])
+    made = {"machine": {"cores": 2}, "arguments": {"json": "/elsewhere/x.json", "name": "a b"},
+            "records": [{"n": 1}, {}]}  # fmt: skip
+    common.save(tmp_path / "new/x.json", made)
+    text = (tmp_path / "new/x.json").read_text()
+    assert json.loads(text) == {"command": "python bench/x.py --name 'a b'", "commit": "abc", **made,
+                                "arguments": {"name": "a b"}}
+    assert '{"n": 1},\n{}' in text      # a line each
+
+
+def test_the_commit_is_gits(monkeypatch):
+    monkeypatch.delenv("NUMBATTN_COMMIT", raising=False)
+    answers = {"rev-parse": "0123456789ab\n", "diff": ""}
+    monkeypatch.setattr(common, "_git", lambda what, *_: subprocess.CompletedProcess([], 0, answers[what]))
+    assert common.commit() == "0123456789ab"
+    answers["diff"] = "numbattn/api.py\n"
+    assert common.commit() == "0123456789ab+"
+    answers["rev-parse"] = ""
+    assert common.commit() is None
