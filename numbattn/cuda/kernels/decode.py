@@ -60,7 +60,7 @@ from ..tile import (
 from .combine import PARTIALS
 from .scores import SCORE, differs_by_head, may_be_far, score_steps, scores_type
 from .shared.cached import EIGHT_BITS, cached
-from .shared.chunks import count_of_chunks, first_key
+from .shared.chunks import chunks_between, count_of_chunks, first_key, longest_step
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, sum_type, vector
 from .shared.schedule import finish, next_number, split
@@ -137,7 +137,7 @@ class Keys(Matrix):
         yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
 
 
-def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
+def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
     SHARED_K, SHARED_V = (
         shared.tile(tile_n, cols, held.dtype, stages=WARPS, widened=held.widened) for cols in (head_dim, head_dim_v)
@@ -180,12 +180,14 @@ def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
 
 
 def decode(
-    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, tile_n, page_size, mask, score, dropout, nbytes
+    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, tile_n, page_size, mask, mask_by_head, score,
+    dropout, nbytes,
 ):
     """The kernel for tiles of tile_n keys and head_dims rounded up.
 
     queries: how many rows of a work tile each of its heads has, a power of two; page_size: of a cache in pages, else 0;
-    held: the dtype of a cache of 8 bits, or None. Rows of q, k and v are aligned to nbytes.
+    held: the dtype of a cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own. Rows of q,
+    k and v are aligned to nbytes.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
@@ -195,7 +197,7 @@ def decode(
     shared = SharedMemory()
     held = cached(shared, dtype, held, S_TILE, page_size, WARPS)
     start, stages, load_k, load_v, wait_k, wait_v, next_use, matrix, maps = loads(
-        shared, held, head_dim, head_dim_v, tile_n, mask, nbytes
+        shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes
     )
     of_keys, of_values, of_sums = held.of_keys, held.of_values, held.of_sums
     QUERIES, HEADS, TILE_N, ROWS_OF = queries, ROWS // queries, tile_n, Alignment(nbytes)
@@ -204,7 +206,7 @@ def decode(
     scored, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
     NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score))
     put_warps, save_merged = merge_steps(shared, head_dim_v, queries, ACC)
-    NUMBER = shared.tile(1, 1, np.int32)
+    NUMBER, longest_of = shared.tile(1, 1, np.int32), longest_step(shared, mask, mask_by_head)
 
     @device
     def work_tile(number, call):
@@ -225,9 +227,9 @@ def decode(
         return work.n_block >= work.n_blocks
 
     @device
-    def next_number_of(number, end, counters, call):
-        """The number of the next work tile that is not empty, and the end of those that have been drawn: one at a time,
-        but many where there was nothing for long, as behind the end of all sequences."""
+    def next_number_of(number, end, last, counters, call):
+        """The number of the next work tile before `last` that is not empty, and the end of those that have been drawn:
+        one at a time, but many where there was nothing for long."""
         draws = index(0)
         while True:
             number += 1
@@ -236,7 +238,9 @@ def decode(
                 number = next_number(counters, 2 * grid_size(), step)
                 end = number + step
                 draws += 1
-            if number >= call.tiles or not is_empty(work_tile(number, call)):
+            if number >= last:
+                return call.tiles, end
+            if not is_empty(work_tile(number, call)):
                 return number, end
 
     @device
@@ -254,7 +258,8 @@ def decode(
         wait_on_dependencies()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
         heads_k, tiles_of_group = heads // group_size, (group_size + HEADS - 1) // HEADS
-        tiles = batches * heads_k * tiles_of_group * chunks
+        tiles_of_chunk = batches * heads_k * tiles_of_group
+        tiles, last = tiles_of_chunk * chunks, index(0)
         call = DecodeCall(sight, batches, heads_k, group_size, tiles_of_group, chunks, seqlen_q, tiles)
         warp = thread_index() // WARP
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
@@ -263,9 +268,11 @@ def decode(
         ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
         load_k(K, mK, cache, ahead, n_ahead)
         load_v(V, mV, cache, ahead, n_ahead)
+        if warp == 0:                                           # the chunks behind the longest sequence are not drawn
+            last = tiles_of_chunk * chunks_between(0, longest_of(sight))[1]
         while work.number < tiles:
             if thread_index() == 0:
-                number, end = next_number_of(number, end, counters, call)
+                number, end = next_number_of(number, end, last, counters, call)
                 put_number(allocate(NUMBER), number)
             Q = load(heads_as_rows(mQ[work.batch][work.head : work.end_head], ROWS_OF, QUERIES), Q_TILE, 0)
             O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
@@ -426,7 +433,7 @@ def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
     """Which depend on nothing else."""
     return decode(
         dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, tile_n=tile_n, page_size=0,
-        mask=(), score=(), dropout=False, nbytes=VECTOR_BYTES,
+        mask=(), mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
     ).shared  # fmt: skip
 
 
@@ -442,7 +449,7 @@ def parameters(work, tiles, head_dims=head_dims):
     return {
         "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
         "queries": queries_of(work), "tile_n": tiles.tile_n, "page_size": work.problem.page_size, "mask": work.mask,
-        "score": work.score, "dropout": work.problem.dropout, "nbytes": work.nbytes,
+        "mask_by_head": work.mask_by_head, "score": work.score, "dropout": work.problem.dropout, "nbytes": work.nbytes,
     }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | dot | a product of tiles; (positive_)operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
-| tma_load, tma_load_part, tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
+| tma_load(_part, _pages), tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
 | bulk_add | to sums of tiles, to which many blocks add, in the background | cp.reduce.async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
@@ -94,7 +94,16 @@ from .synchronisation import (
     wait_on_dependencies,
     warpgroup_index,
 )
-from .tma import bulk_load, fence_async_proxy, prefetch_tensor_map, tma_load, tma_load_part, tma_store, tma_store_wait
+from .tma import (
+    bulk_load,
+    fence_async_proxy,
+    prefetch_tensor_map,
+    tma_load,
+    tma_load_pages,
+    tma_load_part,
+    tma_store,
+    tma_store_wait,
+)
 from .warpgroup import operand, positive_operand, wgmma_wait
 from .world import device
 
@@ -194,6 +203,7 @@ __all__ = [
     "tanh",
     "thread_index",
     "tma_load",
+    "tma_load_pages",
     "tma_load_part",
     "tma_store",
     "tma_store_wait",

@@ -104,6 +104,11 @@ class Boxes(Place):
         return box + row * self.width + ((col & self.width - 1) ^ (row * self.vector & chunk_bits))
 
 
+def fits_pages(rows, page_size):
+    """Whether `tma_load_pages` loads tiles of so many rows."""
+    return page_size % PERIOD == 0 and (rows % page_size == 0 or page_size % rows == 0)
+
+
 # ---------------------------------------------------------------------------------------------------------- LLVM
 def box_runs(b, plan, layout):
     row0, col0 = Index(b, base(b, layout.rows)), Index(b, base(b, layout.cols))

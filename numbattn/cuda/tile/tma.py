@@ -5,9 +5,10 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from . import simulator
-from .boxes import Boxes
+from .boxes import ROW_BYTES, Boxes, fits_pages
 from .emit import I32, I64, VOID, asm
 from .fragment import name_of
+from .integers import data_models
 from .pipeline import emit_barrier, unpack
 from .shared_memory import emit_stage
 from .synchronisation import emit_element
@@ -143,12 +144,78 @@ def tma_load_part(stage, shared, matrices, batch, head, row, col):
     return types.void(stage, shared, types.uint64, index, index, index, index), generate
 
 
-def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled):
+@primitive
+def tma_load_pages(stage, pages, table, head, row, page_size):
+    """As `tma_load`, of a matrix in pages: its row r is row r % page_size of the page table[r // page_size].
+
+    pages: a tensor map of (pages, heads, page_size, columns), with boxes of as many rows as the tile, or a page if that
+    has fewer: a multiple of 8, from which `row` on they lie in one page. table: a vector of int32. Beyond the table is
+    the last page again; a page that does not exist is zeros.
+
+    >>> shared, LAYOUT = SharedMemory(), simt(16, 64, 32, 8, 8)
+    >>> PIPELINE = Pipeline.within(shared, shared.boxes(16, 64, np.float16), readers=1)
+    >>> def kernel(pages, table, y):
+    ...     init_pipelines(PIPELINE)
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_load_pages(stage(PIPELINE, 0), pages, table, 0, 0, 8)
+    ...     wait(stage(PIPELINE, 0))
+    ...     save(y, get(stage(PIPELINE, 0).tile, LAYOUT), 0)
+    >>> pages = np.repeat(np.arange(3.0), 512).reshape(3, 1, 8, 64).astype(np.float16)
+    >>> run(kernel, pages, np.array([2, 1], np.int32), np.zeros((16, 1)))[:, 0]
+    array([2., 2., 2., 2., 2., 2., 2., 2., 1., 1., 1., 1., 1., 1., 1., 1.])
+    """
+    plan = stage.pipeline.tile
+    values = np.zeros(plan.shape, plan.dtype)
+    for down in _parts("tma_load_pages", plan, page_size):
+        place, first = divmod(int(row) + down, page_size)
+        page = table[min(place, len(table) - 1)]
+        if 0 <= page < len(pages):
+            part = np.asarray(pages)[page, head, first : first + plan.rows, : plan.cols].view(plan.dtype)
+            values[down : down + page_size, : part.shape[1]] = part[: plan.rows - down]
+    _start_load(stage, stage.tile, values)
+
+
+def _parts(word, plan, page_size):
+    """The first rows of the parts of a tile that are loaded from a page each."""
+    check_boxes(word, plan)
+    if not fits_pages(plan.rows, page_size):
+        raise TypingError(f"{word}: {plan} is no tile of pages of {page_size} rows")
+    return range(0, plan.rows, page_size)
+
+
+@tma_load_pages.lowering
+def tma_load_pages(stage, pages, table, head, row, page_size):
+    if not isinstance(page_size, types.IntegerLiteral):
+        return None
+    plan, size = stage.pipeline.tile, page_size.literal_value
+    parts = _parts("tma_load_pages", plan, size)
+
+    def generate(b, value, tensor_map, numbers, head, row, _):
+        index, _ = unpack(b, value)
+        filled, pointer = emit_expect(b, stage.pipeline, index, I32(plan.nbytes)), emit_stage(b, plan, index)
+        rows = [b.add(row, I32(down)) for down in parts]
+        found = [emit_page(b, table, numbers, b.udiv(row, I32(size))) for row in rows]     # all before the first load
+        for down, row, page in zip(parts, rows, found):
+            emit_load(b, plan, pointer, tensor_map, page, head, b.urem(row, I32(size)), I32(0), filled, down)
+
+    index = types.int32
+    return types.void(stage, types.uint64, table, index, index, page_size), generate
+
+
+def emit_page(b, ty, table, place):
+    """An element of a table, or the last one."""
+    last = b.sub(b.trunc(b.extract_value(data_models.lookup(ty).get(b, table, "shape"), 0), I32), I32(1))
+    return b.load(emit_element(b, ty, table, b.select(b.icmp_signed("<", place, last), place, last)))
+
+
+def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled, down=0):
+    """The loads of a tile's boxes, or of a part of each, from the tile's row `down` on."""
     text = (
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[$0], [$1, {$2, $3, $4, $5}], [$6];"
     )
-    for right, box in boxes_of(b, plan, pointer):
+    for right, box in boxes_of(b, plan, pointer, down):
         asm(b, text, VOID, box, tensor_map, b.add(col, right), row, head, batch, filled, effect=True)
 
 
@@ -159,9 +226,9 @@ def emit_expect(b, pipeline, index, nbytes):
     return filled
 
 
-def boxes_of(b, plan, pointer):
-    """The first column and the address of each box of a tile."""
-    start = b.ptrtoint(pointer, I32)
+def boxes_of(b, plan, pointer, down=0):
+    """The first column and the address of each box of a tile, of its row `down`."""
+    start = b.add(b.ptrtoint(pointer, I32), I32(down * ROW_BYTES))
     for i, col in enumerate(range(0, plan.cols, plan.width)):
         yield I32(col), b.add(start, I32(i * plan.box_bytes))
 

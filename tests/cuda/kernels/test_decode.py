@@ -5,7 +5,9 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from numbattn.cuda.kernels import decode
 from numbattn.cuda.kernels.shared.chunks import SHORT
+from numbattn.cuda.kernels.shared.schedule import next_number
 from numbattn.cuda.plan.planner import DEVICES as GPUS
 from numbattn.kv_cache import FLOAT8
 from numbattn.masks import as_mask
@@ -64,6 +66,22 @@ def test_work_tiles_behind_those_that_are_empty(rng, device):
     lengths = np.where(np.isin(np.arange(30), [2, 3, 4, 9, 10]), 0, 35).astype(np.int32)
     one_block = device._replace(multiprocessors=1)
     check(one_block, *qkv(rng, batch=30, heads=1, heads_k=1, n=40), mask=na.Lengths(lengths[:, None]))
+
+
+@simulated
+@pytest.mark.parametrize(("lengths", "draws"), [([[70], [5]], 2), ([[7], [SHORT + 1]], 4), ([[70, 5], [1, 70]], 12)])
+def test_chunks_behind_the_longest_sequence(rng, device, lengths, draws, monkeypatch):
+    """None is drawn, but where heads have lengths of their own. The block starts with two numbers, two are the end."""
+    drawn = []
+
+    def counted(counters, first, count=1):
+        drawn.append(count)
+        return next_number(counters, first, count)
+
+    monkeypatch.setattr(decode, "next_number", counted)
+    one_block = device._replace(multiprocessors=1)
+    check(one_block, *qkv(rng, batch=2, heads=2, heads_k=1, n=3 * SHORT), mask=na.Lengths(np.array(lengths, np.int32)))
+    assert sum(drawn) == draws
 
 
 @simulated
@@ -148,6 +166,27 @@ def test_a_cache_without_pages(rng, device):
             rows = slice(b, b + 1)
             want = na.attention(q[rows], k[rows, :, :n], v[rows, :, :n], causal=True)
             np.testing.assert_array_equal(o[rows], want)
+
+
+@pytest.mark.parametrize("page_size", [16, 40, 128])
+def test_a_cache_in_pages(rng, device, page_size):
+    """The same bits as without pages, whatever pages there are behind the lengths, and whatever is on them."""
+    lengths = [77, 0, 130]
+    q, k, v = qkv(rng, batch=3, m=3, n=max(lengths), d=64, e=128)
+    caches = [laid_out(rng, k, v, lengths, size) for size in (None, page_size)]
+    with on(device):
+        want, got = (na.attention(q, cache, causal=True) for cache in caches)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_which_pages_are_loaded_by_tma(rng):
+    """Those that are parts of tiles or consist of them; on Hopper and nowhere else."""
+    q = np.zeros((1, 2, 1, 128), HALF)
+    for device, page_size, by_tma in (HOPPER, 8, True), (HOPPER, 192, True), (HOPPER, 24, False), (AMPERE, 64, False):
+        with on(device) as gpu:
+            na.attention(q, na.KVCache.zeros(1, 1, 20, 128, like=q, page_size=page_size))
+        (program,) = gpu.programs.values()
+        assert bool(program.plan.steps[-2].key.source().tensor_maps) == by_tma
 
 
 # --------------------------------------------------------------------------------------------------- caches of 8 bits

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
+from numba.cuda.core.errors import TypingError as CudaTypingError
 
 from numbattn.cuda.tile import (
     WARPGROUP,
@@ -21,12 +23,14 @@ from numbattn.cuda.tile import (
     put,
     release,
     save,
+    simt,
     simulate,
     stage,
     sync_threads,
     sync_warpgroup,
     thread_index,
     tma_load,
+    tma_load_pages,
     tma_store,
     tma_store_wait,
     wait,
@@ -176,3 +180,42 @@ def test_a_line_is_long_enough(rng):
     x, y = np.zeros((1, 1, 128, 64), np.float16), poisoned((128, 64))
     with pytest.raises(ValueError, match="bulk_load: a line of 100 has no 64 contiguous elements from 64 on"):
         start(kernel, 2 * WARPGROUP, nbytes, tensor_map(x, (1, 1, 64, 64)), np.zeros(100, np.float32), y, np.int32(2))
+
+
+# ------------------------------------------------------------------------------------------------------------- pages
+def loader_of_pages(rows, page_size):
+    """A tile from row `first` on of head 1 of a matrix in pages."""
+    shared, layout = SharedMemory(), simt(rows, 128, 32, 8, 8)
+    PIPELINE = Pipeline.within(shared, shared.boxes(rows, 128, np.float16), readers=1)
+
+    def move(pages, table, y, first):
+        init_pipelines(PIPELINE)
+        sync_threads()
+        X = stage(PIPELINE, 0)
+        if thread_index() == 0:
+            tma_load_pages(X, pages, table, 1, first, page_size)
+        wait(X)
+        save(y, get(X.tile, layout), 0)
+
+    return move, shared.nbytes
+
+
+@pytest.mark.parametrize(("rows", "page_size", "first"), [(32, 8, 32), (32, 64, 96), (16, 16, 0), (32, 16, 64)])
+def test_pages(rng, rows, page_size, first):
+    """Behind the table is its last page; pages that do not exist are zeros."""
+    pages = rng.standard_normal((5, 2, page_size, 120)).astype(np.float16)
+    table = np.array([4, 2, 99, 1, 0, -3, 3], np.int32)[: (first + rows) // page_size]
+    y = poisoned((rows, 128))
+    kernel, nbytes = loader_of_pages(rows, page_size)
+    start(kernel, 32, nbytes, tensor_map(pages, (1, 1, min(rows, page_size), 64)), table, y, np.int32(first))
+    known = np.zeros((100, page_size, 128))
+    known[:5, :, :120] = pages[:, 1]
+    numbers = table[np.minimum(np.arange(first, first + rows) // page_size, len(table) - 1)]
+    np.testing.assert_array_equal(y, known[numbers, np.arange(first, first + rows) % page_size])
+
+
+def test_pages_that_no_tile_consists_of():
+    kernel, nbytes = loader_of_pages(32, 24)
+    pages = tensor_map(np.zeros((5, 2, 24, 128), np.float16), (1, 1, 24, 64))
+    with pytest.raises((TypingError, CudaTypingError), match=r"boxes 32x128 .*is no tile of pages of 24 rows"):
+        start(kernel, 32, nbytes, pages, np.zeros(2, np.int32), poisoned((32, 128)), np.int32(0))

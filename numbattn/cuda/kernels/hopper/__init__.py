@@ -4,7 +4,7 @@ from functools import partial
 
 from ...plan.spec import Route
 from .. import backward, combine, delta
-from ..decode import has_few_queries
+from ..decode import has_few_queries, held_of
 from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
 from .forward_tiles import is_for_hopper
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
@@ -14,13 +14,17 @@ def takes(variant, work):
     return is_for_hopper(work) and variant_of(KERNELS, work) == variant
 
 
+def reads(work):
+    """No caches of 8 bits, which TMA does not widen."""
+    return is_for_hopper(work) and held_of(work.problem) is None
+
+
 def attends(work):
-    """No caches in pages or of 8 bits, which TMA does not load."""
-    return is_for_hopper(work) and work.problem.cache in (None, (work.problem.dtype, None))
+    return reads(work) and not work.problem.page_size
 
 
 def decodes(work):
-    return attends(work) and has_few_queries(work)
+    return reads(work) and has_few_queries(work) and (not work.problem.page_size or decode.takes_pages(work))
 
 
 FORWARD = Route(decodes, (decode.SPEC, combine.SPEC)), Route(attends, (forward.SPEC,))

@@ -6,6 +6,7 @@ from numba.cuda import types
 from ...build import TensorMapArgument
 from ...plan.arguments import Matrix, TmaMatrix
 from ...plan.spec import Spec
+from ...plan.views import VECTOR_BYTES
 from ...tile import (
     Pipeline,
     advance,
@@ -18,19 +19,28 @@ from ...tile import (
     sync_warp,
     thread_index,
     tma_load,
+    tma_load_pages,
     wait,
 )
+from ...tile.boxes import fits_pages
 from .. import decode as any_gpu
 from ..decode import ARGUMENTS, WARP, WARPS, KeyTiles, Loads, blocks, parameters
 from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
 
 
-def tma_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
+class TmaKeys(TmaMatrix):
+    """A TmaMatrix of keys or values, in pages if a cache has any."""
+
+    def flat(self, planner, work):
+        return [planner.whole(self.name)] if work.problem.page_size else super().flat(planner, work)
+
+
+def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """By TMA, which a warp's first lane starts. Stage w of a pipeline is warp w's, round after round."""
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
-    TILE_N, HAS_KEY_LENGTHS = tile_n, has_key_lengths(mask)
+    TILE_N, PAGE_SIZE, HAS_KEY_LENGTHS = tile_n, page_size, has_key_lengths(mask)
 
     @device
     def start():
@@ -42,9 +52,14 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
         return stage(K_PIPELINE, warp), stage(V_PIPELINE, warp)
 
     @device
-    def load_tile(place, matrices, cache, work, n_block):
+    def of_sequence(place, matrices, cache, work, n_block):
         if thread_index() % WARP == 0 and n_block < work.n_blocks:
             tma_load(place, matrices, work.batch, work.head_k, n_block * TILE_N)
+
+    @device
+    def of_pages(place, pages, cache, work, n_block):
+        if thread_index() % WARP == 0 and n_block < work.n_blocks:
+            tma_load_pages(place, pages, cache[0][work.batch], work.head_k, n_block * TILE_N, PAGE_SIZE)
 
     @device
     def wait_k(place, work, n_block):
@@ -65,8 +80,10 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, mask, nbytes):
     def next_use(place):
         return advance(place, WARPS)
 
-    maps = [TensorMapArgument(i, tiles.box, l2_promotion=0) for i, tiles in ((1, SHARED_K), (2, SHARED_V))]
-    return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, types.uint64, tuple(maps))
+    load_tile, rows = (of_pages, min(page_size, tile_n)) if page_size else (of_sequence, tile_n)
+    boxes = ((i, (1, 1, rows, tiles.width)) for i, tiles in ((1, SHARED_K), (2, SHARED_V)))
+    maps = tuple(TensorMapArgument(i, box, l2_promotion=0) for i, box in boxes)
+    return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, types.uint64, maps)
 
 
 def decode(**parameters):
@@ -81,9 +98,15 @@ def rows(work):
     return (TILES[max(head_dims(work.problem))],)
 
 
+def takes_pages(work):
+    """Whether TMA loads those of a cache where they lie."""
+    (tiles,) = rows(work)
+    return fits_pages(tiles.tile_n, work.problem.page_size) and work.nbytes == VECTOR_BYTES
+
+
 SPEC = Spec(
     decode,
-    (Matrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), *ARGUMENTS),
+    (Matrix("q"), TmaKeys("k", "k"), TmaKeys("v", "k"), *ARGUMENTS),
     tiles=rows,
     parameters=lambda work, tiles: parameters(work, tiles, head_dims),
     blocks=blocks,

@@ -3,7 +3,12 @@
 A chunk's partial result is written and read again, which long chunks make rare; short ones give few keys to many warps.
 """
 
-from ...tile import device
+import numpy as np
+
+from ...tile import allocate, device, full, get_number, load, minimum, put, row_max, shape, simt, sync_warp
+from .visibility import sides_of
+
+WARP = 32
 
 SHORT, LONG = 1024, 2048  # keys; 64 sequences of 4096 in chunks of 512 take 3 % longer, of 256 20 %
 MANY = 32768  # keys in short chunks
@@ -29,3 +34,29 @@ def chunks_between(first, end):
 @device
 def chunk_of(key):
     return key // SHORT if key < MANY else SHORTS + (key - MANY) // LONG
+
+
+def longest_step(shared, mask, by_head):
+    """The device function (sight): where the keys of the longest sequence end, at most. By one warp."""
+    if "keys" not in mask or by_head:
+
+        @device
+        def of_arrays(sight):
+            return sight.keys
+
+        return of_arrays
+    AT, PLACE = sides_of(mask).index("keys"), shared.tile(1, 1, np.int32)
+    LENGTHS = simt(1, WARP, WARP, 1, 1)
+    ONE, NONE = LENGTHS.row_vector(), np.int32(0)
+
+    @device
+    def of_lengths(sight):
+        lengths, longest = sight.edges[AT][:, 0], full(ONE, NONE)
+        (batches,) = shape(lengths)
+        for first in range(0, batches, WARP):
+            longest = row_max(load(lengths, LENGTHS, first), longest)
+        put(allocate(PLACE), longest)
+        sync_warp()
+        return minimum(get_number(allocate(PLACE)), sight.keys)
+
+    return of_lengths

@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.shared.chunks import LONG, MANY, SHORT, chunks_between, count_of_chunks, first_key
-from numbattn.cuda.tile import thread_index
+from numbattn.cuda.kernels.shared.chunks import (
+    LONG,
+    MANY,
+    SHORT,
+    chunks_between,
+    count_of_chunks,
+    first_key,
+    longest_step,
+)
+from numbattn.cuda.kernels.shared.visibility import Sight
+from numbattn.cuda.tile import SharedMemory, thread_index
 from tests.tools.launch import launch
 
 CHUNKS = MANY // SHORT + 3
@@ -41,3 +50,20 @@ def test_keys_lie_in_chunks():
     for (low, high), (begin, behind) in zip(ranges, found.tolist()):
         wanted = [i for i, (start, stop) in enumerate(zip(STARTS, ends)) if start < high and low < stop]
         assert list(range(begin, behind)) == (wanted if low < high else [])
+
+
+@pytest.mark.parametrize("lengths", [[5], [0], [3, 99, -7], [90, *range(40)], [1000, 2]])
+@pytest.mark.parametrize("by_head", [False, True])
+def test_the_longest_sequence(lengths, by_head):
+    """No longer than the arrays, which it is taken for where heads may have lengths of their own."""
+    shared = SharedMemory()
+    longest = longest_step(shared, ("keys",), by_head)
+
+    def kernel(lengths, found):
+        end = longest(Sight(0, 0, 1, 100, (lengths,)))
+        if thread_index() == 0:
+            found[0] = end
+
+    found = np.zeros(1, np.int32)
+    launch(kernel, (1, 1, 1), 32, shared.nbytes, np.array(lengths, np.int32)[:, None], found)
+    assert found[0] == (100 if by_head else min(max(lengths), 100))
