@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import kv_cache
 from ..checks import DTYPES
-from ..masks import Grid, Rows
+from ..masks import Grid, Rows, drawn
 from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
 
 
@@ -212,6 +212,7 @@ def _sight_of_numbers(problem, mask):
 
 
 def _sight_of(problem, mask):
+    mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, tails=True)
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
         bands = np.empty((*problem.batch, 4), np.int64)

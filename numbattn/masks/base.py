@@ -160,6 +160,12 @@ class Mask(Value):
         """Whether each call makes Bits of it, or of a part."""
         return False
 
+    _is_tail = False  # whether its grid has a column for each of the last keys alone
+
+    def _draws(self, part: Mask) -> bool:
+        """Whether each call makes Bits of this part: also of a tail where keys, or queries, end before it."""
+        return part._is_drawn or (part._is_tail and any(type(other) is masks.Lengths for other in self._parts))
+
     # ------------------------------------------------------------------------------------------- what it consists of
     @property
     def _parts(self) -> tuple[Mask, ...]:
@@ -209,7 +215,7 @@ class Mask(Value):
     @cached_property
     def _kinds(self) -> tuple[type, ...]:
         """What kernels are compiled for."""
-        return tuple(masks.Bits if part._is_drawn else type(part) for part in self._parts)
+        return tuple(masks.Bits if self._draws(part) else type(part) for part in self._parts)
 
     @cached_property
     def _holds_arrays(self) -> bool:

@@ -57,7 +57,7 @@ class All(Joined):
 
     @cached_property
     def _is_drawn(self) -> bool:
-        return any(part._is_drawn for part in self.of)
+        return any(self._draws(part) for part in self.of)
 
     @cached_property
     def _within(self) -> tuple[Mask, ...]:
@@ -154,18 +154,23 @@ def as_mask(mask: Any, name: str = "mask") -> Mask:
                     "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")
 
 
-def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Mask:
-    """The mask with Bits, in the library of `array`, where that is how it comes to kernels."""
-    if not mask._is_drawn:
+def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, tails: bool = False) -> Mask:
+    """The mask with Bits, in the library of `array`, where that is how it comes to kernels; tails: and for a Tail."""
+    if not (mask._is_drawn or any(part._is_tail for part in mask._parts)):
         return mask
-    return All(tuple(
-        part._bits(seqlen_q, seqlen_k, mask._frame, array) if part._is_drawn else part for part in mask._parts
-    ))  # fmt: skip
+
+    def placed(part: Any) -> Mask:
+        if mask._draws(part) or (tails and part._is_tail):
+            return part._bits(seqlen_q, seqlen_k, mask._frame, array)
+        return part._packed(seqlen_q) if part._is_tail else part
+
+    parts = tuple(map(placed, mask._parts))
+    return mask if parts == mask._parts else All(parts)
 
 
 def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
     """The booleans that a mask stands for, in the library of `array`, which is that of its arrays."""
-    mask = drawn(mask, seqlen_q, seqlen_k, array)
+    mask = drawn(mask, seqlen_q, seqlen_k, array, tails=True)
     i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
     lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
     interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]

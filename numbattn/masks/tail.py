@@ -10,7 +10,7 @@ import numpy as np
 from ..checks import Array, words_for
 from ..values import Held
 from .bands import Cached
-from .base import Frame, Mask
+from .base import Frame, Grid, Mask
 from .dense import Bits, Dense
 from .logic import as_mask
 
@@ -41,7 +41,7 @@ class Tail(Mask):
     mask: Mask | Array
 
     _is_interval = False
-    _is_drawn = True
+    _is_tail = True
 
     def __post_init__(self) -> None:
         mask = as_mask(self.mask, "Tail mask")
@@ -64,6 +64,13 @@ class Tail(Mask):
 
     def _with(self, mask: Mask) -> Tail:
         return self if mask is self.mask else Tail(mask)
+
+    def _grids(self) -> tuple[Grid, ...]:
+        return self._inner._grids()
+
+    def _packed(self, seqlen_q: int) -> Tail:
+        """With Bits inside."""
+        return self if isinstance(self.mask, Bits) else Tail(Bits.pack(self._inner.dense(seqlen_q, seqlen_q)))
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return self._inner._held(seqlen_q, seqlen_q)

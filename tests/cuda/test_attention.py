@@ -27,6 +27,7 @@ OPTIONS = {
     "dense": lambda rng: {"mask": na.Dense(rng.random((B, 1, M, N)) < 0.5)},
     "bits": lambda rng: {"mask": na.Bits.pack(rng.random((1, H, M, N)) < 0.5) & na.Causal()},
     "blocks": lambda rng: {"mask": na.BlockSparse(rng.random((1, H, 5, 6)) < 0.5, (32, 48)), "causal": True},
+    "tail": lambda rng: {"mask": na.Tail(rng.random((B, 1, M, M)) < 0.5)},
 }
 
 

@@ -86,6 +86,7 @@ MASKS = {
     "dense": lambda rng: na.Dense(rng.random((1, 1, M, N)) < 0.3),
     "booleans by key": lambda rng: rng.random(N) < 0.7,
     "bits": lambda rng: na.Bits.pack(rng.random((1, 2, M, N)) < 0.5),
+    "tail": lambda rng: na.Tail(rng.random((B, 2, M, M)) < 0.5),
     "blocks": lambda rng: na.BlockSparse(rng.random((1, 2, 5, 5)) < 0.5, block_size=(16, 17)),
     "two grids of blocks": lambda rng: na.BlockSparse(rng.random((1, 1, 2, 2)) < 0.7, (64, 64))
     & na.BlockSparse(rng.random((1, 2, M, 24)) < 0.9, (1, 3)),

@@ -84,7 +84,7 @@ TABLE = [
     Faults("masks/logic.py", [f"masks/test_logic.py::test_{name}" for name in (
         "two_intervals_are_no_grid", "beside_the_keys_of_a_cache",
     )], {
-        "if part._is_drawn else part": "if isinstance(part, AnyOf) else part",
+        "if mask._draws(part) or": "if isinstance(part, AnyOf) or",
         "alternatives = self._inside(frame).of": "alternatives = self.of",
         "seqlen_k if isinstance(part, AnyOf) else keys": "seqlen_k",
         "part._inside(self._frame) if": "part._inside(self._segments) if",
@@ -496,7 +496,10 @@ TABLE = [
         "cols_between(layout, m0, j - hi, last)": "cols_between(layout, m0, j - hi - 1, last)",
         "1 << (j & 7)": "128 >> (j & 7)",
         "head], i // rows, j // cols": "head], i // cols, j // rows",
-        "one(sight, batch, head, i, j) & other": "one(sight, batch, head, i, j) | other",
+        "one(sight, band, batch, head, i, j) & other": "one(sight, band, batch, head, i, j) | other",
+        "j = j - first_of_tail(band)": "pass",
+        "(j < 0) | bits": "bits",
+        "n_end > first_of_tail(band) or tested": "n_end > first_of_tail(band) or not tested",
         "seen_in_band(band, m0, n0) & seen_by_others": "seen_by_others",
         "WORD - at % WORD": "WORD",
         "minimum(steps, count)": "steps",

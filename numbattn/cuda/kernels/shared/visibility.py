@@ -7,8 +7,8 @@ states of tiles, one bit each, which the kernel `tile_states` has computed befor
 number of the block's own tile.
 
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
-"dense", "bits" or "blocks" for each grid, "intervals", and "gap" for each gap in these; or "packed" alone, for segments
-whose tiles are their own, see `segments`.
+"dense", "bits", "blocks" or "tail" for each grid, "intervals", and "gap" for each gap in these; or "packed" alone, for
+segments whose tiles are their own, see `segments`.
 """
 
 from functools import reduce
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ....masks import Bits, BlockSparse, Dense
+from ....masks import Bits, BlockSparse, Dense, Tail
 from ...plan.arguments import Word
 from ...plan.spec import SIDES
 from ...plan.steps import END, FIRST, array_of_mask
@@ -38,7 +38,7 @@ from ...tile import (
 )
 from .layouts import places_of
 
-GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks"}
+GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail"}
 BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
 WORD = 32  # tiles whose states are bits of one word
 NOTHING = -1
@@ -285,22 +285,34 @@ def band_test(layout, transposed):
 
 # -------------------------------------------------------------------------------------------------------- the grids
 def cell_test(g, kind):
-    """The device function (sight, batch, head, i, j): whether grid number g shows keys j to queries i."""
+    """The device function (sight, band, batch, head, i, j): whether grid number g shows keys j to queries i."""
 
     @device
-    def dense(sight, batch, head, i, j):
+    def dense(sight, band, batch, head, i, j):
         return has_bits(sight.grids[g].cells[batch, head], i, j, 0xFF)
 
     @device
-    def bits(sight, batch, head, i, j):
+    def bits(sight, band, batch, head, i, j):
         return has_bits(sight.grids[g].cells[batch, head], i, j >> 3, 1 << (j & 7))
 
     @device
-    def blocks(sight, batch, head, i, j):
+    def blocks(sight, band, batch, head, i, j):
         cells, rows, cols = sight.grids[g]
         return has_bits(cells[batch, head], i // rows, j // cols, 0xFF)
 
-    return {"dense": dense, "bits": bits, "blocks": blocks}[kind]
+    @device
+    def tail(sight, band, batch, head, i, j):
+        j = j - first_of_tail(band)
+        return (j < 0) | bits(sight, band, batch, head, i, j)
+
+    return {"dense": dense, "bits": bits, "blocks": blocks, "tail": tail}[kind]
+
+
+@device
+def first_of_tail(band):
+    """The key of query 0, where each query has one: the last of the keys."""
+    lo, hi, queries, keys = band
+    return keys - queries
 
 
 @device
@@ -312,7 +324,7 @@ def between(first, end, batch, head, i, j):
 
 
 @device
-def interval_test(sight, batch, head, i, j):
+def interval_test(sight, band, batch, head, i, j):
     """As a `cell_test`, whether the intervals show keys j to queries i."""
     return between(sight.intervals[0], sight.intervals[1], batch, head, i, j)
 
@@ -321,7 +333,7 @@ def gap_test(g):
     """The same for gap number g: whether keys are not in it."""
 
     @device
-    def test(sight, batch, head, i, j):
+    def test(sight, band, batch, head, i, j):
         return ~between(sight.gaps[2 * g], sight.gaps[2 * g + 1], batch, head, i, j)
 
     return test
@@ -329,8 +341,8 @@ def gap_test(g):
 
 def both(one, other):
     @device
-    def test(sight, batch, head, i, j):
-        return one(sight, batch, head, i, j) & other(sight, batch, head, i, j)
+    def test(sight, band, batch, head, i, j):
+        return one(sight, band, batch, head, i, j) & other(sight, band, batch, head, i, j)
 
     return test
 
@@ -353,7 +365,7 @@ def element_test(mask, layout, transposed=False):
     @device
     def test(sight, band, batch, head, m0, n0):
         i, j = places(layout, m0, n0)
-        return seen_in_band(band, m0, n0) & seen_by_others(sight, batch, head, i, j)
+        return seen_in_band(band, m0, n0) & seen_by_others(sight, band, batch, head, i, j)
 
     return test
 
@@ -415,17 +427,20 @@ def needs_test(mask):
             return True
 
         return always
-    if has_states(mask):
 
-        @device
-        def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
-            whole = has_state(sight, batch, head, kept, tile, 1)
-            return not (whole and in_band(band, m0, m_end, n0, n_end))
-
-        return partial
+    @device
+    def partial(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
+        whole = has_state(sight, batch, head, kept, tile, 1)
+        return not (whole and in_band(band, m0, m_end, n0, n_end))
 
     @device
     def across_an_edge(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
         return not in_band(band, m0, m_end, n0, n_end)
 
-    return across_an_edge
+    tested = partial if has_states(mask) else across_an_edge
+
+    @device
+    def in_tail(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end):
+        return n_end > first_of_tail(band) or tested(sight, band, batch, head, kept, tile, m0, m_end, n0, n_end)
+
+    return in_tail if "tail" in mask else tested

@@ -141,11 +141,12 @@ MASKS = {
     "dense": lambda rng: na.Dense(rng.random((2, 3, M, N)) < 0.5),
     "bits": lambda rng: na.Bits.pack(rng.random((2, 3, M, N)) < 0.5),
     "blocks": lambda rng: na.BlockSparse(rng.random((2, 3, 5, 9)) < 0.5, block_size=(3, 7)),
+    "tail": lambda rng: na.Tail(na.Bits.pack(rng.random((2, 3, M, M)) < 0.5)),
 }
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
-@pytest.mark.parametrize("kinds", [("dense",), ("bits",), ("blocks",), ("dense", "bits")], ids="+".join)
+@pytest.mark.parametrize("kinds", [("dense",), ("bits",), ("blocks",), ("tail",), ("dense", "bits")], ids="+".join)
 def test_elements_of_grids(rng, kinds, transposed):
     """As `dense` shows them, with a band; beyond the matrix there is nothing."""
     mask = reduce(operator.and_, [MASKS[kind](rng) for kind in kinds], na.Window(4, 45, offset=0))
@@ -214,3 +215,20 @@ def test_tiles_are_whole_if_grids_and_band_say_so(rng):
     np.testing.assert_array_equal(tested, ~(whole & in_band))
     assert (whole & in_band).any()
     assert (whole & ~in_band).any()
+
+
+@pytest.mark.parametrize("kinds", [("tail",), ("tail", "blocks"), ("tail", "dense")], ids="+".join)
+def test_tiles_of_a_tail_need_a_test(kinds):
+    """And those before it as the rest of the mask says, which here shows all."""
+    states = np.full((1, 1, 1, 2), 2**32 - 1, np.uint32)
+    sight, test = Sight(0, 0, 0, 0, states=(states,)), needs_test(kinds)
+
+    def ask(sight, tested):
+        n0 = thread_index() * TILE_N
+        if thread_index() < tested.shape[0]:
+            band = np.int32(-999), np.int32(999), np.int32(2 * TILE_N), np.int32(5 * TILE_N)
+            tested[thread_index()] = test(sight, band, 0, 0, 0, thread_index(), 0, TILE_M, n0, n0 + TILE_N)
+
+    tested = np.zeros(5, np.bool_)
+    launch(ask, (1, 1, 1), WARPGROUP, 0, sight, tested)
+    assert tested.tolist() == ([True] * 5 if "dense" in kinds else [False, False, False, True, True])
