@@ -19,7 +19,7 @@ import numbattn as na
 
 EXAMPLES = Path(__file__).resolve().parent
 SHADES = {"cmap": "Blues", "vmin": 0, "vmax": 1}
-OPTIONS = {  # of the examples in a short run
+SHORT = {  # options
     "02_transformer.py": "--steps 20 --batch 2 --seqlen 32 --width 16 --layers 1 --heads 1",
     "08_attention_maps.py": "--steps 5",
     "10_pair_bias.py": "--steps 20",
@@ -30,7 +30,7 @@ OPTIONS = {  # of the examples in a short run
 def run(example, small, *options):
     """Run an example; return its globals."""
     sys.modules.pop("02_transformer", None)  # others change it
-    sys.argv = [example, *options, *(OPTIONS[example].split() if small else ())]
+    sys.argv = [example, *options, *(SHORT.get(example, "").split() if small else ())]
     return runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 
 
@@ -48,7 +48,7 @@ def bias(file, small):
 
 def metric(file, small):
     """A function of six features, two of which matter, and its estimates before and after training."""
-    ran = run("05_autograd.py", small=False)
+    ran = run("05_autograd.py", small)
     side = np.linspace(-1, 1, 60)
     x = np.zeros((side.size**2, 6))
     x[:, :2] = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
@@ -71,7 +71,7 @@ def tree(file, small):
     text, drafts = ran["text"], []
     for n in range(len(ran["PROMPT"]) + 1, len(text)):
         tokens, parents, depths = ran["draft"](ran["followers"], text[:n], 16)
-        choices = [text[n + depth] if n + depth < len(text) else None for depth in depths]  # on the accepted path
+        choices = [text[n + depth] if n + depth < len(text) else None for depth in depths]  # right on the accepted path
         drafts.append((ran["longest_path"](tokens, parents, choices), tokens, parents, depths))
     path, tokens, parents, depths = max(drafts, key=lambda draft: (2 * max(draft[3]) < len(draft[1]), len(draft[0])))
     letters = [repr(chr(token))[1:-1].replace(" ", "·") for token in tokens]
