@@ -1,4 +1,8 @@
-"""What was compiled, kept on disk between processes: files by kind and name, whole or not there."""
+"""What was compiled, kept on disk between processes: files by kind and name, whole or not there.
+
+Processes may share the folder, and start on an empty one together. A damaged file is built again; a folder that is full
+or read-only is used as it is; where nothing can be written, a warning says so once.
+"""
 
 import hashlib
 import os

@@ -55,8 +55,8 @@ class Score(Part):
     The function is taken when the Score is made, with the functions that it calls and the values of all globals,
     closures and attributes of modules that they read. What changes later is seen by a Score that is made later. One
     that does the same as another, defined anew in a loop, say, is not compiled again. Numbers that change from call to
-    call belong into arrays. On a GPU there are at most 2**24 queries and keys, and np.float32(i) has to be written
-    float(i).
+    call belong into arrays. The derivative at S = -inf is 0. On a GPU a function that only adds to S is as fast as the
+    parts that do, there are at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
 
     Examples
     --------

@@ -68,6 +68,13 @@ class KVCache(Value):
     --------
     KVCache.zeros : an empty cache.
 
+    Notes
+    -----
+    The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
+
+    On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages and 8 bits where they lie, the latter
+    beside q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+
     Examples
     --------
     >>> import numbattn as na, numpy as np

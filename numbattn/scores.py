@@ -147,7 +147,7 @@ Scores: TypeAlias = Part | Sequence[Part] | None
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softcap(Part):
-    """S = cap tanh(S / cap): no score is beyond the cap.
+    """S = cap tanh(S / cap): no score is beyond the cap. One of -inf, by a Bias before it, say, becomes visible again.
 
     Parameters
     ----------
@@ -223,7 +223,8 @@ class Alibi(DistancePart):
 class Bias(ArrayPart):
     """S = S + bias.
 
-    A score of -inf is as good as masked.
+    A score of -inf is as good as masked, and a row of nothing else sees nothing. The lowest finite number, with which
+    padding is often written, is visible: a row of nothing else has the mean of v.
 
     Parameters
     ----------
@@ -271,6 +272,11 @@ class RelativeBias(DistancePart):
         The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, as in
         `Causal`, within `Segments` those of each segment: so one query and all keys, a step of decoding, take the table
         of training as it is.
+
+    Notes
+    -----
+    On a GPU the gradient of the table is slow beside `Segments` of unequal queries and keys: each score looks up where
+    it belongs.
 
     Examples
     --------

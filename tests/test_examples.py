@@ -147,6 +147,23 @@ def test_pair_bias(tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
+@needs("autograd")
+def test_gallery(tmp_path):
+    """The pictures that no example draws by itself, and one that an example does."""
+    names = "bias", "metric", "tree", "masks"
+    run(tmp_path, "gallery.py", *names, "--small", "--folder", "drawn")
+    for name in names:
+        assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_readme_names_every_example_and_picture():
+    text = (EXAMPLES / "README.md").read_text()
+    assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) ", text, re.M)) == {x.name for x in EXAMPLES.glob("[0-9]*.py")}
+    pictures = sorted((EXAMPLES / "pictures").glob("*.png"))
+    assert sorted(re.findall(r"\]\(pictures/(.*?)\)", text)) == [picture.name for picture in pictures]
+    assert all(picture.stat().st_size < 60_000 for picture in pictures)
+
+
 WAYS = r"^(\w+) +([\d,]+) tokens/s +(\S+) tokens per call"
 
 

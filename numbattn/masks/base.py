@@ -65,7 +65,15 @@ class Grid(NamedTuple):
 
 
 class Mask(Value):
-    """What all masks share: `&`, `|` and `dense`."""
+    """What all masks share: `&`, `|` and `dense`.
+
+    Notes
+    -----
+    The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
+    takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
+    other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
+    align a and b. Lengths in an `|` hide keys, but NaN there may be read.
+    """
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
 
