@@ -2,12 +2,14 @@
 
     python bench/decode.py
     python bench/decode.py --cells 1x8192x128 64x4096x128x4 --json decode.json
+    python bench/decode.py --cells 16x8192x128x64 1x34816x128x2048 --peers causal "causal cache" tree
 
 A cell is batch x keys x head_dim, and queries if there are several; 32 heads of queries on 8 of keys, or on as many as
 --heads-k says. TB/s of K and V read, each once. lengths: numbattn with the lengths of the sequences in an array on the
 GPU; ragged: with lengths from a tenth of the keys to all of them, TB/s of what is visible; pages of 16 to 256, int8 and
-float8: a KVCache (TB/s as if it were of q's dtype). Each call is a CUDA graph, of small problems several calls on
-inputs of their own: no input is in the L2 cache. Medians of interleaved rounds.
+float8: a KVCache (TB/s as if it were of q's dtype); causal: of the last queries, as when they are many; causal cache
+and tree: the same with a KVCache, and with the mask of a binary tree of the last tokens. Each call is a CUDA graph, of
+small problems several calls on inputs of their own: no input is in the L2 cache. Medians of interleaved rounds.
 Needs tabulate and tqdm.
 """
 
@@ -43,6 +45,7 @@ CACHES = {f"pages of {size}": {"page_size": size} for size in (16, 64, 256)} | {
     "int8": {"dtype": np.int8}, "float8": {"dtype": ml_dtypes.float8_e4m3fn},
 }  # fmt: skip
 CELLS = ["1x8192x128", "1x131072x128", "16x8192x128", "64x4096x128", "64x4096x128x4", "16x8192x64"]
+OF_LAST = ["causal", "causal cache", "tree"]
 L2_BYTES = 100e6  # more than an L2 cache holds
 
 
@@ -72,16 +75,21 @@ def calls_of(name, cell, sets):
     if name in ("cudnn", "flash"):
         attention = torch.nn.functional.scaled_dot_product_attention
         return [partial(attention, *native(name, arrays), enable_gqa=True) for arrays in sets]
-    if name in CACHES:
+    mask, has_cache = None, name in CACHES
+    if name in OF_LAST:
+        parents = (np.arange(cell.queries) + 1) // 2 - 1
+        mask = na.Tail(na.Bits.tree(cupy.asarray(parents))) if name == "tree" else na.Causal()
+        has_cache = name != "causal"
+    if has_cache:
         calls = []
         for q, k, v in sets:
-            cache = na.KVCache.zeros(cell.batch, k.shape[1], cell.keys, cell.head_dim, like=q, **CACHES[name])
+            options = CACHES.get(name, {})
+            cache = na.KVCache.zeros(cell.batch, k.shape[1], cell.keys, cell.head_dim, like=q, **options)
             if cache.table is not None:
                 cache.table[...] = cupy.random.permutation(cache.table.size).reshape(cache.table.shape)
             cache.append(k, v)
-            calls.append(partial(na.attention, q, cache, out=cupy.empty_like(q)))
+            calls.append(partial(na.attention, q, cache, mask=mask, out=cupy.empty_like(q)))
         return calls
-    mask = None
     if name == "lengths":
         mask = na.Lengths(cupy.full((cell.batch, 1), cell.keys, np.int32))
     elif name == "ragged":
@@ -124,7 +132,7 @@ def main():
     parser.add_argument("--cells", nargs="+", default=CELLS, metavar="BxNxD[xM]")
     parser.add_argument("--heads-k", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
-    parser.add_argument("--peers", nargs="+", default=NAMES, choices=[*NAMES, *CACHES])
+    parser.add_argument("--peers", nargs="+", default=NAMES, choices=[*NAMES, *CACHES, *OF_LAST])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", metavar="PATH")
     options = parser.parse_args()
