@@ -1,0 +1,207 @@
+"""The paper's Tables 3, 5 and 6: tasks of the Long Range Arena, long documents, and steps at the lengths of Path-X.
+
+    python bench/long_range.py --json long_range.json
+    python bench/long_range.py --parts tasks --tasks pathfinder --side 64 --minutes 60
+
+A transformer encoder, 4 layers of 4 heads of 64, whose mean over all tokens is classified; a step has --tokens tokens.
+steps: time and memory of a step on Pathfinder's images, pixel by pixel, with numbattn, with the butterfly's blocks of
+128, and with the standard formula in CuPy. 128 x 128 pixels are Path-X, 256 x 256 Path-256.
+tasks: accuracy on ListOps and Pathfinder by the time of training, with numbattn and with the standard formula, which
+see the same batches. documents: which package of Python's standard library a text is from, by its length.
+
+The tasks are made by tasks.py. Accuracy is that of minutes of training from random weights; nobody has learned Path-X
+in this way: what works is to train on the images' pixels first (Amos et al., arXiv 2310.02980), or on smaller images,
+as the paper does. --minutes are shared out among what is trained. Without a GPU the arrays are NumPy's, float32, small,
+and memory is what tracemalloc sees. Needs tabulate and tqdm.
+"""
+
+import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import model
+import numpy as np
+import tasks
+from common import machine, save, show, show_machine
+from figure3 import BLOCK, OUT_OF_MEMORY, Clock, GpuClock, is_out_of_memory
+from model import Adam, Size, Transformer
+from peers import PACKAGES, cupy, gpu, one_stream
+from tqdm import tqdm
+
+import numbattn as na
+
+PARTS = {  # and who takes part
+    "steps": ["numbattn", "block-sparse", "standard"], "tasks": ["numbattn", "standard"], "documents": ["numbattn"],
+}  # fmt: skip
+ATTENTIONS = PARTS["steps"]
+SMALL = {"sides": [12, 16], "side": 12, "length": 32, "contexts": [32, 64], "layers": 1, "heads": 1, "tokens": 512,
+         "held_out": 32, "minutes": 0.1}  # fmt: skip
+LARGE = {"sides": [32, 64, 128, 256], "side": 32, "length": 2048, "contexts": [2**n for n in range(9, 15)], "layers": 4,
+         "heads": 4, "tokens": 32768, "held_out": 2048, "minutes": 7}  # fmt: skip
+HEAD_DIM, SAMPLES = 64, 5
+POINTS = 10  # of a curve of accuracies
+
+
+class Run(NamedTuple):
+    part: str
+    task: str
+    size: int  # a side or a length
+    attention: str
+
+    def make_task(self):
+        return getattr(tasks, self.task)(self.size)
+
+
+def runs_of(args):
+    what = {
+        "steps": [("pathfinder", side) for side in args.sides],
+        "tasks": [(name, {"listops": args.length, "pathfinder": args.side}[name]) for name in args.tasks],
+        "documents": [("documents", context) for context in args.contexts],
+    }
+    return [Run(part, *task, name) for part in args.parts for task, name in product(what[part], PARTS[part])
+            if name in args.attentions]  # fmt: skip
+
+
+def attention_of(xp, name, seqlen):
+    if name == "standard":
+        return model.standard_attention
+    if name == "numbattn":
+        return na.attention_vjp
+    blocks = na.BlockSparse.butterfly((1, 1, seqlen, seqlen), BLOCK).blocks
+    return partial(na.attention_vjp, mask=na.BlockSparse(xp.asarray(blocks), BLOCK))
+
+
+class Learner:
+    """A transformer, its weights, and the batches that it sees."""
+
+    def __init__(self, xp, name, task, args):
+        size = Size(args.layers, args.heads, HEAD_DIM)
+        rotation = model.rotations(xp, task.coordinates, HEAD_DIM)
+        attention = attention_of(xp, name, task.seqlen)
+        self.model = Transformer(attention, size.heads, rotation, pooled=True, dtype=np.dtype(args.dtype))
+        self.adam = Adam(model.init_weights(xp, size, task.symbols, task.classes), args.lr)
+        self.batch = max(1, args.tokens // task.seqlen)
+        self.next = partial(task.sample, np.random.default_rng(0), self.batch)
+        self.put = lambda *arrays: [xp.asarray(x.astype(int)) for x in arrays]
+
+    def step(self, sampled):
+        """Seconds: to read the loss is to wait for the GPU."""
+        tokens, labels = self.put(*sampled)
+        start = time.perf_counter()
+        float(model.train(self.model, self.adam, tokens, labels))
+        return time.perf_counter() - start
+
+    def accuracy(self, tokens, labels):
+        right = 0
+        for i in range(0, len(tokens), self.batch):
+            some, wanted = self.put(tokens[i : i + self.batch], labels[i : i + self.batch])
+            logits, _ = self.model(some, self.adam.weights)
+            right += int((logits.argmax(axis=1) == wanted).sum())
+        return right / len(tokens)
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+def stepped(clock, run, args, seconds):
+    """Time and memory of a step."""
+    learner = Learner(clock.xp, run.attention, run.make_task(), args)
+    sampled = learner.next()
+    learner.step(sampled)  # compiles
+    times = [learner.step(sampled) for _ in range(SAMPLES)]
+    clock.release()
+    nbytes = int(clock.extra_bytes(partial(learner.step, sampled)))
+    return {"batch": learner.batch, "seconds": float(np.median(times)), "bytes": nbytes}
+
+
+def trained(clock, run, args, seconds):
+    """Accuracy on held-out samples by seconds of training, in so many seconds in all."""
+    task, end = run.make_task(), time.monotonic() + seconds
+    held_out = task.sample(np.random.default_rng(1), args.held_out, held_out=True)
+    learner, times, curve = Learner(clock.xp, run.attention, task, args), [], []
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(learner.next)
+        for point in range(POINTS):
+            until = end - seconds * (1 - (point + 1) / POINTS)
+            while not times or time.monotonic() < until:
+                sampled, coming = coming.result(), ahead.submit(learner.next)
+                times.append(learner.step(sampled))
+            if not curve or curve[-1][1] < len(times):
+                curve.append([round(sum(times), 3), len(times), learner.accuracy(*held_out)])
+    guess = np.bincount(held_out[1]).max() / args.held_out
+    return {"batch": learner.batch, "seconds": float(np.median(times)), "curve": curve, "guess": float(guess),
+            "classes": task.classes}  # fmt: skip
+
+
+def records_of(clock, args):
+    runs, end, records = runs_of(args), time.monotonic() + 60 * args.minutes, []
+    for i, run in enumerate(tqdm(runs, disable=None, leave=False)):
+        record = run._asdict() | {"seqlen": run.make_task().seqlen, "failed": None}
+        try:
+            measure = stepped if run.part == "steps" else trained
+            record |= measure(clock, run, args, (end - time.monotonic()) / (len(runs) - i))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            record["failed"] = OUT_OF_MEMORY
+        clock.release()
+        records.append(record)
+    return records
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+def row_of(record):
+    row = {name: record[name] for name in ("task", "seqlen", "attention", "failed")}
+    if record["failed"]:
+        return row
+    row |= {"batch": record["batch"], "ms a step": 1e3 * record["seconds"]}
+    if record["part"] == "steps":
+        return row | {"MB": record["bytes"] / 1e6}
+    seconds, steps, accuracy = record["curve"][-1]
+    return row | {"steps": steps, "s": seconds, "accuracy": accuracy, "guess": record["guess"]}
+
+
+def parse(arguments, on_gpu):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--tasks", nargs="+", choices=["listops", "pathfinder"], default=["listops", "pathfinder"])
+    parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
+    parser.add_argument("--sides", nargs="+", type=int, metavar="N", help="of the steps' images")
+    parser.add_argument("--side", type=int, metavar="N", help="of the task's images")
+    parser.add_argument("--length", type=int, metavar="N", help="of ListOps' expressions")
+    parser.add_argument("--contexts", nargs="+", type=int, metavar="N", help="of the documents")
+    parser.add_argument("--layers", type=int, metavar="N")
+    parser.add_argument("--heads", type=int, metavar="N")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of a step")
+    parser.add_argument("--held-out", type=int, metavar="N", help="samples")
+    parser.add_argument("--lr", type=float, default=5e-4, help="learning rate (default: 5e-4)")
+    parser.add_argument("--dtype", choices=["float16", "float32"], default="float16" if on_gpu else "float32",
+                        help="of products")
+    parser.add_argument("--minutes", type=float, help="for all runs")
+    parser.add_argument("--json", metavar="FILE", help="write the records there, too")
+    parser.set_defaults(**(LARGE if on_gpu else SMALL))
+    return parser.parse_args(arguments)
+
+
+def run(clock, args, described):
+    show_machine(described)
+    records = records_of(clock, args)
+    for part in args.parts:
+        show(part, [row_of(record) for record in records if record["part"] == part], ".3f")
+    if args.json:
+        save(args.json, {"machine": described, "arguments": vars(args), "records": records})
+
+
+def main(arguments=None):
+    on_gpu = cupy is not None and cupy.is_available()
+    args = parse(arguments, on_gpu)
+    described = machine(*PACKAGES)
+    if not on_gpu:
+        return run(Clock(), args, described)
+    with one_stream():
+        return run(GpuClock(), args, described | {"gpu": gpu()})
+
+
+if __name__ == "__main__":
+    main()
