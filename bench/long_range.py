@@ -78,14 +78,16 @@ class Learner:
     """A transformer, its weights, and the batches that it sees."""
 
     def __init__(self, xp, name, task, args):
-        size = Size(args.layers, args.heads, HEAD_DIM)
+        self.xp, size = xp, Size(args.layers, args.heads, HEAD_DIM)
         rotation = model.rotations(xp, task.coordinates, HEAD_DIM)
         attention = attention_of(xp, name, task.seqlen)
         self.model = Transformer(attention, size.heads, rotation, pooled=True, dtype=np.dtype(args.dtype))
         self.adam = Adam(model.init_weights(xp, size, task.symbols, task.classes), args.lr)
         self.batch = max(1, args.tokens // task.seqlen)
         self.next = partial(task.sample, np.random.default_rng(0), self.batch)
-        self.put = lambda *arrays: [xp.asarray(x.astype(int)) for x in arrays]
+
+    def put(self, *arrays):
+        return [self.xp.asarray(x.astype(int)) for x in arrays]
 
     def step(self, sampled):
         """Seconds: to read the loss is to wait for the GPU."""

@@ -64,7 +64,7 @@ def test_the_standard_formula_is_attention(causal):
 def test_positions_are_relative():
     """Logits of a pooled image do not change if all of its coordinates are moved."""
     of, weights = make_model("numbattn", axes=2, pooled=True)
-    moved = np.indices((6, 6)).reshape(2, -1) + [[3], [-2]]
+    moved = np.indices((6, 6)).reshape(2, -1) + np.array([[3], [-2]])
     again = of._replace(rotation=model.rotations(np, moved, TINY.head_dim, np.complex128))
     tokens, _ = batch_of(36, pooled=True)
     np.testing.assert_allclose(again(tokens, weights)[0], of(tokens, weights)[0], atol=1e-12)
