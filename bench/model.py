@@ -58,7 +58,7 @@ def product(a, b):
     c = cupy.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
     *_, m, n, k = *c.shape, a.shape[-1]
     (a, *of_a), (b, *of_b) = _operand(a), _operand(b)
-    one, zero = np.float32([1, 0])[:, None]
+    one, zero = np.array([[1], [0]], np.float32)
     half = runtime.CUDA_R_16F
     cublas.gemmStridedBatchedEx(  # its matrices are stored column by column: it computes c^T = b^T a^T
         cupy.cuda.device.get_cublas_handle(), of_b[0], of_a[0], n, m, k, one.ctypes.data,

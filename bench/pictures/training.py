@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .basics import OURS, STYLES, finish, lines, logarithmic, panels, powers_of_two, select, values
+from .basics import OURS, STYLES, finish, label_of, lines, logarithmic, panels, powers_of_two, select, values
 
 SMOOTHED = 20  # steps
 TASKS = {"listops": "ListOps", "pathfinder": "Pathfinder"}
@@ -18,13 +18,14 @@ def training(results):
     contexts = values(results["records"], "context")
     both = [n for n in contexts if (OURS, n) in ran and ("standard", n) in ran]
     figure, axes = panels(1, 4, 2.6, width_ratios=(1, 1, 1.5, 1.5))
-    _by(axes[0, 0], "context", ran, contexts, tokens_per_second)
-    axes[0, 0].set_ylabel("tokens/s")
+    _by(axes[0, 0], "context", ran, contexts, lambda record: tokens_per_second(record) / 1e3)
+    axes[0, 0].set_ylabel("1000 tokens/s")
     _by(axes[0, 1], "context", ran, contexts, lambda record: record["bytes"] / 1e9)
     axes[0, 1].set_ylabel("GB of a step")
     distances = _losses(axes[0, 2], axes[0, 3], ran, both)
     times = {n: tokens_per_second(ran[OURS, n]) / tokens_per_second(ran["standard", n]) for n in both}
-    title = f"Trains {times[both[-1]]:.1f} times as fast at context {both[-1]}, to the same loss"
+    title = (f"Trains {times[both[-1]]:.1f} times as fast at context {both[-1]}; losses are at most "
+             f"{max(distances):.3f} bits apart")
     options, (shortest, longest) = results["arguments"], (both[0], both[-1])
     long = tokens_per_second(ran[OURS, longest]) / tokens_per_second(ran["standard", shortest])
     held_out = ", ".join(f"{ran[OURS, n]['validation']:.3f} at {n}" for n in contexts if (OURS, n) in ran)
@@ -34,7 +35,8 @@ def training(results):
             f"times that of the standard formula at {shortest}. The means of {SMOOTHED} steps' losses are at most "
             f"{max(distances):.4f} bits per byte apart. On text that is held out, after at most {options['steps']} "
             f"steps: {held_out}.")  # fmt: skip
-    full = [f"{record['attention']} at {record['context']}" for record in results["records"] if record["failed"]]
+    full = [f"the {label_of(record['attention'])} at {record['context']}" for record in results["records"]
+            if record["failed"]]  # fmt: skip
     return finish(figure, title), text + (f" Out of memory: {', '.join(full)}." if full else "")
 
 
@@ -78,7 +80,7 @@ def _by(axis, key, ran, xs, value):
 # ---------------------------------------------------------------------------------------------------------- long range
 def long_range(results):
     """Accuracy by seconds of training; a step by the pixels of an image."""
-    tasks, steps = (select(results["records"], part=part) for part in ("tasks", "steps"))
+    tasks, steps = select(results["records"], part="tasks", failed=None), select(results["records"], part="steps")
     names = list(dict.fromkeys(record["task"] for record in tasks))
     figure, axes = panels(1, len(names) + 2, 2.4)
     reached = [_curves(axis, select(tasks, task=name)) for axis, name in zip(axes[0], names)]
@@ -110,8 +112,6 @@ def _curves(axis, records):
     """Returns a sentence."""
     first, said = records[0], []
     for record in records:
-        if record["failed"]:
-            continue
         label, colour, marker, _ = STYLES[record["attention"]]
         seconds, steps, accuracies = zip(*record["curve"])
         axis.plot(seconds, [100 * x for x in accuracies], color=colour, marker=marker, label=label)
@@ -136,8 +136,8 @@ def documents(results):
     left.plot(seqlens, guess, "--", color="black", linewidth=1, label="the most frequent answer")
     left.set_ylabel("accuracy, %")
     left.set_ylim(bottom=0)
-    lines(middle, seqlens, {OURS: [record["batch"] * n / record["seconds"] for record, n in zip(records, seqlens)]})
-    middle.set_ylabel("tokens/s")
+    lines(middle, seqlens, {OURS: [record["batch"] * record["seqlen"] / record["seconds"] / 1e6 for record in records]})
+    middle.set_ylabel("millions of tokens/s")
     middle.set_ylim(bottom=0)
     for axis in (left, middle):
         powers_of_two(axis, seqlens)

@@ -9,6 +9,9 @@ from types import SimpleNamespace
 import model
 import numpy as np
 import pytest
+import tasks
+import training
+from figure3 import OUT_OF_MEMORY, Clock
 from model import Size, Transformer
 
 import numbattn as na
@@ -98,6 +101,73 @@ def test_adam_is_the_textbooks():
         lr = 0.01 * step / model.WARM_UP
         w -= lr * (0.1 * w + mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.98**step)) + 1e-8))
     np.testing.assert_allclose(weights["w"], w, rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------------- script
+def records_of(*options):
+    options = ["--contexts", "16", "32", "--tokens", "64", "--validated", "64", *options]
+    return training.records_of(Clock(), training.parse(options, on_gpu=False))
+
+
+def test_script(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training, "cupy", None)
+    path = tmp_path / "training.json"
+    options = ["--contexts", "16", "32", "--tokens", "64", "--validated", "64", "--steps", "5", "--minutes", "9"]
+    training.main([*options, "--json", str(path)])
+    assert "held out" in capsys.readouterr().out
+    results = json.loads(path.read_text())
+    assert {"machine", "arguments", "records"} <= results.keys()
+    found = {(record["context"], record["attention"]): record for record in results["records"]}
+    assert list(found) == [(n, name) for n in (16, 32) for name in ATTENTIONS]
+    for n in (16, 32):
+        ours, standard = (found[n, name] for name in ATTENTIONS)
+        assert ours["batch"] == 64 // n
+        np.testing.assert_allclose(ours["losses"], standard["losses"], atol=1e-4)
+        assert ours["validation"] == pytest.approx(standard["validation"], abs=1e-4)
+        assert len(ours["losses"]) == 5
+        assert ours["losses"][0] == pytest.approx(8)  # bits: all bytes are equally likely
+        assert ours["losses"][-1] < 7.99
+        assert min(ours["seconds"], ours["bytes"]) > 0
+
+
+def test_who_has_no_time_left_makes_a_step():
+    assert [len(record["losses"]) for record in records_of("--minutes", "0")] == [1] * 4
+
+
+def test_who_has_no_memory_left_is_told(monkeypatch):
+    def full(q, k, v, causal):
+        raise MemoryError
+
+    monkeypatch.setitem(training.ATTENTIONS, "standard", full)
+    records = records_of("--minutes", "0")
+    assert [record["failed"] for record in records] == [None, OUT_OF_MEMORY] * 2
+    assert training.row_of(records[1])["failed"] == OUT_OF_MEMORY
+
+
+def test_other_errors_are_raised(monkeypatch):
+    monkeypatch.setitem(training.ATTENTIONS, "standard", None)
+    with pytest.raises(TypeError):
+        records_of("--minutes", "0", "--attentions", "standard")
+
+
+def test_the_held_out_loss_is_the_mean_over_all_windows():
+    rotation = model.rotations(np, np.arange(8)[None], TINY.head_dim, np.complex128)
+    weights = model.init_weights(np, TINY, 256, 256, np.float64)
+    of = Transformer(partial(model.standard_attention, causal=True), TINY.heads, rotation, dtype=np.float64)
+    text = np.random.default_rng(0).integers(256, size=41)
+    assert training.held_out_loss(np, of, weights, text, 8, 2) == pytest.approx(8)
+    weights["head"][:] = np.random.default_rng(1).standard_normal(weights["head"].shape)
+    logits, _ = of(text[:40].reshape(5, 8), weights)
+    whole, _ = model.cross_entropy(logits, text[1:])
+    assert training.held_out_loss(np, of, weights, text, 8, 2) == pytest.approx(float(whole) / np.log(2))
+
+
+def test_the_text_is_the_standard_librarys():
+    assert list(tasks.library()) == sorted(tasks.library(), key=lambda path: path.split("/"))
+    assert b"".join(tasks.library().values()).count(b"import ") > 1000
+    assert "argparse.py" in tasks.library()
+    assert not any(path.startswith(("test/", "site-packages/")) for path in tasks.library())
+    assert [part.tobytes() for part in tasks.split([b"1", b"2", b"3", b"4", b"5"])] == [b"1235", b"4"]
 
 
 # ----------------------------------------------------------------------------------------------------------- products
