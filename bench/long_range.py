@@ -9,13 +9,12 @@ steps: time and memory of a step on Pathfinder's images, pixel by pixel, with nu
 tasks: accuracy on ListOps and Pathfinder by the time of training, with numbattn and with the standard formula, which
 see the same batches. documents: which package of Python's standard library a text is from, by its length.
 
-The tasks are made by tasks.py. Accuracy is that of minutes of training from random weights; nobody has learned Path-X
-in this way: what works is to train on the images' pixels first (Amos et al., arXiv 2310.02980), or on smaller images,
-as the paper does. --minutes are shared out among what is trained. Without a GPU the arrays are NumPy's, float32, small,
-and memory is what tracemalloc sees. Needs tabulate and tqdm.
+The tasks are made by tasks.py. Accuracy is that of minutes of training from random weights, on labels alone, by which
+transformers do not learn Path-X: they are pretrained, on the images (Amos et al., arXiv 2310.02980) or, in the paper,
+on smaller ones. The runs share --minutes. Without a GPU the arrays are NumPy's, float32, small, and memory is what
+tracemalloc sees. Needs tabulate and tqdm.
 """
 
-import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,11 +24,10 @@ from typing import NamedTuple
 import model
 import numpy as np
 import tasks
-from common import machine, save, show, show_machine
-from figure3 import BLOCK, OUT_OF_MEMORY, Clock, GpuClock, is_out_of_memory
+from common import show
+from figure3 import BLOCK
 from model import Adam, Size, Transformer
-from peers import PACKAGES, cupy, gpu, one_stream
-from tqdm import tqdm
+from training import in_turn, measure_and_show, parser_of
 
 import numbattn as na
 
@@ -37,6 +35,7 @@ PARTS = {  # and who takes part
     "steps": ["numbattn", "block-sparse", "standard"], "tasks": ["numbattn", "standard"], "documents": ["numbattn"],
 }  # fmt: skip
 ATTENTIONS = PARTS["steps"]
+TASKS = {"listops": "length", "pathfinder": "side"}  # and the option that says how large
 SMALL = {"sides": [12, 16], "side": 12, "length": 32, "contexts": [32, 64], "layers": 1, "heads": 1, "tokens": 512,
          "held_out": 32, "minutes": 0.1}  # fmt: skip
 LARGE = {"sides": [32, 64, 128, 256], "side": 32, "length": 2048, "contexts": [2**n for n in range(9, 15)], "layers": 4,
@@ -58,7 +57,7 @@ class Run(NamedTuple):
 def runs_of(args):
     what = {
         "steps": [("pathfinder", side) for side in args.sides],
-        "tasks": [(name, {"listops": args.length, "pathfinder": args.side}[name]) for name in args.tasks],
+        "tasks": [(name, getattr(args, TASKS[name])) for name in args.tasks],
         "documents": [("documents", context) for context in args.contexts],
     }
     return [Run(part, *task, name) for part in args.parts for task, name in product(what[part], PARTS[part])
@@ -137,19 +136,13 @@ def trained(clock, run, args, seconds):
 
 
 def records_of(clock, args):
-    runs, end, records = runs_of(args), time.monotonic() + 60 * args.minutes, []
-    for i, run in enumerate(tqdm(runs, disable=None, leave=False)):
-        record = run._asdict() | {"seqlen": run.make_task().seqlen, "failed": None}
-        try:
-            measure = stepped if run.part == "steps" else trained
-            record |= measure(clock, run, args, (end - time.monotonic()) / (len(runs) - i))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            record["failed"] = OUT_OF_MEMORY
-        clock.release()
-        records.append(record)
-    return records
+    runs = [run._asdict() | {"seqlen": run.make_task().seqlen} for run in runs_of(args)]
+
+    def measure(found, seconds):
+        run = Run(*(found[name] for name in Run._fields))
+        return (stepped if run.part == "steps" else trained)(clock, run, args, seconds)
+
+    return in_turn(clock, runs, args.minutes, measure)
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -164,45 +157,27 @@ def row_of(record):
     return row | {"steps": steps, "s": seconds, "accuracy": accuracy, "guess": record["guess"]}
 
 
+def show_records(records):
+    for part in dict.fromkeys(record["part"] for record in records):
+        show(part, [row_of(record) for record in records if record["part"] == part], ".3f")
+
+
 def parse(arguments, on_gpu):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, on_gpu)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--tasks", nargs="+", choices=["listops", "pathfinder"], default=["listops", "pathfinder"])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--sides", nargs="+", type=int, metavar="N", help="of the steps' images")
     parser.add_argument("--side", type=int, metavar="N", help="of the task's images")
     parser.add_argument("--length", type=int, metavar="N", help="of ListOps' expressions")
     parser.add_argument("--contexts", nargs="+", type=int, metavar="N", help="of the documents")
-    parser.add_argument("--layers", type=int, metavar="N")
-    parser.add_argument("--heads", type=int, metavar="N")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of a step")
     parser.add_argument("--held-out", type=int, metavar="N", help="samples")
-    parser.add_argument("--lr", type=float, default=5e-4, help="learning rate (default: 5e-4)")
-    parser.add_argument("--dtype", choices=["float16", "float32"], default="float16" if on_gpu else "float32",
-                        help="of products")
-    parser.add_argument("--minutes", type=float, help="for all runs")
-    parser.add_argument("--json", metavar="FILE", help="write the records there, too")
-    parser.set_defaults(**(LARGE if on_gpu else SMALL))
+    parser.set_defaults(lr=5e-4, **(LARGE if on_gpu else SMALL))
     return parser.parse_args(arguments)
 
 
-def run(clock, args, described):
-    show_machine(described)
-    records = records_of(clock, args)
-    for part in args.parts:
-        show(part, [row_of(record) for record in records if record["part"] == part], ".3f")
-    if args.json:
-        save(args.json, {"machine": described, "arguments": vars(args), "records": records})
-
-
 def main(arguments=None):
-    on_gpu = cupy is not None and cupy.is_available()
-    args = parse(arguments, on_gpu)
-    described = machine(*PACKAGES)
-    if not on_gpu:
-        return run(Clock(), args, described)
-    with one_stream():
-        return run(GpuClock(), args, described | {"gpu": gpu()})
+    measure_and_show(parse, records_of, show_records, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The paper's Tables 2 and 4: training of GPT-2 small by context, with numbattn and with the standard formula.
 
     python bench/training.py --json training.json
-    python bench/training.py --contexts 4096 --steps 1000 --minutes 30
+    python bench/training.py --layers 24 --heads 16 --contexts 1024 --minutes 30    # GPT-2 medium
 
 12 layers of 12 heads of 64 on bytes: the sources of Python's standard library, of which every fourth file is held out.
 Both start from the same weights and see the same batches of --tokens bytes, or of one sequence if that is longer.
@@ -9,14 +9,14 @@ Products are of float16, accumulated in float32; weights, sums, norms and losses
 that of model.py in CuPy, S and P in float16.
 
 A record has the loss of each step, and of the held-out text, in bits per byte; the median time of a step; the memory
-that a step takes beyond weights and moments. --minutes are shared out among the runs: who has no time left makes fewer
-steps. Without a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees.
+that a step takes beyond weights and moments. The runs share --minutes: who has no time left makes fewer steps. Without a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees.
 Needs tabulate and tqdm.
 """
 
 import argparse
 import math
 import time
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 
@@ -83,21 +83,54 @@ def trained(clock, name, context, args, seconds):
 
 
 def records_of(clock, args):
-    runs, end = list(product(args.contexts, args.attentions)), time.monotonic() + 60 * args.minutes
-    records = []
-    for i, (context, name) in enumerate(runs):
-        record = {"context": context, "attention": name, "failed": None}
+    runs = [{"context": context, "attention": name} for context, name in product(args.contexts, args.attentions)]
+    return in_turn(clock, runs, args.minutes, lambda run, seconds: trained(
+        clock, run["attention"], run["context"], args, seconds))  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- what the scripts that train share
+def in_turn(clock, runs, minutes, measure):
+    """Each run, a dict, with what measure(run, seconds) adds. They share the minutes: what one of them leaves is for
+    those after it. To be out of memory is a result, too."""
+    end, records = time.monotonic() + 60 * minutes, []
+    for i, run in enumerate(runs):
         try:
-            record |= trained(clock, name, context, args, (end - time.monotonic()) / (len(runs) - i))
+            found = measure(run, (end - time.monotonic()) / (len(runs) - i))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            record["failed"] = OUT_OF_MEMORY
+            found = {"failed": OUT_OF_MEMORY}
+        records.append({**run, "failed": None, **found})
         clock.release()
-        records.append(record)
     return records
 
 
+def parser_of(doc, on_gpu):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, metavar="N")
+    parser.add_argument("--heads", type=int, metavar="N")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of a step")
+    parser.add_argument("--lr", type=float, help="learning rate")
+    parser.add_argument("--dtype", choices=["float16", "float32"], default="float16" if on_gpu else "float32",
+                        help="of products")
+    parser.add_argument("--minutes", type=float, help="for all runs")
+    parser.add_argument("--json", metavar="FILE", help="write the records there, too")
+    return parser
+
+
+def measure_and_show(parse, records_of, show_records, arguments=None):
+    on_gpu = cupy is not None and cupy.is_available()
+    args, described = parse(arguments, on_gpu), machine(*PACKAGES)
+    with one_stream() if on_gpu else nullcontext():
+        described |= {"gpu": gpu()} if on_gpu else {}
+        show_machine(described)
+        records = records_of(GpuClock() if on_gpu else Clock(), args)
+    show_records(records)
+    if args.json:
+        save(args.json, {"machine": described, "arguments": vars(args), "records": records})
+
+
+# -------------------------------------------------------------------------------------------------------- command line
 def row_of(record):
     if record["failed"]:
         return {name: record[name] for name in ("context", "attention", "failed")}
@@ -109,43 +142,24 @@ def row_of(record):
     }  # fmt: skip
 
 
+def show_records(records):
+    show("Training", [row_of(record) for record in records], ["", "", "", "", ",.0f", ",.0f", ".4f", ".4f"])
+
+
 def parse(arguments, on_gpu):
-    defaults = LARGE if on_gpu else SMALL
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, on_gpu)
     parser.add_argument("--contexts", nargs="+", type=int, metavar="N")
     parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=list(ATTENTIONS))
-    parser.add_argument("--layers", type=int, metavar="N")
-    parser.add_argument("--heads", type=int, metavar="N")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of a step")
     parser.add_argument("--steps", type=int, metavar="N", help="of a run")
     parser.add_argument("--validated", type=int, metavar="N", help="bytes of the held-out text")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 1e-3)")
-    parser.add_argument("--dtype", choices=["float16", "float32"], default="float16" if on_gpu else "float32",
-                        help="of products")
-    parser.add_argument("--minutes", type=float, help="for all runs")
-    parser.add_argument("--json", metavar="FILE", help="write the records there, too")
-    parser.set_defaults(**defaults)
+    parser.set_defaults(lr=1e-3, **(LARGE if on_gpu else SMALL))
     args = parser.parse_args(arguments)
     args.contexts.sort()
     return args
 
 
-def run(clock, args, described):
-    show_machine(described)
-    records = records_of(clock, args)
-    show("Training", [row_of(record) for record in records], ["", "", "", "", ",.0f", ",.0f", ".4f", ".4f"])
-    if args.json:
-        save(args.json, {"machine": described, "arguments": vars(args), "records": records})
-
-
 def main(arguments=None):
-    on_gpu = cupy is not None and cupy.is_available()
-    args = parse(arguments, on_gpu)
-    described = machine(*PACKAGES)
-    if not on_gpu:
-        return run(Clock(), args, described)
-    with one_stream():
-        return run(GpuClock(), args, described | {"gpu": gpu()})
+    measure_and_show(parse, records_of, show_records, arguments)
 
 
 if __name__ == "__main__":

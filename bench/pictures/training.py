@@ -104,7 +104,7 @@ def long_range(results):
             f"{options['tokens']} tokens a step. {' '.join(reached)} Path-X is {PATH_X} pixels.")
     if full:
         text += f" The standard formula is out of memory from {full[0]} pixels on."
-    text += " Plain supervision from random weights, as here, is not known to learn Path-X (arXiv 2310.02980)."
+    text += " From random weights, on labels alone, transformers do not learn Path-X (arXiv 2310.02980)."
     return finish(figure, title), text
 
 

@@ -8,6 +8,7 @@ import long_range
 import numpy as np
 import pytest
 import tasks
+import training
 from figure3 import OUT_OF_MEMORY, Clock
 from long_range import Learner
 
@@ -99,7 +100,7 @@ def args_of(*options):
 
 
 def test_script(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(long_range, "cupy", None)
+    monkeypatch.setattr(training, "cupy", None)
     path = tmp_path / "long_range.json"
     options = ["--sides", "12", "--contexts", "32", "--tokens", "160", "--minutes", "0.01", "--json", str(path)]
     long_range.main(options)

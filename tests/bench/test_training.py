@@ -134,6 +134,13 @@ def test_who_has_no_time_left_makes_a_step():
     assert [len(record["losses"]) for record in records_of("--minutes", "0")] == [1] * 4
 
 
+def test_the_minutes_are_shared():
+    shares = []
+    records = training.in_turn(Clock(), [{"n": i} for i in range(3)], 1, lambda _, seconds: shares.append(seconds) or {})
+    assert shares == pytest.approx([20, 30, 60], abs=1)
+    assert records == [{"n": i, "failed": None} for i in range(3)]
+
+
 def test_who_has_no_memory_left_is_told(monkeypatch):
     def full(q, k, v, causal):
         raise MemoryError
