@@ -3,14 +3,15 @@
     python bench/training.py --json training.json
     python bench/training.py --layers 24 --heads 16 --contexts 1024 --minutes 30    # GPT-2 medium
 
-12 layers of 12 heads of 64 on bytes: the sources of Python's standard library, of which every fourth file is held out.
+A model of its size, 12 layers of 12 heads of 64 with rotary positions, on bytes: the sources of Python's standard
+library, of which every fourth file is held out.
 Both start from the same weights and see the same batches of --tokens bytes, or of one sequence if that is longer.
 Products are of float16, accumulated in float32; weights, sums, norms and losses are float32. The standard formula is
 that of model.py in CuPy, S and P in float16.
 
 A record has the loss of each step, and of the held-out text, in bits per byte; the median time of a step; the memory
-that a step takes beyond weights and moments. The runs share --minutes: who has no time left makes fewer steps. Without a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees.
-Needs tabulate and tqdm.
+that a step takes beyond weights and moments. The runs share --minutes: who has no time left makes fewer steps. Without
+a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees. Needs tabulate and tqdm.
 """
 
 import argparse
