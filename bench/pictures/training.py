@@ -35,9 +35,13 @@ def training(results):
             f"times that of the standard formula at {shortest}. The means of {SMOOTHED} steps' losses are at most "
             f"{max(distances):.4f} bits per byte apart. On text that is held out, after at most {options['steps']} "
             f"steps: {held_out}.")  # fmt: skip
-    full = [f"the {label_of(record['attention'])} at {record['context']}" for record in results["records"]
+    full = [f"{words(record['attention'])} at {record['context']}" for record in results["records"]
             if record["failed"]]  # fmt: skip
     return finish(figure, title), text + (f" Out of memory: {', '.join(full)}." if full else "")
+
+
+def words(attention):
+    return "the " * (attention == "standard") + label_of(attention)
 
 
 def tokens_per_second(record):
@@ -112,10 +116,10 @@ def _curves(axis, records):
     """Returns a sentence."""
     first, said = records[0], []
     for record in records:
-        label, colour, marker, _ = STYLES[record["attention"]]
+        (label, colour, marker, _), name = STYLES[record["attention"]], words(record["attention"])
         seconds, steps, accuracies = zip(*record["curve"])
         axis.plot(seconds, [100 * x for x in accuracies], color=colour, marker=marker, label=label)
-        said.append(f"{100 * accuracies[-1]:.1f} % with {label} after {steps[-1]} steps, {seconds[-1]:.0f} s")
+        said.append(f"{100 * accuracies[-1]:.1f} % with {name} after {steps[-1]} steps, {seconds[-1]:.0f} s")
     axis.axhline(100 * first["guess"], color="black", linestyle="--", linewidth=1, label="the most frequent answer")
     axis.set_xlabel("s of training")
     axis.set_ylabel("accuracy, %")
