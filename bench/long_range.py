@@ -39,9 +39,9 @@ TASKS = {"listops": "length", "pathfinder": "side"}  # and the option that says 
 SMALL = {"sides": [12, 16], "side": 12, "length": 32, "contexts": [32, 64], "layers": 1, "heads": 1, "tokens": 512,
          "held_out": 32, "minutes": 0.1}  # fmt: skip
 LARGE = {"sides": [32, 64, 128, 256], "side": 32, "length": 2048, "contexts": [2**n for n in range(9, 15)], "layers": 4,
-         "heads": 4, "tokens": 32768, "held_out": 2048, "minutes": 7}  # fmt: skip
+         "heads": 4, "tokens": 32768, "held_out": 1024, "minutes": 7}  # fmt: skip
 HEAD_DIM, SAMPLES = 64, 5
-POINTS = 10  # of a curve of accuracies
+POINTS = 8  # of a curve of accuracies
 
 
 class Run(NamedTuple):

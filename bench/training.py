@@ -45,13 +45,13 @@ def windows(xp, text, starts, context):
     return window[:, :-1], window[:, 1:].ravel()
 
 
-def held_out_loss(xp, of, weights, text, context, batch):
+def held_out_loss(xp, gpt, weights, text, context, batch):
     """Bits per byte of the text in windows that each start without context."""
     starts, total = np.arange(0, len(text) - context, context), 0.0
     for first in range(0, len(starts), batch):
         some = starts[first : first + batch]
         inputs, targets = windows(xp, text, some, context)
-        logits, _ = of(inputs, weights)
+        logits, _ = gpt(inputs, weights)
         total += float(model.cross_entropy(logits, targets)[0]) * len(some)
     return total / len(starts) / math.log(2)
 
@@ -61,7 +61,7 @@ def trained(clock, name, context, args, seconds):
     xp, size = clock.xp, Size(args.layers, args.heads, HEAD_DIM)
     text, held_out = tasks.split(list(tasks.library().values()))
     rotation = model.rotations(xp, tasks.text_coordinates(context), size.head_dim)
-    of = Transformer(partial(ATTENTIONS[name], causal=True), size.heads, rotation, dtype=np.dtype(args.dtype))
+    gpt = Transformer(partial(ATTENTIONS[name], causal=True), size.heads, rotation, dtype=np.dtype(args.dtype))
     adam = Adam(model.init_weights(xp, size, BYTES, BYTES), args.lr)
     rng, batch, end = np.random.default_rng(0), max(1, args.tokens // context), time.monotonic() + seconds
 
@@ -69,7 +69,7 @@ def trained(clock, name, context, args, seconds):
         """The loss, and how long it took: to read it is to wait for the GPU."""
         inputs, targets = windows(xp, text, rng.integers(len(text) - context, size=batch), context)
         start = time.perf_counter()
-        return float(model.train(of, adam, inputs, targets)), time.perf_counter() - start
+        return float(model.train(gpt, adam, inputs, targets)), time.perf_counter() - start
 
     made = [step()]
     with tqdm(total=args.steps, initial=1, desc=f"{name}, {context}", disable=None, leave=False) as bar:
@@ -77,7 +77,7 @@ def trained(clock, name, context, args, seconds):
             made.append(step())
             bar.update()
     losses, times = zip(*made)
-    validation = held_out_loss(xp, of, adam.weights, held_out[: args.validated + 1], context, batch)
+    validation = held_out_loss(xp, gpt, adam.weights, held_out[: args.validated + 1], context, batch)
     clock.release()
     return {"batch": batch, "losses": [round(loss, 5) for loss in losses], "seconds": float(np.median(times)),
             "validation": validation, "bytes": int(clock.extra_bytes(step))}  # fmt: skip

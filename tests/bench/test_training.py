@@ -34,8 +34,8 @@ def batch_of(seqlen, pooled):
     return rng.integers(11, size=(3, seqlen)), rng.integers(5, size=3 if pooled else 3 * seqlen)
 
 
-def loss_and_gradients(of, weights, tokens, targets):
-    logits, backprop = of(tokens, weights)
+def loss_and_gradients(gpt, weights, tokens, targets):
+    logits, backprop = gpt(tokens, weights)
     loss, loss_back = model.cross_entropy(logits, targets)
     return loss, backprop(loss_back())
 
@@ -44,13 +44,13 @@ def loss_and_gradients(of, weights, tokens, targets):
 @pytest.mark.parametrize(("axes", "pooled"), [(1, False), (2, True)], ids=["text", "image"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_gradients_are_finite_differences(name, axes, pooled):
-    of, weights = make_model(name, axes=axes, pooled=pooled)
+    gpt, weights = make_model(name, axes=axes, pooled=pooled)
     tokens, targets = batch_of(6**axes, pooled)
-    _, grads = loss_and_gradients(of, weights, tokens, targets)
+    _, grads = loss_and_gradients(gpt, weights, tokens, targets)
     rng, h = np.random.default_rng(3), 1e-5
     for weight_name, weight in weights.items():
         direction = rng.standard_normal(weight.shape)
-        ahead, behind = (loss_and_gradients(of, weights | {weight_name: weight + step * direction}, tokens, targets)[0]
+        ahead, behind = (loss_and_gradients(gpt, weights | {weight_name: weight + step * direction}, tokens, targets)[0]
                          for step in (h, -h))  # fmt: skip
         along = (grads[weight_name] * direction).sum()
         assert along == pytest.approx((ahead - behind) / (2 * h), rel=1e-6, abs=1e-9), weight_name
@@ -66,11 +66,11 @@ def test_the_standard_formula_is_attention(causal):
 
 def test_positions_are_relative():
     """Logits of a pooled image do not change if all of its coordinates are moved."""
-    of, weights = make_model("numbattn", axes=2, pooled=True)
+    gpt, weights = make_model("numbattn", axes=2, pooled=True)
     moved = np.indices((6, 6)).reshape(2, -1) + np.array([[3], [-2]])
-    again = of._replace(rotation=model.rotations(np, moved, TINY.head_dim, np.complex128))
+    again = gpt._replace(rotation=model.rotations(np, moved, TINY.head_dim, np.complex128))
     tokens, _ = batch_of(36, pooled=True)
-    np.testing.assert_allclose(again(tokens, weights)[0], of(tokens, weights)[0], atol=1e-12)
+    np.testing.assert_allclose(again(tokens, weights)[0], gpt(tokens, weights)[0], atol=1e-12)
 
 
 def test_half_precision_and_the_loss_scale():
@@ -81,8 +81,8 @@ def test_half_precision_and_the_loss_scale():
     tokens, targets = batch_of(32, pooled=False)
     found = {}
     for dtype in ("float32", "float16"):
-        of = Transformer(partial(model.standard_attention, causal=True), TINY.heads, rotation, dtype=np.dtype(dtype))
-        logits, backprop = of(tokens, weights)
+        gpt = Transformer(partial(model.standard_attention, causal=True), TINY.heads, rotation, dtype=np.dtype(dtype))
+        logits, backprop = gpt(tokens, weights)
         _, loss_back = model.cross_entropy(logits, targets, model.LOSS_SCALE)
         found[dtype] = backprop(loss_back())
     for name, want in found["float32"].items():
@@ -159,13 +159,13 @@ def test_other_errors_are_raised(monkeypatch):
 def test_the_held_out_loss_is_the_mean_over_all_windows():
     rotation = model.rotations(np, np.arange(8)[None], TINY.head_dim, np.complex128)
     weights = model.init_weights(np, TINY, 256, 256, np.float64)
-    of = Transformer(partial(model.standard_attention, causal=True), TINY.heads, rotation, dtype=np.float64)
+    gpt = Transformer(partial(model.standard_attention, causal=True), TINY.heads, rotation, dtype=np.float64)
     text = np.random.default_rng(0).integers(256, size=41)
-    assert training.held_out_loss(np, of, weights, text, 8, 2) == pytest.approx(8)
+    assert training.held_out_loss(np, gpt, weights, text, 8, 2) == pytest.approx(8)
     weights["head"][:] = np.random.default_rng(1).standard_normal(weights["head"].shape)
-    logits, _ = of(text[:40].reshape(5, 8), weights)
+    logits, _ = gpt(text[:40].reshape(5, 8), weights)
     whole, _ = model.cross_entropy(logits, text[1:])
-    assert training.held_out_loss(np, of, weights, text, 8, 2) == pytest.approx(float(whole) / np.log(2))
+    assert training.held_out_loss(np, gpt, weights, text, 8, 2) == pytest.approx(float(whole) / np.log(2))
 
 
 def test_the_text_is_the_standard_librarys():
