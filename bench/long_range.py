@@ -99,7 +99,7 @@ class Learner:
         right = 0
         for i in range(0, len(tokens), self.batch):
             some, wanted = self.put(tokens[i : i + self.batch], labels[i : i + self.batch])
-            logits, _ = self.model(some, self.adam.weights)
+            logits = self.model(some, self.adam.weights)[0]  # backprop is let go of before the next
             right += int((logits.argmax(axis=1) == wanted).sum())
         return right / len(tokens)
 
