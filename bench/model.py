@@ -145,7 +145,7 @@ def rotations(xp, coordinates, head_dim, dtype=np.complex64):
     """Rotary positions of (axes, seqlen) coordinates, a text's or an image's: complex numbers of length 1, one for each
     pair of features, which the axes share. The slowest turn by a radian over all of an axis."""
     axes, seqlen = coordinates.shape
-    frequencies = (1.0 + np.ptp(coordinates)) ** -np.linspace(0, 1, head_dim // 2 // axes)
+    frequencies = (1.0 + np.ptp(coordinates, axis=1).max()) ** -np.linspace(0, 1, head_dim // 2 // axes)
     angles = coordinates.T[:, :, None] * frequencies
     return xp.asarray(np.exp(1j * angles).reshape(seqlen, 1, 1, head_dim // 2), dtype)
 
