@@ -27,6 +27,7 @@ from pictures.cpu import cpu, decoding_cpu
 from pictures.features import decoding, packed, scores
 from pictures.paper import figure2, figure3
 from pictures.speed import accuracy, floats, readme_table, rooflines, speed
+from pictures.training import documents, long_range, training
 from PIL import Image
 from tabulate import tabulate
 
@@ -55,6 +56,9 @@ RUNS = {
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 64 128 --seqlen 4096 16384"),
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
     "figure3": Run("figure3.py", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "training": Run("training.py", "training.py --steps 3 --minutes 0.01"),
+    "long_range": Run("long_range.py --parts steps tasks", "long_range.py --parts steps tasks --minutes 0.01"),
+    "documents": Run("long_range.py --parts documents", "long_range.py --parts documents --minutes 0.01"),
     "packed": Run("packed.py"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
@@ -72,6 +76,9 @@ SECTIONS = [
     Section("Scores and masks", "scores", scores),
     Section("The paper's Figure 2", "figure2", figure2),
     Section("The paper's Figure 3", "figure3", figure3),
+    Section("Training: the paper's Tables 2 and 4", "training", training),
+    Section("Long-range tasks: the paper's Tables 3 and 6", "long_range", long_range),
+    Section("Long documents: the paper's Table 5", "documents", documents),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("float32 and float64", "floats", floats),
