@@ -6,6 +6,7 @@ import math
 import operator
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -89,6 +90,12 @@ class Problem:
     def group_size(self) -> int:
         """Query heads for each key head."""
         return self.heads // self.heads_k
+
+    @cached_property
+    def sharers(self) -> int:
+        """How many elements of the batch, heads aside, have the same keys and values: all, or each its own."""
+        axes = [zip(shape[:-3], strides) for shape, strides in zip(self.shapes[1:], self.strides[1:])]
+        return math.prod(self.batch[:-1]) if all(n == 1 or stride == 0 for n, stride in chain(*axes)) else 1
 
     @property
     def page_size(self) -> int:

@@ -67,7 +67,7 @@ DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "bfloat16", 128, 128, "", "bias float16 16, softcap", seqlen_q=3),
     row("decode", "bfloat16", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, **DROPOUT),
     row("decode", "float64", 64, 64, EDGES, cc=(8, 0), seqlen_q=1),
-    row("decode", "bfloat16", 64, 64, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, cache=Layout(INT8, 16)),
+    row("decode", "bfloat16", 64, 64, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, cache=Layout(INT8, 16), spills=16),
     row("decode", "float16", 128, 128, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, cache=Layout(FLOAT8, None)),
     row("decode", "bfloat16", 128, 128, ALL, "sink, alibi", seqlen_q=3, cache=Layout(INT8, None)),
     row("decode", "bfloat16", 128, 128, EDGES, "softcap", seqlen_q=1, cache=Layout(FLOAT8, None)),
@@ -137,7 +137,7 @@ SPILLS = [
     row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),
     row("diagonal_sums", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, **DETERMINISTIC, spills=160),
     # where O and Q are three quarters of the registers
-    row("decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=256),
+    row("decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
     row("decode", "float32", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, spills=64),
     # beside the edges of a mask
     row("diagonal_sums_hopper", "bfloat16", 256, 256, EDGES, "relative", keys=MANY, spills=80),

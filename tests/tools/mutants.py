@@ -1176,12 +1176,11 @@ TABLE = [
         "wait_copies(1)": "wait_copies(3)",
         "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)  # Alg. 2 line 10: S = Q K^T\n                sync_warp()":
             "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)",
-        "minimum(head + HEADS, (head_k + 1) * call.group_size)": "head + HEADS",
-        "minimum(end, first_key(chunk + 1))": "end",
-        "maximum(first, first_key(chunk)) // TILE_N": "first // TILE_N",
+        "minimum(end_seen, first_key(chunk + 1))": "end_seen",
+        "maximum(first_seen, first_key(chunk)) // TILE_N": "first_seen // TILE_N",
         "end = number + step": "end = number",
         "            if number >= end:\n": "            if number > end:\n",
-        "            if number >= last:\n": "            if number >= call.tiles:\n",
+        "found = number >= last or": "found = number >= call.tiles or",
         "following.n_block + thread_index() // WARP": "following.n_block",
         "O = dot(rescaled(O, alpha), P, sV)": "O = dot(O, P, sV)",
         "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n            sync_threads()\n":
@@ -1201,13 +1200,25 @@ TABLE = [
         "        if batch < batches:\n": "        if True:\n",
         "first:end, query], ROWS_OF)": ":end, query], ROWS_OF)",
     }),
+    Faults("cuda/kernels/shared/packing.py", [f"cuda/kernels/test_decode.py::test_{name}" for name in (
+                    "heads_of_a_group_are_packed", "keys_that_all_sequences_share", "sequences_that_differ",
+    )], {
+        "minimum(head + COUNT, (head_k + 1) * call.group_size)": "head + COUNT",
+        "minimum((part + 1) * COUNT, call.batches)": "(part + 1) * COUNT",
+        "head // call.group_size, head": "head, head",
+        "heads * ((batches + COUNT - 1) // COUNT)": "heads * (batches // COUNT)",
+        "if alone and not shares_keys(work)": "if alone",
+        "work.mask or problem.dropout": "problem.dropout",
+        "or problem.cache or differs_by_head(work.score)": "or problem.cache",
+        "problem.sharers > problem.group_size": "problem.sharers > 1",
+    }),
     Faults("cuda/kernels/shared/chunks.py", ["cuda/kernels/shared/test_chunks.py"], {
         "SHORTS - (MANY - keys) // LONG": "SHORTS + (keys - MANY) // LONG",
         "chunk_of(end - 1) + 1)": "chunk_of(end))",
         "(chunk - SHORTS) * LONG + MANY": "chunk * LONG",
         "row_max(load(lengths, LENGTHS, first), longest)": "row_max(load(lengths, LENGTHS, first))",
         "if \"keys\" not in mask or by_head:": "if \"keys\" not in mask:",
-        ", sight.keys)\n": ", 2**30)\n",
+        ", sight.keys))[1]": ", 2**30))[1]",
     }),
     Faults("cuda/kernels/shared/cached.py", [f"cuda/kernels/test_decode.py::test_{name}" for name in (
                     "caches_of_8_bits", "small_and_large_scales")], {

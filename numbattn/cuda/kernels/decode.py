@@ -1,8 +1,8 @@
 """Attention of few queries, as in decoding (FlashDecoding): Algorithm 2 over chunks of keys, which `combine` merges.
 
-A persistent block takes work tiles: the queries of some heads that share keys, as the rows of one tile, and a chunk of
-keys. Warp w takes tiles w, w + WARPS ... of these keys, which it loads itself, and goes on to load those of the next
-work tile while the block's warps merge what they have.
+A persistent block takes work tiles: queries that share keys, as the rows of one tile, and a chunk of these keys. Warp w
+takes tiles w, w + WARPS ... of these keys, which it loads itself, and goes on to load those of the next work tile while
+the block's warps merge what they have.
 
 Which keys are a chunk, which warp takes which of them and the order of all sums depend on nothing else in a call. So
 the results of a sequence are the same to the bit, alone or in any batch.
@@ -37,7 +37,6 @@ from ..tile import (
     get,
     get_number,
     grid_size,
-    heads_as_rows,
     index,
     launch_dependents,
     load,
@@ -60,9 +59,10 @@ from ..tile import (
 from .combine import PARTIALS
 from .scores import SCORE, differs_by_head, may_be_far, score_steps, scores_type
 from .shared.cached import EIGHT_BITS, cached
-from .shared.chunks import chunks_between, count_of_chunks, first_key, longest_step
+from .shared.chunks import count_of_chunks, first_key, longest_steps
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, sum_type, vector
+from .shared.packing import packing_steps, queries_of, shares_keys
 from .shared.schedule import finish, next_number, split
 from .shared.softmax import softmax_steps
 from .shared.tables import has_tensor_cores, head_dims
@@ -74,13 +74,13 @@ FEW = 16  # queries, at most
 
 
 class DecodeTile(NamedTuple):
-    """Some heads that share keys, and the tiles [n_block, n_blocks) of a chunk of keys, as far as they see it."""
+    """Some heads or sequences that share keys, and the tiles [n_block, n_blocks) of a chunk, as far as they see it."""
 
     number: Any
-    batch: Any
+    batch: Any  # the first one
     head_k: Any
     head: Any  # the first one
-    end_head: Any
+    end: Any  # of the heads, or of the sequences
     chunk: Any
     n_block: Any
     n_blocks: Any
@@ -92,9 +92,9 @@ class DecodeCall(NamedTuple):
 
     sight: Any
     batches: Any
-    heads_k: Any
+    heads: Any
     group_size: Any
-    tiles_of_group: Any
+    tiles_of_chunk: Any
     chunks: Any
     seqlen_q: Any
     tiles: Any  # work tiles
@@ -180,12 +180,13 @@ def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, 
 
 
 def decode(
-    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, tile_n, page_size, mask, mask_by_head, score,
-    dropout, nbytes,
+    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, of_batch, tile_n, page_size, mask,
+    mask_by_head, score, dropout, nbytes,
 ):
     """The kernel for tiles of tile_n keys and head_dims rounded up.
 
-    queries: how many rows of a work tile each of its heads has, a power of two; page_size: of a cache in pages, else 0;
+    queries: how many rows of a work tile each of its heads has, a power of two; of_batch: whether it has a head of many
+    sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0;
     held: the dtype of a cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own. Rows of q,
     k and v are aligned to nbytes.
     """
@@ -200,48 +201,46 @@ def decode(
         shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes
     )
     of_keys, of_values, of_sums = held.of_keys, held.of_values, held.of_sums
-    QUERIES, HEADS, TILE_N, ROWS_OF = queries, ROWS // queries, tile_n, Alignment(nbytes)
+    TILE_N, ROWS_OF = tile_n, Alignment(nbytes)
     ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
     band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
     scored, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
     NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score))
-    put_warps, save_merged = merge_steps(shared, head_dim_v, queries, ACC)
-    NUMBER, longest_of = shared.tile(1, 1, np.int32), longest_step(shared, mask, mask_by_head)
+    tiles_of_chunk, place_of, rows_of = packing_steps(ROWS, queries, of_batch)
+    put_warps, save_merged = merge_steps(shared, head_dim_v, rows_of, ACC)
+    DRAWN, (count_chunks, counted) = shared.tile(1, 1, np.int32, stages=2), longest_steps(shared, mask, mask_by_head)
 
     @device
     def work_tile(number, call):
-        """Heads of a group vary fastest, chunks slowest: sequences that have ended leave the last numbers empty."""
-        rest, tile = split(minimum(number, call.tiles - 1), call.tiles_of_group)
-        rest, head_k = split(rest, call.heads_k)
-        chunk, batch = split(rest, call.batches)
-        head = head_k * call.group_size + tile * HEADS
-        end_head = minimum(head + HEADS, (head_k + 1) * call.group_size)
+        """Chunks vary slowest: sequences that have ended leave the last numbers empty."""
+        chunk, tile = split(minimum(number, call.tiles - 1), call.tiles_of_chunk)
+        batch, head_k, head, end = place_of(tile, call)
         band = band_at(call.sight, batch, head)
-        first, end = keys_in_sight(band, 0, call.seqlen_q)
-        n_block = maximum(first, first_key(chunk)) // TILE_N
-        n_blocks = (minimum(end, first_key(chunk + 1)) + TILE_N - 1) // TILE_N if number < call.tiles else 0
-        return DecodeTile(number, batch, head_k, head, end_head, chunk, n_block, n_blocks, band)
+        first_seen, end_seen = keys_in_sight(band, 0, call.seqlen_q)
+        n_block = maximum(first_seen, first_key(chunk)) // TILE_N
+        n_blocks = (minimum(end_seen, first_key(chunk + 1)) + TILE_N - 1) // TILE_N if number < call.tiles else 0
+        return DecodeTile(number, batch, head_k, head, end, chunk, n_block, n_blocks, band)
 
     @device
     def is_empty(work):
         return work.n_block >= work.n_blocks
 
     @device
-    def next_number_of(number, end, last, counters, call):
-        """The number of the next work tile before `last` that is not empty, and the end of those that have been drawn:
-        one at a time, but many where there was nothing for long."""
-        draws = index(0)
-        while True:
+    def draw(counters, call):
+        """Put into shared memory the number of the next work tile that is not empty, and the end of those drawn: one at
+        a time, but many where there was nothing for long, and none behind the chunks of the longest sequence."""
+        number, end = get_number(allocate(DRAWN, 0)), get_number(allocate(DRAWN, 1))
+        draws, last, found = index(0), call.tiles_of_chunk * counted(call.chunks), False
+        while not found:
             number += 1
             if number >= end:
                 step = index(MANY if draws >= LONG else 1)
                 number = next_number(counters, 2 * grid_size(), step)
                 end = number + step
                 draws += 1
-            if number >= last:
-                return call.tiles, end
-            if not is_empty(work_tile(number, call)):
-                return number, end
+            found = number >= last or not is_empty(work_tile(number, call))
+        put_number(allocate(DRAWN, 0), number if number < last else call.tiles)
+        put_number(allocate(DRAWN, 1), end)
 
     @device
     def next_tile(work, following, n_block, call):
@@ -257,24 +256,24 @@ def decode(
         launch_dependents()
         wait_on_dependencies()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
-        heads_k, tiles_of_group = heads // group_size, (group_size + HEADS - 1) // HEADS
-        tiles_of_chunk = batches * heads_k * tiles_of_group
-        tiles, last = tiles_of_chunk * chunks, index(0)
-        call = DecodeCall(sight, batches, heads_k, group_size, tiles_of_group, chunks, seqlen_q, tiles)
+        of_chunk = tiles_of_chunk(batches, heads, group_size)
+        tiles = of_chunk * chunks
+        call = DecodeCall(sight, batches, heads, group_size, of_chunk, chunks, seqlen_q, tiles)
         warp = thread_index() // WARP
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
-        number, end = index(0), index(0)                        # the numbers that thread 0 has drawn
+        if thread_index() == 0:                                 # nothing has been drawn
+            put_number(allocate(DRAWN, 0), 0)
+            put_number(allocate(DRAWN, 1), 0)
         K, V = stages(warp)
         ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
         load_k(K, mK, cache, ahead, n_ahead)
         load_v(V, mV, cache, ahead, n_ahead)
-        if warp == 0:                                           # the chunks behind the longest sequence are not drawn
-            last = tiles_of_chunk * chunks_between(0, longest_of(sight))[1]
+        if warp == 0:
+            count_chunks(sight)
         while work.number < tiles:
             if thread_index() == 0:
-                number, end = next_number_of(number, end, last, counters, call)
-                put_number(allocate(NUMBER), number)
-            Q = load(heads_as_rows(mQ[work.batch][work.head : work.end_head], ROWS_OF, QUERIES), Q_TILE, 0)
+                draw(counters, call)
+            Q = load(rows_of(mQ, work, ROWS_OF), Q_TILE, 0)
             O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
             while ahead.number == work.number and n_ahead < work.n_blocks:
                 n_block, n0 = n_ahead, n_ahead * TILE_N
@@ -297,10 +296,8 @@ def decode(
                 load_v(V, mV, cache, ahead, n_ahead)            # in flight while S is computed
             put_warps(of_sums(O, cache, work), m, row_sum(l), warp)
             sync_threads()
-            partial = mPartial[work.batch][work.head : work.end_head, work.chunk]
-            statistics = mStatistics[work.batch][work.head : work.end_head, work.chunk]
-            save_merged(partial, statistics, scale_log2)
-            work, following = following, work_tile(get_number(allocate(NUMBER)), call)
+            save_merged(mPartial[:, :, work.chunk], mStatistics[:, :, work.chunk], work, scale_log2)
+            work, following = following, work_tile(get_number(allocate(DRAWN, 0)), call)
             if n_ahead >= ahead.n_blocks:                       # the work tile that begins has none for this warp
                 ahead, n_ahead = following, following.n_block + warp
                 load_k(K, mK, cache, ahead, n_ahead)
@@ -317,10 +314,10 @@ def decode(
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
-def merge_steps(shared, head_dim_v, queries, ACC):
-    """Device functions: (O, m, l, warp), put what a warp has into shared memory; (mO, mStatistics, scale_log2), merge
-    what all have put there, in the order of warps, and save it."""
-    QUERIES, ROWS_OF, UNALIGNED = queries, Alignment(16), Alignment(0)
+def merge_steps(shared, head_dim_v, rows_of, ACC):
+    """Device functions: (O, m, l, warp), put what a warp has into shared memory; (mO, mStatistics, work, scale_log2),
+    merge what all have put there, in the order of warps, and save it."""
+    ROWS_OF, UNALIGNED = Alignment(16), Alignment(0)
     SHARED_O, SHARED_M, SHARED_L = (shared.tile(ROWS, cols, ACC, WARPS) for cols in (head_dim_v, 1, 1))
     O_TILE = copy_layout(ROWS, head_dim_v, WARPS * WARP, 4)
     ROW_VECTOR = O_TILE.row_vector()
@@ -332,7 +329,7 @@ def merge_steps(shared, head_dim_v, queries, ACC):
         put(allocate(SHARED_L, warp), l)
 
     @device
-    def save_merged(mO, mStatistics, scale_log2):
+    def save_merged(mO, mStatistics, work, scale_log2):
         m = get(allocate(SHARED_M, 0), ROW_VECTOR)
         for warp in range(1, WARPS):
             m = maximum(m, get(allocate(SHARED_M, warp), ROW_VECTOR))
@@ -342,9 +339,9 @@ def merge_steps(shared, head_dim_v, queries, ACC):
             alpha = exp2((get(allocate(SHARED_M, warp), ROW_VECTOR) - m) * scale_log2)
             l = l + get(allocate(SHARED_L, warp), ROW_VECTOR) * alpha
             O = O + get(allocate(SHARED_O, warp), O_TILE) * alpha
-        save(heads_as_rows(mO, ROWS_OF, QUERIES), O, 0)
-        save(heads_as_rows(mStatistics[:, :, :1], UNALIGNED, QUERIES), m, 0)
-        save(heads_as_rows(mStatistics[:, :, 1:], UNALIGNED, QUERIES), l, 0)
+        save(rows_of(mO, work, ROWS_OF), O, 0)
+        save(rows_of(mStatistics[:, :, :, :1], work, UNALIGNED), m, 0)
+        save(rows_of(mStatistics[:, :, :, 1:], work, UNALIGNED), l, 0)
 
     return put_warps, save_merged
 
@@ -361,7 +358,7 @@ def heads_step(score, layout, ACC):
     @device
     def by_head(S, scores, work, n0):
         found = S
-        for head in range(work.head, work.end_head):
+        for head in range(work.head, work.end):
             of_head, _ = apply(S, scores, work.batch, head, index(0), n0)
             found = where(fold_index(LAYOUT) == head - work.head, of_head, found)
         return found
@@ -432,15 +429,9 @@ def shared_bytes(problem, tiles):
 def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
     """Which depend on nothing else."""
     return decode(
-        dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, tile_n=tile_n, page_size=0,
-        mask=(), mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
+        dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, of_batch=False, tile_n=tile_n,
+        page_size=0, mask=(), mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
     ).shared  # fmt: skip
-
-
-def queries_of(work):
-    """Rows for each head in a work tile: heads are packed if they see the same keys."""
-    few = 1 << (work.problem.seqlen_q - 1).bit_length()
-    return ROWS if work.problem.dropout or work.mask_by_head or work.problem.group_size == 1 else few
 
 
 def parameters(work, tiles, head_dims=head_dims):
@@ -448,15 +439,17 @@ def parameters(work, tiles, head_dims=head_dims):
     head_dim, head_dim_v = head_dims(work.problem)
     return {
         "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
-        "queries": queries_of(work), "tile_n": tiles.tile_n, "page_size": work.problem.page_size, "mask": work.mask,
-        "mask_by_head": work.mask_by_head, "score": work.score, "dropout": work.problem.dropout, "nbytes": work.nbytes,
+        "queries": queries_of(work, ROWS), "of_batch": shares_keys(work), "tile_n": tiles.tile_n,
+        "page_size": work.problem.page_size, "mask": work.mask, "mask_by_head": work.mask_by_head, "score": work.score,
+        "dropout": work.problem.dropout, "nbytes": work.nbytes,
     }  # fmt: skip
 
 
 def blocks(work, tiles, m_blocks, n_blocks):
     """For one element of the batch: as many as there are work tiles, so that few of them are spread over the GPU."""
     problem = work.problem
-    return problem.heads_k * -(-problem.group_size // (ROWS // queries_of(work))) * count_of_chunks(problem.seqlen_k)
+    heads_of_tile = ROWS // queries_of(work, ROWS)
+    return problem.heads_k * -(-problem.group_size // heads_of_tile) * count_of_chunks(problem.seqlen_k)
 
 
 def resident(work, tiles):

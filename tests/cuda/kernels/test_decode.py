@@ -156,6 +156,33 @@ def test_bits_depend_on_the_sequence_alone(rng, device):
     np.testing.assert_array_equal(saved.lse[1:2], saved_alone.lse)
 
 
+@pytest.mark.parametrize(("batch", "heads", "heads_k", "m", "of_batch"), [(20, 4, 2, 1, True), (3, 2, 1, 3, True),
+                                                                          (3, 4, 1, 1, False)])  # fmt: skip
+def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of_batch):
+    """A tile has rows of several sequences, if these are more than the heads of a group; the bits are the same."""
+    q, k, v = qkv(rng, batch, heads, heads_k, m, n=150)
+    with on(device._replace(multiprocessors=5)) as gpu:
+        o, saved = na.attention_forward(q, k[:1], np.broadcast_to(v[:1], v.shape), causal=True, score=na.Softcap(4.0))
+    (program,) = gpu.programs.values()
+    assert dict(program.plan.steps[-2].key.parameters)["of_batch"] == of_batch
+    k[1:], v[1:] = k[:1], v[:1]
+    with on(device):
+        want, saved_want = na.attention_forward(q, k, v, causal=True, score=na.Softcap(4.0))
+    np.testing.assert_array_equal(o, want)
+    np.testing.assert_array_equal(saved.lse, saved_want.lse)
+
+
+@pytest.mark.parametrize("option", ["mask", "dropout", "score"])
+def test_sequences_that_differ_share_no_tile(rng, option):
+    q, k, v = qkv(rng, batch=5)
+    options = {"mask": na.Lengths(np.arange(5, 10, dtype=np.int32)[:, None]), "dropout": na.Dropout(0.5, 1),
+               "score": na.Alibi(np.ones(4))}  # fmt: skip
+    with on(HOPPER) as gpu:
+        na.attention(q, k[:1], v[:1], **{option: options[option]})
+    (program,) = gpu.programs.values()
+    assert not dict(program.plan.steps[-2].key.parameters)["of_batch"]
+
+
 def test_a_cache_without_pages(rng, device):
     """Its lengths are where the keys end, and where masks are aligned."""
     q, k, v = qkv(rng, batch=2, m=3, n=100)

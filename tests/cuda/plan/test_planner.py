@@ -27,7 +27,7 @@ def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, 
          deterministic=False, score=(), slopes=None, **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
     about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1,
-             "page_size": 0, "cache": None} | sizes
+             "page_size": 0, "cache": None, "sharers": 1} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
     return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,

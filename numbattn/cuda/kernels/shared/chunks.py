@@ -5,7 +5,21 @@ A chunk's partial result is written and read again, which long chunks make rare;
 
 import numpy as np
 
-from ...tile import allocate, device, full, get_number, load, minimum, put, row_max, shape, simt, sync_warp
+from ...tile import (
+    allocate,
+    device,
+    full,
+    get_number,
+    load,
+    minimum,
+    put,
+    put_number,
+    row_max,
+    shape,
+    simt,
+    sync_warp,
+    thread_index,
+)
 from .visibility import sides_of
 
 WARP = 32
@@ -36,27 +50,37 @@ def chunk_of(key):
     return key // SHORT if key < MANY else SHORTS + (key - MANY) // LONG
 
 
-def longest_step(shared, mask, by_head):
-    """The device function (sight): where the keys of the longest sequence end, at most. By one warp."""
+def longest_steps(shared, mask, by_head):
+    """Device functions: (sight), by warp 0, count the chunks of the longest sequence; (chunks), that number, for thread
+    0, from shared memory, or so many where it is not counted."""
     if "keys" not in mask or by_head:
 
         @device
-        def of_arrays(sight):
-            return sight.keys
+        def count_nothing(sight):
+            pass
 
-        return of_arrays
+        @device
+        def all_of_them(chunks):
+            return chunks
+
+        return count_nothing, all_of_them
     AT, PLACE = sides_of(mask).index("keys"), shared.tile(1, 1, np.int32)
     LENGTHS = simt(1, WARP, WARP, 1, 1)
     ONE, NONE = LENGTHS.row_vector(), np.int32(0)
 
     @device
-    def of_lengths(sight):
+    def count_chunks(sight):
         lengths, longest = sight.edges[AT][:, 0], full(ONE, NONE)
         (batches,) = shape(lengths)
         for first in range(0, batches, WARP):
             longest = row_max(load(lengths, LENGTHS, first), longest)
         put(allocate(PLACE), longest)
         sync_warp()
-        return minimum(get_number(allocate(PLACE)), sight.keys)
+        if thread_index() == 0:
+            put_number(allocate(PLACE), chunks_between(0, minimum(get_number(allocate(PLACE)), sight.keys))[1])
 
-    return of_lengths
+    @device
+    def counted(chunks):
+        return get_number(allocate(PLACE))
+
+    return count_chunks, counted

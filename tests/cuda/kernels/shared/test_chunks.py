@@ -10,7 +10,7 @@ from numbattn.cuda.kernels.shared.chunks import (
     chunks_between,
     count_of_chunks,
     first_key,
-    longest_step,
+    longest_steps,
 )
 from numbattn.cuda.kernels.shared.visibility import Sight
 from numbattn.cuda.tile import SharedMemory, thread_index
@@ -52,18 +52,18 @@ def test_keys_lie_in_chunks():
         assert list(range(begin, behind)) == (wanted if low < high else [])
 
 
-@pytest.mark.parametrize("lengths", [[5], [0], [3, 99, -7], [90, *range(40)], [1000, 2]])
+@pytest.mark.parametrize("lengths", [[5], [0], [3, SHORT + 1, -7], [2 * SHORT + 9, *range(40)], [2**30, 2]])
 @pytest.mark.parametrize("by_head", [False, True])
 def test_the_longest_sequence(lengths, by_head):
-    """No longer than the arrays, which it is taken for where heads may have lengths of their own."""
-    shared = SharedMemory()
-    longest = longest_step(shared, ("keys",), by_head)
+    """Its chunks, no more than the arrays have, which are taken where heads may have lengths of their own."""
+    shared, keys = SharedMemory(), 10 * SHORT
+    count_chunks, counted = longest_steps(shared, ("keys",), by_head)
 
     def kernel(lengths, found):
-        end = longest(Sight(0, 0, 1, 100, (lengths,)))
+        count_chunks(Sight(0, 0, 1, keys, (lengths,)))
         if thread_index() == 0:
-            found[0] = end
+            found[0] = counted(np.int32(11))
 
     found = np.zeros(1, np.int32)
     launch(kernel, (1, 1, 1), 32, shared.nbytes, np.array(lengths, np.int32)[:, None], found)
-    assert found[0] == (100 if by_head else min(max(lengths), 100))
+    assert found[0] == (11 if by_head else count_of_chunks(min(max(lengths), keys)))
