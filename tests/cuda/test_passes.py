@@ -92,18 +92,18 @@ MASKS = {
 }
 
 
-BY_WARPS = ["edges in int32", "two edges of a side", "far edges", "bits", "two grids of blocks"]
+BY_WARPGROUPS = ["window", "lengths"]
 
 
 @compiled_only
 @both_worlds
 @pytest.mark.parametrize(("kind", "unit"), [
-    *((kind, "warps") for kind in BY_WARPS), *((kind, "warpgroups") for kind in MASKS if kind not in BY_WARPS),
+    *((kind, "warps") for kind in MASKS if kind not in BY_WARPGROUPS), *((kind, "warpgroups") for kind in BY_WARPGROUPS),
 ])  # fmt: skip
 def test_masks(rng, hopper, kind, unit):
     """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together.
 
-    The first three are the same kernels: all four sides have edges.
+    Those in int32 and far ones are the same kernels: all four sides have edges.
     """
     arrays = qkv(rng, np.float32 if unit == "warps" else np.float16, (B,), m=M, n=N, d=32, e=8)
     check(*arrays, rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
