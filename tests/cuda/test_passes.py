@@ -98,7 +98,8 @@ BY_WARPGROUPS = ["window", "lengths"]
 @compiled_only
 @both_worlds
 @pytest.mark.parametrize(("kind", "unit"), [
-    *((kind, "warps") for kind in MASKS if kind not in BY_WARPGROUPS), *((kind, "warpgroups") for kind in BY_WARPGROUPS),
+    *((kind, "warps") for kind in MASKS if kind not in BY_WARPGROUPS),
+    *((kind, "warpgroups") for kind in BY_WARPGROUPS),
 ])  # fmt: skip
 def test_masks(rng, hopper, kind, unit):
     """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together.

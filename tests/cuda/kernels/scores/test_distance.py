@@ -16,10 +16,10 @@ from tests.tools.launch import compiled_only, simulated_only
 @pytest.mark.parametrize(("device", "dtype", "part", "offset"), [
     pytest.param(TURING, np.float32, "alibi", [[30, -20]], id="slopes", marks=compiled_only),
     pytest.param(HOPPER, np.float16, "alibi", [[30, -20]], id="slopes with dQ", marks=simulated_only),
-    pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table", marks=simulated_only),
+    pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table", marks=compiled_only),
 ])  # fmt: skip
 def test_offsets(rng, small, device, dtype, part, offset):
-    """One of each matrix. Compiled on Hopper: a table in hopper/test_score_gradient, slopes in test_alibi."""
+    """One of each matrix."""
     array = random(rng, (2,) if part == "alibi" else (1, 9), dtype) / 20
     kind = na.Alibi if part == "alibi" else na.RelativeBias
     with on(device):
