@@ -251,7 +251,7 @@ def test_gradients_by_warps(rng):
 
 def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
     q, k, v = qkv(rng, np.float16, batch=(2,), m=8, n=8, d=68, e=64)
-    check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng)
+    check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng, deterministic=True)  # by kernels of other tests
 
 
 @pytest.mark.parametrize(("m", "heads", "heads_k"), [(1, 8, 2), (60, 4, 1), (100, 4, 2), (130, 6, 3)])
@@ -277,7 +277,7 @@ def test_whole_tiles_and_others_in_turn(rng, tiles):
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     """One block does them all, and the consumers of a tile see different keys. Dropout has tiles of its own."""
     monkeypatch.setitem(USUAL, head_dim, LONG[head_dim])
-    q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
+    q, k, v = qkv(rng, np.float16, heads=1, m=400, n=300, d=head_dim, e=64)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):
             check_forward(q, k, v, **options)
