@@ -148,7 +148,8 @@ def _offsets(shape, strides, batch, heads):
     steps[-1] = np.repeat(steps[-1], heads // max(steps[-1].size, 1))
     batch = batch or (1,)
     offsets = np.broadcast_to(sum(np.ix_(*steps)), batch)
-    return np.ascontiguousarray(offsets.reshape(-1, heads) if offsets.size else np.zeros((0, heads)), np.int64)
+    # a copy: NumPy's broadcast arrays are read-only, for which Numba would compile kernels of their own
+    return np.array(offsets.reshape(-1, heads) if offsets.size else np.zeros((0, heads)), np.int64, order="C")
 
 
 def tiles_of(problem, mask, tile_m, at_multiples=False):

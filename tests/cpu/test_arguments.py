@@ -2,6 +2,7 @@
 
 import itertools
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -19,6 +20,7 @@ def test_matrices_of(rng, shape):
     x = rng.standard_normal((*shape[:-1], 11))[..., :8]
     matrices = arguments.matrices_of(x, problem)
     assert (matrices.rows, matrices.cols, matrices.stride) == (30, 8, 11)
+    assert numba.typeof(matrices.offsets) == numba.int64[:, ::1]  # of any shape, so that kernels are compiled once
     x4 = x.reshape((1,) * (4 - x.ndim) + shape)
     broadcast = np.broadcast_to(np.repeat(x4, 6 // x4.shape[1], axis=1), (4, 6, 30, 8))
     for b, h in itertools.product(range(4), range(6)):

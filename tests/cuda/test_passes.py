@@ -93,18 +93,18 @@ MASKS = {
 }
 
 
-BY_WARPS = ["edges in int32", "two edges of a side", "far edges", "bits", "two grids of blocks"]
 
 
 @compiled_only
 @both_worlds
 @pytest.mark.parametrize(("kind", "unit"), [
-    *((kind, "warps") for kind in BY_WARPS), *((kind, "warpgroups") for kind in MASKS if kind not in BY_WARPS),
+    ("window", "warpgroups"), *((kind, "warps") for kind in MASKS if kind != "window"),
 ])  # fmt: skip
 def test_masks(rng, hopper, kind, unit):
-    """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together.
+    """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together
+    and, for lengths, test_gradients_by_warpgroups.
 
-    The first three are the same kernels: all four sides have edges.
+    Those in int32 and far ones are the same kernels: all four sides have edges.
     """
     arrays = qkv(rng, np.float32 if unit == "warps" else np.float16, (B,), m=M, n=N, d=32, e=8)
     check(*arrays, rng, mask=MASKS[kind](rng), dropout=na.Dropout(0.3, seed=9))
@@ -129,13 +129,15 @@ def test_masks_together(rng, device):
 @pytest.mark.parametrize(("poison", "dtype"), [(np.nan, np.float16), (np.inf, np.float32)],
                          ids=["nan-warpgroups", "inf-warps"])  # fmt: skip
 def test_beyond_lengths_nothing_leaks(rng, hopper, poison, dtype):
-    """By the kernels of test_masks."""
+    """By the kernels of test_masks, or of test_gradients_by_warpgroups."""
     q, k, v = qkv(rng, dtype, m=M, n=N, heads_k=2, d=32, e=8)
     keys, queries = np.array([[17, 70]]), np.array([[0, 33]])
     for h in range(2):
         k[0, h, keys[0, h] :] = v[0, h, keys[0, h] :] = poison
         q[0, h, queries[0, h] :] = poison
-    check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9), dropout=na.Dropout(0.3, seed=9))
+    by_warps = dtype == np.float32
+    check(q, k, v, rng, mask=na.Lengths(keys, queries) & na.Window(40, 9), deterministic=not by_warps,
+          dropout=na.Dropout(0.3, seed=9) if by_warps else None)  # fmt: skip
 
 
 @BOTH_FORWARDS
@@ -251,7 +253,7 @@ def test_gradients_by_warps(rng):
 
 def test_rows_that_are_alone_may_have_any_stride(rng, hopper):
     q, k, v = qkv(rng, np.float16, batch=(2,), m=8, n=8, d=68, e=64)
-    check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng)
+    check(q[:, :, :1, :64], k[..., :1, :64], v[..., :1, :], rng, deterministic=True)  # by kernels of other tests
 
 
 @pytest.mark.parametrize(("m", "heads", "heads_k"), [(1, 8, 2), (60, 4, 1), (100, 4, 2), (130, 6, 3)])
@@ -277,7 +279,7 @@ def test_whole_tiles_and_others_in_turn(rng, tiles):
 def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
     """One block does them all, and the consumers of a tile see different keys. Dropout has tiles of its own."""
     monkeypatch.setitem(USUAL, head_dim, LONG[head_dim])
-    q, k, v = qkv(rng, np.float16, m=400, n=300, d=head_dim, e=64)
+    q, k, v = qkv(rng, np.float16, heads=1, m=400, n=300, d=head_dim, e=64)
     for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
         with on(HOPPER._replace(multiprocessors=1)):
             check_forward(q, k, v, **options)

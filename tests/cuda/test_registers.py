@@ -2,6 +2,7 @@
 
 Those that are tightest: all of Hopper's, whose threads have 128 or 168 registers (ptxas reports nothing else), in the
 rows of their tables and beside what is looked up for an element; of those for any GPU the largest tiles of each unit.
+Rows that may spill a little are slow paths: they are assembled where there is a GPU, with what else a kernel must pass.
 """
 
 from itertools import chain
@@ -29,7 +30,8 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
     parts = tuple(part for part in score.split(", ") if part)
     found = work(dtype, d, e, mask=tuple(mask.split("+")) if mask else (), score=parts, device=DEVICES[cc], **options)
     words = kernel, f"sm_{''.join(map(str, cc))}", dtype, d, e, mask, score, *(f"{k}={v}" for k, v in options.items())
-    return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""))
+    marks = [pytest.mark.gpu] if spills else []
+    return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""), marks=marks)
 
 
 def spec(kernel, work):

@@ -234,6 +234,7 @@ TABLE = [
         "max(x.strides[-2] // x.itemsize, cols, 1)": "max(cols, 1)",
         "np.repeat(steps[-1], heads": "np.tile(steps[-1], heads",
         "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
+        "return np.array(offsets": "return np.asarray(offsets",
         "cells, rows = cells[..., :1, :], rows * cells.shape[-2]": "cells = cells[..., :1, :]",
         "cells[..., :1], cols * cells.shape[-1]": "cells[..., :1], cols",
         "np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))": "m0 + tile_m",

@@ -8,9 +8,9 @@ from tests import test_scores as scores
 from tests.accuracy import check, random
 from tests.masks.calls import ONE_KEY
 from tests.tools.device import HOPPER, TURING, on
-from tests.tools.launch import compiled_only
+from tests.tools.launch import compiled_only, simulated_only
 
-pytestmark = compiled_only
+pytestmark = compiled_only  # but for the test that says otherwise
 
 LEADS = [(2,), (2, 1), (1, 1), ()]  # axes of slopes, of 2 batches and 2 heads
 
@@ -24,6 +24,7 @@ def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
               na.Alibi(random(rng, lead, np.float16) / 50)], mask=na.Window(60, 40))  # fmt: skip
 
 
+@simulated_only
 @pytest.mark.parametrize("seqlen_k", [1, 29])
 def test_slopes_of_a_single_query(rng, seqlen_k):
     """Of no axes, of inputs with two."""

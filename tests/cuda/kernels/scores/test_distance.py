@@ -10,15 +10,14 @@ from tests import test_scores as scores
 from tests.accuracy import check, random
 from tests.masks.calls import ONE_KEY
 from tests.tools.device import HOPPER, TURING, on
-from tests.tools.launch import compiled_only
-
-pytestmark = compiled_only
+from tests.tools.launch import compiled_only, simulated_only
 
 
 @pytest.mark.parametrize(("device", "dtype", "part", "offset"), [
-    (TURING, np.float32, "alibi", [[30, -20]]), (HOPPER, np.float16, "alibi", [[30, -20]]),
-    (HOPPER, np.float16, "relative", [[30, -20]]),
-], ids=["slopes", "slopes with dQ", "table"])  # fmt: skip
+    pytest.param(TURING, np.float32, "alibi", [[30, -20]], id="slopes", marks=compiled_only),
+    pytest.param(HOPPER, np.float16, "alibi", [[30, -20]], id="slopes with dQ", marks=simulated_only),
+    pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table", marks=compiled_only),
+])  # fmt: skip
 def test_offsets(rng, small, device, dtype, part, offset):
     """One of each matrix."""
     array = random(rng, (2,) if part == "alibi" else (1, 9), dtype) / 20
@@ -28,7 +27,8 @@ def test_offsets(rng, small, device, dtype, part, offset):
 
 
 @pytest.mark.parametrize(("device", "dtype", "kinds", "entries"), [
-    (TURING, np.float32, "slopes and table", 3), (HOPPER, np.float16, "table", 301),
+    pytest.param(TURING, np.float32, "slopes and table", 3, marks=simulated_only),
+    pytest.param(HOPPER, np.float16, "table", 161, marks=compiled_only),
 ])  # fmt: skip
 def test_distances_within_segments_of_unequal_lengths(rng, device, dtype, kinds, entries):
     """Where tiles lie in several of them, each query has an offset of its own; no key may be as far as an entry."""

@@ -18,7 +18,9 @@ def half_squared(s, batch, head, i, j):
     return s * s / 2
 
 
-@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["", "dropout"])
+@pytest.mark.parametrize("dropout", [
+    pytest.param(None, id="", marks=simulated_only), pytest.param(na.Dropout(0.3, 1), id="dropout"),
+])  # fmt: skip
 def test_a_derivative_may_be_negative(rng, small, dropout):
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1), rng, score=na.Score(half_squared), dropout=dropout)

@@ -7,12 +7,13 @@ import numbattn as na
 from tests import test_scores as scores
 from tests.accuracy import check, random
 from tests.tools.device import HOPPER, TURING, on
-from tests.tools.launch import compiled_only
-
-pytestmark = compiled_only
+from tests.tools.launch import compiled_only, simulated_only
 
 
-@pytest.mark.parametrize(("device", "dtype"), [(HOPPER, np.float16), (TURING, np.float32)], ids=["Hopper", "any GPU"])
+@pytest.mark.parametrize(("device", "dtype"), [
+    pytest.param(HOPPER, np.float16, id="Hopper", marks=simulated_only),  # compiled: hopper/test_score_gradient
+    pytest.param(TURING, np.float32, id="any GPU", marks=compiled_only),
+])  # fmt: skip
 def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
     """Tiles of which all elements are added the first entry of the table, or the last one."""
     sizes(1, 1, 140, 140)

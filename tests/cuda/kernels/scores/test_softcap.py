@@ -9,11 +9,10 @@ from tests import test_scores as scores
 from tests.accuracy import check, random
 from tests.test_scores import PARTS
 from tests.tools.device import HOPPER, on
-from tests.tools.launch import compiled_only
-
-pytestmark = compiled_only
+from tests.tools.launch import simulated_only
 
 
+@simulated_only
 def test_a_derivative_beside_both_sums(rng, small):
     score = [PARTS[name](rng, np.float16) for name in ("softcap", "alibi")]
     with on(HOPPER):
