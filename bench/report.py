@@ -13,6 +13,7 @@ Needs matplotlib and tabulate.
 import argparse
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import claims
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.features import decoding, packed, scores
@@ -132,6 +134,7 @@ def page(results):
             file = f"plots/{draw.__name__}.png"
             figures[file] = figure
             parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
+    parts.append(f"## What the papers claim\n\n{wrapped(claims.section(results, links(results)))}")
     missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
                for name in RUNS if name not in results]
     if missing:
@@ -139,9 +142,19 @@ def page(results):
     return "\n\n".join([INTRODUCTION, measured(results), *parts]) + "\n", figures
 
 
+def links(results):
+    """What to call a run: the first section of its results, or the run itself where it has none."""
+    found = {name: f"`{name}`" for claim in claims.listed() for name in claim.runs}
+    for title, name, _ in reversed(SECTIONS):
+        if name in results:
+            anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            found[name] = f"[{title}](#{anchor})"
+    return found
+
+
 def wrapped(text):
-    """Paragraphs in lines; tables as they are."""
-    return "\n\n".join(part if part[0] in "|<" else textwrap.fill(part, 120, break_on_hyphens=False)
+    """Paragraphs in lines; titles and tables as they are."""
+    return "\n\n".join(part if part[0] in "#|<" else textwrap.fill(part, 120, break_on_hyphens=False)
                        for part in text.split("\n\n"))
 
 
