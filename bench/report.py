@@ -161,8 +161,10 @@ def wrapped(text):
 INTRODUCTION = """# How fast, how exact, how much memory
 
 All of this page is made by `python bench/report.py` of the files in [results](results), which hold every number. For
-yours, `python bench/report.py --run` measures on your machine first. Peers take turns in interleaved rounds, and a
-number is the median; timings of a shared machine vary, and only those of one run are to be compared."""
+yours, `python bench/report.py --run` measures on your machine first. The libraries take turns in interleaved rounds,
+and a number is the median; timings of a shared machine vary, and only those of one run are to be compared. “The
+standard formula” is attention as one writes it in NumPy or CuPy, with its matrix of scores; “the paper” is
+FlashAttention's (Dao et al. 2022)."""
 
 
 def measured(results):
@@ -171,10 +173,10 @@ def measured(results):
     rows = [{
         "results": f"[{name}](results/{name}.json)",
         "commit": found["commit"] or "-", "date": found["machine"]["date"],
-        "on": machines.index(describe(found["machine"])) + 1, "command": f"`{found['command']}`",
+        "machine": machines.index(describe(found["machine"])) + 1, "command": f"`{found['command']}`",
     } for name, found in results.items()]  # fmt: skip
     lines = "\n".join(f"{number}. {machine}" for number, machine in enumerate(machines, 1))
-    return f"{tabulate(rows, headers='keys', tablefmt='github')}\n\nOn\n\n{lines}"
+    return f"{tabulate(rows, headers='keys', tablefmt='github')}\n\nMachines:\n\n{lines}"
 
 
 def describe(machine):
