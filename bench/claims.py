@@ -148,14 +148,13 @@ def dram(record):
     return record["measured"].get("dram", record["predicted"]["dram"])
 
 
-def where(figure2):
-    """Of which of the two the bytes are."""
-    left = select(figure2["records"], part="left")
-    return "measured" if all("dram" in x["measured"] for x in left) else "predicted"
+def where(records, counter="dram"):
+    """What the bytes are."""
+    return "measured" if all(counter in x["measured"] for x in records) else "predicted"
 
 
 def fewer_bytes(figure2):
-    return f"{1 / work(figure2)['bytes']:.1f} times fewer bytes of DRAM ({where(figure2)})"
+    return f"{1 / work(figure2)['bytes']:.1f} times fewer bytes of DRAM ({where(select(figure2['records'], part='left'))})"
 
 
 def bytes_decide(figure2):
@@ -184,7 +183,7 @@ def bytes_by_block(figure2):
     small, large = records[0], records[-1]
     most, fewest = (x["measured"].get("l2 to SM", x["predicted"]["l2"]) for x in (small, large))
     larger = large["tile_m"] // small["tile_m"]
-    return f"{most / fewest:.1f} times fewer bytes with blocks {larger} times as large ({where(figure2)})"
+    return f"{most / fewest:.1f} times fewer bytes with blocks {larger} times as large ({where(records, 'l2 to SM')})"
 
 
 def by_sparsity(figure2):
@@ -202,7 +201,7 @@ def standard_bytes(figure2):
     """Of DRAM, for a pair of a query and a key."""
     record = next(x for x in select(figure2["records"], part="left") if x["peer"] == STANDARD)
     batch, heads, seqlen, _ = record["shape"]
-    return f"{dram(record) / (batch * heads * seqlen**2):.0f} n², forward and backward, float16 ({where(figure2)})"
+    return f"{dram(record) / (batch * heads * seqlen**2):.0f} n² bytes, forward and backward ({where([record])})"
 
 
 def backward_flops(figure2):
@@ -213,13 +212,15 @@ def backward_flops(figure2):
 
 
 # ------------------------------------------------------------------------------------------------------------ figure 3
-FIRST = "dropout+padding"  # the paper's setting
-APPROXIMATIONS = "linformer", "linear"
+def settings_of(figure3):
+    """The paper's first: with dropout and padding."""
+    return list(dict.fromkeys(x["setting"] for x in figure3["records"]))
 
 
-def curves(figure3, setting=FIRST):
-    """The records that ran, by peer and seqlen."""
-    return {(x["peer"], x["seqlen"]): x for x in figure3["records"] if x["setting"] == setting and not x["failed"]}
+def curves(figure3, setting=None):
+    """The records that ran in a setting, by default the first, by peer and seqlen."""
+    records = select(figure3["records"], setting=setting or settings_of(figure3)[0], failed=None)
+    return {(x["peer"], x["seqlen"]): x for x in records}
 
 
 def milliseconds(record):
@@ -230,7 +231,7 @@ def nbytes(record):
     return record["bytes"]
 
 
-def over(figure3, peer, other, value, longest=math.inf, setting=FIRST):
+def over(figure3, peer, other, value, longest=math.inf, setting=None):
     """Of one peer over the other, by seqlen."""
     ran = curves(figure3, setting)
     return {n: value(x) / value(ran[other, n]) for (name, n), x in ran.items()
@@ -242,13 +243,15 @@ def faster_than_standard(figure3):
 
 
 def overtaken(figure3):
-    """From which length on an approximation is faster, to the longest."""
+    """From which length on an approximation is faster, to the longest. Linear attention knows no dropout."""
     told = []
-    for name in APPROXIMATIONS:
-        slower = [n for n, ratio in over(figure3, OURS, name, milliseconds).items() if ratio < 1]
-        after = [n for n in over(figure3, OURS, name, milliseconds) if n > max(slower, default=0)]
-        told.append(f"{label_of(name)} {f'from {min(after)} on' if after else f'at no length up to {max(slower)}'}")
-    return "; ".join(told)
+    for name, setting in (("linformer", None), ("linear", "none")):
+        ratios = over(figure3, OURS, name, milliseconds, setting=setting)
+        slower = max((n for n, ratio in ratios.items() if ratio < 1), default=0)
+        after = [n for n in ratios if n > slower]
+        if ratios:
+            told.append(f"{label_of(name)} {f'from {min(after)} on' if after else f'at no length up to {slower}'}")
+    return "; ".join(told) or None
 
 
 def longest(figure3):
@@ -280,7 +283,7 @@ def sparse_over_dense(figure3):
 def scales_to(figure3):
     n = longest(figure3)
     record = curves(figure3)[OURS, n]
-    return f"{milliseconds(record):.0f} ms at {n}, batch {record['batch']}"
+    return f"{milliseconds(record):.3g} ms at {n}, batch {record['batch']}"
 
 
 def memory_of(peer):
@@ -316,15 +319,16 @@ def rabe_staats(figure3):
 
 def ranges(figure3):
     told = []
-    for setting in dict.fromkeys(x["setting"] for x in figure3["records"]):
+    for setting in settings_of(figure3):
         ran = sorted((n, milliseconds(x)) for (name, n), x in curves(figure3, setting).items() if name == OURS)
         told.append(f"{setting.replace('none', 'plain').replace('+', ', ')} {ran[0][1]:.2g} to {ran[-1][1]:.3g} ms")
     return "; ".join(told)
 
 
 def dropout_memory(figure3):
-    ratios = {n: curves(figure3)[name, n]["bytes"] / x["bytes"] for (name, n), x in curves(figure3, "none").items()
-              if name == OURS and (name, n) in curves(figure3)}  # fmt: skip
+    dropping, plain = (curves(figure3, setting) for setting in ("dropout+padding", "none"))
+    ratios = {n: x["bytes"] / plain[name, n]["bytes"] for (name, n), x in dropping.items()
+              if name == OURS and (name, n) in plain}  # fmt: skip
     return times(ratios, "the bytes without", 2)
 
 
@@ -526,7 +530,8 @@ CLAIMS = {
         Claim("Up to 512 nothing is as fast, or takes as little memory", f"{FA}, sections 1 and 4.3", "512",
               ("figure3",), best_when_short, "its descendants in torch are among the others here"),
         Claim("Approximations are faster from lengths on", f"{FA}, sections 1 and 4.3", "between 512 and 1024",
-              ("figure3",), overtaken),
+              ("figure3",), overtaken,
+              "linear attention without dropout and padding, which it does not know"),
         Claim("Block-sparse attention is faster than dense", f"{FA}, section 1", "2-4x, up to 64k", ("figure3",),
               sparse_over_dense),
         Claim("and than all exact, sparse and approximate ones at all lengths", f"{FA}, section 4.3", "from 128 to 64K",
@@ -583,7 +588,8 @@ CLAIMS = {
         Claim("Without it", f"{CHAPTER}, “Memory Analysis”", "8 MB per head at 32768, 500x less", ("costs",),
               matrix_saved, "float32, head_dim 64, gradients included; the claim is of half precision and 128"),
         Claim("The standard algorithm moves scores four times", f"{CHAPTER}, “The Problem”",
-              "16 n² bytes, 256 MB per head at 4096; 1.3 ms at 200 GB/s", ("figure2",), standard_bytes),
+              "16 n² bytes, 256 MB per head at 4096; 1.3 ms at 200 GB/s", ("figure2",), standard_bytes,
+              "half precision on a GPU; the claim is of forward in FP32"),
         Claim("The result is exactly the same, bit for bit", f"{CHAPTER}, introduction", "bit for bit",
               ("accuracy",), exact, "not bit for bit: sums have another order"),
         Claim("Online softmax of 2, 5, 1, 4", f"{CHAPTER}, “Online Softmax”", "[0.0347, 0.6964, 0.0128, 0.2562]",

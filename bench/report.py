@@ -54,10 +54,10 @@ RUNS = {
                  "--peers numbattn flash cudnn fa4"),
     "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
-    "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 64 128 --seqlen 4096 16384"),
+    "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 128 --seqlen 4096 16384 --rounds 3"),
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
-    "figure3": Run("figure3.py", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
-    "packed": Run("packed.py"),
+    "figure3": Run("figure3.py --minutes 5", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),

@@ -65,6 +65,8 @@ def test_approximations_are_faster_from_where_they_stay_faster():
             ours = next(x for x in results["records"] if (x["peer"], x["setting"], x["seqlen"]) == (
                 "numbattn", record["setting"], record["seqlen"]))  # fmt: skip
             record["seconds"] = {"both": times[record["seqlen"]] * ours["seconds"]["both"]}
+        elif record["peer"] == "linear" and record["setting"] == "dropout+padding":
+            record["failed"] = "ValueError: linear attention has no matrix P to drop from"
     assert claims.overtaken(results) == "Linformer from 1024 on; linear attention at no length up to 1024"
 
 
