@@ -154,7 +154,8 @@ def where(records, counter="dram"):
 
 
 def fewer_bytes(figure2):
-    return f"{1 / work(figure2)['bytes']:.1f} times fewer bytes of DRAM ({where(select(figure2['records'], part='left'))})"
+    left = select(figure2["records"], part="left")
+    return f"{1 / work(figure2)['bytes']:.1f} times fewer bytes of DRAM ({where(left)})"
 
 
 def bytes_decide(figure2):
