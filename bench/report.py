@@ -29,6 +29,7 @@ from pictures.cpu import cpu, decoding_cpu
 from pictures.features import decoding, packed, scores
 from pictures.paper import figure2, figure3
 from pictures.speed import accuracy, floats, readme_table, rooflines, speed
+from pictures.training import documents, long_range, training
 from PIL import Image
 from tabulate import tabulate
 
@@ -56,7 +57,13 @@ RUNS = {
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 128 --seqlen 4096 16384 --rounds 3"),
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
-    "figure3": Run("figure3.py --minutes 5", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "figure3": Run("figure3.py --minutes 4",
+                   "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "training": Run("training.py --contexts 1024 2048 4096 --minutes 3", "training.py --steps 3 --minutes 0.01"),
+    "long_range": Run("long_range.py --parts steps tasks --minutes 2.5",
+                      "long_range.py --parts steps tasks --minutes 0.01"),
+    "documents": Run("long_range.py --parts documents --minutes 1.5",
+                     "long_range.py --parts documents --minutes 0.01"),
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
@@ -64,8 +71,8 @@ RUNS = {
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
     "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpu=False),
-    "decoding_cpu": Run("decode_cpu.py", "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2",
-                        gpu=False),
+    "decoding_cpu": Run("decode_cpu.py --rounds 10",
+                        "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpu=False),
 }  # fmt: skip
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
@@ -74,6 +81,9 @@ SECTIONS = [
     Section("Scores and masks", "scores", scores),
     Section("The paper's Figure 2", "figure2", figure2),
     Section("The paper's Figure 3", "figure3", figure3),
+    Section("Training: the paper's Tables 2 and 4", "training", training),
+    Section("Long-range tasks: the paper's Tables 3 and 6", "long_range", long_range),
+    Section("Long documents: the paper's Table 5", "documents", documents),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("float32 and float64", "floats", floats),

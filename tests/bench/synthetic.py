@@ -191,5 +191,49 @@ def figure2():
     return {"arguments": {}, "records": [*left, *blocks, dense, *sparse]}
 
 
-RUNS = accuracy, costs, cpu, decoding, decoding_cpu, figure2, figure3, floats, host, packed, scores, speed
+def training(contexts=(1024, 2048, 4096)):
+    """The standard formula has no room at the longest."""
+    records, steps = [], np.arange(300)
+    for n, standard in product(contexts, (False, True)):
+        name, full = "standard" if standard else "numbattn", standard and n == contexts[-1]
+        losses = 1.5 + 6.5 * np.exp(-steps / 60) + 0.01 * standard * np.sin(steps / 5)
+        ran = {"failed": None, "batch": 8192 // n, "losses": losses.tolist(), "validation": 1.6 - n / 1e5,
+               "seconds": 0.05 * (1 + standard * n / 1024), "bytes": int(1e9 * (9 + standard * n / 256))}
+        records.append({"context": n, "attention": name, **({"failed": "out of memory"} if full else ran)})
+    options = {"layers": 12, "heads": 12, "dtype": "float16", "tokens": 8192, "steps": 300}
+    return {"arguments": options, "records": records}
+
+
+LONG_RANGE = {"layers": 4, "heads": 4, "dtype": "float16", "tokens": 32768}
+
+
+def long_range(sides=(32, 64, 128, 256)):
+    """The standard formula has no room for the largest images."""
+    speeds = {"numbattn": (1, 1), "block-sparse": (0.9, 0.6), "standard": (1.4, 6)}
+    steps = [{"part": "steps", "task": "pathfinder", "seqlen": side**2, "attention": name, "batch": 2,
+              "seconds": 0.01 * (x + slope * side**2 / 16384), "bytes": int(1e9 * (1 + slope * side**2 / 16384)),
+              "failed": "out of memory" if name == "standard" and side == sides[-1] else None}
+             for side, (name, (x, slope)) in product(sides, speeds.items())]  # fmt: skip
+    trained = [{"part": "tasks", "task": task, "seqlen": n, "attention": name, "batch": 16, "seconds": 0.01 * slower,
+                "curve": curve(high, slower), "guess": guess, "classes": 10, "failed": None}
+               for (task, n, high, guess), (name, slower) in product(
+                   (("listops", 2048, 0.4, 0.13), ("pathfinder", 1024, 0.7, 0.5)), (("numbattn", 1), ("standard", 2)))
+               ]  # fmt: skip
+    return {"arguments": LONG_RANGE, "records": [*steps, *trained]}
+
+
+def curve(high, slower):
+    return [[10.0 * i, 1000 * i // slower, high * (1 - 0.5 ** (i / slower))] for i in range(1, 11)]
+
+
+def documents(contexts=(512, 1024, 2048, 4096)):
+    return {"arguments": LONG_RANGE, "records": [
+        {"part": "documents", "task": "documents", "seqlen": n, "attention": "numbattn", "batch": 32768 // n,
+         "seconds": 0.01 * (1 + n / 16384), "curve": curve(0.5 + 0.03 * i, 1), "guess": 0.09, "classes": 14,
+         "failed": None} for i, n in enumerate(contexts)
+    ]}  # fmt: skip
+
+
+RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, documents, figure2, figure3, floats, host, long_range, packed,
+        scores, speed, training)
 MADE = {run.__name__: run for run in RUNS}
