@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pictures.basics import OURS, bandwidth_of, geometric_mean, label_of, select, span, values
+from pictures.paper import TO_MULTIPROCESSORS, bytes_of
 from pictures.training import TASKS
 
 NOT_MEASURED = "not measured on this machine"
@@ -136,37 +137,34 @@ def longer_documents(documents):
 
 
 # ------------------------------------------------------------------------------------------------------------ figure 2
-def work(figure2):
-    """FLOPs, bytes and time over the standard formula's."""
+def left(figure2):
+    """The records of numbattn and of the standard formula."""
     found = {x["peer"]: x for x in select(figure2["records"], part="left")}
-    ours, standard = found["flash"], found[STANDARD]
+    return found["flash"], found[STANDARD]
+
+
+def work(figure2):
+    """FLOPs, bytes and time over the standard formula's, and what the bytes are."""
+    ours, standard = left(figure2)
+    nbytes, kind = bytes_of(left(figure2))
     timed = ours["seconds"] and standard["seconds"]
-    return {"FLOPs": ours["predicted"]["flops"] / standard["predicted"]["flops"],
-            "bytes": dram(ours) / dram(standard), "time": timed and ours["seconds"] / standard["seconds"]}  # fmt: skip
-
-
-def dram(record):
-    """Bytes, measured where they are."""
-    return record["measured"].get("dram", record["predicted"]["dram"])
-
-
-def where(records, counter="dram"):
-    """What the bytes are."""
-    return "measured" if all(counter in x["measured"] for x in records) else "predicted"
+    return {"FLOPs": ours["predicted"]["flops"] / standard["predicted"]["flops"], "bytes": nbytes[0] / nbytes[1],
+            "time": timed and ours["seconds"] / standard["seconds"]}, kind  # fmt: skip
 
 
 def fewer_bytes(figure2):
-    left = select(figure2["records"], part="left")
-    return f"{1 / work(figure2)['bytes']:.1f} times fewer bytes of DRAM ({where(left)})"
+    shares, kind = work(figure2)
+    return f"{1 / shares['bytes']:.1f} times fewer bytes of DRAM ({kind})"
 
 
 def bytes_decide(figure2):
-    found = {name: share for name, share in work(figure2).items() if share}
-    return ", ".join(f"{share:.2f} of the {name}" for name, share in found.items())
+    shares, kind = work(figure2)
+    told = ", ".join(f"{share:.2f} of the {name}" for name, share in shares.items() if share)
+    return f"{told} (bytes {kind})"
 
 
 def faster_attention(figure2):
-    share = work(figure2)["time"]
+    share = work(figure2)[0]["time"]
     return share and f"{1 / share:.1f} times as fast, forward and backward"
 
 
@@ -183,10 +181,9 @@ def block_sizes(figure2):
 def bytes_by_block(figure2):
     """From L2 to the multiprocessors, from the smallest to the largest block."""
     records = select(figure2["records"], part="block-size", unit="mma")
-    small, large = records[0], records[-1]
-    most, fewest = (x["measured"].get("l2 to SM", x["predicted"]["l2"]) for x in (small, large))
-    larger = large["tile_m"] // small["tile_m"]
-    return f"{most / fewest:.1f} times fewer bytes with blocks {larger} times as large ({where(records, 'l2 to SM')})"
+    (most, *_, fewest), kind = bytes_of(records, *TO_MULTIPROCESSORS)
+    larger = records[-1]["tile_m"] // records[0]["tile_m"]
+    return f"{most / fewest:.1f} times fewer bytes with blocks {larger} times as large ({kind})"
 
 
 def by_sparsity(figure2):
@@ -196,20 +193,22 @@ def by_sparsity(figure2):
 
 
 def intensity(figure2):
-    ours = next(x for x in select(figure2["records"], part="left") if x["peer"] == "flash")
-    return f"{ours['predicted']['flops'] / dram(ours):.0f} FLOP for a byte of DRAM"
+    ours, _ = left(figure2)
+    (nbytes,), kind = bytes_of([ours])
+    return f"{ours['predicted']['flops'] / nbytes:.0f} FLOP for a byte of DRAM ({kind})"
 
 
 def standard_bytes(figure2):
     """Of DRAM, for a pair of a query and a key."""
-    record = next(x for x in select(figure2["records"], part="left") if x["peer"] == STANDARD)
-    batch, heads, seqlen, _ = record["shape"]
-    return f"{dram(record) / (batch * heads * seqlen**2):.0f} n² bytes, forward and backward ({where([record])})"
+    _, standard = left(figure2)
+    (nbytes,), kind = bytes_of([standard])
+    batch, heads, seqlen, _ = standard["shape"]
+    return f"{nbytes / (batch * heads * seqlen**2):.0f} n² bytes, forward and backward ({kind})"
 
 
 def backward_flops(figure2):
     """Of both passes without the 4 of forward, in N^2 d."""
-    ours = next(x for x in select(figure2["records"], part="left") if x["peer"] == "flash")
+    ours, _ = left(figure2)
     batch, heads, seqlen, head_dim = ours["shape"]
     return f"{ours['predicted']['flops'] / (batch * heads * seqlen**2 * head_dim) - 4:.0f} N²d"
 

@@ -6,7 +6,8 @@
     python bench/report.py --run --small --folder /tmp/bench    # in seconds on any machine, to see that it works
 
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
-a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers claim, and which results answer it: claims.py.
+a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
+claim, and which results answer it, is in claims.py.
 Needs matplotlib and tabulate.
 """
 

@@ -26,16 +26,26 @@ def figure2(results):
     parts = {part: select(results["records"], part=part) for part in ("left", "block-size", "sparsity")}
     figure, axes = panels(1, 3, 2.4)
     over, left = _work(axes[0, 0], parts["left"])
-    _block_sizes(axes[0, 1], parts["block-size"])
+    moved = _block_sizes(axes[0, 1], parts["block-size"])
     _sparsity(axes[0, 2], parts["sparsity"])
     title = "Bytes decide: {GFLOP:.2f} times the FLOPs, {bytes:.2f} of the bytes, {ms:.2f} of the time".format(**over)
     shapes = {part: shape_words(records[0]["shape"]) for part, records in parts.items()}
     text = (f"Left: forward and backward, {shapes['left']}, over the standard formula's, with the "
             f"numbers themselves above the bars; {left}. Middle: forward by "
             f"the number of queries that a block keeps, {shapes['block-size']}; dashed, what goes from L2 to the "
-            "multiprocessors, predicted where it is not measured. Right: both passes by the share of blocks that are "
+            f"multiprocessors, {moved}. Right: both passes by the share of blocks that are "
             f"visible, {shapes['sparsity']}, beside that share of the time of dense attention.")
     return finish(figure, title), text
+
+
+def bytes_of(records, counter="dram", predicted="dram"):
+    """Of each record, and what they are: measured if all of them are, and predicted if not."""
+    if all(counter in record["measured"] for record in records):
+        return [record["measured"][counter] for record in records], "measured"
+    return [record["predicted"][predicted] for record in records], "predicted"
+
+
+TO_MULTIPROCESSORS = "l2 to SM", "l2"
 
 
 def shape_words(shape):
@@ -45,9 +55,9 @@ def shape_words(shape):
 
 def _work(axis, records):
     """numbattn's over the standard formula's, and where bytes are from."""
-    found, where = {}, "measured" if all("dram" in record["measured"] for record in records) else "predicted"
-    for record in records:
-        found[record["peer"]] = {"GFLOP": record["predicted"]["flops"] / 1e9, "GB of DRAM": record[where]["dram"] / 1e9,
+    found, (nbytes, where) = {}, bytes_of(records)
+    for record, count in zip(records, nbytes):
+        found[record["peer"]] = {"GFLOP": record["predicted"]["flops"] / 1e9, "GB of DRAM": count / 1e9,
                                  "ms": record["seconds"] and 1e3 * record["seconds"]}  # fmt: skip
     kinds = [kind for kind in found["flash"] if found["flash"][kind] and found["standard"][kind]]
     shares = [found["flash"][kind] / found["standard"][kind] for kind in kinds]
@@ -63,14 +73,17 @@ def _work(axis, records):
 
 
 def _block_sizes(axis, records):
+    """Returns what the bytes are."""
     other = axis.twinx()
+    records = sorted(records, key=lambda record: record["tile_m"])
+    nbytes, where = bytes_of(records, *TO_MULTIPROCESSORS)
     for unit, (label, marker, colour) in UNITS.items():
-        chosen = sorted(select(records, unit=unit), key=lambda record: record["tile_m"])
+        chosen = select(records, unit=unit)
         sizes = [record["tile_m"] for record in chosen]
         axis.plot(sizes, [1e3 * (record["seconds"] or math.nan) for record in chosen], marker=marker, color=colour,
                   label=f"time, {label}")  # fmt: skip
-        nbytes = [record["measured"].get("l2 to SM", record["predicted"]["l2"]) for record in chosen]
-        other.plot(sizes, [n / 1e9 for n in nbytes], "--", marker=marker, color=colour, markerfacecolor="none",
+        moved = [n / 1e9 for n, record in zip(nbytes, records) if record["unit"] == unit]
+        other.plot(sizes, moved, "--", marker=marker, color=colour, markerfacecolor="none",
                    linewidth=1, label=f"bytes, {label}")  # fmt: skip
     powers_of_two(axis, values(records, "tile_m"))
     axis.tick_params(axis="x", rotation=90)
@@ -82,6 +95,7 @@ def _block_sizes(axis, records):
     axis.set_xlabel("queries of a block")
     axis.set_ylabel("ms")
     other.set_ylabel("GB, L2 to multiprocessors")
+    return where
 
 
 def _sparsity(axis, records):

@@ -76,6 +76,15 @@ def test_a_peer_that_has_not_run_reproduces_nothing(found):
     assert found(results) is None
 
 
+def test_bytes_are_measured_if_all_of_them_are():
+    results = synthetic.results("figure2")
+    standard, ours = (record for record in results["records"] if record["part"] == "left")
+    ours["measured"] = {"dram": 2e9}
+    assert claims.fewer_bytes(results) == "26.0 times fewer bytes of DRAM (predicted)"
+    standard["measured"] = {"dram": 60e9}
+    assert claims.fewer_bytes(results) == "30.0 times fewer bytes of DRAM (measured)"
+
+
 def test_examples_are_as_printed():
     computed = {claim.claimed: claim.found() for claim in ANSWERED if not claim.runs}
     for claimed in ("[0.0347, 0.6964, 0.0128, 0.2562]", "[0.4421, 0.5579]", "1.442695"):
