@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from pictures.basics import OURS, bandwidth_of, geometric_mean, label_of, select, span, values
 from pictures.paper import TO_MULTIPROCESSORS, bytes_of
-from pictures.training import TASKS
+from pictures.training import SMOOTHED, TASKS, smoothed, tokens_per_second
 
 NOT_MEASURED = "not measured on this machine"
 STANDARD = "standard"
@@ -45,10 +45,6 @@ def trainings(training):
     return {(x["attention"], x["context"]): x for x in training["records"] if not x["failed"]}
 
 
-def tokens_per_second(record):
-    return record["batch"] * record["context"] / record["seconds"]
-
-
 def faster_training(training):
     """Beside the standard formula, at each context."""
     ran = trainings(training)
@@ -66,17 +62,13 @@ def longer_contexts(training):
     return f"times as fast: {', '.join(found)}" if found else None
 
 
-def same_losses(training, steps=20):
-    """The largest distance of the means of so many steps' losses."""
+def same_losses(training):
     ran, apart = trainings(training), []
     for n in values(training["records"], "context"):
         if {(OURS, n), (STANDARD, n)} <= ran.keys():
-            ours, standard = ran[OURS, n]["losses"], ran[STANDARD, n]["losses"]
-            common = min(len(ours), len(standard))
-            difference = np.subtract(ours[:common], standard[:common])
-            mean = np.full(min(steps, common), 1 / min(steps, common))
-            apart.append(abs(np.convolve(difference, mean, "valid")).max())
-    return f"losses are at most {max(apart):.4f} bits per byte apart" if apart else None
+            pairs = zip(ran[OURS, n]["losses"], ran[STANDARD, n]["losses"])  # of the steps that both have made
+            apart.append(abs(smoothed([ours - standard for ours, standard in pairs])).max())
+    return f"means of {SMOOTHED} losses are at most {max(apart):.4f} bits per byte apart" if apart else None
 
 
 def held_out_losses(training):
@@ -110,8 +102,9 @@ def task_accuracies(long_range):
     """Of numbattn and of the standard formula after as many seconds."""
     found = {}
     for record in select(long_range["records"], part="tasks", failed=None):
-        found.setdefault(record["task"], []).append(f"{100 * record['curve'][-1][2]:.1f}")
-    told = ", ".join(f"{TASKS[task]} {' / '.join(reached)}%" for task, reached in found.items())
+        found.setdefault(record["task"], {})[record["attention"]] = 100 * record["curve"][-1][2]
+    told = ", ".join(f"{TASKS[task]} {x[OURS]:.1f} / {x[STANDARD]:.1f}%" for task, x in found.items()
+                     if {OURS, STANDARD} <= x.keys())  # fmt: skip
     return f"{told}, numbattn / the standard formula" if told else None
 
 
