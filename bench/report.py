@@ -6,13 +6,15 @@
     python bench/report.py --run --small --folder /tmp/bench    # in seconds on any machine, to see that it works
 
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
-a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out.
+a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
+claim, and which results answer it, is in claims.py.
 Needs matplotlib and tabulate.
 """
 
 import argparse
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import claims
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.features import decoding, packed, scores
@@ -53,21 +56,24 @@ RUNS = {
                  "--peers numbattn flash cudnn fa4"),
     "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
-    "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 64 128 --seqlen 4096 16384"),
+    "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 128 --seqlen 4096 16384 --rounds 3"),
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
-    "figure3": Run("figure3.py", "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
-    "training": Run("training.py", "training.py --steps 3 --minutes 0.01"),
-    "long_range": Run("long_range.py --parts steps tasks", "long_range.py --parts steps tasks --minutes 0.01"),
-    "documents": Run("long_range.py --parts documents", "long_range.py --parts documents --minutes 0.01"),
-    "packed": Run("packed.py"),
+    "figure3": Run("figure3.py --minutes 4",
+                   "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "training": Run("training.py --contexts 1024 2048 4096 --minutes 3", "training.py --steps 3 --minutes 0.01"),
+    "long_range": Run("long_range.py --parts steps tasks --minutes 2.5",
+                      "long_range.py --parts steps tasks --minutes 0.01"),
+    "documents": Run("long_range.py --parts documents --minutes 1.5",
+                     "long_range.py --parts documents --minutes 0.01"),
+    "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
     "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpu=False),
-    "decoding_cpu": Run("decode_cpu.py", "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2",
-                        gpu=False),
+    "decoding_cpu": Run("decode_cpu.py --rounds 10",
+                        "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpu=False),
 }  # fmt: skip
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
@@ -139,6 +145,7 @@ def page(results):
             file = f"plots/{draw.__name__}.png"
             figures[file] = figure
             parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
+    parts.append(f"## What the papers claim\n\n{wrapped(claims.section(results, links(results)))}")
     missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
                for name in RUNS if name not in results]
     if missing:
@@ -146,17 +153,29 @@ def page(results):
     return "\n\n".join([INTRODUCTION, measured(results), *parts]) + "\n", figures
 
 
+def links(results):
+    """What to call a run: the first section of its results, or the run itself where it has none."""
+    found = {name: f"`{name}`" for claim in claims.listed() for name in claim.runs}
+    for title, name, _ in reversed(SECTIONS):
+        if name in results:
+            anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            found[name] = f"[{title}](#{anchor})"
+    return found
+
+
 def wrapped(text):
-    """Paragraphs in lines; tables as they are."""
-    return "\n\n".join(part if part[0] in "|<" else textwrap.fill(part, 120, break_on_hyphens=False)
+    """Paragraphs in lines; titles and tables as they are."""
+    return "\n\n".join(part if part[0] in "#|<" else textwrap.fill(part, 120, break_on_hyphens=False)
                        for part in text.split("\n\n"))
 
 
 INTRODUCTION = """# How fast, how exact, how much memory
 
 All of this page is made by `python bench/report.py` of the files in [results](results), which hold every number. For
-yours, `python bench/report.py --run` measures on your machine first. Peers take turns in interleaved rounds, and a
-number is the median; timings of a shared machine vary, and only those of one run are to be compared."""
+yours, `python bench/report.py --run` measures on your machine first. The libraries take turns in interleaved rounds,
+and a number is the median; timings of a shared machine vary, and only those of one run are to be compared. “The
+standard formula” is attention as one writes it in NumPy or CuPy, with its matrix of scores; “the paper” is
+FlashAttention's (Dao et al. 2022)."""
 
 
 def measured(results):
@@ -165,10 +184,10 @@ def measured(results):
     rows = [{
         "results": f"[{name}](results/{name}.json)",
         "commit": found["commit"] or "-", "date": found["machine"]["date"],
-        "on": machines.index(describe(found["machine"])) + 1, "command": f"`{found['command']}`",
+        "machine": machines.index(describe(found["machine"])) + 1, "command": f"`{found['command']}`",
     } for name, found in results.items()]  # fmt: skip
     lines = "\n".join(f"{number}. {machine}" for number, machine in enumerate(machines, 1))
-    return f"{tabulate(rows, headers='keys', tablefmt='github')}\n\nOn\n\n{lines}"
+    return f"{tabulate(rows, headers='keys', tablefmt='github')}\n\nMachines:\n\n{lines}"
 
 
 def describe(machine):

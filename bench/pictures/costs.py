@@ -27,8 +27,8 @@ def costs(results):
     exponent, memory = _memory(axes[0, 0], results["memory"])
     latency = _latency(axes[0, 1:3], results["latency"])
     first = _first_calls(axes[0, 3], results["first call"])
-    title = (f"Memory grows as seqlen^{exponent:.2f}; a first call takes {max(first['empty']):.1f} s, and "
-             f"{max(first['warm']):.1f} s where it is compiled")
+    title = (f"Memory grows as seqlen^{exponent:.2f}; a first call takes {max(first['empty']):.1f} s, "
+             f"{max(first['warm']):.1f} s with its kernels in the cache")
     return finish(figure, title), f"{memory} {latency} The first call of a process is timed to completion."
 
 
@@ -52,15 +52,16 @@ def _memory(axis, records):
 def _latency(axes, records):
     head_dims = values(records, "head_dim")
     head_dim = 128 if 128 in head_dims else head_dims[-1]
+    axes[1].sharey(axes[0])
     for causal, axis in zip((False, True), axes):
         chosen = select(records, head_dim=head_dim, causal=causal)
         seqlens, names = [record["seqlen"] for record in chosen], {name for r in chosen for name in r["seconds"]}
         lines(axis, seqlens, {name: [record["seconds"].get(name, math.nan) * 1e6 for record in chosen]
                               for name in names})  # fmt: skip
         powers_of_two(axis, seqlens)
-        axis.set_ylim(bottom=0)
         axis.set_xlabel("seqlen")
         axis.set_title(f"from call to result{', causal' * causal}")
+    axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("microseconds")
     longer = [min(others) / record["seconds"][OURS] for record in records
               if (others := [seconds for name, seconds in record["seconds"].items() if name != OURS])]

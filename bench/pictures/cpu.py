@@ -35,7 +35,8 @@ def cpu(results):
         bars(axis, [group_of(record, "seqlen") for record in chosen],
              {name: [record[name] for record in chosen] for name in names})
         if "matmul" in results:
-            axis.axhline(results["matmul"][dtype], linestyle="--", color="black", linewidth=1, label="a matrix product")
+            axis.axhline(results["matmul"][dtype], linestyle="--", color="black", linewidth=1,
+                         label="product of matrices in NumPy")  # fmt: skip
         axis.set_title(f"{dtype}, {of}")
         axis.set_xlabel("seqlen")
     axes[0, 0].set_ylabel("GFLOP/s")
@@ -47,10 +48,10 @@ def cpu(results):
     if memory := results.get("memory"):
         last = memory[-1]
         parts.append(f"Forward and backward take {last['extra MB']:.0f} MB beyond the inputs at seqlen "
-                     f"{last['seqlen']}, where the scores alone would be {last['the scores alone, MB']:.0f}.")
+                     f"{last['seqlen']}, where the scores alone would be {last['the scores alone, MB']:.0f} MB.")
     if busy := results.get("busy"):
         slower = ", ".join(f"{label_of(row[''])} {row['slower by']:.1f}" for row in busy)
-        parts.append(f"Beside a process that is as busy on the same cores a call takes times as long: {slower}.")
+        parts.append(f"Beside a process that is as busy on the same cores, a call is slower by a factor of: {slower}.")
     return finish(figure, f"CPU: {title}"), " ".join(parts)
 
 
@@ -71,7 +72,7 @@ def decoding_cpu(results):
         axis.axhline(1, color="black", linewidth=0.8)
         powers_of_two(axis, keys)
         logarithmic(axis)
-        axis.set_title(f"heads {heads}, head_dim {head_dim}")
+        axis.set_title(f"{heads} heads, head_dim {head_dim}")
         axis.set_xlabel("keys")
     axes[0, 0].set_ylabel("time of NumPy / numbattn")
     ratios = [record["NumPy / numbattn"] for record in records]

@@ -88,7 +88,7 @@ def _masks(axis, records):
                     axis.annotate(name.replace("random", "blocks,").replace("_", " "), place, (-5, 1),
                                   textcoords="offset points", fontsize=6.5, ha="right")  # fmt: skip
     least = min(min(record["shares"].values()) for record in records)
-    axis.plot([least, 1], [least, 1], "--", color="black", linewidth=0.8, label="time = what is visible")
+    axis.plot([least, 1], [least, 1], "--", color="black", linewidth=0.8, label="time in proportion to what is visible")
     logarithmic(axis, "x", 100)
     logarithmic(axis, "y", 100)
     axis.set_xlim(least * 0.25, 1.3)
@@ -108,29 +108,33 @@ def packed(results):
         chosen = select(records, head_dim=head_dim, causal=causal, **{"pass": of})
         rates = [{RENAMED.get(name, name): rate for name, rate in record["tflops"].items() if name not in WITHIN}
                  for record in chosen]  # fmt: skip
-        bars(axis, [record["lengths"].replace("_", " ") for record in chosen],
+        bars(axis, [record["lengths"].removeprefix("all").replace("_", " ") for record in chosen],
              {name: [found.get(name) for found in rates] for name in {name for found in rates for name in found}})
         for found in rates:
             if over_best(found)[0]:
                 ratios.setdefault(of, []).append(over_best(found)[0])
         axis.tick_params(axis="x", rotation=35)
+        if axis in axes[-1]:
+            axis.set_xlabel("lengths of the sequences")
         if axis in axes[0]:
             axis.set_title(f"{of}{', causal' * causal}")
     for head_dim, axis in zip(head_dims, axes[:, 0]):
         axis.set_ylabel(f"TFLOP/s, head_dim {head_dim}")
     told = ", ".join(f"{of} {geometric_mean(found):.2f}" for of, found in ratios.items())
     title = f"Packed sequences: {told} times as fast as the fastest of the others" if told else "Packed sequences"
-    within = "; ".join(f"{what} takes {span(found)} of that time" for name, what in WITHIN.items()
+    within = "; ".join(f"{span(found)} {what}" for name, what in WITHIN.items()
                        if (found := [record["seconds"][name] / record["seconds"][OURS] for record in records
                                      if name in record["seconds"] and OURS in record["seconds"]]))  # fmt: skip
-    text = (f"32768 tokens of 2048 features in {records[0]['dtype']}, TFLOP/s on what is visible. "
-            f"numbattn over the fastest other: {'; '.join(f'{of} {summary(found)}' for of, found in ratios.items())}.")
-    return finish(figure, title), text + (f" {within[0].upper()}{within[1:]}." if within else "")
+    text = (f"32768 tokens of 2048 features in {records[0]['dtype']}, TFLOP/s on what is visible: "
+            "sequences of 512, of 4096, of 3 to 2047 (uniform), of 40 to 3413 (lognormal), and one of 31744 beside "
+            "64 of 16 (one long). numbattn over the fastest other: "
+            f"{'; '.join(f'{of} {summary(found)}' for of, found in ratios.items())}.")  # fmt: skip
+    return finish(figure, title), text + (f" Time over that of the packed ones: {within}." if within else "")
 
 
 RENAMED = {"torch": "flash"}  # torch.nn.attention.varlen is that
-WITHIN = {"dense": "the same sequences as an array with a batch axis, where they are of one length",
-          "padded": "each sequence padded to the longest"}  # fmt: skip
+WITHIN = {"dense": "as an array with a batch axis, where they are of one length",
+          "padded": "each padded to the longest, with Lengths"}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding
@@ -155,7 +159,7 @@ def decoding(results):
     axes[0, 1].axvline(1, color="black", linewidth=0.8)
     axes[0, 0].set_xlim(left=0)
     axes[0, 0].set_xlabel("TB/s of K and V, each read once")
-    axes[0, 1].set_xlabel("time for as many keys / numbattn's with plain arrays")
+    axes[0, 1].set_xlabel("time / numbattn's with plain arrays, for as many keys")
     axes[0, 0].set_yticks(at, cells)
     axes[0, 0].set_ylabel("batch x keys, head_dim")
     axes[0, 0].invert_yaxis()
@@ -164,9 +168,9 @@ def decoding(results):
     title = (f"Decoding reads up to {max(found[OURS] for found in rates):.1f} TB/s"
              + (f", {span(ratios)} times the fastest other's" if ratios else ""))  # fmt: skip
     text = (f"One query, if not said otherwise, for each of 32 heads on {options['heads_k']} of keys in "
-            f"{options['dtype']}; K and V come from memory, not from the L2 cache. Right: lengths are the sequences', "
-            "in an array on the GPU; ragged from a tenth of the keys to all of them, by what is visible; a KVCache "
-            "in pages of so many tokens, and of 8 bits.\n\n"
+            f"{options['dtype']}; K and V come from memory, not from the L2 cache. Right: with the lengths of "
+            "the sequences in an array on the GPU, all of them equal (lengths) or from a tenth of the keys to all of "
+            "them (ragged, by what is visible); with a KVCache, in pages of so many tokens or of 8 bits.\n\n"
             + table([{"batch x keys, head_dim": cell, **{label_of(name): f"{record['TB/s'][name]:.2f}"
                                                          for name in names if name in record["TB/s"]}}
                      for cell, record in zip(cells, records)]))  # fmt: skip

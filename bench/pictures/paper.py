@@ -2,9 +2,22 @@
 
 import math
 
-from .basics import OURS, STYLES, bars, finish, label_of, lines, logarithmic, panels, powers_of_two, select, values
+from .basics import (
+    OURS,
+    STYLES,
+    bars,
+    finish,
+    label_of,
+    lines,
+    logarithmic,
+    panels,
+    powers_of_two,
+    select,
+    table,
+    values,
+)
 
-UNITS = {"mma": ("any GPU's kernel", "o", "#4a7ab5"), "wgmma": ("Hopper's", "D", "#08306b")}
+UNITS = {"mma": ("kernel for any GPU", "o", "#4a7ab5"), "wgmma": ("Hopper's kernel", "D", "#08306b")}
 APPROXIMATIONS = "linformer", "linear", "block-sparse"
 
 
@@ -13,15 +26,26 @@ def figure2(results):
     parts = {part: select(results["records"], part=part) for part in ("left", "block-size", "sparsity")}
     figure, axes = panels(1, 3, 2.4)
     over, left = _work(axes[0, 0], parts["left"])
-    _block_sizes(axes[0, 1], parts["block-size"])
+    moved = _block_sizes(axes[0, 1], parts["block-size"])
     _sparsity(axes[0, 2], parts["sparsity"])
     title = "Bytes decide: {GFLOP:.2f} times the FLOPs, {bytes:.2f} of the bytes, {ms:.2f} of the time".format(**over)
     shapes = {part: shape_words(records[0]["shape"]) for part, records in parts.items()}
-    text = (f"Left: forward and backward, {shapes['left']}, over the standard formula's; {left}. Middle: forward by "
+    text = (f"Left: forward and backward, {shapes['left']}, over the standard formula's, with the "
+            f"numbers themselves above the bars; {left}. Middle: forward by "
             f"the number of queries that a block keeps, {shapes['block-size']}; dashed, what goes from L2 to the "
-            "multiprocessors, predicted where it is not measured. Right: both passes by the share of blocks that are "
+            f"multiprocessors, {moved}. Right: both passes by the share of blocks that are "
             f"visible, {shapes['sparsity']}, beside that share of the time of dense attention.")
     return finish(figure, title), text
+
+
+def bytes_of(records, counter="dram", predicted="dram"):
+    """Of each record, and what they are: measured if all of them are, and predicted if not."""
+    if all(counter in record["measured"] for record in records):
+        return [record["measured"][counter] for record in records], "measured"
+    return [record["predicted"][predicted] for record in records], "predicted"
+
+
+TO_MULTIPROCESSORS = "l2 to SM", "l2"
 
 
 def shape_words(shape):
@@ -31,9 +55,9 @@ def shape_words(shape):
 
 def _work(axis, records):
     """numbattn's over the standard formula's, and where bytes are from."""
-    found, where = {}, "measured" if all("dram" in record["measured"] for record in records) else "predicted"
-    for record in records:
-        found[record["peer"]] = {"GFLOP": record["predicted"]["flops"] / 1e9, "GB of DRAM": record[where]["dram"] / 1e9,
+    found, (nbytes, where) = {}, bytes_of(records)
+    for record, count in zip(records, nbytes):
+        found[record["peer"]] = {"GFLOP": record["predicted"]["flops"] / 1e9, "GB of DRAM": count / 1e9,
                                  "ms": record["seconds"] and 1e3 * record["seconds"]}  # fmt: skip
     kinds = [kind for kind in found["flash"] if found["flash"][kind] and found["standard"][kind]]
     shares = [found["flash"][kind] / found["standard"][kind] for kind in kinds]
@@ -42,19 +66,24 @@ def _work(axis, records):
         for x, height, peer in ((i - 0.21, share, "flash"), (i + 0.21, 1, "standard")):
             axis.annotate(f"{found[peer][kind]:.3g}", (x, height), (0, 2), textcoords="offset points", ha="center")
     axis.set_ylabel("over the standard formula's")
+    axis.set_title("forward + backward")
+    axis.margins(y=0.12)  # for the numbers
     over = dict.fromkeys(("GFLOP", "GB of DRAM", "ms"), math.nan) | dict(zip(kinds, shares))
     return over | {"bytes": over["GB of DRAM"]}, f"bytes of DRAM are {where}"
 
 
 def _block_sizes(axis, records):
+    """Returns what the bytes are."""
     other = axis.twinx()
+    records = sorted(records, key=lambda record: record["tile_m"])
+    nbytes, where = bytes_of(records, *TO_MULTIPROCESSORS)
     for unit, (label, marker, colour) in UNITS.items():
-        chosen = sorted(select(records, unit=unit), key=lambda record: record["tile_m"])
+        chosen = select(records, unit=unit)
         sizes = [record["tile_m"] for record in chosen]
         axis.plot(sizes, [1e3 * (record["seconds"] or math.nan) for record in chosen], marker=marker, color=colour,
                   label=f"time, {label}")  # fmt: skip
-        nbytes = [record["measured"].get("l2 to SM", record["predicted"]["l2"]) for record in chosen]
-        other.plot(sizes, [n / 1e9 for n in nbytes], "--", marker=marker, color=colour, markerfacecolor="none",
+        moved = [n / 1e9 for n, record in zip(nbytes, records) if record["unit"] == unit]
+        other.plot(sizes, moved, "--", marker=marker, color=colour, markerfacecolor="none",
                    linewidth=1, label=f"bytes, {label}")  # fmt: skip
     powers_of_two(axis, values(records, "tile_m"))
     axis.tick_params(axis="x", rotation=90)
@@ -62,9 +91,11 @@ def _block_sizes(axis, records):
     other.set_ylim(bottom=0)
     other.grid(visible=False)
     other.spines["right"].set_visible(True)
+    axis.set_title("forward")
     axis.set_xlabel("queries of a block")
     axis.set_ylabel("ms")
     other.set_ylabel("GB, L2 to multiprocessors")
+    return where
 
 
 def _sparsity(axis, records):
@@ -72,9 +103,10 @@ def _sparsity(axis, records):
     shares = [100 * record["visible"] for record in seen]
     lines(axis, shares, {"block-sparse": [1e3 * record["seconds"] for record in seen]})
     axis.plot(shares, [1e3 * record["ideal"] for record in seen if "ideal" in record], "--", color="black", linewidth=1,
-              label="share of dense")  # fmt: skip
+              label="that share of the dense time")  # fmt: skip
     axis.set_ylim(bottom=0)
     axis.set_xlim(left=0)
+    axis.set_title("forward + backward")
     axis.set_xlabel("visible blocks, %")
     axis.set_ylabel("ms")
 
@@ -88,6 +120,7 @@ def figure3(results):
         _by_seqlen(axis, select(records, setting=setting), lambda record: 1e3 * record["seconds"]["both"])
         axis.set_title(setting.replace("none", "plain").replace("+", ", "))
         axis.sharey(axes[0, 0])
+        axis.tick_params(labelleft=axis is axes[0, 0])
     axes[0, 0].set_ylabel("ms, forward + backward")
     first = select(records, setting=settings[0])
     _by_seqlen(axes[0, -1], first, lambda record: record["bytes"] / 1e6)
@@ -102,10 +135,23 @@ def figure3(results):
     shape = ours | {"batch": max(values(records, "batch"))}
     text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}; a line ends where memory does, and who "
             "does not know a setting is not in it. Rabe and Staats, Linformer and linear attention are written as "
-            "formulas of arrays.").format(**shape)
+            "formulas of arrays. In the table: ms of forward and backward / MB beyond the inputs.").format(**shape)
     if overtaken:
         text += f" In the first setting what approximates is faster than exact attention: {', '.join(overtaken)}."
-    return finish(figure, title), text
+    return finish(figure, title), f"{text}\n\n{table(_rows(records))}"
+
+
+def _rows(records):
+    """ms of both passes / MB beyond the inputs, by peer."""
+    rows = {}
+    for x in records:
+        about = {"setting": x["setting"].replace("none", "plain").replace("+", ", "), "seqlen": x["seqlen"],
+                 "batch": x["batch"]}  # fmt: skip
+        found = "out of memory" if x["failed"] == "out of memory" else None
+        if not x["failed"]:
+            found = f"{1e3 * x['seconds']['both']:#.3g} / {x['bytes'] / 1e6:.0f}"
+        rows.setdefault((x["setting"], x["seqlen"]), about)[label_of(x["peer"])] = found
+    return [*rows.values()]
 
 
 def _by_seqlen(axis, records, value):

@@ -31,7 +31,7 @@ from .basics import (
 
 # --------------------------------------------------------------------------------------------------------------- speed
 def speed(results):
-    """Heat maps of the ratio to the fastest peer."""
+    """Heat maps of the ratio to the fastest other."""
     records = results["speed"]
     passes, seqlens = list(dict.fromkeys(record["pass"] for record in records)), values(records, "seqlen")
     settings = [(d, causal) for d, causal in product(values(records, "head_dim"), values(records, "causal"))]
@@ -58,7 +58,7 @@ def speed(results):
         axis.set_xlabel("seqlen")
         axis.grid(visible=False)
     axes[0, 0].set_ylabel("head_dim")
-    figure.colorbar(shown, ax=axes, label="speed / the fastest peer's", pad=0.01, fraction=0.03)
+    figure.colorbar(shown, ax=axes, label="speed / the fastest other's", pad=0.01, fraction=0.03)
     peers = sorted_names(name for record in records for name in record["tflops"] if name != OURS)
     ratios, first = [x for of in passes for x in found[of]], records[0]
     title = "TFLOP/s of numbattn"
@@ -67,9 +67,10 @@ def speed(results):
                  f"of {len(ratios)} cells; slower in {sum(ratio < 1 for ratio in ratios)}")  # fmt: skip
     text = (
         f"In {first['dtype']}, batch * seqlen = {first['batch'] * first['seqlen']} tokens, heads * head_dim = "
-        f"{first['heads'] * first['head_dim']}, beside {listed(peers)}. A cell is numbattn's speed over that of the "
-        "fastest of them, and numbattn's TFLOP/s, the causal half counted where it is causal; in italics, who is "
-        f"faster. All that a call does is included.\n\n{table(speed_rows(records))}"
+        f"{first['heads'] * first['head_dim']}, beside {listed(peers)}. In a cell, above and as its colour: "
+        "numbattn's speed over that of the fastest of them; below: numbattn's TFLOP/s, of causal attention half the "
+        f"work counted; in italics where another one is faster, with its name. All that a call does is included.\n\n"
+        + table(speed_rows(records))
     )
     return finish(figure, title), text
 
@@ -150,12 +151,16 @@ def accuracy(results):
         for name in errors.keys() - {OURS}:
             over.setdefault(name, []).append(errors[OURS][0] / errors[name][0])
     peers = sorted_names(over)
-    means = ", ".join(f"{label_of(name)} {geometric_mean(over[name]):.2f}" for name in peers)
+    means = ", ".join(f"{geometric_mean(over[name]):.2f} of {theirs(name)}" for name in peers)
     spans = "; ".join(f"{label_of(name)} {span(over[name])}" for name in peers)
     text = (f"Against the plain formula in float64, {records[0]['heads']} heads, the worst of o or of dq, dk, dv, at "
             f"head_dim {' and '.join(map(str, values(records, 'head_dim')))}, causal and not. numbattn's RMS error "
             f"over theirs, cell by cell: {spans}.")
-    return finish(figure, f"RMS errors over those of {means}"), text
+    return finish(figure, f"RMS errors, in the mean: {means}"), text
+
+
+def theirs(name):
+    return "the standard formula's" if name == "cupy" else f"{label_of(name)}'s"
 
 
 # ----------------------------------------------------------------------------------------------------- float32, float64
@@ -175,9 +180,12 @@ def floats(results):
         axis.set_xlabel("head_dim")
     axes[0, 0].set_ylabel("TFLOP/s")
     ratios = {key: found for key, found in ratios.items() if found}
-    means = ", ".join(f"{dtype} {of} {geometric_mean(found):.1f}" for (dtype, of), found in ratios.items())
+    means = {}
+    for (dtype, of), found in ratios.items():
+        means.setdefault(dtype, []).append(f"{of} {geometric_mean(found):.1f}")
+    means = "; ".join(f"{dtype} {', '.join(told)}" for dtype, told in means.items())
     first = records[0]
     spans = "; ".join(f"{dtype} {of} {summary(found)}" for (dtype, of), found in ratios.items())
-    text = (f"Batch {first['batch']}, {first['heads']} heads, seqlen {first['seqlen']}. numbattn's speed over that of "
-            f"the fastest other: {spans}.")
-    return finish(figure, f"Over the fastest other: {means}"), text
+    text = (f"Batch {first['batch']}, {first['heads']} heads, seqlen {first['seqlen']}, of causal attention half the "
+            f"work counted. numbattn's speed over that of the fastest other: {spans}.")
+    return finish(figure, f"Speed over the fastest other's: {means}"), text
