@@ -152,8 +152,8 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
 
 def make_attention(name, arrays, causal=False):
     """o of a peer on the arrays q, k, v, of which nothing is kept for gradients."""
-    if name == FA4:
-        raise ValueError("FlashAttention-4 is timed with its gradients, or not at all")
+    if name in (FA4, "cupy"):
+        raise ValueError(f"{name} is timed with its gradients, or not at all")
     option = "is_causal" if name in TORCH else "causal"
     return partial(attention_of(name), *native(name, arrays), **{option: causal})
 
