@@ -91,7 +91,7 @@ def test_dtypes(rng, world, dtype):
 
 
 @compiled_only
-@pytest.mark.parametrize(("d", "e"), [(250, 130), (100, 256)])
+@pytest.mark.parametrize(("device", "d", "e"), [("TMA", 250, 130), ("cp.async", 100, 256)], indirect=["device"])
 def test_large_head_dims(rng, device, d, e):
     check(device, *qkv(rng, heads=2, heads_k=1, n=40, d=d, e=e))
 
@@ -120,9 +120,9 @@ def test_masks(rng, device, name):
     check(device, *qkv(rng, batch=2, m=3, n=120), **MASKS[name](rng))
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("device", "name"), list(zip(["TMA", "cp.async"] * 3, SCORES)), indirect=["device"])
 def test_scores(rng, device, name):
-    """Each head by its own numbers, though several share a work tile."""
+    """Each head by its own numbers, though several share a work tile. How keys are loaded makes no difference."""
     check(device, *qkv(rng, batch=2, m=3, n=120), score=SCORES[name](rng))
 
 
@@ -156,8 +156,9 @@ def test_bits_depend_on_the_sequence_alone(rng, device):
     np.testing.assert_array_equal(saved.lse[1:2], saved_alone.lse)
 
 
-@pytest.mark.parametrize(("batch", "heads", "heads_k", "m", "of_batch"), [(20, 4, 2, 1, True), (3, 2, 1, 3, True),
-                                                                          (3, 4, 1, 1, False)])  # fmt: skip
+@pytest.mark.parametrize(("device", "batch", "heads", "heads_k", "m", "of_batch"), [
+    ("TMA", 20, 4, 2, 1, True), ("cp.async", 3, 2, 1, 3, True), ("TMA", 3, 4, 1, 1, False),
+], indirect=["device"])  # fmt: skip
 def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of_batch):
     """A tile has rows of several sequences, if these are more than the heads of a group; the bits are the same."""
     q, k, v = qkv(rng, batch, heads, heads_k, m, n=150)
@@ -172,6 +173,7 @@ def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of
     np.testing.assert_array_equal(saved.lse, saved_want.lse)
 
 
+@simulated
 @pytest.mark.parametrize("option", ["mask", "dropout", "score"])
 def test_sequences_that_differ_share_no_tile(rng, option):
     q, k, v = qkv(rng, batch=5)
@@ -195,7 +197,7 @@ def test_a_cache_without_pages(rng, device):
             np.testing.assert_array_equal(o[rows], want)
 
 
-@pytest.mark.parametrize("page_size", [16, 40, 128])
+@pytest.mark.parametrize(("device", "page_size"), [("TMA", 16), ("cp.async", 40), ("TMA", 128)], indirect=["device"])
 def test_a_cache_in_pages(rng, device, page_size):
     """The same bits as without pages, whatever pages there are behind the lengths, and whatever is on them."""
     lengths = [77, 0, 130]
@@ -206,7 +208,8 @@ def test_a_cache_in_pages(rng, device, page_size):
     np.testing.assert_array_equal(got, want)
 
 
-def test_which_pages_are_loaded_by_tma(rng):
+@simulated
+def test_which_pages_are_loaded_by_tma(world):
     """Those that are parts of tiles or consist of them; on Hopper and nowhere else."""
     q = np.zeros((1, 2, 1, 128), HALF)
     for device, page_size, by_tma in (HOPPER, 8, True), (HOPPER, 192, True), (HOPPER, 24, False), (AMPERE, 64, False):
@@ -248,7 +251,10 @@ def check_cache(device, q, cache, mask=None, **options):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("held", "page_size"), [(np.int8, None), (np.int8, 16), (FLOAT8, None), (FLOAT8, 16)])
+@pytest.mark.parametrize(("device", "held", "page_size"), [
+    ("cp.async", np.int8, None), ("cp.async", np.int8, 16),
+    *((device, FLOAT8, size) for device in DEVICES for size in (None, 16)),  # newer GPUs convert them in one step
+], indirect=["device"])  # fmt: skip
 def test_caches_of_8_bits(rng, device, held, page_size, dtype):
     """Heads of a group, an empty sequence, ragged ones; the way for any GPU on Hopper, too."""
     lengths = [37, 0, 150] if dtype == "float16" else [150, 3]
