@@ -30,8 +30,7 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
     parts = tuple(part for part in score.split(", ") if part)
     found = work(dtype, d, e, mask=tuple(mask.split("+")) if mask else (), score=parts, device=DEVICES[cc], **options)
     words = kernel, f"sm_{''.join(map(str, cc))}", dtype, d, e, mask, score, *(f"{k}={v}" for k, v in options.items())
-    marks = [pytest.mark.gpu] if spills else []
-    return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""), marks=marks)
+    return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""))
 
 
 def spec(kernel, work):
@@ -147,9 +146,11 @@ SPILLS = [
 
 
 EVERY = [*ANY_GPU, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+USUAL = EVERY[::3]  # each takes 4 s
+SELECTED = [x if x in USUAL else pytest.param(*x.values, id=x.id, marks=pytest.mark.slow) for x in EVERY]
 
 
-@pytest.mark.parametrize(("kernel", "work", "spills"), EVERY)
+@pytest.mark.parametrize(("kernel", "work", "spills"), SELECTED)
 def test_nothing_is_spilled(kernel, work, spills):
     """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
     found = spec(kernel, work)

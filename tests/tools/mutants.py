@@ -1308,7 +1308,7 @@ def run(copy, *command, timeout=None):
 def failure(copy, *arguments, timeout=None):
     """What pytest reports first: a failed test, a signal or a timeout; None if all tests pass."""
     try:
-        pytest = "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"
+        pytest = "-m", "pytest", "-m", "", "-q", "-n0", "-p", "no:cacheprovider"
         done = run(copy, *pytest, *arguments, timeout=timeout)
     except subprocess.TimeoutExpired:
         return "timeout"
