@@ -1201,11 +1201,12 @@ TABLE = [
         "        if batch < batches:\n": "        if True:\n",
         "first:end, query], ROWS_OF)": ":end, query], ROWS_OF)",
     }),
-    Faults("cuda/kernels/shared/packing.py", [f"cuda/kernels/test_decode.py::test_{name}" for name in (
-                    "heads_of_a_group_are_packed", "keys_that_all_sequences_share", "sequences_that_differ",
-    )], {
+    Faults("cuda/kernels/shared/packing.py", ["cuda/kernels/shared/test_packing.py"] + [
+        f"cuda/kernels/test_decode.py::test_{name}"
+        for name in ("keys_that_all_sequences_share", "sequences_that_differ_share_no_tile")
+    ], {
         "minimum(head + COUNT, (head_k + 1) * call.group_size)": "head + COUNT",
-        "minimum((part + 1) * COUNT, call.batches)": "(part + 1) * COUNT",
+        "head, (part + 1) * COUNT": "head, part * COUNT + 1",
         "head // call.group_size, head": "head, head",
         "heads * ((batches + COUNT - 1) // COUNT)": "heads * (batches // COUNT)",
         "if alone and not shares_keys(work)": "if alone",

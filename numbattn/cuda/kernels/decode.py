@@ -91,7 +91,6 @@ class DecodeCall(NamedTuple):
     """What work tiles follow from."""
 
     sight: Any
-    batches: Any
     heads: Any
     group_size: Any
     tiles_of_chunk: Any
@@ -258,7 +257,7 @@ def decode(
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
         of_chunk = tiles_of_chunk(batches, heads, group_size)
         tiles = of_chunk * chunks
-        call = DecodeCall(sight, batches, heads, group_size, of_chunk, chunks, seqlen_q, tiles)
+        call = DecodeCall(sight, heads, group_size, of_chunk, chunks, seqlen_q, tiles)
         warp = thread_index() // WARP
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
         if thread_index() == 0:                                 # nothing has been drawn

@@ -33,7 +33,7 @@ def packing_steps(rows, queries, of_batch):
     @device
     def place_of_sequences(tile, call):
         part, head = split(tile, call.heads)
-        return part * COUNT, head // call.group_size, head, minimum((part + 1) * COUNT, call.batches)
+        return part * COUNT, head // call.group_size, head, (part + 1) * COUNT
 
     @device
     def rows_of_sequences(X, work, alignment):
