@@ -16,12 +16,14 @@ import argparse
 import math
 import time
 import tracemalloc
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
 import baselines
 import numpy as np
+import peers
 from common import machine, sampled, save, show, show_machine
 from gpu import extra_bytes, one_pass, why
 from peers import PACKAGES, TORCH, _torch, context_of, cupy, event_seconds, gpu, one_stream, release, tensor_of, torch
@@ -108,17 +110,15 @@ def make_forward(xp, name, case):
 def numbattn_forward(xp, name, case, arrays, lengths, dropout):
     mask = None if lengths is None else na.Lengths(xp.asarray(lengths[:, None]))
     if name == "block-sparse":
-        blocks = na.BlockSparse.butterfly((1, 1, case.seqlen, case.seqlen), BLOCK).blocks
-        sparse = na.BlockSparse(xp.asarray(blocks), BLOCK)
+        sparse = butterfly(xp, case.seqlen)
         mask = sparse if mask is None else sparse & mask
-    options = {"causal": case.has("causal"), "mask": mask, "dropout": na.Dropout(dropout, seed=0) if dropout else None}
-    *leaves, do = arrays
+    return peers.make_forward("numbattn", arrays, causal=case.has("causal"), mask=mask, dropout=dropout)
 
-    def forward():
-        o, saved = na.attention_forward(*leaves, **options)
-        return o, partial(na.attention_backward, do, saved)
 
-    return forward
+def butterfly(xp, seqlen):
+    """The mask, its blocks where the arrays are: from the host they would be copied in each call."""
+    blocks = na.BlockSparse.butterfly((1, 1, seqlen, seqlen), BLOCK).blocks
+    return na.BlockSparse(xp.asarray(blocks), BLOCK)
 
 
 def torch_forward(name, arrays, lengths, dropout, causal):
@@ -255,22 +255,21 @@ def parse(arguments, on_gpu):
     return args
 
 
-def run(clock, args, described):
-    show_machine(described)
-    records = records_of(clock, args)
+def measure_and_show(parse, records_of, show_records, arguments=None):
+    """What a script does that runs on any machine."""
+    on_gpu = cupy is not None and cupy.is_available()
+    args, described = parse(arguments, on_gpu), machine(*PACKAGES)
+    with one_stream() if on_gpu else nullcontext():
+        described |= {"gpu": gpu()} if on_gpu else {}
+        show_machine(described)
+        records = records_of(GpuClock() if on_gpu else Clock(), args)
     show_records(records)
     if args.json:
         save(args.json, {"machine": described, "arguments": vars(args), "records": records})
 
 
 def main(arguments=None):
-    on_gpu = cupy is not None and cupy.is_available()
-    args = parse(arguments, on_gpu)
-    described = machine(*PACKAGES)
-    if not on_gpu:
-        return run(Clock(), args, described)
-    with one_stream():
-        return run(GpuClock(), args, described | {"gpu": gpu()})
+    measure_and_show(parse, records_of, show_records, arguments)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ import model
 import numpy as np
 import tasks
 from common import show
-from figure3 import BLOCK
+from figure3 import butterfly, measure_and_show
 from model import Adam, Size, Transformer
-from training import in_turn, measure_and_show, parser_of
+from training import in_turn, parser_of
 
 import numbattn as na
 
@@ -69,8 +69,7 @@ def attention_of(xp, name, seqlen):
         return model.standard_attention
     if name == "numbattn":
         return na.attention_vjp
-    blocks = na.BlockSparse.butterfly((1, 1, seqlen, seqlen), BLOCK).blocks
-    return partial(na.attention_vjp, mask=na.BlockSparse(xp.asarray(blocks), BLOCK))
+    return partial(na.attention_vjp, mask=butterfly(xp, seqlen))
 
 
 class Learner:

@@ -17,17 +17,15 @@ a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc see
 import argparse
 import math
 import time
-from contextlib import nullcontext
 from functools import partial
 from itertools import product
 
 import model
 import numpy as np
 import tasks
-from common import machine, save, show, show_machine
-from figure3 import OUT_OF_MEMORY, Clock, GpuClock, is_out_of_memory
+from common import show
+from figure3 import OUT_OF_MEMORY, is_out_of_memory, measure_and_show
 from model import Adam, Size, Transformer
-from peers import PACKAGES, cupy, gpu, one_stream
 from tqdm import tqdm
 
 import numbattn as na
@@ -117,18 +115,6 @@ def parser_of(doc, on_gpu):
     parser.add_argument("--minutes", type=float, help="for all runs")
     parser.add_argument("--json", metavar="FILE", help="write the records there, too")
     return parser
-
-
-def measure_and_show(parse, records_of, show_records, arguments=None):
-    on_gpu = cupy is not None and cupy.is_available()
-    args, described = parse(arguments, on_gpu), machine(*PACKAGES)
-    with one_stream() if on_gpu else nullcontext():
-        described |= {"gpu": gpu()} if on_gpu else {}
-        show_machine(described)
-        records = records_of(GpuClock() if on_gpu else Clock(), args)
-    show_records(records)
-    if args.json:
-        save(args.json, {"machine": described, "arguments": vars(args), "records": records})
 
 
 # -------------------------------------------------------------------------------------------------------- command line

@@ -4,11 +4,11 @@ import json
 import statistics
 from itertools import product
 
+import figure3
 import long_range
 import numpy as np
 import pytest
 import tasks
-import training
 from figure3 import OUT_OF_MEMORY, Clock
 from long_range import Learner
 
@@ -100,7 +100,7 @@ def args_of(*options):
 
 
 def test_script(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "cupy", None)
+    monkeypatch.setattr(figure3, "cupy", None)
     path = tmp_path / "long_range.json"
     options = ["--sides", "12", "--contexts", "32", "--tokens", "160", "--minutes", "0.01", "--json", str(path)]
     long_range.main(options)

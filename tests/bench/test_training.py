@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import figure3
 import model
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def records_of(*options):
 
 
 def test_script(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "cupy", None)
+    monkeypatch.setattr(figure3, "cupy", None)
     path = tmp_path / "training.json"
     options = ["--contexts", "16", "32", "--tokens", "64", "--validated", "64", "--steps", "5", "--minutes", "9"]
     training.main([*options, "--json", str(path)])

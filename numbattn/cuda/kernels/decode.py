@@ -185,9 +185,9 @@ def decode(
     """The kernel for tiles of tile_n keys and head_dims rounded up.
 
     queries: how many rows of a work tile each of its heads has, a power of two; of_batch: whether it has a head of many
-    sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0;
-    held: the dtype of a cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own. Rows of q,
-    k and v are aligned to nbytes.
+    sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0; held: the dtype of a
+    cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own. Rows of q, k and v are aligned
+    to nbytes.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
@@ -445,7 +445,8 @@ def parameters(work, tiles, head_dims=head_dims):
 
 
 def blocks(work, tiles, m_blocks, n_blocks):
-    """For one element of the batch: as many as there are work tiles, so that few of them are spread over the GPU."""
+    """For one element of the batch: as many as there are work tiles, so that few of them are spread over the GPU;
+    where sequences share them, as many as there would be otherwise."""
     problem = work.problem
     heads_of_tile = ROWS // queries_of(work, ROWS)
     return problem.heads_k * -(-problem.group_size // heads_of_tile) * count_of_chunks(problem.seqlen_k)
