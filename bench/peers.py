@@ -34,7 +34,7 @@ TORCH = {  # backends of scaled_dot_product_attention, and for which dtypes they
 }
 FA4 = "fa4"  # flash_attn.cute, where it is installed
 PEERS = ["numbattn", *TORCH, FA4, "cupy"]
-PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch"]
+PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch", "flash-attn-4"]
 
 
 def require_gpu():

@@ -75,6 +75,12 @@ def speed(results):
     return finish(figure, title), text
 
 
+def deterministic(results):
+    """The same of gradients that are equal bit for bit from call to call."""
+    figure, text = speed(results)
+    return figure, f"numbattn with deterministic=True, the others as by default. {text}"
+
+
 def speed_rows(records):
     """TFLOP/s, numbattn / each peer."""
     peers = sorted_names(name for record in records for name in record["tflops"])

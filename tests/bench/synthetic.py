@@ -48,6 +48,10 @@ def speed(dtypes=("bfloat16",), head_dims=(64, 128), seqlens=(512, 1024), peers=
     return {"arguments": {}, "speed": records}
 
 
+def deterministic():
+    return {"arguments": {}, "speed": [record for record in speed()["speed"] if record["pass"] == "backward"]}
+
+
 def accuracy(dtypes=("float16", "float32"), head_dims=(64, 128), seqlens=(512, 1024)):
     unit = {"float16": 4e-4, "bfloat16": 3e-3, "float32": 3e-7}
     worse = {"numbattn": 1.0, "flash": 1.01, "cudnn": 1.2, "cupy": 1.9}
@@ -234,6 +238,6 @@ def documents(contexts=(512, 1024, 2048, 4096)):
     ]}  # fmt: skip
 
 
-RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, documents, figure2, figure3, floats, host, long_range, packed,
-        scores, speed, training)
+RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
+        long_range, packed, scores, speed, training)
 MADE = {run.__name__: run for run in RUNS}
