@@ -323,8 +323,9 @@ def rabe_staats(figure3):
 def ranges(figure3):
     told = []
     for setting in settings_of(figure3):
-        ran = sorted((n, milliseconds(x)) for (name, n), x in curves(figure3, setting).items() if name == OURS)
-        told.append(f"{setting.replace('none', 'plain').replace('+', ', ')} {ran[0][1]:.2g} to {ran[-1][1]:.3g} ms")
+        if ran := sorted((n, milliseconds(x)) for (name, n), x in curves(figure3, setting).items() if name == OURS):
+            named = setting.replace("none", "plain").replace("+", ", ")
+            told.append(f"{named} {ran[0][1]:.2g} to {ran[-1][1]:.3g} ms")
     return "; ".join(told)
 
 

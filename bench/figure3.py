@@ -6,7 +6,8 @@
 The paper's configuration: 8 heads of 64, float16, a batch of 16, dropout 0.1, random padding. From 16384 tokens on the
 batch is smaller, so that it has no more than 131072 tokens; records say how large. Peers: numbattn, dense and with the
 butterfly's blocks of 128; in CuPy the standard formula, Rabe and Staats' chunks, Linformer with 256 projections, and
-linear attention; SDPA's kernels in torch, where it is installed. What is out of memory is not tried at longer lengths.
+linear attention; SDPA's kernels in torch, where it is installed. What is out of memory, or takes more than a second, is
+not tried at longer lengths.
 
 Memory is what forward + backward take beyond their inputs. When --minutes are over, the rest is recorded as not run.
 Without a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees. Needs tabulate and tqdm.
@@ -42,8 +43,9 @@ SETTINGS = [  # the paper's Figure 3 is the first
 ]  # fmt: skip
 PEERS = ["numbattn", "block-sparse", "standard", "rabe-staats", "linformer", "linear", "math", "flash", "cudnn"]
 SLOW = 0.3  # seconds; what takes longer is timed once
+TOO_SLOW = 1  # second of both passes
 SAMPLE_SECONDS = 0.01
-OUT_OF_MEMORY, NO_TIME = "out of memory", "no time left"
+OUT_OF_MEMORY, TOO_LONG, NO_TIME = "out of memory", "takes too long", "no time left"
 SMALL = {"seqlen": [128, 256, 512], "batch": 1, "heads": 2, "setting": SETTINGS[:3]}
 LARGE = {"seqlen": [2**n for n in range(7, 17)], "batch": BATCH, "heads": HEADS, "setting": SETTINGS[:3]}
 
@@ -191,28 +193,30 @@ def is_out_of_memory(error):
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in (OUT_OF_MEMORY, "alloc_failed"))
 
 
-def record_of(clock, name, case, rounds, deadline, full):
-    """`full`: the peers and settings that were out of memory; they are not tried again."""
+def record_of(clock, name, case, rounds, deadline, ended):
+    """`ended`: why a peer is not tried again in a setting."""
     record = {"peer": name, **case._asdict(), "seconds": None, "bytes": None, "failed": None}
-    if (name, case.setting) in full:
-        return record | {"failed": OUT_OF_MEMORY}
+    if (name, case.setting) in ended:
+        return record | {"failed": ended[name, case.setting]}
     if time.monotonic() > deadline:
         return record | {"failed": NO_TIME}
     try:
         record |= measured(clock, name, case, rounds)
+        if record["seconds"]["both"] > TOO_SLOW:
+            ended[name, case.setting] = TOO_LONG
     except Exception as error:  # not to run is a result, too
         record["failed"] = OUT_OF_MEMORY if is_out_of_memory(error) else why(error)
         if record["failed"] == OUT_OF_MEMORY:
-            full.add((name, case.setting))
+            ended[name, case.setting] = OUT_OF_MEMORY
     clock.release()
     return record
 
 
 def records_of(clock, args):
-    full, deadline = set(), time.monotonic() + 60 * args.minutes
+    ended, deadline = {}, time.monotonic() + 60 * args.minutes
     cases = [Case(setting, n, max(1, min(args.batch, TOKENS // n)), args.heads, args.dtype)
              for setting, n in product(args.setting, args.seqlen)]
-    return [record_of(clock, name, case, args.rounds, deadline, full)
+    return [record_of(clock, name, case, args.rounds, deadline, ended)
             for case, name in tqdm(list(product(cases, args.peers)), disable=None, leave=False)]
 
 

@@ -60,7 +60,7 @@ RUNS = {
                          "--seqlen 1024 4096 16384 --rounds 3 --peers numbattn flash cudnn fa4"),
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 128 --seqlen 4096 16384 --rounds 3"),
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
-    "figure3": Run("figure3.py --minutes 4",
+    "figure3": Run("figure3.py --minutes 6",
                    "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
     "training": Run("training.py --contexts 1024 2048 4096 --minutes 3", "training.py --steps 3 --minutes 0.01"),
     "long_range": Run("long_range.py --parts steps tasks --minutes 2.5",

@@ -18,6 +18,7 @@ from .basics import (
 )
 
 UNITS = {"mma": ("kernel for any GPU", "o", "#4a7ab5"), "wgmma": ("Hopper's kernel", "D", "#08306b")}
+ENDED = "out of memory", "takes too long"  # why there is no time
 APPROXIMATIONS = "linformer", "linear", "block-sparse"
 
 
@@ -133,8 +134,8 @@ def figure3(results):
     title = f"At seqlen {longest} {faster:.1f} times as fast as the standard formula, in 1/{smaller:.0f} of its memory"
     overtaken = [f"{label_of(name)} from {n}" for name in APPROXIMATIONS if (n := _overtakes(ran, name, seqlens))]
     shape = ours | {"batch": max(values(records, "batch"))}
-    text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}; a line ends where memory does, and who "
-            "does not know a setting is not in it. Rabe and Staats, Linformer and linear attention are written as "
+    text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}; a line ends where memory does, or "
+            "after a length that takes more than a second, and who does not know a setting is not in it. Rabe and Staats, Linformer and linear attention are written as "
             "formulas of arrays. In the table: ms of forward and backward / MB beyond the inputs.").format(**shape)
     if overtaken:
         text += f" In the first setting what approximates is faster than exact attention: {', '.join(overtaken)}."
@@ -147,7 +148,7 @@ def _rows(records):
     for x in records:
         about = {"setting": x["setting"].replace("none", "plain").replace("+", ", "), "seqlen": x["seqlen"],
                  "batch": x["batch"]}  # fmt: skip
-        found = "out of memory" if x["failed"] == "out of memory" else None
+        found = x["failed"] if x["failed"] in ENDED else None
         if not x["failed"]:
             found = f"{1e3 * x['seconds']['both']:#.3g} / {x['bytes'] / 1e6:.0f}"
         rows.setdefault((x["setting"], x["seqlen"]), about)[label_of(x["peer"])] = found

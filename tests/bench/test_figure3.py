@@ -66,13 +66,22 @@ def test_what_is_out_of_memory_is_not_tried_again(error, monkeypatch):
     assert tried == [64]
 
 
+def test_what_takes_long_is_not_tried_at_longer_lengths(monkeypatch):
+    found = {"seconds": {"both": 1.5 * figure3.TOO_SLOW}, "bytes": 1}
+    monkeypatch.setattr(figure3, "measured", lambda *about: found)
+    args = figure3.parse([*TINY, "--setting", "none", "--peers", "standard"], on_gpu=False)
+    first, second = figure3.records_of(Clock(), args)
+    assert (first["failed"], first["seconds"]) == (None, found["seconds"])
+    assert (second["failed"], second["seconds"]) == (figure3.TOO_LONG, None)
+
+
 def test_what_there_is_no_time_for_is_recorded():
     args = figure3.parse([*TINY, "--peers", "linear", "--minutes", "0"], on_gpu=False)
     assert {x["failed"] for x in figure3.records_of(Clock(), args)} == {figure3.NO_TIME}
 
 
 def test_other_failures_are_told():
-    record = figure3.record_of(Clock(), "linear", Case("causal", 64, 1, 1, "float32"), 1, time.monotonic() + 9, set())
+    record = figure3.record_of(Clock(), "linear", Case("causal", 64, 1, 1, "float32"), 1, time.monotonic() + 9, {})
     assert record["failed"].startswith("ValueError: linear attention that is causal")
 
 
