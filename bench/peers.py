@@ -53,6 +53,7 @@ def available(dtype, peers=PEERS):
     """Those of the peers that this machine has and that take the dtype."""
     have_torch = torch is not None and torch.cuda.is_available()
     takes = {name: have_torch and dtype in dtypes for name, (_, dtypes) in TORCH.items()}
+    takes["cupy"] = dtype != "bfloat16"  # of which a formula with Python's floats makes float64
     takes[FA4] = have_torch and dtype in HALF and has_fa4()
     return [name for name in peers if takes.get(name, True)]
 

@@ -15,6 +15,7 @@ from .basics import (
     finish,
     geometric_mean,
     label_of,
+    listed,
     logarithmic,
     over_best,
     panels,
@@ -71,8 +72,11 @@ def _scores(axis, records):
     axis.set_xlabel("time / time without a score")
     most = max(record["seconds"][name] / record["seconds"]["plain"] for record in records
                for name in record["seconds"] if "fa4" not in name and "plain" in record["seconds"])  # fmt: skip
-    return most, (f"scores in {records[0]['dtype']}, head_dims {', '.join(map(str, values(records, 'head_dim')))}, "
-                  f"seqlens {', '.join(map(str, values(records, 'seqlen')))}")  # fmt: skip
+    head_dims, seqlens = (listed([*map(str, values(records, key))]) for key in ("head_dim", "seqlen"))
+    return most, f"scores in {records[0]['dtype']}, head_dim {head_dims}, seqlen {seqlens}"
+
+
+ON_THE_RIGHT = {"butterfly": (5, 2), "Window(1023, 0)": (5, -6)}  # of the mark, in points: the left is crowded
 
 
 def _masks(axis, records):
@@ -85,8 +89,10 @@ def _masks(axis, records):
             axis.plot(*zip(*found.values()), linestyle="", label=of, **style)
             if of == "forward":
                 for name, place in found.items():
-                    axis.annotate(name.replace("random", "blocks,").replace("_", " "), place, (-5, 1),
-                                  textcoords="offset points", fontsize=6.5, ha="right")  # fmt: skip
+                    right = name in ON_THE_RIGHT
+                    axis.annotate(name.replace("random", "blocks,").replace("_", " "), place,
+                                  ON_THE_RIGHT.get(name, (-5, 1)), textcoords="offset points", fontsize=6.5,
+                                  ha="left" if right else "right")  # fmt: skip
     least = min(min(record["shares"].values()) for record in records)
     axis.plot([least, 1], [least, 1], "--", color="black", linewidth=0.8, label="time in proportion to what is visible")
     logarithmic(axis, "x", 100)
@@ -157,6 +163,7 @@ def decoding(results):
     if bandwidth := bandwidth_of(results["machine"]["gpu"]):
         axes[0, 0].axvline(bandwidth, linestyle="--", color="black", linewidth=1, label="data sheet's bandwidth")
     axes[0, 1].axvline(1, color="black", linewidth=0.8)
+    logarithmic(axes[0, 1], "x")
     axes[0, 0].set_xlim(left=0)
     axes[0, 0].set_xlabel("TB/s of K and V, each read once")
     axes[0, 1].set_xlabel("time / numbattn's with plain arrays, for as many keys")

@@ -135,8 +135,9 @@ def figure3(results):
     overtaken = [f"{label_of(name)} from {n}" for name in APPROXIMATIONS if (n := _overtakes(ran, name, seqlens))]
     shape = ours | {"batch": max(values(records, "batch"))}
     text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}; a line ends where memory does, or "
-            "after a length that takes more than a second, and who does not know a setting is not in it. Rabe and Staats, Linformer and linear attention are written as "
-            "formulas of arrays. In the table: ms of forward and backward / MB beyond the inputs.").format(**shape)
+            "after a length that takes more than a second, and who does not know a setting is not in it. Rabe and "
+            "Staats, Linformer and linear attention are written as formulas of arrays. In the table: ms of forward "
+            "and backward / MB beyond the inputs.").format(**shape)
     if overtaken:
         text += f" In the first setting what approximates is faster than exact attention: {', '.join(overtaken)}."
     return finish(figure, title), f"{text}\n\n{table(_rows(records))}"
