@@ -62,10 +62,10 @@ RUNS = {
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
     "figure3": Run("figure3.py --minutes 6",
                    "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
-    "training": Run("training.py --contexts 1024 2048 4096 --minutes 3", "training.py --steps 3 --minutes 0.01"),
+    "training": Run("training.py --contexts 1024 2048 4096 --minutes 4", "training.py --steps 3 --minutes 0.01"),
     "long_range": Run("long_range.py --parts steps tasks --minutes 2.5",
                       "long_range.py --parts steps tasks --minutes 0.01"),
-    "documents": Run("long_range.py --parts documents --minutes 1.5",
+    "documents": Run("long_range.py --parts documents --held-out 512 --minutes 4",
                      "long_range.py --parts documents --minutes 0.01"),
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
