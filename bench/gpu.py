@@ -362,7 +362,9 @@ def extra_bytes(run):
     with cupy.cuda.using_allocator(pool.malloc):
         run()
         cupy.cuda.get_current_stream().synchronize()
-    return pool.total_bytes() + (torch.cuda.max_memory_allocated() - before if torch_runs else 0)
+    nbytes = pool.total_bytes()
+    pool.free_all_blocks()  # or they stay for as long as the process
+    return nbytes + (torch.cuda.max_memory_allocated() - before if torch_runs else 0)
 
 
 def show_memory(records):
