@@ -1068,10 +1068,10 @@ TABLE = [
     Faults("cuda/kernels/hopper/forward_steps.py", ["cuda/kernels/hopper/test_backward.py"], {
         "            sync_warpgroups(consumers)\n": "",
     }),
-    Faults("cuda/kernels/hopper/backward_steps.py", ["cuda/kernels/hopper/test_backward.py"], {
-        "- abs(P) * D": "- maximum(P, 0) * D",
+    Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/hopper/test_backward.py"], {
+        "- abs(P) * D": "- P * D",
     }),
-    Faults("cuda/kernels/hopper/walk.py", ["cuda/kernels/hopper/test_backward.py"], {
+    Faults("cuda/kernels/shared/query_tiles.py", ["cuda/kernels/hopper/test_backward.py"], {
         "m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M": "m_block, m_blocks = 0, end // TILE_M",
         "return queries_from(sight, tile, at.head + 1)": "return queries_from(sight, tile, tile.heads)",
         "            if queries > 0:\n": "            if queries > -1:\n",
