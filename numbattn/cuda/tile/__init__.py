@@ -33,6 +33,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | bulk_load | a part of a line, in the background | cp.async.bulk |
 | bulk_add | to sums of tiles, to which many blocks add, in the background | cp.reduce.async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
+| add_registers; add_lines, load_lines | to such sums, at once; the same in lines | red.global, ld.global |
 | prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
@@ -48,7 +49,7 @@ BOXES where boxes of 8x64 float16 lie, RING a pipeline of two stages of four int
 """
 
 from . import operators  # noqa: F401, defines them
-from .accumulation import bulk_add, get_registers, load_registers, put_registers
+from .accumulation import add_lines, add_registers, bulk_add, get_registers, load_lines, load_registers, put_registers
 from .arrays import Alignment
 from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
@@ -120,6 +121,8 @@ __all__ = [
     "RaceError",
     "SharedMemory",
     "acquire",
+    "add_lines",
+    "add_registers",
     "advance",
     "aligned",
     "allocate",
@@ -163,6 +166,7 @@ __all__ = [
     "init_pipelines",
     "launch_dependents",
     "load",
+    "load_lines",
     "load_registers",
     "log",
     "log2",

@@ -282,12 +282,6 @@ class GlobalMatrix:
         row0 = base(b, layout.rows) if row0 is not first else b.add(row0, base(b, layout.rows))
         return row0, base(b, layout.cols) if col0 is not first else b.add(col0, base(b, layout.cols))
 
-    def beyond(self, origin, down, across):
-        """Pointer to the element so many rows and columns beyond that at `origin`; of aligned matrices."""
-        b = self.b
-        at = b.gep(b.bitcast(origin, ir.PointerType(I8, GLOBAL)), [b.mul(I64(down), self.row_stride)])
-        return b.gep(b.bitcast(at, self.data.type), [I32(across)])
-
     def place(self, row, col):
         """Pointer to an element."""
         b = self.b
