@@ -6,6 +6,7 @@ import numpy as np
 
 from ..build import Key
 from ..kernels.hopper.backward_steps import comes_with_dq
+from ..kernels.hopper.forward_tiles import is_for_hopper
 from ..kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
 from ..kernels.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.scores import (
@@ -148,7 +149,8 @@ class Planner:
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
         wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
-        with_dq = wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)
+        one = wanted == [self.slopes] and is_for_hopper(self)
+        with_dq = one and comes_with_dq(self.slopes, self.score, self.problem.dropout)
         alone = self.call.is_backward and wanted and not with_dq
         if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0

@@ -45,6 +45,7 @@ from ...tile import (
     wgmma_wait,
     where,
 )
+from ..round_dq import DQ_SUMS
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
@@ -81,7 +82,7 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .dq_sums import DQ_SUMS, dq_steps
+from .dq_sums import dq_steps
 from .forward_steps import clear_step
 from .variants import DP, DQ, KERNELS, LAST, LATE_BESIDE_STATISTICS, NOW, SUMS, variant_of
 

@@ -49,6 +49,13 @@ def sums(unit, lanes, rows, cols, threads, run=1):
     return simt(rows, cols, threads, lanes, run)
 
 
+def warps_across(rows, cols, threads):
+    """How many warps are to share rows of sums of mma.sync on 16 bits: a warp has 32, so that a right operand that it
+    reads from shared memory serves two instructions; or 16, where else it had less than 16 columns.
+    """
+    return min(max(threads // rows, 1), cols // 16)
+
+
 def places_of(transposed):
     """The device function (layout, m0, n0): the queries i and keys j of a tile from query m0 and key n0 on.
 
