@@ -839,7 +839,7 @@ TABLE = [
         "            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)\n": "",
     }),
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_packed_arrays_are_computed_by_segment"], {
-        "wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)":
+        "wanted == [self.slopes] and with_dq":
             "wanted == [self.slopes]",
         " and number != self.sink]": "]",
         "wanted and not with_dq": "not with_dq",
@@ -924,9 +924,8 @@ TABLE = [
         "\n                Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
             "\n                Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
         "left_P(P * Z)": "left_P(P)",
-        "                    dS = pull_back(P * (dP * Z - D)": "                    dS = pull_back(P * (dP - D)",
-        "                    dS = pull_back(P * (dP * Z - D), F)":
-            "                    dS = pull_back(P * (dP * Z), F)",
+        "\n                dS = pull_back(P * (dP * Z - D)": "\n                dS = pull_back(P * (dP - D)",
+        "\n                dS = pull_back(P * (dP * Z - D), F)": "\n                dS = pull_back(P * (dP * Z), F)",
         "dot(dK, left_dS(dS), sQ)": "dot(full(K_TILE, ZERO), left_dS(dS), sQ)",
         "left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)":
             "left_P = left_dS = left_operand(S_TILE, shared, ACC)",

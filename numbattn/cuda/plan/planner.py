@@ -106,8 +106,7 @@ class Planner:
         work, tiles = self.work(spec), self.fitting(spec)
         if has_states(work.mask) and MASK in spec.arguments:
             self.find_states(spec, tiles, work)
-        for more in spec.variants(work):
-            self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
+        self.add_launches(spec, work, tiles, spec.parameters(work, tiles))
 
     def fitting(self, spec):
         """Its tiles."""
@@ -149,9 +148,8 @@ class Planner:
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
         wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
-        one = wanted == [self.slopes] and is_for_hopper(self)
-        with_dq = one and comes_with_dq(self.slopes, self.score, self.problem.dropout)
-        alone = self.call.is_backward and wanted and not with_dq
+        with_dq = is_for_hopper(self) and comes_with_dq(self.slopes, self.score, self.problem.dropout)
+        alone = self.call.is_backward and wanted and not (wanted == [self.slopes] and with_dq)
         if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from ...plan.spec import Route
-from .. import backward, combine, delta
+from .. import backward_mma, combine, delta
 from ..decode import has_few_queries, held_of
 from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
 from .forward_tiles import is_for_hopper
@@ -32,5 +32,5 @@ BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC)),
     Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC)),
     Route(partial(takes, WIDE), (delta.SPEC_PADDED, backward_wide.SPEC, backward_q.SPEC)),
-    Route(partial(takes, GENERAL), (delta.SPEC_PADDED, backward.SPEC_KV, backward_q.SPEC)),
+    Route(partial(takes, GENERAL), (delta.SPEC_PADDED, backward_mma.SPEC_KV, backward_q.SPEC)),
 )
