@@ -838,11 +838,13 @@ TABLE = [
         "where(sees, -(P * D), 0)": "-(P * D)",
         "            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)\n": "",
     }),
-    Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_packed_arrays_are_computed_by_segment"], {
-        "wanted == [self.slopes] and with_dq":
-            "wanted == [self.slopes]",
+    Faults("cuda/plan/planner.py", [f"cuda/plan/test_planner.py::test_packed_arrays_{name}" for name in (
+        "are_computed_by_segment", "on_other_gpus"
+    )], {
+        "wanted == [self.slopes] and with_dq": "wanted == [self.slopes]",
+        "is_for_hopper(self) and comes_with_dq": "comes_with_dq",
         " and number != self.sink]": "]",
-        "wanted and not with_dq": "not with_dq",
+        "wanted and not (wanted": "not (wanted",
     }),
     Faults("cuda/kernels/shared/segments.py", ["cuda/kernels/shared/test_segments.py"], {
         "inside(offsets[t - 1], length)": "offsets[t - 1]",

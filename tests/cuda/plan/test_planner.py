@@ -306,6 +306,19 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     assert kernels(forward) == FORWARD_STEPS
 
 
+SPLIT = ["delta", "intervals", "tile_states", "backward_mma", "tile_states", "backward_q"]  # its tiles ignore segments
+
+
+@pytest.mark.parametrize(("options", "names"), [
+    ({}, ["delta", "backward_mma", "round_dq"]), ({"deterministic": True}, SPLIT),
+    ({"score": na.Alibi(np.zeros(8))}, ["delta", *SPLIT[1:4], "round_dq", "tile_states", "bias_gradient"]),
+], ids=["sums", "deterministic", "slopes"])  # fmt: skip
+def test_packed_arrays_on_other_gpus(options, names):
+    """Slopes get their gradient from a kernel of its own, of the whole matrix."""
+    _, backward = plans(DEVICES[8, 0], Q, Q, Q, mask=na.Segments(OFFSETS), **options)
+    assert kernels(backward) == names
+
+
 UNEQUAL = np.array([0, 500, 1000], np.int32)
 
 

@@ -8,23 +8,15 @@ from numbattn.cuda.kernels.hopper.backward_kv import backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import backward_q
 from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
 from numbattn.cuda.kernels.round_dq import Part, round_dq
-from numbattn.cuda.plan.spec import PADDED
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
-from ..calls import call
+from ..calls import call, padded
 
 pytestmark = simulated_only
 DTYPE = np.float16
 SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 64), "q": (128, 64)}  # tile_m, tile_n
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
-
-
-def padded(statistic, beyond):
-    """A row statistic as delta_padded writes it."""
-    out = np.full((*statistic.shape[:-1], -(-statistic.shape[-1] // PADDED) * PADDED), beyond, statistic.dtype)
-    out[..., : statistic.shape[-1]] = statistic
-    return out
 
 
 def check(rng, kernel, dv_first=True, at_once=2, **problem):
