@@ -28,7 +28,6 @@ from ..tile import (
     SharedMemory,
     add_lines,
     add_registers,
-    aligned,
     allocate,
     copy_async,
     copy_layout,
@@ -39,9 +38,12 @@ from ..tile import (
     get,
     index,
     launch_dependents,
+    lines_of,
     maximum,
     mma,
+    opaque,
     put,
+    rows_between,
     shape,
     sync_threads,
     wait_copies,
@@ -53,7 +55,7 @@ from .round_dq import DQ_SUMS, Part, round_spec
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, dropout_steps
 from .shared.layouts import DTYPES, array_type, save_sums_step, vector, warps_across
-from .shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
+from .shared.query_tiles import QueryTile, key_lengths, keys_step, padded_number, queries_steps
 from .shared.schedule import at_once
 from .shared.segments import keys_of
 from .shared.tables import compiled_in, has_tensor_cores, head_dims, is_under_pressure
@@ -72,7 +74,7 @@ def backward_mma(
         mma(rows, cols, threads, warps_across(rows, cols, threads))
         for rows, cols in ((tile_n, tile_m), (tile_n, head_dim), (tile_n, head_dim_v), (tile_m, head_dim))
     )
-    COLS, LINE = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1)
+    COLS, COPY_LINE = S_TILE.col_vector(), copy_layout(1, tile_m, threads, vector(np.dtype(np.float32)))
     COPY_K, COPY_V, COPY_Q, COPY_DO = (
         copy_layout(*sizes, threads, vector(dtype))
         for sizes in ((tile_n, head_dim), (tile_n, head_dim_v), (tile_m, head_dim), (tile_m, head_dim_v))
@@ -95,20 +97,20 @@ def backward_mma(
     def copy_keys(mK, mV, tile, sight):
         first, _ = keys_of(tile.segment)
         end = first + maximum(longest(sight, tile), 1)
-        copy_async(allocate(SHARED_K), aligned(mK[tile.batch, tile.head_k][first:end], ROWS_OF), COPY_K, tile.first)
-        copy_async(allocate(SHARED_V), aligned(mV[tile.batch, tile.head_k][first:end], ROWS_OF), COPY_V, tile.first)
+        batch, head = tile.batch, tile.head_k
+        copy_async(allocate(SHARED_K), rows_between(mK, batch, head, first, end, ROWS_OF), COPY_K, tile.first)
+        copy_async(allocate(SHARED_V), rows_between(mV, batch, head, first, end, ROWS_OF), COPY_V, tile.first)
 
     @device
     def copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, sight):
         """A tile of queries, if there is one left."""
         if at.m_block < at.m_blocks:
-            batch, head, m0 = tile.batch, at.head, at.m_block * TILE_M
-            first, padded_row = tile.segment.first_query, tile.segment.first_padded_row + m0
-            end = first + band_at(sight, batch, head)[2]
-            copy_async(allocate(SHARED_Q, stage), aligned(mQ[batch, head][first:end], ROWS_OF), COPY_Q, m0)
-            copy_async(allocate(SHARED_DO, stage), aligned(mDO[batch, head][first:end], ROWS_OF), COPY_DO, m0)
-            copy_async(allocate(SHARED_LSE, stage), mLse[batch, head], LINE, padded_row)
-            copy_async(allocate(SHARED_DELTA, stage), mDelta[batch, head], LINE, padded_row)
+            batch, head, m0, first = opaque(tile.batch), at.head, at.m_block * TILE_M, tile.segment.first_query
+            end, line = first + band_at(sight, batch, head)[2], padded_number(tile, at, TILE_M)
+            copy_async(allocate(SHARED_Q, stage), rows_between(mQ, batch, head, first, end, ROWS_OF), COPY_Q, m0)
+            copy_async(allocate(SHARED_DO, stage), rows_between(mDO, batch, head, first, end, ROWS_OF), COPY_DO, m0)
+            copy_async(allocate(SHARED_LSE, stage), lines_of(mLse, batch, head, TILE_M), COPY_LINE, line)
+            copy_async(allocate(SHARED_DELTA, stage), lines_of(mDelta, batch, head, TILE_M), COPY_LINE, line)
 
     def kernel(
         mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
@@ -198,9 +200,8 @@ def dq_steps(shared, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines)
     @device
     def add_dq(mSums, tile, at, stage):
         if ADDS_DQ and at.m_blocks > 0:
-            number = tile.segment.first_padded_row // TILE_M + at.m_block
-            sdS = allocate(SHARED_DS, stage if DQ_LATE else 0)
-            add(mSums[tile.batch, at.head], number, dot(Q_TILE, sdS.T, allocate(SHARED_K)))
+            dQ = dot(Q_TILE, allocate(SHARED_DS, stage if DQ_LATE else 0).T, allocate(SHARED_K))
+            add(mSums[tile.batch, at.head], padded_number(tile, at, TILE_M), dQ)    # line 21: dQ += dS K
 
     return share_for_dq if HAS_WHOLE_ROWS else share, add_dq, DQ_LATE
 

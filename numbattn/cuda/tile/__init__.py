@@ -8,7 +8,8 @@ plain one. Numbers take the dtype of the tile that they meet.
 |---|---|---|
 | simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
 | load, save | a tile from global memory, and to it | ld.global, st.global |
-| aligned, heads_as_rows, rows_of_pages | promises of a matrix; several as one | ld.global |
+| aligned, rows_between, lines_of | promises of a matrix, of rows of one, of a vector in lines | |
+| heads_as_rows, rows_of_pages | several as one | |
 | has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
 | SharedMemory, allocate | places in shared memory, and the tiles there | |
@@ -68,7 +69,17 @@ from .elementwise import (
 )
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import aligned, has_bits, heads_as_rows, load, rows_of_pages, save, take
+from .global_memory import (
+    aligned,
+    has_bits,
+    heads_as_rows,
+    lines_of,
+    load,
+    rows_between,
+    rows_of_pages,
+    save,
+    take,
+)
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
@@ -165,6 +176,7 @@ __all__ = [
     "index",
     "init_pipelines",
     "launch_dependents",
+    "lines_of",
     "load",
     "load_lines",
     "load_registers",
@@ -191,6 +203,7 @@ __all__ = [
     "row_index",
     "row_max",
     "row_sum",
+    "rows_between",
     "rows_of_pages",
     "save",
     "shape",

@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
+from ..plan.views import VECTOR_BYTES
 from .arrays import Alignment, MatrixType, check_array, memory_type, stored
 from .conversion import round_to, stored_values
 from .emit import (
@@ -77,6 +78,84 @@ def aligned(matrix, alignment):
         return _packed(b, out, (found.data, found.rows, found.cols, found.row_stride, found.col_stride))
 
     return out(matrix, alignment), generate
+
+
+@primitive
+def rows_between(array, batch, head, first, end, alignment):
+    """aligned(array[batch, head][first:end], alignment), where no number is negative or beyond the array: nothing is
+    compared, which counts in a loop.
+
+    >>> show(lambda x: load(rows_between(ARRAY[None, None], 0, 0, 1, 2, Alignment(16)), TILE, 0))
+    array([[4., 5., 6., 7.],
+           [0., 0., 0., 0.]], dtype=float32)
+    """
+    _check_axes("rows_between", array, 4)
+    matrix = array[batch, head]
+    if not 0 <= first <= end <= len(matrix):
+        raise IndexError(f"rows_between: {first} to {end} of {len(matrix)}")
+    return aligned(matrix[first:end], alignment)
+
+
+@rows_between.lowering
+def rows_between(array, batch, head, first, end, alignment):
+    _check_axes("rows_between", array, 4)
+    out = MatrixType(array.dtype, alignment.value)
+
+    def generate(b, value, batch, head, first, end, _):
+        data, (_, _, _, cols), (*strides, col_stride) = _parts(b, array, value)
+        start = _moved(b, data, (batch, head, first), strides)
+        return _packed(b, out, (start, b.sub(end, first), cols, strides[2], col_stride))
+
+    return out(array, *[types.int32] * 4, alignment), generate
+
+
+@primitive
+def lines_of(array, batch, head, length):
+    """array[batch, head], a vector, as a matrix of lines of this length, a literal. They are contiguous, each starts at
+    a multiple of 16 bytes, and no number is negative or beyond the array.
+
+    >>> show(lambda x: load(lines_of(ARRAY.reshape(1, 1, -1), 0, 0, 4), TILE, 1))
+    array([[4., 5., 6., 7.],
+           [0., 0., 0., 0.]], dtype=float32)
+    """
+    _check_axes("lines_of", array, 3)
+    return aligned(array[batch, head].reshape(-1, length), Alignment(VECTOR_BYTES))
+
+
+@lines_of.lowering
+def lines_of(array, batch, head, length):
+    if not isinstance(length, types.IntegerLiteral):
+        return None
+    _check_axes("lines_of", array, 3)
+    out, cols = MatrixType(array.dtype, Alignment(VECTOR_BYTES)), length.literal_value
+
+    def generate(b, value, batch, head, _):
+        data, (*_, elements), strides = _parts(b, array, value)
+        start, item = _moved(b, data, (batch, head), strides), size_of(data.type.pointee)
+        return _packed(b, out, (start, b.udiv(elements, I32(cols)), I32(cols), I64(cols * item), I64(item)))
+
+    return out(array, types.int32, types.int32, length), generate
+
+
+def _check_axes(word, array, ndim):
+    if getattr(array, "ndim", 0) != ndim:
+        raise TypingError(f"{word}: got {array}, expected an array of {ndim} axes")
+
+
+def _parts(b, ty, value):
+    """An array's address, shape and strides."""
+    get = data_models.lookup(ty).get
+    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+    extents = [b.trunc(b.extract_value(get(b, value, "shape"), i), I32) for i in range(ty.ndim)]
+    return data, extents, [b.extract_value(get(b, value, "strides"), i) for i in range(ty.ndim)]
+
+
+def _moved(b, data, numbers, strides):
+    """The address so many strides further along each axis."""
+    at = b.bitcast(data, ir.PointerType(I8, GLOBAL))
+    for number, stride in zip(numbers, strides):
+        at = b.gep(at, [b.mul(b.zext(number, I64), stride)])
+    return b.bitcast(at, data.type)
 
 
 def _packed(b, ty, parts):
@@ -223,10 +302,7 @@ class GlobalMatrix:
             self.heads, self.head_stride, self.table, self.table_stride = (*several, *[None] * 4)[:4]
             self.alignment = ty.alignment.nbytes
             return
-        get = data_models.lookup(ty).get
-        self.data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
-        extents = [b.trunc(b.extract_value(get(b, value, "shape"), i), I32) for i in range(ty.ndim)]
-        strides = [b.extract_value(get(b, value, "strides"), i) for i in range(ty.ndim)]
+        self.data, extents, strides = _parts(b, ty, value)
         if ty.ndim == 1:
             at = 0 if layout.rows.size == 1 else 1
             extents.insert(at, I32(1))

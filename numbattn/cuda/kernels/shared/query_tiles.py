@@ -90,6 +90,12 @@ def queries_steps(mask, tile_m, keys):
     return first_queries, next_queries, needs_mask
 
 
+@device
+def padded_number(tile, at, tile_m):
+    """Which of the tiles of so many rows in padded statistics, or sums, is that of queries `at`."""
+    return opaque(tile.segment.first_padded_row) // tile_m + at.m_block
+
+
 def key_lengths(mask):
     """The device function (sight, tile): beyond which key all heads of a tile's group see nothing."""
     band_at = band_of(mask)
