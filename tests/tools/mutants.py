@@ -1160,19 +1160,25 @@ TABLE = [
         "    if both.shape != layout.shape:": "    if False:",
     }),
     Faults("cuda/tile/global_memory.py", ["cuda/tile/test_global_memory.py"], {
-        'icmp_signed("<", row, self.rows)': 'icmp_signed("<=", row, self.rows)',
         "b.and_(mine, target.has_row(row))": "mine",
+        'or getattr(matrix, "fold", 0) else layout.indices': 'or getattr(matrix, "fold", 0) else layout',
+        'icmp_signed("<", col, target.cols)': 'icmp_signed("<=", col, target.cols)',
+        'icmp_unsigned("<", col, source.cols)': 'icmp_unsigned("<=", col, source.cols)',
+    }),
+    Faults("cuda/tile/matrices.py", [f"cuda/tile/test_{name}.py" for name in ("matrices", "global_memory")], {
+        'icmp_signed("<", row, self.rows)': 'icmp_signed("<=", row, self.rows)',
         'b.icmp_signed("<", head, self.heads), b': 'b.icmp_signed("<=", head, self.heads), b',
         'b.icmp_signed("<", query, self.rows))': 'b.icmp_signed("<=", query, self.rows))',
         "I32(log2(self.fold))": "I32(0)",
         "[b.mul(b.sext(head, I64), self.head_stride)]": "[b.mul(b.sext(head, I64), self.row_stride)]",
-        'or getattr(matrix, "fold", 0) else layout.indices': 'or getattr(matrix, "fold", 0) else layout',
         "return np.where(inside, self.array[head, query, cols], self.dtype.type(0))":
             "return self.array[head, query, cols]",
-        'icmp_signed("<", col, target.cols)': 'icmp_signed("<=", col, target.cols)',
-        'icmp_unsigned("<", col, source.cols)': 'icmp_unsigned("<=", col, source.cols)',
         "b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride":
             "b.sext(b.trunc(self.row_stride, I32), I64)",
+        "b.sub(end, first), cols": "end, cols",
+        "(batch, head, first), strides": "(batch, head), strides",
+        "b.udiv(elements, I32(cols)), I32(cols)": "elements, I32(cols)",
+        "(batch, head), strides), size_of": "(head, batch), strides), size_of",
     }),
     Faults("cuda/tile/layout.py", ["cuda/tile/test_layout.py"], {
         "self._picked(0, self.fold) if self.fold": "self._picked(0, self.size) if self.fold",

@@ -69,20 +69,11 @@ from .elementwise import (
 )
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import (
-    aligned,
-    has_bits,
-    heads_as_rows,
-    lines_of,
-    load,
-    rows_between,
-    rows_of_pages,
-    save,
-    take,
-)
+from .global_memory import has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
+from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
 from .product import dot
 from .reductions import part_sum, row_max, row_sum

@@ -10,7 +10,8 @@ from . import simulator
 from .boxes import Boxes
 from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector
 from .fragment import name_of
-from .global_memory import GlobalMatrix, check_array, holds_first_copy, load, places
+from .global_memory import check_array, holds_first_copy, load, places
+from .matrices import GlobalMatrix
 from .shared_memory import check_shape, put, shared_base
 from .synchronisation import demand_literal
 from .world import primitive
