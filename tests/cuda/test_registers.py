@@ -52,13 +52,27 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("forward", "float16", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
     row("forward", "float16", 256, 64, "dense", cc=(10, 0)),
     row("backward_kv", "float32", 128, 32, cc=(12, 0)),
-    row("backward_kv", "float16", 192, 64, "bits", cc=(8, 0), **DROPOUT),
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
-    row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9)),
-    row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0)),
+    row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
     row("bias_gradient", "float16", 256, 256, "", "bias float16 16, softcap", keys=MANY),
     row("entry_sums", "float16", 64, 64, "intervals", "relative query"),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+]
+BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its tables
+    row("backward_mma", "bfloat16", 64, 64, cc=(8, 0)),
+    row("backward_mma", "float16", 64, 64, EDGES, cc=(8, 6), **DROPOUT),
+    row("backward_mma", "float16", 64, 64, "packed", cc=(12, 0), **NARROW),
+    row("backward_mma", "bfloat16", 64, 64, ALL, cc=(8, 9), **DROPOUT),
+    row("backward_mma", "float16", 128, 128, EDGES, cc=(8, 0), **DROPOUT, **UNALIGNED),
+    row("backward_mma", "bfloat16", 128, 128, "hi", cc=(10, 0)),
+    row("backward_mma", "float16", 128, 128, "packed", cc=(8, 0), **NARROW),
+    row("backward_mma", "bfloat16", 128, 64, "intervals", "alibi query, relative query", cc=(12, 0)),
+    row("backward_mma", "float16", 256, 256, EDGES, "sink, alibi", cc=(8, 0)),
+    row("backward_mma", "bfloat16", 192, 256, cc=(10, 0)),
+    row("backward_mma", "float16", 256, 256, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("backward_mma", "bfloat16", 256, 256, ALL, cc=(8, 6), **DROPOUT),
+    row("backward_mma", "bfloat16", 128, 128, "dense", cc=(8, 0), **DETERMINISTIC),
+    row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
 ]
 DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "bfloat16", 64, 64, seqlen_q=1),
@@ -116,11 +130,13 @@ GRADIENTS = [
 ]
 SPILLS = [
     # rows beyond 128 that are not aligned: addresses that copies start from, read back once a tile
-    row("backward_kv", "float16", 64, 192, cc=(8, 6), **UNALIGNED, spills=128),
-    row("backward_kv", "float16", 128, 192, "blocks", cc=(10, 0), **DROPOUT, **UNALIGNED, spills=128),
     row("backward_wide", "float16", 192, 64, "blocks", **UNALIGNED, spills=128),
     row("backward_q", "bfloat16", 192, 192, ALL, **DROPOUT, **UNALIGNED, **DETERMINISTIC, spills=128),
     row("backward_q", "float16", 256, 256, "dense", **UNALIGNED, spills=128),
+    # what an array of a mask and a score take beside dP, and the derivative of a score
+    row("backward_mma", "float16", 64, 64, EDGES, "sink, alibi", cc=(8, 6), spills=16),
+    row("backward_mma", "bfloat16", 64, 64, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=32),
+    row("backward_mma", "bfloat16", 128, 128, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=32),
     # dK and dV in float64
     row("backward_kv", "float64", 64, 64, EDGES, cc=(8, 0), **DROPOUT, spills=64),
     row("backward_kv", "float64", 128, 128, "bits", cc=(7, 5), spills=384),
@@ -145,7 +161,7 @@ SPILLS = [
 ]
 
 
-EVERY = [*ANY_GPU, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+EVERY = [*ANY_GPU, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
 MARKED = [  # each takes 4 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 3 > 0))
     for number, row in enumerate(EVERY)
