@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels import FORWARD, backward, forward, hopper
+from numbattn.cuda.kernels import FORWARD, backward, forward, forward_mma, hopper
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.shared import tables
 from numbattn.cuda.passes import plans
@@ -113,6 +113,15 @@ def test_warpgroups_are_for_hopper(cc, dtype, takes):
     assert hopper.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
 
 
+@pytest.mark.parametrize("device", DEVICES.values(), ids=str)
+def test_tiles_of_mma_are_those_of_the_shared_memory(device):
+    """They fit, with Q held where a warp has 16 rows of 128 or 32 of 64."""
+    for d, e, options in product(tables.HEAD_DIMS, tables.HEAD_DIMS, ({}, {"dropout": True})):
+        found = work(d=d, e=e, device=device, **options)
+        if device.cc >= (8, 0):
+            assert forward_mma.SPEC.fitting(found) is not None
+
+
 # -------------------------------------------------------------------------------------------------------------- plans
 Q = array(2, 8, 1000, 64)
 
@@ -132,7 +141,7 @@ def test_every_plan_fits_its_device(device, dtype):
 
 def test_steps_in_their_order():
     forward, backward = plans(DEVICES[8, 0], Q, Q, Q, causal=True)
-    assert kernels(forward) == ["forward"]
+    assert kernels(forward) == ["forward_mma"]
     assert kernels(backward) == ["delta", "backward_kv", "backward_q"]
     assert forward.temporaries == ()
     lines = [(name, (2, 8, 1000), 64_000) for name in ("delta", "lse_log2")]
@@ -300,7 +309,7 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     else:
         assert kernels(backward) == names[1]
     forward, _ = plans(DEVICES[8, 0], Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
-    assert kernels(forward) == FORWARD_STEPS
+    assert kernels(forward) == [name.replace("forward", "forward_mma") for name in names[0]]
 
 
 UNEQUAL = np.array([0, 500, 1000], np.int32)
@@ -309,7 +318,7 @@ UNEQUAL = np.array([0, 500, 1000], np.int32)
 @pytest.mark.parametrize(("device", "mask", "offset", "kinds"), [
     (HOPPER, None, None, ""), (HOPPER, na.Segments(OFFSETS), None, ""), (HOPPER, na.Segments(OFFSETS, UNEQUAL), 3, ""),
     (HOPPER, na.Segments(OFFSETS, UNEQUAL), None, " segment"), (HOPPER, None, np.zeros((1, 8), np.int32), " matrix"),
-    (DEVICES[8, 0], na.Segments(OFFSETS, UNEQUAL), None, " query"), (DEVICES[8, 0], na.Segments(OFFSETS), None, ""),
+    (DEVICES[7, 5], na.Segments(OFFSETS, UNEQUAL), None, " query"), (DEVICES[7, 5], na.Segments(OFFSETS), None, ""),
 ], ids=["none", "equal", "number", "segment", "matrix", "query", "any GPU"])  # fmt: skip
 def test_what_offsets_depend_on(device, mask, offset, kinds):
     """On a tile's segment or a query only where those of keys are others."""
@@ -394,6 +403,14 @@ def test_what_tensor_maps_cannot_move_is_copied():
     assert {(y.name, y.is_result) for y in forward.stand_ins} == {("q", False), ("k", False), ("v", False), ("o", True)}
     assert {y.shape for y in forward.stand_ins} == {(2, 8, 1000, 64)}
     assert {(y.name, y.is_result) for y in backward.stand_ins} == {(name, False) for name in ("q", "k", "v", "do")}
+
+
+def test_what_is_not_aligned_is_copied_for_cp_async():
+    """Of half precision; of float32 it is loaded element by element."""
+    x, y = array(2, 8, 1000, 60), array(2, 8, 1000, 60, dtype=np.float32)
+    forward, _ = plans(DEVICES[8, 0], x, Q[..., :60], x)
+    assert {(y.name, y.shape[-1]) for y in forward.stand_ins} == {(name, 64) for name in "qkvo"}
+    assert not plans(DEVICES[8, 0], y, y, y)[0].stand_ins
 
 
 def test_gradients_are_summed_over_broadcast_axes():
