@@ -60,10 +60,10 @@ def rows(work):
     return (PRESSED[size] if usual.rows_of_warp > 16 and is_pressed(work, size) else usual,)
 
 
-L2_BYTES = 16 << 20  # of keys and values that are read at once
+L2_BYTES, MANY = 16 << 20, 64  # of keys and values that are read at once; matrices of fewer keys
 
 
 def matrices_at_once(problem):
     """How many query heads go over their keys at a time, so that these stay in the L2 cache."""
     nbytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
-    return problem.group_size * max(1, L2_BYTES // max(nbytes, 1))
+    return problem.group_size * min(max(1, L2_BYTES // max(nbytes, 1)), MANY)

@@ -113,13 +113,27 @@ def test_warpgroups_are_for_hopper(cc, dtype, takes):
     assert hopper.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
 
 
-@pytest.mark.parametrize("device", DEVICES.values(), ids=str)
-def test_tiles_of_mma_are_those_of_the_shared_memory(device):
-    """They fit, with Q held where a warp has 16 rows of 128 or 32 of 64."""
-    for d, e, options in product(tables.HEAD_DIMS, tables.HEAD_DIMS, ({}, {"dropout": True})):
-        found = work(d=d, e=e, device=device, **options)
-        if device.cc >= (8, 0):
-            assert forward_mma.SPEC.fitting(found) is not None
+@pytest.mark.parametrize(("cc", "size", "options", "row"), [
+    ((8, 0), 128, {}, (128, 64, 128, False)), ((9, 0), 128, {"mask": ("lo",)}, (128, 64, 128, False)),
+    ((8, 0), 128, {"dropout": True}, (128, 64, 256, True)), ((10, 0), 128, {"mask": ("bits",)}, (128, 64, 256, True)),
+    ((8, 0), 65, {"score": ("alibi",)}, (128, 64, 256, True)), ((8, 0), 96, {"mask": ("packed",)}, (128, 64, 256, True)),
+    ((8, 0), 65, {"score": ("sink",)}, (128, 64, 128, False)), ((8, 6), 128, {"dropout": True}, (64, 64, 128, True)),
+    ((12, 0), 64, {"dropout": True}, (128, 64, 128, True)), ((8, 9), 192, {}, (64, 64, 128, False)),
+    ((8, 9), 32, {"score": ("alibi query",)}, (128, 64, 256, True)),
+    ((8, 0), 256, {"dropout": True}, (128, 64, 256, False)),
+])  # fmt: skip
+def test_tiles_of_mma_sync(cc, size, options, row):
+    """By the card's shared memory, and by what takes registers."""
+    found = work(d=size, e=32, device=DEVICES[cc], **options)
+    assert forward_mma.SPEC.fitting(found) == row
+
+
+def test_heads_go_over_their_keys_while_these_are_in_l2():
+    def at_once(seqlen_k, group_size):
+        problem = work(seqlen_k=seqlen_k, group_size=group_size).problem
+        return forward_mma.SPEC.numbers(SimpleNamespace(problem=problem), None)["at_once"]
+
+    assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
 
 
 # -------------------------------------------------------------------------------------------------------------- plans
