@@ -96,11 +96,11 @@ def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
         "forward": (nd, nd + row, 2 * nd, 0, tiles.tile_m),                     # Q; O, lse; K, V
         "delta": (2 * nd + row, 2 * row, 0, 0, 1),                              # O, dO, lse; delta, lse_log2
         "backward_kv": keys_kept,
-        "backward_mma": keys_kept,
+        "backward": keys_kept,
         "backward_q": (2 * nd + 2 * row, nd, 2 * nd, 0, tiles.tile_m),          # Q, dO; dQ; K, V
         "round_dq": (sums, nd, 0, 0, 1),
         "tile_states": (0, 0, 0, 0, 1),
-    }[kernel]  # fmt: skip
+    }[kernel.removesuffix("_mma")]  # fmt: skip
     visits, matrices = math.ceil(shape.seqlen / tile) * share, shape.matrices
     return Bytes(kernel, round(matrices * (read + visits * read_again)),
                  round(matrices * (written + visits * written_again)),

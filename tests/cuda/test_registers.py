@@ -34,8 +34,8 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
 
 
 def spec(kernel, work):
-    """That of a pass by its first Route, or of the gradient of a part of the score."""
-    passes = (next(route for route in routes if route.takes(work)).specs for routes in (FORWARD, BACKWARD))
+    """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
+    passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
     behind = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "weight": "", "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -49,8 +49,8 @@ def spec(kernel, work):
 ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generation; dQ, dK and dV take the most
     row("forward", "float16", 128, 192, ALL, cc=(7, 5), **DROPOUT),
     row("forward", "float64", 192, 128, cc=(12, 0), **DROPOUT),
-    row("forward", "float16", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
-    row("forward", "float16", 256, 64, "dense", cc=(10, 0)),
+    row("forward", "float32", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
+    row("forward", "float32", 256, 64, "dense", cc=(10, 0)),
     row("backward_kv", "float32", 128, 32, cc=(12, 0)),
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
     row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
@@ -73,6 +73,17 @@ BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its ta
     row("backward_mma", "bfloat16", 256, 256, ALL, cc=(8, 6), **DROPOUT),
     row("backward_mma", "bfloat16", 128, 128, "dense", cc=(8, 0), **DETERMINISTIC),
     row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
+]
+FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
+    row("forward_mma", "bfloat16", 128, 128, cc=(8, 0)),
+    row("forward_mma", "float16", 64, 64, ALL, cc=(8, 0), **DROPOUT),
+    row("forward_mma", "bfloat16", 256, 256, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("forward_mma", "bfloat16", 128, 128, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("forward_mma", "float16", 128, 128, EDGES, cc=(9, 0)),
+    row("forward_mma", "bfloat16", 64, 64, "packed", "sink, alibi", cc=(8, 9)),
+    row("forward_mma", "float16", 128, 128, "", "bias float16 16, softcap", cc=(8, 9)),
+    row("forward_mma", "float16", 256, 192, ALL, cc=(12, 0), **DROPOUT),
+    row("forward_mma", "bfloat16", 64, 64, "intervals", "alibi query, relative query", cc=(12, 0)),
 ]
 DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "bfloat16", 64, 64, seqlen_q=1),
@@ -157,11 +168,12 @@ SPILLS = [
     row("decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
     row("decode", "float32", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, spills=64),
     # beside the edges of a mask
+    row("forward_mma", "bfloat16", 128, 128, EDGES, cc=(10, 0), spills=16),
     row("diagonal_sums_hopper", "bfloat16", 256, 256, EDGES, "relative", keys=MANY, spills=80),
 ]
 
 
-EVERY = [*ANY_GPU, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+EVERY = [*ANY_GPU, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
 MARKED = [  # each takes 4 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 3 > 0))
     for number, row in enumerate(EVERY)

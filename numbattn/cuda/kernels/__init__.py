@@ -5,10 +5,16 @@ tile sizes, the kinds of masks. Everything else is an argument. The Spec beside 
 """
 
 from ..plan.spec import Route, everything
-from . import backward, backward_mma, combine, decode, delta, forward, hopper
+from ..plan.tiers import MMA
+from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper
 
 # Of each pass: the first Route that takes the work is taken
-FORWARD = *hopper.FORWARD, Route(decode.takes, (decode.SPEC, combine.SPEC)), Route(everything, (forward.SPEC,))
+FORWARD = (
+    *hopper.FORWARD,
+    Route(decode.takes, (decode.SPEC, combine.SPEC)),
+    Route(forward_mma.takes, (forward_mma.SPEC,), MMA),
+    Route(everything, (forward.SPEC,)),
+)
 BACKWARD = (
     *hopper.BACKWARD,
     *backward_mma.ROUTES,

@@ -20,8 +20,10 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Matrix, Statistic
+from ..plan.arguments import AlignedMatrix, Matrix, Statistic
 from ..plan.spec import Route, Spec
+from ..plan.tiers import MMA
+from ..plan.views import VECTOR_BYTES
 from ..tile import (
     INDEX,
     Alignment,
@@ -84,7 +86,7 @@ def backward_mma(
     SHARED_Q, SHARED_DO = (shared.tile(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
     share, add_dq, DQ_LATE = dq_steps(shared, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines)
-    TILE_M, STAGES, ROWS_OF, HAS_DROPOUT = tile_m, stages, Alignment(nbytes), dropout
+    TILE_M, STAGES, VECTORS, HAS_DROPOUT = tile_m, stages, Alignment(VECTOR_BYTES), dropout
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, tile_n)
     mark, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
@@ -98,8 +100,8 @@ def backward_mma(
         first, _ = keys_of(tile.segment)
         end = first + maximum(longest(sight, tile), 1)
         batch, head = tile.batch, tile.head_k
-        copy_async(allocate(SHARED_K), rows_between(mK, batch, head, first, end, ROWS_OF), COPY_K, tile.first)
-        copy_async(allocate(SHARED_V), rows_between(mV, batch, head, first, end, ROWS_OF), COPY_V, tile.first)
+        copy_async(allocate(SHARED_K), rows_between(mK, batch, head, first, end, VECTORS), COPY_K, tile.first)
+        copy_async(allocate(SHARED_V), rows_between(mV, batch, head, first, end, VECTORS), COPY_V, tile.first)
 
     @device
     def copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, sight):
@@ -107,8 +109,8 @@ def backward_mma(
         if at.m_block < at.m_blocks:
             batch, head, m0, first = opaque(tile.batch), at.head, at.m_block * TILE_M, tile.segment.first_query
             end, line = first + band_at(sight, batch, head)[2], padded_number(tile, at, TILE_M)
-            copy_async(allocate(SHARED_Q, stage), rows_between(mQ, batch, head, first, end, ROWS_OF), COPY_Q, m0)
-            copy_async(allocate(SHARED_DO, stage), rows_between(mDO, batch, head, first, end, ROWS_OF), COPY_DO, m0)
+            copy_async(allocate(SHARED_Q, stage), rows_between(mQ, batch, head, first, end, VECTORS), COPY_Q, m0)
+            copy_async(allocate(SHARED_DO, stage), rows_between(mDO, batch, head, first, end, VECTORS), COPY_DO, m0)
             copy_async(allocate(SHARED_LSE, stage), lines_of(mLse, batch, head, TILE_M), COPY_LINE, line)
             copy_async(allocate(SHARED_DELTA, stage), lines_of(mDelta, batch, head, TILE_M), COPY_LINE, line)
 
@@ -265,12 +267,13 @@ def part_of_dq(work):
     return Part(tiles.tile_m, head_dim, tiles.threads, across, adds_in_lines(work))
 
 
-GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dk", "k"), Matrix("dv", "k")
+GIVEN = AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("do")
+RESULTS = Matrix("dk", "k"), Matrix("dv", "k")
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "ds_scale", "scale_log2", "kept_scale", "at_once", "delta_scale"
 SPEC = Spec(
     backward_mma,
-    (*GIVEN, DQ_SUMS, *STATISTICS, *NUMBERS),
+    (*GIVEN, *RESULTS, DQ_SUMS, *STATISTICS, *NUMBERS),
     tiles=rows,
     parameters=parameters(adds_dq=True),
     numbers=at_once,
@@ -279,10 +282,10 @@ SPEC = Spec(
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
 )
 NO_SUMS = STATISTICS[1]  # in place of sums, which are not touched then
-ALONE = (*GIVEN, NO_SUMS, *STATISTICS, *NUMBERS)
+ALONE = (*GIVEN, *RESULTS, NO_SUMS, *STATISTICS, *NUMBERS)
 SPEC_KV = replace(SPEC, arguments=ALONE, parameters=parameters(adds_dq=False), packs=False)
 SPEC_ROUND = round_spec(part_of_dq)
 ROUTES = (
-    Route(lambda work: takes(work) and not work.deterministic, (delta.SPEC_PADDED, SPEC, SPEC_ROUND)),
-    Route(takes, (replace(delta.SPEC_PADDED, packs=False), SPEC_KV, backward.SPEC_Q)),
+    Route(lambda work: takes(work) and not work.deterministic, (delta.SPEC_PADDED, SPEC, SPEC_ROUND), MMA),
+    Route(takes, (replace(delta.SPEC_PADDED, packs=False), SPEC_KV, backward.SPEC_Q), MMA),
 )

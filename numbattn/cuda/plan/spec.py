@@ -99,6 +99,7 @@ class Route(NamedTuple):
 
     takes: Callable  # (the first one's work) -> whether they can do it, and should
     specs: tuple
+    tier: str = ""  # see plan.tiers; none: they are for any
 
 
 def everything(work):
