@@ -629,7 +629,7 @@ TABLE = [
         "* SIGN - of_queries(offsets, m0)": "* SIGN",
     }),
     Faults("cuda/kernels/scores/score.py", [
-        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-1-24]"
+        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-warpgroups in two]"
     ], {
         "within(scores.parts, own - query)": "within(scores.parts, own)",
     }),
