@@ -49,6 +49,8 @@ from peers import (
 from tqdm import tqdm
 
 import numbattn as na
+from numbattn.cuda.plan import tier
+from numbattn.cuda.plan.tiers import TIERS
 
 PASSES = {"forward": 1, "backward": 2.5, "both": 3.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
@@ -655,6 +657,9 @@ def parse():
     cases.add_argument("--block-size", type=int, default=128, metavar="N", help="of --sparse (default: 128)")
     cases.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     cases.add_argument("--scores", nargs="+", metavar="NAME", help="of --score, as its table names them (default: all)")
+    cases.add_argument("--tier", choices=TIERS, default=TIERS[-1],
+                       help="no later kernels of numbattn than these: mma for those of Ampere on Hopper (not "
+                            "--first-call)")
     cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
     parser.add_argument("--rounds", type=int, default=5, help="medians are of so many samples (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
@@ -682,7 +687,7 @@ def main():
         "latency": (args.latency, partial(latency, peers=args.peers, rounds=args.rounds), show_latency),
         "first call": (args.first_call, first_call, show_first_call),
     }
-    with one_stream():
+    with one_stream(), tier(args.tier):
         for part, (wanted, measured, shown) in parts.items():
             if wanted:
                 results[part] = measured(cases_of(part, args))

@@ -90,15 +90,17 @@ def flash_bytes(shape, of, cc=(9, 0), row=None, share=1.0, mask=None):
 def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
     """By its name. What a kernel keeps it reads once; the other side's tiles once for each of its own."""
     nd, row, sums = shape.nd, SUM * shape.seqlen, SUM * shape.seqlen * shape.head_dim
+    keys_kept = 2 * nd, 2 * nd, 2 * nd + 2 * row, adds_dq * sums, tiles.tile_n  # K, V; dK, dV; Q, dO; dQ
     # Read and written once; read and written for each tile that is kept; and how many rows that has
     read, written, read_again, written_again, tile = {
         "forward": (nd, nd + row, 2 * nd, 0, tiles.tile_m),                     # Q; O, lse; K, V
         "delta": (2 * nd + row, 2 * row, 0, 0, 1),                              # O, dO, lse; delta, lse_log2
-        "backward_kv": (2 * nd, 2 * nd, 2 * nd + 2 * row, adds_dq * sums, tiles.tile_n),  # K, V; dK, dV; Q, dO; dQ
+        "backward_kv": keys_kept,
+        "backward": keys_kept,
         "backward_q": (2 * nd + 2 * row, nd, 2 * nd, 0, tiles.tile_m),          # Q, dO; dQ; K, V
         "round_dq": (sums, nd, 0, 0, 1),
         "tile_states": (0, 0, 0, 0, 1),
-    }[kernel]  # fmt: skip
+    }[kernel.removesuffix("_mma")]  # fmt: skip
     visits, matrices = math.ceil(shape.seqlen / tile) * share, shape.matrices
     return Bytes(kernel, round(matrices * (read + visits * read_again)),
                  round(matrices * (written + visits * written_again)),

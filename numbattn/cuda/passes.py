@@ -20,6 +20,7 @@ from .plan.masks import lowered_mask, numbers_of
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
 from .plan.steps import Call, gradient_of_part
+from .plan.tiers import latest
 from .plan.views import VECTOR_BYTES, contiguous, layout_of
 
 LOG2_E = math.log2(math.e)
@@ -117,11 +118,12 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     addresses, odd = gpu.addresses(arrays)
     if odd:
         misaligned = tuple([address % VECTOR_BYTES for address in addresses])
-    key = plan_of, problem, masked[1:], score, deterministic, strides, of_mask, of_score, misaligned
+    tier = latest.get()
+    key = plan_of, problem, masked[1:], score, deterministic, strides, of_mask, of_score, misaligned, tier
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score))
+        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score, tier))
         with naming(*[part.function for part in parts if isinstance(part, Score)]):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
@@ -177,7 +179,7 @@ def plans(device, q, k, v, deterministic=False, **options):
     wanted = [(number, part._array) for number, part in enumerate(inputs.score) if part._wants_gradient]
     grads |= {gradient_of_part(number): contiguous(x.shape, x.dtype) for number, x in wanted}
     forward, backward = (
-        plan(routes, problem, device, Call(layouts | others, *masked[1:], deterministic, score))
+        plan(routes, problem, device, Call(layouts | others, *masked[1:], deterministic, score, latest.get()))
         for routes, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward

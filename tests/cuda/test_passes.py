@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
+from numbattn.cuda.plan import tier
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -245,10 +246,14 @@ def test_gradients_by_warpgroups(rng, hopper, d, e, deterministic):
     check(*qkv(rng, np.float16, m=150, n=200, d=d, e=e), rng, deterministic=deterministic, **options)
 
 
-def test_gradients_by_warps(rng):
-    """Of half precision, on GPUs before Hopper."""
-    with on(AMPERE):
-        check(*qkv(rng, np.float16, d=60, e=64), rng, causal=True, dropout=na.Dropout(0.3, seed=1))
+@pytest.mark.parametrize(("device", "d", "e", "options"), [
+    (AMPERE, 60, 64, {"dropout": na.Dropout(0.3, seed=1)}), (HOPPER, 64, 32, {"mask": na.Lengths(33, 20)}),
+    (AMPERE, 100, 128, {"deterministic": True}),
+], ids=["dropout", "forced", "deterministic"])  # fmt: skip
+def test_gradients_by_warps(rng, device, d, e, options):
+    """Of half precision, on GPUs before Hopper, or where they are asked for."""
+    with on(device), tier("mma"):
+        check(*qkv(rng, np.float16, d=d, e=e), rng, causal=True, **options)
 
 
 def test_rows_that_are_alone_may_have_any_stride(rng, hopper):

@@ -34,8 +34,8 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
 
 
 def spec(kernel, work):
-    """That of a pass by its first Route, or of the gradient of a part of the score."""
-    passes = (next(route for route in routes if route.takes(work)).specs for routes in (FORWARD, BACKWARD))
+    """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
+    passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
     behind = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "weight": "", "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -49,16 +49,41 @@ def spec(kernel, work):
 ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generation; dQ, dK and dV take the most
     row("forward", "float16", 128, 192, ALL, cc=(7, 5), **DROPOUT),
     row("forward", "float64", 192, 128, cc=(12, 0), **DROPOUT),
-    row("forward", "float16", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
-    row("forward", "float16", 256, 64, "dense", cc=(10, 0)),
+    row("forward", "float32", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
+    row("forward", "float32", 256, 64, "dense", cc=(10, 0)),
     row("backward_kv", "float32", 128, 32, cc=(12, 0)),
-    row("backward_kv", "float16", 192, 64, "bits", cc=(8, 0), **DROPOUT),
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
-    row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9)),
-    row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0)),
+    row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
     row("bias_gradient", "float16", 256, 256, "", "bias float16 16, softcap", keys=MANY),
     row("entry_sums", "float16", 64, 64, "intervals", "relative query"),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+]
+BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its tables
+    row("backward_mma", "bfloat16", 64, 64, cc=(8, 0)),
+    row("backward_mma", "float16", 64, 64, EDGES, cc=(8, 6), **DROPOUT),
+    row("backward_mma", "float16", 64, 64, "packed", cc=(12, 0), **NARROW),
+    row("backward_mma", "bfloat16", 64, 64, ALL, cc=(8, 9), **DROPOUT),
+    row("backward_mma", "float16", 128, 128, EDGES, cc=(8, 0), **DROPOUT, **UNALIGNED),
+    row("backward_mma", "bfloat16", 128, 128, "hi", cc=(10, 0)),
+    row("backward_mma", "float16", 128, 128, "packed", cc=(8, 0), **NARROW),
+    row("backward_mma", "bfloat16", 128, 64, "intervals", "alibi query, relative query", cc=(12, 0)),
+    row("backward_mma", "float16", 256, 256, EDGES, "sink, alibi", cc=(8, 0)),
+    row("backward_mma", "bfloat16", 192, 256, cc=(10, 0)),
+    row("backward_mma", "float16", 256, 256, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("backward_mma", "bfloat16", 256, 256, ALL, cc=(8, 6), **DROPOUT),
+    row("backward_mma", "bfloat16", 128, 128, "dense", cc=(8, 0), **DETERMINISTIC),
+    row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
+]
+FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
+    row("forward_mma", "bfloat16", 128, 128, cc=(8, 0)),
+    row("forward_mma", "float16", 64, 64, ALL, cc=(8, 0), **DROPOUT),
+    row("forward_mma", "bfloat16", 256, 256, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("forward_mma", "bfloat16", 128, 128, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("forward_mma", "float16", 128, 128, EDGES, cc=(9, 0)),
+    row("forward_mma", "bfloat16", 64, 64, "packed", "sink, alibi", cc=(8, 9)),
+    row("forward_mma", "float16", 128, 128, "", "bias float16 16, softcap", cc=(8, 9)),
+    row("forward_mma", "float16", 256, 192, ALL, cc=(12, 0), **DROPOUT),
+    row("forward_mma", "bfloat16", 64, 64, "intervals", "alibi query, relative query", cc=(12, 0)),
 ]
 DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "bfloat16", 64, 64, seqlen_q=1),
@@ -116,11 +141,13 @@ GRADIENTS = [
 ]
 SPILLS = [
     # rows beyond 128 that are not aligned: addresses that copies start from, read back once a tile
-    row("backward_kv", "float16", 64, 192, cc=(8, 6), **UNALIGNED, spills=128),
-    row("backward_kv", "float16", 128, 192, "blocks", cc=(10, 0), **DROPOUT, **UNALIGNED, spills=128),
     row("backward_wide", "float16", 192, 64, "blocks", **UNALIGNED, spills=128),
     row("backward_q", "bfloat16", 192, 192, ALL, **DROPOUT, **UNALIGNED, **DETERMINISTIC, spills=128),
     row("backward_q", "float16", 256, 256, "dense", **UNALIGNED, spills=128),
+    # what an array of a mask and a score take beside dP, and the derivative of a score
+    row("backward_mma", "float16", 64, 64, EDGES, "sink, alibi", cc=(8, 6), spills=16),
+    row("backward_mma", "bfloat16", 64, 64, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=32),
+    row("backward_mma", "bfloat16", 128, 128, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=32),
     # dK and dV in float64
     row("backward_kv", "float64", 64, 64, EDGES, cc=(8, 0), **DROPOUT, spills=64),
     row("backward_kv", "float64", 128, 128, "bits", cc=(7, 5), spills=384),
@@ -141,11 +168,12 @@ SPILLS = [
     row("decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
     row("decode", "float32", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, spills=64),
     # beside the edges of a mask
+    row("forward_mma", "bfloat16", 128, 128, EDGES, cc=(10, 0), spills=16),
     row("diagonal_sums_hopper", "bfloat16", 256, 256, EDGES, "relative", keys=MANY, spills=80),
 ]
 
 
-EVERY = [*ANY_GPU, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+EVERY = [*ANY_GPU, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
 MARKED = [  # each takes 4 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 3 > 0))
     for number, row in enumerate(EVERY)
@@ -157,15 +185,14 @@ def test_nothing_is_spilled(kernel, work, spills):
     """Nor are products of warpgroups serialised, nor the registers not dealt out anew."""
     found = spec(kernel, work)
     cc = found.cc(work.device)
-    for variant in found.variants(work):
-        source = found.factory(**found.parameters(work, found.fitting(work)), **variant)
-        assert source.shared <= work.device.shared
-        ptx = compile_ptx(source, cc)
-        _, report = assemble(ptx, cc)
-        assert report.spills <= spills
-        assert report.stack <= spills
-        assert not report.losses
-        if found.arch:
-            words = ["cp.async.bulk.tensor", "mbarrier.try_wait"]
-            words += [] if kernel == "decode" else ["wgmma.mma_async", "setmaxnreg"]
-            assert all(word in ptx for word in words)
+    source = found.factory(**found.parameters(work, found.fitting(work)))
+    assert source.shared <= work.device.shared
+    ptx = compile_ptx(source, cc)
+    _, report = assemble(ptx, cc)
+    assert report.spills <= spills
+    assert report.stack <= spills
+    assert not report.losses
+    if found.arch:
+        words = ["cp.async.bulk.tensor", "mbarrier.try_wait"]
+        words += [] if kernel == "decode" else ["wgmma.mma_async", "setmaxnreg"]
+        assert all(word in ptx for word in words)

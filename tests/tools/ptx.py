@@ -616,16 +616,15 @@ class Block(Hopper):
             return
         if not active.any():
             return
-        size, used = int(args[2]), self.get(args[3], "u32")[active]
+        size = int(args[2])
+        whole = ~self.get(args[3], "pred")[active]  # else zeros
         target, source = self.address(args[0])[active], self.address(args[1])[active]
         places = self.shared.places(target, size, ".".join(op), read=False)
         values = np.zeros((len(target), size), np.uint8)
-        whole = used == size
-        if not (whole | (used == 0)).all():
-            raise NotImplementedError("cp.async of a part")
         values[whole] = self.memory.places(source[whole], size, ".".join(op), read=True).of(self.memory.bytes)
         self.shared.write(places, 0, np.flatnonzero(active))
         places.set(self.shared.written, False)  # until it has arrived
+        self._wavefronts(".".join(op), self.address(args[0]), size)
         threads = np.flatnonzero(active)
         self.on_the_way.append((threads, self.committed[threads], places, values))
 
@@ -680,7 +679,13 @@ class Block(Hopper):
         self.put(args[0], found)
 
     def op_red(self, op, args):
-        self.op_atom(op, ["_", *args])
+        if op[-2] != "v4":
+            return self.op_atom(op, ["_", *args])
+        base, offset = split_address(args[0])
+        if (self.address(args[0])[self.mask] % 16).any():
+            raise AccessError(f"{'.'.join(op)}: not aligned to 16 bytes")
+        for i, name in enumerate(members(args[1])):
+            self.op_atom((*op[:-2], op[-1]), ["_", f"[{base}+{offset + 4 * i}]", name])
 
     def op_membar(self, op, args):
         """All see all memory at once."""

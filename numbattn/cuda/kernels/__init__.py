@@ -5,8 +5,18 @@ tile sizes, the kinds of masks. Everything else is an argument. The Spec beside 
 """
 
 from ..plan.spec import Route, everything
-from . import backward, combine, decode, delta, forward, hopper
+from ..plan.tiers import MMA
+from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper
 
 # Of each pass: the first Route that takes the work is taken
-FORWARD = *hopper.FORWARD, Route(decode.takes, (decode.SPEC, combine.SPEC)), Route(everything, (forward.SPEC,))
-BACKWARD = (*hopper.BACKWARD, Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)))
+FORWARD = (
+    *hopper.FORWARD,
+    Route(decode.takes, (decode.SPEC, combine.SPEC)),
+    Route(forward_mma.takes, (forward_mma.SPEC,), MMA),
+    Route(everything, (forward.SPEC,)),
+)
+BACKWARD = (
+    *hopper.BACKWARD,
+    *backward_mma.ROUTES,
+    Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
+)

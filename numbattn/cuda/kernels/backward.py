@@ -1,5 +1,7 @@
 """Attention backward on any GPU: Algorithm 4 as two kernels, so that no two blocks add to the same gradient.
 
+float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from here where it is to be deterministic.
+
 `backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
 queries and loops over the keys in its sight: dQ. Both recompute P from lse. Without atomics the gradients are bitwise
 reproducible. One source for tensor cores and CUDA cores, as in the forward pass. With two pipeline stages the next
@@ -42,7 +44,7 @@ from .scores import SCORE, score_steps, scores_type
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .shared.schedule import place
-from .shared.tables import Staged, has_tensor_cores, head_dims, parameters, rows_of
+from .shared.tables import Staged, parameters, rows_of
 from .shared.visibility import (
     MASK,
     band_of,
@@ -57,12 +59,9 @@ from .shared.visibility import (
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
-    nbytes, sums_of,
+    nbytes,
 ):  # fmt: skip
-    """dK and dV, or one of them where registers cannot hold both accumulators: sums_of is "kv", "k" or "v".
-
-    S, P, dP and dS are transposed: a row is a key, a column a query.
-    """
+    """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
@@ -83,7 +82,6 @@ def backward_kv(
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
-    COMPUTES_DK, COMPUTES_DV = "k" in sums_of, "v" in sums_of
 
     @device
     def fetch_tile(stage, Q, dO, lse, delta, m0):
@@ -127,27 +125,23 @@ def backward_kv(
                 S, F = apply(S, scores, batch, head, m0, n0)
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
                 P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
-                dP = dot(S_TILE, sV, sdO.T) if COMPUTES_DK else P   # line 17: dP = dO V^T
+                dP = dot(S_TILE, sV, sdO.T)                     # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
                     P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
                     F = where(visible, F, 0)
                 Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
-                if COMPUTES_DV:
-                    dV = dot(dV, left_P(P * Z), sdO)            # lines 15 and 16: dV += (P Z)^T dO
-                if COMPUTES_DK:
-                    D = get(allocate(SHARED_DELTA, stage), COLS)
-                    dS = pull_back(P * (dP * Z - D), F)         # lines 18 and 20: dS = P (dP Z - D)
-                    dK = dot(dK, left_dS(dS), sQ)               # line 22: dK += dS^T Q, scaled in the epilogue
+                dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
+                D = get(allocate(SHARED_DELTA, stage), COLS)
+                dS = pull_back(P * (dP * Z - D), F)             # lines 18 and 20: dS = P (dP Z - D)
+                dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
                 if STAGES == 2:
                     stage = 1 - stage
                 elif m_block < m_blocks:
                     sync_threads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
-        if COMPUTES_DK:
-            save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)  # line 24
-        if COMPUTES_DV:
-            save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
+        save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)      # line 24
+        save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
 
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
@@ -243,12 +237,7 @@ def backward_q(
 
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
-TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
-    (True, 2): {
-        64: (Staged("mma", 64, 128, 256, stages=2),),                # 267; one stage, loads through registers 145
-        128: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 128, 256)),    # 274; 64 x 128 in one stage 253
-        256: (Staged("mma", 16, 64, 128, stages=2), Staged("mma", 16, 64, 128)),
-    },
+TILES_KV = {  # two accumulators, keys x head_dim
     (True, 4): {  # 64 x 128 is as fast, and spills with dropout
         64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
         128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
@@ -281,14 +270,7 @@ TILES_KV = {  # two accumulators, keys x head_dim: see sums_of_kv
         256: (Staged("fma", 4, 8, 256, 32),),
     },
 }
-UNDER_PRESSURE_KV = {
-    (True, 2): {
-        64: (Staged("mma", 32, 128, 256, stages=2),),
-        128: (Staged("mma", 16, 128, 256, stages=2),),
-        256: (Staged("mma", 16, 64, 128),),
-    },
-    (True, 8): {64: (Staged("mma", 8, 128, 256, stages=2),)},
-}
+UNDER_PRESSURE_KV = {(True, 8): {64: (Staged("mma", 8, 128, 256, stages=2),)}}
 TILES_Q = {
     (True, 2): {
         64: (Staged("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
@@ -333,15 +315,6 @@ UNDER_PRESSURE_Q = {
 }
 
 
-def sums_of_kv(work):
-    """sums_of of each launch: beyond head_dim 128 a warp that holds whole rows has registers for only one of dK and dV.
-
-    Of two bytes an element warps always hold whole rows.
-    """
-    apart = has_tensor_cores(work.device) and work.problem.dtype.itemsize == 2 and max(head_dims(work.problem)) > 128
-    return tuple({"sums_of": sums_of} for sums_of in (("v", "k") if apart else ("kv",)))
-
-
 def with_results(*names):
     """`parameters` and the dtypes of these results."""
     return lambda work, tiles: parameters(work, tiles) | {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
@@ -355,7 +328,6 @@ SPEC_KV = Spec(
     (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS),
     tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work),
     parameters=with_results("dk", "dv"),
-    variants=sums_of_kv,
     keeps="k",
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
 )

@@ -1,8 +1,8 @@
 """Attention forward on any GPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
 
-One source for tensor cores (mma.sync) and for CUDA cores: the layouts of S and O say which. A block keeps a tile of
-queries and loops over the keys in their sight. V of a tile is in flight while S is computed, K of the next tile while O
-is computed. O is divided by l once, in the epilogue.
+One source for tensor cores (float32, float64) and for CUDA cores: the layouts of S and O say which. A block keeps a
+tile of queries and loops over the keys in their sight. V of a tile is in flight while S is computed, K of the next tile
+while O is computed. O is divided by l once, in the epilogue.
 """
 
 import numpy as np
@@ -114,11 +114,6 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
 TILES = {
-    (True, 2): {
-        64: (Tiles("mma", 128, 64, 128),),                          # 299; 128 x 128 in 256 threads 238
-        128: (Tiles("mma", 128, 128, 256), Tiles("mma", 128, 64, 256)),     # 290, 277
-        256: (Tiles("mma", 128, 32, 256),),
-    },
     (True, 4): {
         64: (Tiles("mma", 128, 64, 256),),                          # 52
         128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),      # 55, 52
@@ -146,7 +141,6 @@ TILES = {
     },
 }
 UNDER_PRESSURE = {
-    (True, 2): {64: (Tiles("mma", 64, 64, 128),), 128: (Tiles("mma", 128, 64, 256),)},
     (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
     (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
 }

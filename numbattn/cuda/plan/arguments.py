@@ -36,6 +36,14 @@ class Matrix(Word):
 
 
 @dataclass(frozen=True)
+class AlignedMatrix(Matrix):
+    """A Matrix whose rows are moved in vectors of 16 bytes."""
+
+    def find(self, planner, work):
+        planner.find_matrix(self.name, self.heads, aligned=True)
+
+
+@dataclass(frozen=True)
 class TmaMatrix(Word):
     """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since behind it may be NaN."""
 
@@ -43,7 +51,7 @@ class TmaMatrix(Word):
     heads: str = "q"
 
     def find(self, planner, work):
-        planner.find_matrix(self.name, self.heads, by_tma=True)
+        planner.find_matrix(self.name, self.heads, aligned=True)
 
     def flat(self, planner, work):
         call = planner.call

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..build import Key
 from ..kernels.hopper.backward_steps import comes_with_dq
+from ..kernels.hopper.forward_tiles import is_for_hopper
 from ..kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
 from ..kernels.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.scores import (
@@ -20,7 +21,7 @@ from ..kernels.scores import (
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
-from .arguments import Matrix, TmaMatrix, Word
+from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
 from .score_gradients import add_gradient
 from .spec import NUMBERS, SIDES, Device, Work
 from .steps import (
@@ -38,6 +39,7 @@ from .steps import (
     array_of_mask,
     array_of_part,
 )
+from .tiers import WGMMA, is_allowed
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
 
 UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
@@ -82,8 +84,8 @@ class Planner:
     def plan(self, routes):
         chosen = self.first_of(*routes)
         arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Word)]
-        # those of all steps first, since a stand-in takes an array's place in all of them: what tensor maps need most
-        for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix)):
+        # those of all steps first, since a stand-in takes an array's place in all of them: what needs most
+        for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):
             argument.find(self, self.work(spec))
         for spec in chosen:
             self.add(spec)
@@ -98,15 +100,15 @@ class Planner:
 
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work."""
-        return next(route.specs for route in routes if route.takes(self.work(route.specs[0])))
+        allowed = (route for route in routes if is_allowed(route.tier, self.call.tier))
+        return next(route.specs for route in allowed if route.takes(self.work(route.specs[0])))
 
     def add(self, spec):
         """The steps of a kernel."""
         work, tiles = self.work(spec), self.fitting(spec)
         if has_states(work.mask) and MASK in spec.arguments:
             self.find_states(spec, tiles, work)
-        for more in spec.variants(work):
-            self.add_launches(spec, work, tiles, spec.parameters(work, tiles) | more)
+        self.add_launches(spec, work, tiles, spec.parameters(work, tiles))
 
     def fitting(self, spec):
         """Its tiles."""
@@ -148,16 +150,17 @@ class Planner:
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
         wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
-        with_dq = wanted == [self.slopes] and comes_with_dq(self.slopes, self.score, self.problem.dropout)
-        alone = self.call.is_backward and wanted and not with_dq
+        by_wgmma = is_for_hopper(self) and is_allowed(WGMMA, self.call.tier)
+        with_dq = by_wgmma and comes_with_dq(self.slopes, self.score, self.problem.dropout)
+        alone = self.call.is_backward and wanted and not (wanted == [self.slopes] and with_dq)
         if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
         return 0 if by_head else offsets[0][-1] + 1
 
     # ------------------------------------------------------------------------------------------------------- arrays
-    def find_matrix(self, name, heads, by_tma=False):
-        """Let a kernel take this array as it is given, or a stand-in."""
+    def find_matrix(self, name, heads, aligned=False):
+        """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved."""
         if name in self.stand_ins:
             return
         given, is_result = self.layouts[name], name in RESULTS and not (name == "o" and self.call.is_backward)
@@ -167,7 +170,7 @@ class Planner:
             shape, dtype, why = (*whole, *shape[-2:]), self.problem.sum_dtype, "summed over the axes that are broadcast"
         if not shape[-1]:
             shape, why = (*shape[:-1], 1), "has no features"
-        if by_tma and not fits_tensor_map(given):
+        if aligned and not fits_tensor_map(given):
             columns = VECTOR_BYTES // dtype.itemsize
             shape = *shape[:-1], -(-shape[-1] // columns) * columns
             why = "does not lie as tensor maps need it"

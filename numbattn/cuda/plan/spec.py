@@ -70,7 +70,6 @@ class Spec:
     arguments: tuple
     tiles: Callable  # (work) -> rows of a table, the fastest first: the first whose shared memory fits is taken
     parameters: Callable  # (work, tiles) -> what the factory is called with
-    variants: Callable = lambda work: ({},)  # (work) -> more parameters, for each of several launches
     numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
     keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
@@ -89,9 +88,8 @@ class Spec:
 
     def fitting(self, work):
         """The first tiles whose shared memory fits; None if there are none."""
-        (more, *_) = self.variants(work)
         for tiles in self.tiles(work):
-            if self.factory(**self.parameters(work, tiles), **more).shared <= work.device.shared:
+            if self.factory(**self.parameters(work, tiles)).shared <= work.device.shared:
                 return tiles
         return None
 
@@ -101,6 +99,7 @@ class Route(NamedTuple):
 
     takes: Callable  # (the first one's work) -> whether they can do it, and should
     specs: tuple
+    tier: str = ""  # see plan.tiers; none: they are for any
 
 
 def everything(work):

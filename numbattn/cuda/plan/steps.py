@@ -5,6 +5,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..build import Key
+from .tiers import WGMMA
 from .views import View
 
 PLACE_BYTES = 512  # a temporary starts at a multiple of it, as what CuPy allocates does
@@ -108,6 +109,7 @@ class Call(NamedTuple):
     intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
     deterministic: bool = True
     score: tuple = ()  # a Part for each of its parts
+    tier: str = WGMMA  # the latest that may be taken: see tiers
 
     @property
     def is_backward(self):

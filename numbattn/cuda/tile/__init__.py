@@ -8,7 +8,8 @@ plain one. Numbers take the dtype of the tile that they meet.
 |---|---|---|
 | simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
 | load, save | a tile from global memory, and to it | ld.global, st.global |
-| aligned, heads_as_rows, rows_of_pages | promises of a matrix; several as one | ld.global |
+| aligned, rows_between, lines_of | promises of a matrix, of rows of one, of a vector in lines | |
+| heads_as_rows, rows_of_pages | several as one | |
 | has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
 | SharedMemory, allocate | places in shared memory, and the tiles there | |
@@ -33,6 +34,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | bulk_load | a part of a line, in the background | cp.async.bulk |
 | bulk_add | to sums of tiles, to which many blocks add, in the background | cp.reduce.async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
+| add_registers; add_lines, load_lines | to such sums, at once; the same in lines | red.global, ld.global |
 | prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
@@ -48,7 +50,7 @@ BOXES where boxes of 8x64 float16 lie, RING a pipeline of two stages of four int
 """
 
 from . import operators  # noqa: F401, defines them
-from .accumulation import bulk_add, get_registers, load_registers, put_registers
+from .accumulation import add_lines, add_registers, bulk_add, get_registers, load_lines, load_registers, put_registers
 from .arrays import Alignment
 from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
@@ -67,10 +69,11 @@ from .elementwise import (
 )
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import aligned, has_bits, heads_as_rows, load, rows_of_pages, save, take
+from .global_memory import has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
+from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
 from .product import dot
 from .reductions import part_sum, row_max, row_sum
@@ -120,6 +123,8 @@ __all__ = [
     "RaceError",
     "SharedMemory",
     "acquire",
+    "add_lines",
+    "add_registers",
     "advance",
     "aligned",
     "allocate",
@@ -162,7 +167,9 @@ __all__ = [
     "index",
     "init_pipelines",
     "launch_dependents",
+    "lines_of",
     "load",
+    "load_lines",
     "load_registers",
     "log",
     "log2",
@@ -187,6 +194,7 @@ __all__ = [
     "row_index",
     "row_max",
     "row_sum",
+    "rows_between",
     "rows_of_pages",
     "save",
     "shape",

@@ -2,7 +2,8 @@
 
 Register order is that of a layout: four registers of thread 0, of thread 1, ..., then the next four of each. Threads so
 move 512 bytes of a tile at a time, and only a tile of the same layout finds its elements again. A tile is put into
-shared memory in that order, and from there added in the background, by one thread's order.
+shared memory in that order, and from there added in the background, by one thread's order. Or each thread adds its own
+registers, one by one before 9.0: there they are better in lines, one register of thread 0, of thread 1, ...
 
     >>> TILE = simt(2, 64, 32, 16, 4)
     >>> PLACE = SharedMemory().tile(1, 128, np.float32)
@@ -26,7 +27,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, GLOBAL, I32, I64, VOID, asm, load_vector, store_vector, thread_index
+from .emit import F32, GLOBAL, I32, I64, VOID, asm, capability, load_vector, store_vector, thread_index
 from .fragment import Fragment, FragmentType, check_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
@@ -38,10 +39,10 @@ from .world import primitive
 RUN = 4  # registers that are moved at once
 
 
-def _places(layout):
+def _places(layout, run=RUN):
     """Of this thread's registers in a tile."""
     i = np.arange(prod(layout.slots))
-    return (i // RUN * layout.threads + my_index() % layout.threads) * RUN + i % RUN
+    return (i // run * layout.threads + my_index() % layout.threads) * run + i % run
 
 
 def _check(word, layout, holder, cols=None):
@@ -123,20 +124,104 @@ def load_registers(array, number, layout):
     array([128., 129., 132., 133., 136., 137.], dtype=float32)
     """
     _check("load_registers", layout, array)
-    places = int(number) * prod(layout.shape) + _places(layout)
-    return Fragment(layout, np.asarray(array)[places].reshape(layout.slots))
+    return Fragment(layout, np.asarray(array)[_tile_start(number, layout) + _places(layout)].reshape(layout.slots))
 
 
 @load_registers.lowering
 def load_registers(array, number, layout):
     _check("load_registers", layout.value, array)
+    return _load(array, layout, RUN)
+
+
+@primitive
+def add_registers(array, number, tile):
+    """Add a tile to number `number` of those that lie in an array in register order. See `accumulation`.
+
+    >>> LAYOUT = simt(2, 64, 32, 16, 2)
+    >>> def kernel(sums, y):
+    ...     add_registers(sums, 1, full(LAYOUT, np.float32(2)))
+    ...     save(y, load_registers(sums, 1, LAYOUT), 0)
+    >>> run(kernel, np.ones(256, np.float32), np.zeros((1, 2)))
+    array([[3., 3.]])
+    """
+    _check_added("add_registers", array, tile)
+    np.asarray(array)[_tile_start(number, tile.layout) + _places(tile.layout)] += tile.registers.reshape(-1)
+
+
+@add_registers.lowering
+def add_registers(array, number, tile):
+    _check_added("add_registers", array, tile)
+    return _add(array, tile, RUN)
+
+
+@primitive
+def load_lines(array, number, layout):
+    """Tile number `number` of those that lie in an array in lines. See `accumulation`.
+
+    >>> LAYOUT = simt(2, 64, 32, 16, 2)
+    >>> show(lambda x: load_lines(np.arange(256, dtype=np.float32), 1, LAYOUT))[0, :6]
+    array([128., 160., 129., 161., 130., 162.], dtype=float32)
+    """
+    _check("load_lines", layout, array)
+    return Fragment(layout, np.asarray(array)[_tile_start(number, layout) + _places(layout, 1)].reshape(layout.slots))
+
+
+@load_lines.lowering
+def load_lines(array, number, layout):
+    _check("load_lines", layout.value, array)
+    return _load(array, layout, 1)
+
+
+@primitive
+def add_lines(array, number, tile):
+    """Add a tile to number `number` of those that lie in an array in lines. See `accumulation`.
+
+    >>> LAYOUT = simt(2, 64, 32, 16, 2)
+    >>> def kernel(sums, y):
+    ...     add_lines(sums, 1, full(LAYOUT, np.float32(2)))
+    ...     save(y, load_lines(sums, 1, LAYOUT), 0)
+    >>> run(kernel, np.ones(256, np.float32), np.zeros((1, 2)))
+    array([[3., 3.]])
+    """
+    _check_added("add_lines", array, tile)
+    np.asarray(array)[_tile_start(number, tile.layout) + _places(tile.layout, 1)] += tile.registers.reshape(-1)
+
+
+@add_lines.lowering
+def add_lines(array, number, tile):
+    _check_added("add_lines", array, tile)
+    return _add(array, tile, 1)
+
+
+def _check_added(word, array, tile):
+    check_tile(word, tile, {"float32"})
+    _check(word, tile.layout, array)
+
+
+def _load(array, layout, run):
     out = FragmentType(layout.value, types.float32)
 
     def generate(b, memory, number, _):
-        tile = _tile(b, array, memory, number, prod(out.layout.shape))
-        return _gather(b, out, _mine(b, out.layout, b.bitcast(tile, ir.PointerType(F32, GLOBAL))))
+        return _gather(b, out, _mine(b, out.layout, _tile(b, array, memory, number, out.layout), run), run)
 
     return out(array, types.int32, layout), generate
+
+
+def _add(array, tile, run):
+    """By atomics of one float32, or of four where the GPU has these."""
+
+    def generate(b, memory, number, value):
+        registers = [x for row in unpack(b, tile, value) for x in row]
+        start = _mine(b, tile.layout, _tile(b, array, memory, number, tile.layout), run)
+        start, step = b.ptrtoint(start, I64), run if capability() >= (9, 0) else 1
+        for i in range(0, len(registers), step):
+            nbytes = 4 * ((i // run * tile.layout.threads) * run + i % run)
+            names = ", ".join(f"${1 + j}" for j in range(step))
+            text = f"red.global.add.v{step}.f32 [$0+{nbytes}], {{{names}}};" if step > 1 else (
+                   f"red.global.add.f32 [$0+{nbytes}], {names};")  # fmt: skip
+            asm(b, text, VOID, start, *registers[i : i + step], effect=True)
+
+    return types.void(array, types.int32, tile), generate
 
 
 @primitive
@@ -171,7 +256,7 @@ def bulk_add(array, number, shared):
     plan = shared.plan
 
     def generate(b, memory, number, pointer):
-        target = b.ptrtoint(_tile(b, array, memory, number, plan.cols), I64)
+        target = b.ptrtoint(emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(plan.cols))), I64)
         text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
         asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
         emit_commit(b)
@@ -179,18 +264,23 @@ def bulk_add(array, number, shared):
     return types.void(array, types.int32, shared), generate
 
 
-def _tile(b, array, memory, number, size):
+def _tile_start(number, layout):
+    return int(number) * prod(layout.shape)
+
+
+def _tile(b, array, memory, number, layout):
     """Pointer to tile number `number` of an array, which may have more than 2^31 elements."""
-    return emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(size)))
+    start = emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(prod(layout.shape))))
+    return b.bitcast(start, ir.PointerType(F32, GLOBAL))
 
 
-def _mine(b, layout, start):
+def _mine(b, layout, start, run=RUN):
     """Pointer to this thread's first register."""
-    return b.gep(start, [b.mul(b.and_(thread_index(b), I32(layout.threads - 1)), I32(RUN))])
+    return b.gep(start, [b.mul(b.and_(thread_index(b), I32(layout.threads - 1)), I32(run))])
 
 
-def _gather(b, out, start):
+def _gather(b, out, start, run=RUN):
     (rows, cols), found = out.layout.slots, []
-    for at in range(0, rows * cols, RUN):
-        found += load_vector(b, b.gep(start, [I32(at * out.layout.threads)]), RUN)
+    for at in range(0, rows * cols, run):
+        found += load_vector(b, b.gep(start, [I32(at * out.layout.threads)]), run)
     return pack(b, out, [found[r * cols : (r + 1) * cols] for r in range(rows)])

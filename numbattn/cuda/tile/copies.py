@@ -10,7 +10,8 @@ from . import simulator
 from .boxes import Boxes
 from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector
 from .fragment import name_of
-from .global_memory import GlobalMatrix, check_array, holds_first_copy, load, places
+from .global_memory import check_array, holds_first_copy, load, places
+from .matrices import GlobalMatrix
 from .shared_memory import check_shape, put, shared_base
 from .synchronisation import demand_literal
 from .world import primitive
@@ -53,27 +54,33 @@ def copy_async(shared, matrix, layout, first):
                 place, inside = source.clamped(layout, first, down, across)
                 target = b.gep(pointer, [b.add(start, I32(down * step + across))])
                 if in_background and len(run) * item >= 4:
-                    emit_copy(b, target, place, len(run) * item, inside)
+                    emit_copy(b, len(run) * item, b.ptrtoint(target, I32), b.ptrtoint(place, I64), b.zext(inside, I32))
                 else:
                     store_vector(b, load_vector(b, place, len(run), inside), target)
             return []
 
         def copy_rows():
-            """Addresses are sums with what is known: of what lies outside nothing is read, so that none is clamped."""
+            """Two instructions a row, and two a vector: addresses are sums with what is known, and of what lies outside
+            nothing is read, so that none is clamped."""
             row0, col0 = source.start(layout, first)
+            runs = layout.cols.runs(min(source.width, plan.vector))
+            acrosses = [layout.cols.offsets[run[0]] for run in runs]
             rows_left, cols_left = b.sub(source.rows, row0), b.sub(source.cols, col0)
-            origin = None if source.page_size else source.place(row0, col0)
+            lefts = [b.select(b.icmp_signed("<", I32(x), cols_left), rows_left, I32(0)) for x in acrosses]
+            target = b.ptrtoint(b.gep(pointer, [start]), I32)
+            origin = None if source.page_size else b.ptrtoint(source.place(row0, col0), I64)
+            stride = b.trunc(source.row_stride, I32)
             for down in layout.rows.offsets:
-                has_row = b.icmp_signed("<", I32(down), rows_left)
-                from_here = down
                 if source.page_size:
-                    row = b.select(has_row, b.add(row0, I32(down)), b.sub(source.rows, I32(1)))
-                    origin, from_here = source.place(row, col0), 0
-                for run in layout.cols.runs(min(source.width, plan.vector)):
-                    across = layout.cols.offsets[run[0]]
-                    inside = b.and_(has_row, b.icmp_signed("<", I32(across), cols_left))
-                    target = b.gep(pointer, [b.add(start, I32(down * step + across))])
-                    emit_copy(b, target, source.beyond(origin, from_here, across), len(run) * item, inside)
+                    row = b.add(row0, I32(down))
+                    last = b.sub(source.rows, I32(1))
+                    row = b.select(b.icmp_signed("<", row, source.rows), row, last)
+                    at = b.ptrtoint(source.place(row, col0), I64)
+                else:  # not by LLVM, which would keep each multiple of the stride in a register
+                    at = asm(b, f"mad.wide.s32 $0, $1, {down}, $2;", I64, stride, origin) if down else origin
+                for run, across, left in zip(runs, acrosses, lefts):
+                    places = (down * step + across) * item, across * item
+                    emit_copy(b, len(run) * item, target, at, left, down, *places)
 
         def write():
             if in_background and source.alignment == VECTOR_BYTES:
@@ -99,12 +106,11 @@ def _check_copy(plan, matrix, layout):
         raise TypingError(f"copy_async: a matrix does not go as it is to {plan}")
 
 
-def emit_copy(b, target, place, nbytes, inside):
-    """`nbytes` from global to shared memory; zeros where not `inside`."""
+def emit_copy(b, nbytes, target, place, left, down=0, to=0, of=0):
+    """`nbytes` from address place + of in global memory to target + to in shared memory; zeros unless down < left."""
     how = "cg" if nbytes == VECTOR_BYTES else "ca"  # past the first cache, which only takes vectors
-    text = f"cp.async.{how}.shared.global [$0], [$1], {nbytes}, $2;"
-    size = b.select(inside, I32(nbytes), I32(0))
-    asm(b, text, VOID, b.ptrtoint(target, I32), b.ptrtoint(place, I64), size, effect=True)
+    copy = f"cp.async.{how}.shared.global.L2::128B [$0+{to}], [$1+{of}], {nbytes}, ends;"
+    asm(b, f"{{ .reg .pred ends; setp.le.s32 ends, $2, {down}; {copy} }}", VOID, target, place, left, effect=True)
 
 
 @primitive

@@ -1,7 +1,8 @@
 """Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from itertools import chain
 
 import numpy as np
 from llvmlite import ir
@@ -342,22 +343,26 @@ def rescaled(x, factor):
 def rescaled(x, factor):
     _check_rescaled(x, factor)
 
-    def differs(b, f):
-        """Whether it is not 1, in any lane of this warp."""
-        other = b.zext(b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)), I32)
+    def differs(b, factors):
+        """Whether one of them is not 1, in any lane of this warp."""
+        others = [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for f in factors]
+        other = b.zext(reduce(b.or_, others), I32)
         text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
         return b.icmp_unsigned("!=", asm(b, text, I32, other, effect=True), I32(0))
 
     def generate(b, tile, by):
-        def product(row, f):
-            return [b.fmul(value, f) for value in row]
+        rows, (count, cols) = registers(b, x, tile), x.layout.slots
+        factors = [f for (f,) in registers(b, factor, by, (count, 1))]
 
-        factors = [(f, differs(b, f)) for (f,) in registers(b, factor, by, (x.layout.rows.slots, 1))]
-        rows = [
-            computed_if(b, some_other, row, partial(product, row, f))
-            for row, (f, some_other) in zip(registers(b, x, tile), factors)
-        ]
-        return fragment(b, x, rows)
+        def products(at):
+            return [b.fmul(value, f) for row, f in zip(rows[at], factors[at]) for value in row]
+
+        together = count if x.layout.unit == "mma" else 1       # of mma.sync all rows: one vote, one branch
+        parts = [slice(first, first + together) for first in range(0, count, together)]
+        wanted = [differs(b, factors[at]) for at in parts]
+        flat = [value for at, some_other in zip(parts, wanted)
+                for value in computed_if(b, some_other, [*chain(*rows[at])], partial(products, at))]  # fmt: skip
+        return fragment(b, x, [flat[i : i + cols] for i in range(0, len(flat), cols)])
 
     return x(x, factor), generate
 

@@ -9,23 +9,19 @@ and nothing is read there: addresses are clamped. Arrays are not empty.
 from functools import partial
 
 import numpy as np
-from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .arrays import Alignment, MatrixType, check_array, memory_type, stored
+from .arrays import check_array, stored
 from .conversion import round_to, stored_values
 from .emit import (
-    GLOBAL,
     I1,
     I8,
     I32,
-    I64,
     base,
     in_own_block,
     is_first_holder,
     load_vector,
-    size_of,
     store_vector,
 )
 from .fragment import (
@@ -33,7 +29,6 @@ from .fragment import (
     TRUTHS,
     Fragment,
     FragmentType,
-    bfloat16,
     broadcast,
     check_repeats,
     check_tile,
@@ -42,281 +37,11 @@ from .fragment import (
 )
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .integers import data_models
-from .layout import log2, simt
+from .matrices import GlobalMatrix, HeadRows, as_matrix, first_of
 from .simulator import thread_index as my_index
 from .world import primitive
 
 FEW = 8  # elements that are looked up together: more would take more registers
-
-
-# -------------------------------------------------------------------------------------------------------- alignment
-@primitive
-def aligned(matrix, alignment):
-    """The matrix, with a promise from the host: vectors are moved instead of elements.
-
-    >>> show(lambda x: load(aligned(ARRAY, Alignment(16)), TILE, 0))
-    array([[0., 1., 2., 3.],
-           [4., 5., 6., 7.]], dtype=float32)
-    """
-    check_array("aligned", matrix)
-    n = alignment.nbytes
-    if n:
-        held = Alignment.of(matrix)
-        assert held.nbytes >= n, f"{n} bytes are promised, {held.nbytes} are held"
-    return matrix
-
-
-@aligned.lowering
-def aligned(matrix, alignment):
-    check_array("aligned", matrix)
-    out = MatrixType(matrix.dtype, alignment.value)
-
-    def generate(b, value, _):
-        found = GlobalMatrix(b, matrix, value)
-        return _packed(b, out, (found.data, found.rows, found.cols, found.row_stride, found.col_stride))
-
-    return out(matrix, alignment), generate
-
-
-def _packed(b, ty, parts):
-    value = ir.Constant(ty.llvm, ir.Undefined)
-    for i, part in enumerate(parts):
-        value = b.insert_value(value, part, i)
-    return value
-
-
-class HeadRows:
-    """In plain Python: matrices (heads, queries, columns) as one, row number r is row r % fold of matrix r // fold."""
-
-    ndim = 2
-
-    def __init__(self, array, fold):
-        self.array, self.fold, self.dtype = array, fold, array.dtype
-        self.shape = len(array) * fold, array.shape[2]
-
-    def __getitem__(self, places):
-        head, query, cols, inside = self._split(*places)
-        return np.where(inside, self.array[head, query, cols], self.dtype.type(0))
-
-    def __setitem__(self, places, values):
-        *places, inside = self._split(*places)
-        self.array[tuple(x[inside] for x in np.broadcast_arrays(*places))] = values[inside]
-
-    def _split(self, rows, cols):
-        (head, query), queries = np.divmod(rows, self.fold), self.array.shape[1]
-        inside = np.broadcast_to(query < queries, np.broadcast(rows, cols).shape)
-        return head, np.minimum(query, queries - 1), cols, inside
-
-
-@primitive
-def heads_as_rows(heads, alignment, fold):
-    """Matrices (heads, queries, columns) as one matrix for tiles of a folded layout, see `Layout.folded`: row number r
-    is row r % fold of matrix r // fold. Rows that no matrix has are as rows beyond the end.
-
-    alignment: of all matrices, see `aligned`; fold: a power of two, at least the number of queries.
-
-    >>> HEADS = np.arange(4, dtype=np.float32).reshape(2, 1, 2)
-    >>> show(lambda x: load(heads_as_rows(HEADS, Alignment(0), 2), simt(4, 2, 8, 2, 1), 0))
-    array([[0., 1.],
-           [0., 0.],
-           [2., 3.],
-           [0., 0.]], dtype=float32)
-    """
-    _check_heads(heads, fold)
-    for matrix in heads if alignment.nbytes else ():
-        aligned(matrix, alignment)
-    return HeadRows(heads.view(bfloat16) if heads.dtype == np.uint16 else heads, fold)
-
-
-@heads_as_rows.lowering
-def heads_as_rows(heads, alignment, fold):
-    if not isinstance(fold, types.IntegerLiteral):
-        return None
-    _check_heads(heads, fold.literal_value)
-    out = MatrixType(heads.dtype, alignment.value, fold.literal_value)
-
-    def generate(b, value, *_):
-        found = GlobalMatrix(b, heads, value)
-        first = found.data, found.rows, found.cols, found.row_stride, found.col_stride
-        return _packed(b, out, (*first, found.heads, found.head_stride))
-
-    return out(heads, alignment, fold), generate
-
-
-def _check_heads(heads, fold):
-    if getattr(heads, "ndim", 0) != 3 or fold & (fold - 1) or fold < 1:
-        raise TypingError(f"heads_as_rows: got {heads} and {fold}, expected an array of 3 axes and a power of two")
-
-
-class PagedRows:
-    """In plain Python: pages (pages, page_size, columns) as one matrix of `count` rows, in the order of a table."""
-
-    ndim = 2
-
-    def __init__(self, array, table, count):
-        self.array, self.table, self.dtype = array, table, array.dtype
-        self.shape = int(count), array.shape[2]
-
-    def __getitem__(self, places):
-        row, col = places
-        page, row = np.divmod(row, self.array.shape[1])
-        return self.array[np.minimum(self.table[page].astype(np.uint32), len(self.array) - 1), row, col]
-
-
-@primitive
-def rows_of_pages(pages, table, count, alignment, page_size):
-    """Matrices (pages, page_size, columns) as one matrix of `count` rows, to read: row r is row r % page_size of the
-    page table[r // page_size]. Page numbers are clamped.
-
-    alignment: of all pages, see `aligned`; table: a vector of int32.
-
-    >>> PAGES = np.arange(8, dtype=np.float32).reshape(4, 1, 2)
-    >>> TABLE = np.array([2, 0, 99], np.int32)
-    >>> show(lambda x: load(rows_of_pages(PAGES, TABLE, 2, Alignment(0), 1), simt(4, 2, 8, 2, 1), 0))
-    array([[4., 5.],
-           [0., 1.],
-           [0., 0.],
-           [0., 0.]], dtype=float32)
-    """
-    _check_pages(pages, table)
-    for matrix in pages if alignment.nbytes else ():
-        aligned(matrix, alignment)
-    return PagedRows(pages.view(bfloat16) if pages.dtype == np.uint16 else pages, table, count)
-
-
-@rows_of_pages.lowering
-def rows_of_pages(pages, table, count, alignment, page_size):
-    if not isinstance(page_size, types.IntegerLiteral):
-        return None
-    _check_pages(pages, table)
-    out = MatrixType(pages.dtype, alignment.value, page_size=page_size.literal_value)
-
-    def generate(b, value, table_value, count, *_):
-        found, numbers = GlobalMatrix(b, pages, value), GlobalMatrix(b, table, table_value, simt(1, 1, 1, 1, 1))
-        first = found.data, count, found.cols, found.row_stride, found.col_stride
-        several = found.heads, found.head_stride, numbers.data, numbers.col_stride
-        return _packed(b, out, (*first, *several))
-
-    return out(pages, table, types.int32, alignment, page_size), generate
-
-
-def _check_pages(pages, table):
-    if getattr(pages, "ndim", 0) != 3:
-        raise TypingError(f"rows_of_pages: got {pages}, expected an array of 3 axes")
-    check_array("rows_of_pages", table, simt(1, 1, 1, 1, 1), {"int32"})
-
-
-class GlobalMatrix:
-    """The registers that a matrix comes down to: its address, its shape, its strides in bytes.
-
-    A vector is a matrix of one column, or of one row where `layout` has a single row. With a fold there are several:
-    see `heads_as_rows`; or pages: see `rows_of_pages`.
-    """
-
-    def __init__(self, b, ty, value, layout=None):
-        self.b, self.ndim, self.fold = b, getattr(ty, "ndim", 2), getattr(ty, "fold", 0)
-        self.page_size = getattr(ty, "page_size", 0)
-        if isinstance(ty, MatrixType):
-            parts = [b.extract_value(value, i) for i in range(len(ty.llvm.elements))]
-            self.data, self.rows, self.cols, self.row_stride, self.col_stride, *several = parts
-            self.heads, self.head_stride, self.table, self.table_stride = (*several, *[None] * 4)[:4]
-            self.alignment = ty.alignment.nbytes
-            return
-        get = data_models.lookup(ty).get
-        self.data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
-        extents = [b.trunc(b.extract_value(get(b, value, "shape"), i), I32) for i in range(ty.ndim)]
-        strides = [b.extract_value(get(b, value, "strides"), i) for i in range(ty.ndim)]
-        if ty.ndim == 1:
-            at = 0 if layout.rows.size == 1 else 1
-            extents.insert(at, I32(1))
-            strides.insert(at, I64(0))
-        if ty.ndim == 3:
-            self.heads, self.head_stride = extents.pop(0), strides.pop(0)
-        (self.rows, self.cols), (self.row_stride, self.col_stride) = extents, strides
-        self.alignment = 0
-
-    @property
-    def width(self):
-        """Elements that may be moved at once."""
-        return max(1, self.alignment // size_of(self.data.type.pointee))
-
-    def clamped(self, layout, first, down, across):
-        """Pointer to a register's element, or to another one where it lies outside, and whether it lies inside.
-
-        The tile starts at `first`, see `_first`; the register is that of the offsets `down` and `across`.
-        """
-        b = self.b
-        row0, col0 = self.start(layout, first)
-        row, col = b.add(row0, I32(down)), b.add(col0, I32(across))
-        row_inside, col_inside = self.has_row(row), b.icmp_signed("<", col, self.cols)
-        last = I32(0) if self.fold else b.sub(self.rows, I32(1))
-        row, col = b.select(row_inside, row, last), b.select(col_inside, col, I32(0))
-        return self.place(row, col), b.and_(row_inside, col_inside)
-
-    def has_row(self, row):
-        b = self.b
-        if not self.fold:
-            return b.icmp_signed("<", row, self.rows)
-        head, query = self.split(row)
-        return b.and_(b.icmp_signed("<", head, self.heads), b.icmp_signed("<", query, self.rows))
-
-    def split(self, row):
-        """Of a folded matrix: which matrix, and its row."""
-        return self.b.lshr(row, I32(log2(self.fold))), self.b.and_(row, I32(self.fold - 1))
-
-    def in_page(self, row):
-        """Of a matrix in pages: the number of a row's page, clamped, and its row there."""
-        b, size = self.b, I32(self.page_size)
-        at = b.mul(b.zext(b.udiv(row, size), I64), self.table_stride)
-        (page,) = load_vector(b, b.bitcast(b.gep(b.bitcast(self.table, ir.PointerType(I8, GLOBAL)), [at]),
-                                           self.table.type), 1)  # fmt: skip
-        last = b.sub(self.heads, I32(1))
-        page = b.select(b.icmp_unsigned("<", page, self.heads), page, last)
-        return page, b.urem(row, size)
-
-    def start(self, layout, first):
-        """The row and the column of this thread's first element."""
-        b = self.b
-        row0, col0 = _first(layout, self.ndim, first)
-        row0 = base(b, layout.rows) if row0 is not first else b.add(row0, base(b, layout.rows))
-        return row0, base(b, layout.cols) if col0 is not first else b.add(col0, base(b, layout.cols))
-
-    def beyond(self, origin, down, across):
-        """Pointer to the element so many rows and columns beyond that at `origin`; of aligned matrices."""
-        b = self.b
-        at = b.gep(b.bitcast(origin, ir.PointerType(I8, GLOBAL)), [b.mul(I64(down), self.row_stride)])
-        return b.gep(b.bitcast(at, self.data.type), [I32(across)])
-
-    def place(self, row, col):
-        """Pointer to an element."""
-        b = self.b
-        at = b.bitcast(self.data, ir.PointerType(I8, GLOBAL))
-        if self.fold or self.page_size:
-            head, row = self.split(row) if self.fold else self.in_page(row)
-            at = b.gep(at, [b.mul(b.sext(head, I64), self.head_stride)])
-        stride = b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride
-        at = b.gep(at, [b.mul(b.sext(row, I64), stride)])
-        if self.alignment:
-            return b.gep(b.bitcast(at, self.data.type), [col])
-        return b.bitcast(b.gep(at, [b.mul(b.sext(col, I64), self.col_stride)]), self.data.type)
-
-
-def _as_matrix(array, layout):
-    """What the plain meanings index: two axes, bfloat16 as such."""
-    if isinstance(array, HeadRows | PagedRows):
-        return array
-    array = np.asarray(array)
-    if array.dtype == np.uint16:
-        array = array.view(bfloat16) if array.ndim else array
-    if array.ndim == 1:
-        array = array[None, :] if layout.rows.size == 1 else array[:, None]
-    return array
-
-
-def _first(layout, ndim, first):
-    """Where a tile starts: the number counts along the axis of a vector, down the rows of a matrix."""
-    return (0, first) if ndim == 1 and layout.rows.size == 1 else (first, 0)
 
 
 def places(layout, row=0, col=0):
@@ -336,8 +61,8 @@ def load(matrix, layout, first):
     """
     check_array("load", matrix, layout)
     _check_first("load", first)
-    array = _as_matrix(matrix, layout)
-    rows, cols = places(_read(matrix, layout), *_first(layout, matrix.ndim, first))
+    array = as_matrix(matrix, layout)
+    rows, cols = places(_read(matrix, layout), *first_of(layout, matrix.ndim, first))
     return _gather(array, rows, cols, layout)
 
 
@@ -452,7 +177,7 @@ def take(vector, places):
     array([[5., 6., 7., 7.]])
     """
     _check_take(vector, places)
-    return Fragment(places.layout, _as_matrix(vector, places.layout).ravel()[places.registers])
+    return Fragment(places.layout, as_matrix(vector, places.layout).ravel()[places.registers])
 
 
 @take.lowering
@@ -487,10 +212,10 @@ def save(matrix, tile, first):
     """
     _check_save(matrix, tile)
     _check_first("save", first)
-    layout, array = tile.layout, _as_matrix(matrix, tile.layout)
+    layout, array = tile.layout, as_matrix(matrix, tile.layout)
     if not holds_first_copy(layout):
         return
-    rows, cols = np.broadcast_arrays(*places(layout, *_first(layout, np.ndim(matrix), first)))
+    rows, cols = np.broadcast_arrays(*places(layout, *first_of(layout, np.ndim(matrix), first)))
     inside = (rows < array.shape[0]) & (cols < array.shape[1])
     array[rows[inside], cols[inside]] = round_to(array.dtype, tile.registers)[inside]
 
@@ -511,7 +236,7 @@ def save(matrix, tile, first):
 
     def generate(b, value, tile_value, first):
         target = GlobalMatrix(b, matrix, value, layout)
-        row0, col0 = _first(layout, getattr(matrix, "ndim", 2), first)
+        row0, col0 = first_of(layout, getattr(matrix, "ndim", 2), first)
         row0 = b.add(row0, base(b, layout.rows)) if row0 is first else base(b, layout.rows)
         col0 = b.add(col0, base(b, layout.cols)) if col0 is first else base(b, layout.cols)
         mine = is_first_holder(b, layout) or I1(1)

@@ -26,8 +26,8 @@ def check_mma(layout, total, x, right):
         raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
     if is_tile(x) and (left.rows != layout.rows or left.unit != "mma" or not left.has_whole_rows):
         raise TypingError(f"dot: {left} is no left operand of {layout}")
-    if dtype in HALF_FLOATS and not layout.has_whole_rows:
-        raise TypingError(f"dot: warps share no rows of sums of {dtype}: {layout}")
+    if dtype in HALF_FLOATS and not layout.has_whole_rows and (isinstance(right, Boxes) or layout.cols.slots % 4):
+        raise TypingError(f"dot: warps that share rows add to 16 columns each, beside no boxes: {layout}, {right}")
     if (not is_tile(x) and isinstance(left, Boxes)) or (isinstance(right, Boxes) and dtype not in HALF_FLOATS):
         raise TypingError(f"dot: {left if isinstance(left, Boxes) else right} is for warpgroups")
     check_order(layout, left, right)
@@ -142,23 +142,23 @@ def mma_sync(b, shape, kind, d, a, c):
 
 # ------------------------------------------------------------------------------- tensor cores: float16 and bfloat16
 def emit_halves(b, sums, x, left, y, y_pointer):
-    kind, depth = HALVES[y.dtype], y.plan.shape[0]
-    read_y = halves_reader(b, y, y_pointer, I32(0), as_rows=False)
+    kind, depth, starts = HALVES[y.dtype], y.plan.shape[0], sums.layout.cols.offsets[::2]
+    read_y = right_reader(b, y, y_pointer, warp_col(b, sums.layout), starts[1] - starts[0])
     if isinstance(left, Pieces):
         left_operand = partial(left.left_operand, b, y.dtype)
     else:
-        read_x = halves_reader(b, x, left, warp_row(b, sums.layout), as_rows=True)
+        read_x = left_reader(b, x, left, warp_row(b, sums.layout))
 
         def left_operand(r, k):
             return read_x(sums.layout.rows.offsets[r], k)
 
     for k in range(0, depth, 16):
         lefts = [(r, left_operand(r, k)) for r in sums.row_slots]
-        for n in range(0, sums.layout.cols.size, 16):
-            rights = read_y(k, n)
-            for (r, a), half in product(lefts, range(2)):
-                d = sums.get(r, n + 8 * half)
-                sums.put(r, n + 8 * half, mma_sync(b, "m16n8k16", kind, d, a, rights[2 * half : 2 * half + 2]))
+        for i in range(0, len(starts), 2):
+            rights = read_y(k, starts[i])
+            for (r, a), (half, n) in product(lefts, enumerate(starts[i : i + 2])):
+                d = sums.get(r, n)
+                sums.put(r, n, mma_sync(b, "m16n8k16", kind, d, a, rights[2 * half : 2 * half + 2]))
 
 
 def packed(b, pair):
@@ -166,19 +166,27 @@ def packed(b, pair):
     return b.bitcast(vector_of(b, pair), I32)
 
 
-def halves_reader(b, tile, pointer, first_row, as_rows):
-    """Reads the 2x2 matrices at (row, col) of a tile; a thread gets neighbours of a row, or else of a column."""
-    if isinstance(tile.plan, Boxes):
-        return boxes_reader(b, tile.plan, pointer)
+def left_reader(b, tile, pointer, first_row):
+    """Reads the 2x2 matrices at (row, k) of a left operand; a thread gets neighbours of a row."""
     down, across = tile.plan.steps()
     lane = matrix_lane(b, max(down, across), 8 * down, 8 * across)
     start = b.gep(pointer, [b.add(lane, b.mul(first_row, I32(down)))])
-    transposed = as_rows != (across == 1)
-    return lambda row, col: ldmatrix(b, start, row * down + col * across, transposed)
+    return lambda row, k: ldmatrix(b, start, row * down + k * across, transposed=across != 1)
+
+
+def right_reader(b, tile, pointer, first_col, beside):
+    """The same of a right operand, at (k, column), neighbours of a column; matrices of a row are `beside` columns
+    apart, 8 but where those between are other warps'."""
+    if isinstance(tile.plan, Boxes):
+        return boxes_reader(b, tile.plan, pointer)
+    down, across = tile.plan.steps()
+    lane = matrix_lane(b, max(down, across), 8 * down, beside * across)
+    start = b.gep(pointer, [b.add(lane, b.mul(first_col, I32(across)))])
+    return lambda k, col: ldmatrix(b, start, k * down + col * across, transposed=across == 1)
 
 
 def boxes_reader(b, plan, pointer):
-    """As `halves_reader`, of a right operand in boxes: a column of matrices of a box has an address of its own, since
+    """As `right_reader`, of an operand in boxes: a column of matrices of a box has an address of its own, since
     the swizzle is an exclusive or; rows and boxes are a sum away."""
     line, below, beside = (bits_of_lane(b, *bits) for bits in ((0, 3), (3, 1), (4, 1)))
     if plan.transposed:

@@ -8,7 +8,7 @@ import numpy as np
 from numbattn.cuda.kernels.shared.dropout import Drops
 from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, Sight
 from numbattn.cuda.kernels.tile_states import states_blocks, states_shape, tile_states
-from numbattn.cuda.plan.spec import SIDES
+from numbattn.cuda.plan.spec import PADDED, SIDES
 from numbattn.problem import describe
 from tests.accuracy import exact, plain, random
 from tests.tools.launch import launch
@@ -80,6 +80,13 @@ class Call(NamedTuple):
         blocks = batches * heads * states_blocks(*shape)
         launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, seqlens))
         return sight
+
+
+def padded(statistic, beyond):
+    """A row statistic as `delta` writes it for kernels that copy these tile by tile."""
+    out = np.full((*statistic.shape[:-1], -(-statistic.shape[-1] // PADDED) * PADDED), beyond, statistic.dtype)
+    out[..., : statistic.shape[-1]] = statistic
+    return out
 
 
 def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8, poison=None, **options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels import FORWARD, backward, forward, hopper
+from numbattn.cuda.kernels import FORWARD, backward, backward_mma, forward, forward_mma, hopper
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.shared import tables
 from numbattn.cuda.passes import plans
@@ -59,8 +59,10 @@ def test_cuda_cores_where_there_are_no_others():
     ({}, False), ({"mask": ("lo", "hi", "keys")}, False), ({"mask": ("dense",)}, True), ({"dropout": True}, True),
 ])  # fmt: skip
 def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, under_pressure):
-    (first, *_) = backward.SPEC_KV.tiles(work(d=128, e=128, device=DEVICES[8, 0], **options))
-    assert first == (backward.UNDER_PRESSURE_KV if under_pressure else backward.TILES_KV)[True, 2][128][0]
+    (first, *_) = backward.SPEC_Q.tiles(work(d=64, e=64, device=DEVICES[8, 0], **options))
+    assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[True, 2][64][0]
+    (first, *_) = backward_mma.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
+    assert first == (backward_mma.UNDER_PRESSURE if under_pressure else backward_mma.TILES)[256][0]
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
@@ -113,6 +115,30 @@ def test_warpgroups_are_for_hopper(cc, dtype, takes):
     assert hopper.is_for_hopper(work(dtype, device=DEVICES[cc])) == takes
 
 
+@pytest.mark.parametrize(("cc", "size", "options", "row"), [
+    ((8, 0), 128, {}, (128, 64, 128, False)), ((9, 0), 128, {"mask": ("lo",)}, (128, 64, 128, False)),
+    ((8, 0), 128, {"dropout": True}, (128, 64, 256, True)), ((10, 0), 128, {"mask": ("bits",)}, (128, 64, 256, True)),
+    ((8, 0), 65, {"score": ("alibi",)}, (128, 64, 256, True)),
+    ((8, 0), 96, {"mask": ("packed",)}, (128, 64, 256, True)),
+    ((8, 0), 65, {"score": ("sink",)}, (128, 64, 128, False)), ((8, 6), 128, {"dropout": True}, (64, 64, 128, True)),
+    ((12, 0), 64, {"dropout": True}, (128, 64, 128, True)), ((8, 9), 192, {}, (64, 64, 128, False)),
+    ((8, 9), 32, {"score": ("alibi query",)}, (128, 64, 256, True)),
+    ((8, 0), 256, {"dropout": True}, (128, 64, 256, False)),
+])  # fmt: skip
+def test_tiles_of_mma_sync(cc, size, options, row):
+    """By the card's shared memory, and by what takes registers."""
+    found = work(d=size, e=32, device=DEVICES[cc], **options)
+    assert forward_mma.SPEC.fitting(found) == row
+
+
+def test_heads_go_over_their_keys_while_these_are_in_l2():
+    def at_once(seqlen_k, group_size):
+        problem = work(seqlen_k=seqlen_k, group_size=group_size).problem
+        return forward_mma.SPEC.numbers(SimpleNamespace(problem=problem), None)["at_once"]
+
+    assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
+
+
 # -------------------------------------------------------------------------------------------------------------- plans
 Q = array(2, 8, 1000, 64)
 
@@ -132,11 +158,12 @@ def test_every_plan_fits_its_device(device, dtype):
 
 def test_steps_in_their_order():
     forward, backward = plans(DEVICES[8, 0], Q, Q, Q, causal=True)
-    assert kernels(forward) == ["forward"]
-    assert kernels(backward) == ["delta", "backward_kv", "backward_q"]
+    assert kernels(forward) == ["forward_mma"]
+    assert kernels(backward) == ["delta", "backward_mma", "round_dq"]
     assert forward.temporaries == ()
-    lines = [(name, (2, 8, 1000), 64_000) for name in ("delta", "lse_log2")]
-    assert [(x.name, x.shape, x.nbytes) for x in backward.temporaries] == lines
+    sums, *lines = [(x.name, x.shape) for x in backward.temporaries]
+    assert sums == ("sums of dq", (2, 8, 1024 * 64))
+    assert lines == [("delta", (2, 8, 1024)), ("lse_log2", (2, 8, 1024))]
     assert not forward.uses_counters
 
 
@@ -300,7 +327,20 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     else:
         assert kernels(backward) == names[1]
     forward, _ = plans(DEVICES[8, 0], Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
-    assert kernels(forward) == FORWARD_STEPS
+    assert kernels(forward) == [name.replace("forward", "forward_mma") for name in names[0]]
+
+
+SPLIT = ["delta", "intervals", "tile_states", "backward_mma", "tile_states", "backward_q"]  # its tiles ignore segments
+
+
+@pytest.mark.parametrize(("options", "names"), [
+    ({}, ["delta", "backward_mma", "round_dq"]), ({"deterministic": True}, SPLIT),
+    ({"score": na.Alibi(np.zeros(8))}, ["delta", *SPLIT[1:4], "round_dq", "tile_states", "bias_gradient"]),
+], ids=["sums", "deterministic", "slopes"])  # fmt: skip
+def test_packed_arrays_on_other_gpus(options, names):
+    """Slopes get their gradient from a kernel of its own, of the whole matrix."""
+    _, backward = plans(DEVICES[8, 0], Q, Q, Q, mask=na.Segments(OFFSETS), **options)
+    assert kernels(backward) == names
 
 
 UNEQUAL = np.array([0, 500, 1000], np.int32)
@@ -309,7 +349,7 @@ UNEQUAL = np.array([0, 500, 1000], np.int32)
 @pytest.mark.parametrize(("device", "mask", "offset", "kinds"), [
     (HOPPER, None, None, ""), (HOPPER, na.Segments(OFFSETS), None, ""), (HOPPER, na.Segments(OFFSETS, UNEQUAL), 3, ""),
     (HOPPER, na.Segments(OFFSETS, UNEQUAL), None, " segment"), (HOPPER, None, np.zeros((1, 8), np.int32), " matrix"),
-    (DEVICES[8, 0], na.Segments(OFFSETS, UNEQUAL), None, " query"), (DEVICES[8, 0], na.Segments(OFFSETS), None, ""),
+    (DEVICES[7, 5], na.Segments(OFFSETS, UNEQUAL), None, " query"), (DEVICES[7, 5], na.Segments(OFFSETS), None, ""),
 ], ids=["none", "equal", "number", "segment", "matrix", "query", "any GPU"])  # fmt: skip
 def test_what_offsets_depend_on(device, mask, offset, kinds):
     """On a tile's segment or a query only where those of keys are others."""
@@ -374,13 +414,6 @@ def test_a_stand_in_is_what_all_steps_take():
     assert all(view.strides[-2] == copy.shape[-1] * 2 for view in views)
 
 
-def test_large_head_dims_take_two_launches_for_dk_and_dv():
-    q = array(2, 8, 1000, 256)
-    _, backward = plans(DEVICES[8, 0], q, q, q)
-    assert kernels(backward) == ["delta", "backward_kv", "backward_kv", "backward_q"]
-    assert [dict(step.key.parameters)["sums_of"] for step in backward.steps[1:3]] == ["v", "k"]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_large_head_dims_of_words_take_one(dtype):
     q = array(2, 8, 1000, 256, dtype=np.dtype(dtype))
@@ -396,6 +429,14 @@ def test_what_tensor_maps_cannot_move_is_copied():
     assert {(y.name, y.is_result) for y in backward.stand_ins} == {(name, False) for name in ("q", "k", "v", "do")}
 
 
+def test_what_is_not_aligned_is_copied_for_cp_async():
+    """Of half precision; of float32 it is loaded element by element."""
+    x, y = array(2, 8, 1000, 60), array(2, 8, 1000, 60, dtype=np.float32)
+    forward, _ = plans(DEVICES[8, 0], x, Q[..., :60], x)
+    assert {(y.name, y.shape[-1]) for y in forward.stand_ins} == {(name, 64) for name in "qkvo"}
+    assert not plans(DEVICES[8, 0], y, y, y)[0].stand_ins
+
+
 def test_gradients_are_summed_over_broadcast_axes():
     _, backward = plans(HOPPER, Q, Q[:1], Q)
     ((name, shape, dtype, why, is_result),) = backward.stand_ins
@@ -404,7 +445,7 @@ def test_gradients_are_summed_over_broadcast_axes():
 
 
 def test_matrices_without_features_get_a_column():
-    forward, backward = plans(DEVICES[8, 0], *(array(2, 5, d) for d in (0, 0, 3)))
+    forward, backward = plans(DEVICES[8, 0], *(array(2, 5, d) for d in (0, 0, 8)))
     assert [x.name for x in forward.stand_ins] == ["q", "k"]
     assert [x.name for x in backward.stand_ins] == ["q", "k", "dk", "dq"]
 

@@ -9,12 +9,16 @@ from numbattn.cuda.tile import (
     WARPGROUP,
     RaceError,
     SharedMemory,
+    add_lines,
+    add_registers,
     allocate,
     bulk_add,
     fence_async_proxy,
     get_registers,
     load,
+    load_lines,
     load_registers,
+    mma,
     put_registers,
     save,
     sync_warpgroup,
@@ -22,7 +26,7 @@ from numbattn.cuda.tile import (
     tma_store_wait,
     wgmma,
 )
-from tests.tools.launch import poisoned, simulated_only
+from tests.tools.launch import launch, poisoned, simulated_only
 
 from .tiles import SEEDS, numbers, start
 
@@ -62,6 +66,33 @@ def run_adder(seed=None, **faults):
     return x, sums, y, z
 
 
+@pytest.mark.parametrize(("add", "read", "cc", "instruction"), [
+    (add_registers, load_registers, (9, 0), r"red\.global\.add\.v4\.f32"),
+    (add_registers, load_registers, (8, 0), r"red\.global\.add\.f32"),
+    (add_lines, load_lines, (9, 0), r"red\.global\.add\.f32"),
+], ids=["four at once", "one by one", "lines"])  # fmt: skip
+def test_threads_add_their_registers(add, read, cc, instruction):
+    """By two blocks, to the second of two tiles; of a layout of several rows."""
+    LAYOUT, SIZE = mma(32, 32, 64), 32 * 32
+
+    def kernel(x, sums):
+        add(sums, 1, load(x, LAYOUT, 0))
+
+    def reader(sums, y):
+        save(y, read(sums, 1, LAYOUT), 0)
+
+    x, sums, y = numbers((32, 32)), np.zeros(2 * SIZE, np.float32), poisoned((32, 32))
+    found = launch(kernel, (2, 1, 1), 64, 0, x, sums, cc=cc)
+    assert not sums[:SIZE].any()
+    assert sorted(sums[SIZE:]) == sorted(2 * x.ravel())
+    first = [sums[SIZE + 4 * i] for i in range(2)] if add is add_registers else sums[SIZE : SIZE + 2]
+    np.testing.assert_array_equal(first, [2 * x[0, 0], 2 * x[0, 2]])    # of threads 0 and 1
+    launch(reader, (1, 1, 1), 64, 0, sums, y, cc=cc)
+    np.testing.assert_array_equal(y, 2 * x)
+    if found:
+        assert found.count(instruction) == found.count(r"red\.") == SIZE // 64 // (4 if "v4" in instruction else 1)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_add_counts(seed):
     x, sums, y, z = run_adder(seed)
@@ -91,6 +122,14 @@ def test_a_place_holds_the_whole_tile(size, dtype):
 
     with pytest.raises((TypingError, CudaTypingError), match=f"put_registers: no {size} float.* hold {SIZE} float32"):
         start(kernel, WARPGROUP, 1 << 16, numbers((64, 64)))
+
+
+def test_added_to_are_float32():
+    def kernel(x, sums):
+        add_registers(sums, 0, load(x, TILE, 0))
+
+    with pytest.raises((TypingError, CudaTypingError), match=f"add_registers: no .*float64 hold {SIZE} float32"):
+        start(kernel, WARPGROUP, 0, numbers((64, 64)), np.zeros(SIZE))
 
 
 @pytest.mark.parametrize(("rows", "sums"), [

@@ -50,6 +50,16 @@ def test_fetch_brings_a_tile_and_zeros_beyond_the_end(dtype, alignment, cc):
     np.testing.assert_array_equal(target, wanted)
 
 
+def test_fetch_of_several_vectors_a_row():
+    """By each thread; the columns end between them."""
+    source, target = numbers((50, 72), np.float16), poisoned((32, 96), np.float16)
+    kernel, nbytes = fetcher(copy_layout(32, 96, THREADS, 8), np.float16, 16)
+    launch(kernel, (1, 1, 1), THREADS, nbytes, source, target, np.int32(30))
+    wanted = np.zeros((32, 96), np.float16)
+    wanted[:20, :72] = source[30:]
+    np.testing.assert_array_equal(target, wanted)
+
+
 def test_fetch_of_a_vector():
     layout = simt(32, 32, THREADS, 8, 1).col_vector()
     source, target = numbers(50), poisoned(32)
@@ -88,8 +98,19 @@ def test_fetch_goes_past_the_registers():
     source = np.zeros((50, 32), np.float16)
     for cc, copies in (((7, 5), 0), ((8, 0), 32 * 32 // 8 // THREADS)):
         found = ptx_of(kernel, THREADS, source, source, np.int32(0), cc=cc)
-        assert found.count(r"cp\.async\.cg\.shared\.global .*, 16, ") == copies
+        assert found.count(r"cp\.async\.cg\.shared\.global\.L2::128B .*, 16, ") == copies
         assert found.count("cp.async.wait_all") == (copies > 0)
+
+
+@compiled_only
+def test_aligned_rows_take_a_sum_and_a_comparison_each():
+    """Beside the copy itself."""
+    kernel, _ = fetcher(copy_layout(64, 64, THREADS, 8), np.float16, 16)
+    source = np.zeros((50, 64), np.float16)
+    found, rows = ptx_of(kernel, THREADS, source, source, np.int32(0)), 64 * 64 // 8 // THREADS
+    count = {op: sum(x.op[0] == op for block in found.blocks for x in block) for op in ("cp", "mad")}
+    assert count == {"cp": rows + 1, "mad": rows}               # a wait, too; the first row is one
+    assert found.count(r"setp\.le\.s32 .*ends") == rows
 
 
 def test_what_is_not_waited_for_has_not_arrived():

@@ -12,7 +12,6 @@ from numbattn.cuda.tile import (
     copy_layout,
     fold_index,
     has_bits,
-    heads_as_rows,
     load,
     mma,
     row_index,
@@ -206,28 +205,6 @@ def test_offsets_have_64_bits():
     arrays = [[0, 0, 32, 4, at, 4, 8, step, 4], [0, 0, 32, 4, out, 4, 8, step, 4]]
     Kernel(ptx).run((1, 1, 1), 32, 0, [np.int64(v) for array in arrays for v in array], memory)
     np.testing.assert_array_equal(read(), x)
-
-
-# ------------------------------------------------------------------------------------------------ several as one matrix
-@pytest.mark.parametrize("alignment", [0, 16])
-@pytest.mark.parametrize(("heads", "queries", "fold"), [(4, 4, 4), (3, 3, 4), (16, 1, 1), (1, 11, 16)])
-def test_heads_as_rows(heads, queries, fold, alignment):
-    """Of any strides; rows that no matrix has are 0, and not written."""
-    LAYOUT, ALIGNMENT = mma(16, 16, 32).folded(fold), Alignment(alignment)
-    x = numbers((queries, 2 * heads, 16))[:, ::2].swapaxes(0, 1)
-    whole, y = poisoned((16, 16)), poisoned((heads, queries + 2, 16))
-
-    def kernel(x, whole, y):
-        tile = load(heads_as_rows(x, ALIGNMENT, fold), LAYOUT, 0)
-        save(whole, tile, 0)
-        save(heads_as_rows(y[:, :queries], ALIGNMENT, fold), tile, 0)
-
-    launch(kernel, (1, 1, 1), 32, 0, x, whole, y)
-    wanted = np.zeros((16 // fold, fold, 16), np.float32)
-    wanted[:heads, :queries] = x
-    np.testing.assert_array_equal(whole, wanted.reshape(16, 16))
-    np.testing.assert_array_equal(y[:, :queries], x)
-    assert np.isnan(y[:, queries:]).all()
 
 
 def test_a_folded_layout_repeats_a_matrix():

@@ -45,6 +45,23 @@ def test_tensor_cores(dtype, x_transposed, y_transposed, m):
         assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
 
 
+@pytest.mark.parametrize(("dtype", "across", "n", "x_transposed", "y_transposed"), [
+    (np.float16, 2, 64, False, False), (bfloat16, 2, 96, True, True), (np.float16, 4, 64, False, True),
+    (bfloat16, 4, 128, True, False),
+])  # fmt: skip
+def test_warps_share_rows(dtype, across, n, x_transposed, y_transposed):
+    """Two rows of pieces in a warp; which reads only its own columns."""
+    threads = 32 * across
+    layout = mma(32, n, threads, across)
+    kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, np.float32)
+    found = launch(kernel, (1, 1, 1), threads, nbytes, x, y, z)
+    np.testing.assert_allclose(z, want, atol=2e-5)
+    if found:
+        assert found.count("mma.sync") == 2 * n * K // (8 * 16 * across)
+        assert found.count("ldmatrix") == K // 16 * (2 + n // (16 * across))
+        assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
+
+
 # dtype, compute capability, error, the instruction, how many of it make a product of 16x8x8
 WORDS = {
     "float32": (np.float32, (8, 0), 2e-5, "m16n8k8.row.col.f32.tf32.tf32.f32", 3),
@@ -201,9 +218,9 @@ def test_tensor_cores_take_whole_steps():
 
 
 @compiled_only
-def test_shared_rows_are_no_fragments_and_not_of_halves():
-    kernel, _, arrays, _ = multiplier(mma(32, 32, THREADS, across=2), np.float16, np.float16, False, False, np.float32)
-    with pytest.raises(Exception, match="warps share no rows of sums of float16"):
+def test_shared_rows_are_no_fragments_and_of_halves_16_columns_each():
+    kernel, _, arrays, _ = multiplier(mma(32, 48, THREADS, across=2), np.float16, np.float16, False, False, np.float32)
+    with pytest.raises(Exception, match="warps that share rows add to 16 columns each"):
         ptx_of(kernel, THREADS, *arrays)
     kernel, _, arrays, _ = fragment_multiplier(16, 32, 32, False, np.float32, across=2)
     with pytest.raises(Exception, match="no left operand"):

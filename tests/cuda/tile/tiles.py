@@ -72,7 +72,7 @@ def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dty
     shared = SharedMemory()
     X = shared.tile(*((depth, m) if x_transposed else (m, depth)), x_dtype)
     Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), y_dtype)
-    COPY_X, COPY_Y = (copy_layout(t.rows, t.cols, THREADS, 4) for t in (X, Y))
+    COPY_X, COPY_Y = (copy_layout(t.rows, t.cols, acc_layout.threads, 4) for t in (X, Y))
 
     def multiply(x, y, z):
         sX, sY = allocate(X), allocate(Y)

@@ -3,7 +3,8 @@
 from functools import partial
 
 from ...plan.spec import Route
-from .. import backward, combine, delta
+from ...plan.tiers import WGMMA
+from .. import backward_mma, combine, delta
 from ..decode import has_few_queries, held_of
 from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
 from .forward_tiles import is_for_hopper
@@ -27,10 +28,10 @@ def decodes(work):
     return reads(work) and has_few_queries(work) and (not work.problem.page_size or decode.takes_pages(work))
 
 
-FORWARD = Route(decodes, (decode.SPEC, combine.SPEC)), Route(attends, (forward.SPEC,))
+FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
 BACKWARD = (
-    Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC)),
-    Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC)),
-    Route(partial(takes, WIDE), (delta.SPEC_PADDED, backward_wide.SPEC, backward_q.SPEC)),
-    Route(partial(takes, GENERAL), (delta.SPEC_PADDED, backward.SPEC_KV, backward_q.SPEC)),
+    Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
+    Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),
+    Route(partial(takes, WIDE), (delta.SPEC_PADDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
+    Route(partial(takes, GENERAL), (delta.SPEC_PADDED, backward_mma.SPEC_KV, backward_q.SPEC), WGMMA),
 )

@@ -45,8 +45,11 @@ from ...tile import (
     wgmma_wait,
     where,
 )
+from ..round_dq import DQ_SUMS
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
+from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
 from ..shared.segments import keys_of
 from ..shared.visibility import (
     band_of,
@@ -68,8 +71,8 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    dropout_steps,
     dtype_of_bias,
+    kept_operand,
     keys_spec,
     loader,
     makes_slopes,
@@ -79,10 +82,9 @@ from .backward_steps import (
     source,
     with_results,
 )
-from .dq_sums import DQ_SUMS, dq_steps
+from .dq_sums import dq_steps
 from .forward_steps import clear_step
 from .variants import DP, DQ, KERNELS, LAST, LATE_BESIDE_STATISTICS, NOW, SUMS, variant_of
-from .walk import QueryTile, key_lengths, keys_step, queries_steps
 
 
 class BackwardAccumulators(NamedTuple):
@@ -187,8 +189,8 @@ def backward_kv(
     share, dq_part, put_dq, finish_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=dq_late)
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
-    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
-    mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
+    (mark, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     start_slopes, add_slopes = slopes_steps(slopes, score, S_TILE, np.float32, transposed=True)
     MAKES_SLOPES = slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)

@@ -46,8 +46,9 @@ from ...tile import (
     where,
 )
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
-from ..shared.schedule import place_grouped
+from ..shared.schedule import at_once, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
@@ -72,8 +73,6 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    at_once,
-    dropout_steps,
     dtype_of_bias,
     makes_slopes,
     save_step,
@@ -118,7 +117,7 @@ def backward_q(
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    mark, _, dS_of = dropout_steps(S_TILE, dropout, transposed=False)
+    mark, dS_of = dropout_steps(S_TILE, dropout)
     (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)

@@ -14,7 +14,6 @@ As in `backward` MASK follows the exponential. lse is in base 2, and +inf where 
 beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,31 +24,22 @@ from ...plan.spec import Spec
 from ...tile import (
     INDEX,
     WARPGROUP,
-    Alignment,
     Pipeline,
     acquire,
     advance,
-    aligned,
     allocate,
-    always,
-    beside,
     bulk_load,
-    column_halves,
-    copy_layout,
     device,
-    get,
     operand,
     positive_operand,
-    put,
-    save,
     stage,
     sync_warpgroup,
     tma_load,
-    where,
 )
 from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
-from ..shared.dropout import DROPOUT, DROPS, keep_test
-from ..shared.layouts import DTYPES, array_type, vector
+from ..shared.dropout import DROPOUT, DROPS
+from ..shared.layouts import DTYPES, array_type, save_sums_step
+from ..shared.schedule import at_once
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, several, sight_type
 from .forward import warp_specialised
@@ -75,87 +65,14 @@ class BackwardArguments(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------------- what they share
-def dropout_steps(layout, dropout, transposed):
-    """Device functions of lines 14 to 20: `mark` P, with a minus sign where it is dropped; P Z as an operand; dS.
-
-    With dropout it is dS * 2 / kept_scale, for which "ds_scale" makes up: Z dP - D takes fewer instructions so.
-    """
-    if not dropout:
-
-        @device
-        def mark(P, drops, matrix, m0, n0):
-            return P
-
-        @device
-        def kept(P, place):
-            return operand(P, place)
-
-        @device
-        def dS_of(P, dP, D, delta_scale):
-            return P * (dP - D)
-
-        return mark, kept, dS_of
-
-    # By halves, each a basic block: else ptxas overlaps all calls of the generator, and all of dS, and spills; and it
-    # delays the product dO V^T, which is to run meanwhile, until the generator is done
-    HALF = replace(layout, cols=layout.cols.half())
-    DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
-    keeps = keep_test(HALF, transposed)
-
-    @device
-    def mark_half(P, drops, matrix, m0, n0):
-        if always():
-            P = where(keeps(drops, matrix, m0, n0), P, ZERO - P)
-        return P
-
-    @device
-    def mark(P, drops, matrix, m0, n0):
-        left, right = column_halves(P)
-        left = mark_half(left, drops, matrix, m0, n0)
-        return beside(left, mark_half(right, drops, matrix, m0 + DOWN, n0 + RIGHT), layout)
-
-    @device
-    def kept(P, place):
-        return positive_operand(P, place)
-
-    @device
-    def dS_half(P, dP, D):
-        """2 |P| (Z dP - D / kept_scale), since P + |P| is 2 |P| or, where dropped, 0. D is scaled by 2 / kept_scale."""
-        if always():
-            dP = (P + abs(P)) * dP - abs(P) * D
-        return dP
-
-    @device
-    def dS_of(P, dP, D, delta_scale):
-        (P, P_right), (dP, dP_right) = column_halves(P), column_halves(dP)
-        D, D_right = halves_of_D(D * delta_scale)
-        return beside(dS_half(P, dP, D), dS_half(P_right, dP_right, D_right), layout)
-
-    @device
-    def halves_of_D(D):
-        return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
-
-    return mark, kept, dS_of
+def kept_operand(dropout):
+    """The primitive (P, place): P Z as an operand, P marked by `dropout_steps`."""
+    return positive_operand if dropout else operand
 
 
 def save_step(dtype, out, cols, nbytes):
-    """The device function (matrix, tile, place, first): save a consumer's tile of sums, rounded to dtype `out`.
-
-    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
-    """
-    ROWS_OF, COPY = Alignment(nbytes), copy_layout(ROWS, cols, WARPGROUP, vector(dtype))
-
-    @device
-    def by_rows(matrix, tile, place, first):
-        put(place, tile)
-        sync_warpgroup()
-        save(aligned(matrix, ROWS_OF), get(place, COPY), first)
-
-    @device
-    def as_it_is(matrix, tile, place, first):
-        save(aligned(matrix, ROWS_OF), tile, first)
-
-    return by_rows if DTYPES[out] == dtype else as_it_is
+    """`layouts.save_step` of a consumer's tile of sums."""
+    return save_sums_step(dtype, out, ROWS, cols, WARPGROUP, nbytes, sync_warpgroup)
 
 
 def pipelines_within(shared, Q, K, V, dO):
@@ -266,15 +183,6 @@ def with_results(*names):
         return compiled_in(work, tiles, head_dims(work.problem)) | {"out_dtypes": results, "nbytes": work.nbytes}
 
     return parameters
-
-
-def at_once(work, tiles):
-    """Matrices at a time, so that blocks that run together read the same Q and dO; see `schedule.place_grouped`.
-
-    Of 1 to 32 none was faster than 8 by more than 5 %, at seqlen 512 to 16384; all at once take 1.4 times as long at
-    2048. As a constant in the kernels it made them up to 3 % slower.
-    """
-    return {"at_once": 8}
 
 
 def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):

@@ -38,7 +38,9 @@ from ...tile import (
     where,
 )
 from ..scores import score_steps_ahead, within_segment
+from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
+from ..shared.query_tiles import key_lengths, keys_step, queries_steps
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
 from .backward_steps import (
@@ -50,7 +52,7 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    dropout_steps,
+    kept_operand,
     keys_spec,
     loader,
     pipelines_within,
@@ -59,7 +61,6 @@ from .backward_steps import (
     with_results,
 )
 from .forward_steps import clear_step
-from .walk import key_lengths, keys_step, queries_steps
 
 
 def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
@@ -78,8 +79,8 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     TILE_M = tile_m
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
-    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m)
-    mark, kept, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
+    (mark, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(
         score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
     )  # fmt: skip

@@ -1,47 +1,31 @@
-"""dQ on Hopper as a sum of all blocks' parts, in global memory and in no fixed order; and its rounding.
+"""dQ on Hopper as a sum of all blocks' parts, in global memory and in no fixed order; `round_dq` rounds it.
 
 The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to 15 %.
 """
 
-import numpy as np
-from numba.cuda import types
-
-from ...build import Source
-from ...plan.arguments import Matrix, MatrixSums
-from ...plan.spec import PADDED, Spec
 from ...tile import (
     WARPGROUP,
-    SharedMemory,
     acquire,
     advance,
     allocate,
-    block_index,
     bulk_add,
     commit,
     device,
     dot,
     fence_async_proxy,
-    launch_dependents,
-    load_registers,
     put,
     put_registers,
     release,
-    shape,
     sync_warpgroup,
     thread_index,
     tma_store_wait,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
 )
-from ..shared.layouts import DTYPES, array_type
-from ..shared.schedule import place
-from ..shared.segments import queries_of, slot_step
-from ..shared.visibility import PACKING, packing_of, packing_type
-from .backward_steps import CONSUMERS, PART, WgmmaTiles, save_step
-from .forward_tiles import head_dims
+from ..round_dq import Part, round_spec
+from .backward_steps import CONSUMERS, PART
 
 
 @device
@@ -133,44 +117,4 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
     return share, dq_part, put_dq, finish_dq
 
 
-def round_dq(*, dtype, out_dtypes, head_dim, nbytes, mask):
-    """dQ from the sums that backward_kv has added up. A block rounds a part of 64 queries and 64 columns."""
-    PARTS_A_SLOT, segment_of = PADDED // PART, slot_step(mask, "q", PADDED)
-    TILE, COL_PARTS, shared = wgmma(PART), head_dim // PART, SharedMemory()
-    PLACE = shared.boxes(PART, PART, DTYPES[dtype])
-    save_part = save_step(DTYPES[dtype], *out_dtypes, PART, nbytes)
-
-    def kernel(mSums, mDQ, scale, packing):
-        launch_dependents()
-        wait_on_dependencies()
-        batches, heads, seqlen_q, _ = shape(mDQ)
-        part, batch, head = place(block_index(), batches * heads, heads)
-        down, col = part // COL_PARTS, part % COL_PARTS * PART
-        segment, slot = segment_of(packing, batch, down // PARTS_A_SLOT, seqlen_q)
-        m0 = slot * PADDED + down % PARTS_A_SLOT * PART
-        if m0 < segment.queries:
-            dQ = load_registers(mSums[batch, head], part, TILE)
-            first, end = queries_of(segment)
-            save_part(mDQ[batch, head][first:end, col : col + PART], dQ * scale, allocate(PLACE), m0)   # line 24
-
-    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(array_type(np.float32, 3), dq, types.float32, packing_type(mask))
-    return Source(kernel, signature, WARPGROUP, shared=shared.nbytes, overlaps=True)
-
-
-DQ_SUMS = MatrixSums("sums of dq")
-
-SPEC = Spec(
-    round_dq,
-    (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
-    tiles=lambda work: (WgmmaTiles(PART, PART, 1),),
-    parameters=lambda work, tiles: {
-        "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,),
-        "head_dim": head_dims(work.problem)[0], "nbytes": work.nbytes,
-        "mask": packing_of(work.mask),
-    },
-    blocks=lambda work, tiles, m_blocks, n_blocks: (
-        work.problem.heads * (work.padded_length // PART) * (head_dims(work.problem)[0] // PART)
-    ),
-    packs=True,
-)  # fmt: skip
+SPEC = round_spec(lambda work: Part(PART, PART, WARPGROUP, across=1))

@@ -11,6 +11,7 @@ from numba.cuda import types
 
 from ...plan.arguments import Own, Statistic, TmaBias
 from ...plan.spec import Route, Spec
+from ...plan.tiers import WGMMA
 from ...tile import (
     INDEX,
     WARPGROUP,
@@ -286,7 +287,7 @@ def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
         },
         arch="a",
     )  # fmt: skip
-    return Route(takes, (spec,))
+    return Route(takes, (spec,), WGMMA)
 
 
 def diagonals_route(name, *, behind):
@@ -303,4 +304,4 @@ def diagonals_route(name, *, behind):
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
         arch="a",
     )
-    return Route(takes, (spec,))
+    return Route(takes, (spec,), WGMMA)

@@ -15,7 +15,7 @@ NOW, LATE, LATE_BESIDE_STATISTICS = "now", "late", "late, beside statistics"
 FEW_REGISTERS = "softcap", "alibi", "sink"  # kinds of scores that take few
 
 
-KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; backward.backward_kv
+KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; backward_mma
     Row("dropout decreasing", GENERAL),         # the sign of P says what is dropped: of P F, too, unless F is negative
     Row("192", WIDE),                           # no registers for both accumulators, dK and dV
     Row("256", WIDE),

@@ -1,26 +1,13 @@
-"""What the warps of Hopper's kernels walk over: tiles of keys in sight of queries, or of queries in sight of keys."""
+"""What the warps of Hopper's kernels walk over where queries are kept: tiles of keys in sight of them.
+
+Where keys are kept see `shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
-from ...tile import (
-    allocate,
-    block_index,
-    device,
-    index,
-    maximum,
-    minimum,
-    opaque,
-    shape,
-    sync_warpgroup,
-    warpgroup_index,
-)
-from ..shared.schedule import place_grouped
-from ..shared.segments import count_step, sight_step, slot_step
-from ..shared.visibility import PACKED, band_of, keys_in_sight, needs_test, queries_in_sight, steps_to_next
-from .forward_tiles import ROWS
+from ...tile import allocate, device, sync_warpgroup, warpgroup_index
+from ..shared.visibility import band_of, keys_in_sight, steps_to_next
 
 
-# ------------------------------------------------------------------------------------------- where queries are kept
 class WorkTile(NamedTuple):
     """A tile of queries, and the tiles of keys [n_block, n_blocks) in its sight."""
 
@@ -95,102 +82,3 @@ def score_tile_steps(look_up, apply, tile_n, consumers, biases):
         return apply(S, found, scores, tile.batch, tile.head, m0, n0)
 
     return looked_up, at_hand, scored
-
-
-# ---------------------------------------------------------------------------------------------- where keys are kept
-class KeyTile(NamedTuple):
-    """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see.
-
-    It is empty if a slot has no tile: see segments."""
-
-    batch: Any
-    head_k: Any
-    head: Any
-    heads: Any
-    n_block: Any
-    first: Any
-    end: Any
-    segment: Any
-
-
-class QueryTile(NamedTuple):
-    """A tile of queries in sight, number m_block of a head; if m_block is m_blocks there is none left."""
-
-    head: Any
-    m_block: Any
-    m_blocks: Any
-
-
-def keys_step(mask, tile_n):
-    """The device function (mLse, mDK, sight, group_size, at_once): the tile of keys that this block keeps, and what is
-    seen of them."""
-    TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
-    sight_of = sight_step(mask)
-
-    @device
-    def keys_of_block(mLse, mDK, sight, group_size, at_once):
-        batches, _, _ = shape(mLse)
-        _, heads_k, seqlen_k, _ = shape(mDK)
-        n_blocks = tiles_of(sight.packing, seqlen_k)
-        tile, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
-        segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
-        n0, head = n_block * TILE_N, head_k * group_size
-        end = minimum(n0 + TILE_N, segment.keys)
-        return KeyTile(batch, head_k, head, head + group_size, n_block, n0, end, segment), sight_of(sight, segment)
-
-    return keys_of_block
-
-
-def queries_steps(mask, tile_m):
-    """Device functions that walk over the queries in sight of a tile of keys, head by head: the first, the next tile.
-    And whether a tile needs a test per element."""
-    TILE_M, IS_PACKED = tile_m, PACKED in mask
-    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
-
-    @device
-    def queries_from(sight, tile, head):
-        m_block, m_blocks = index(0), index(0)
-        while head < tile.heads and m_block >= m_blocks:
-            first, end = queries_in_sight(band_at(sight, tile.batch, head), tile.first, tile.end)
-            m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
-            m_block = m_block + steps(sight, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)
-            head = opaque(head + 1)
-        return QueryTile(head - 1, m_block, m_blocks)
-
-    @device
-    def first_queries(sight, tile):
-        return queries_from(sight, tile, tile.head)
-
-    @device
-    def next_queries(sight, tile, at):
-        m_block = opaque(at.m_block + 1)
-        m_block = m_block + steps(sight, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)
-        if m_block < at.m_blocks:
-            return QueryTile(at.head, m_block, at.m_blocks)
-        return queries_from(sight, tile, at.head + 1)
-
-    @device
-    def needs_mask(sight, tile, at, n0):
-        band, m0 = band_at(sight, tile.batch, at.head), at.m_block * TILE_M
-        m_end = m0 + TILE_M
-        if IS_PACKED:
-            m_end = minimum(m_end, tile.segment.queries)        # lse is inf behind it
-        return tested(sight, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m_end, n0, n0 + ROWS)
-
-    return first_queries, next_queries, needs_mask
-
-
-def key_lengths(mask):
-    """The device function (sight, tile): beyond which key all heads of a tile's group see nothing."""
-    band_at = band_of(mask)
-
-    @device
-    def longest(sight, tile):
-        keys = index(0)
-        for head in range(tile.head, tile.heads):
-            _, _, queries, length = band_at(sight, tile.batch, head)
-            if queries > 0:
-                keys = maximum(keys, length)
-        return keys
-
-    return longest

@@ -1,5 +1,6 @@
 """Dropout of one tile: what `numbattn.dropout_mask` shows, several elements for each call of the generator."""
 
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -8,7 +9,18 @@ from numba.cuda import types
 
 from ....dropout import ROUNDS, round_by
 from ...plan.arguments import Numbers
-from ...tile import convert, device, full, spread, transposed_halves, where, wide_product
+from ...tile import (
+    always,
+    beside,
+    column_halves,
+    convert,
+    device,
+    full,
+    spread,
+    transposed_halves,
+    where,
+    wide_product,
+)
 from .layouts import places_of
 
 U32, U64 = np.uint32, np.uint64
@@ -92,3 +104,58 @@ def drop_step(layout, dropout, transposed=False):
         return where(kept(drops, matrix, m0, n0), P, 0)
 
     return drop
+
+
+def dropout_steps(layout, dropout, transposed=False):
+    """Device functions of lines 14 to 20 of Algorithm 4: `mark` P, with a minus sign where it is dropped; and dS.
+
+    With dropout it is dS * 2 / kept_scale, for which "ds_scale" makes up: Z dP - D takes fewer instructions so.
+    """
+    if not dropout:
+
+        @device
+        def mark(P, drops, matrix, m0, n0):
+            return P
+
+        @device
+        def dS_of(P, dP, D, delta_scale):
+            return P * (dP - D)
+
+        return mark, dS_of
+
+    # By halves, each a basic block: else ptxas overlaps all calls of the generator, and all of dS, and spills; and it
+    # delays the product dO V^T, which is to run meanwhile, until the generator is done
+    HALF = replace(layout, cols=layout.cols.half())
+    DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
+    keeps, ZERO = keep_test(HALF, transposed), np.float32(0)
+
+    @device
+    def mark_half(P, drops, matrix, m0, n0):
+        if always():
+            P = where(keeps(drops, matrix, m0, n0), P, ZERO - P)
+        return P
+
+    @device
+    def mark(P, drops, matrix, m0, n0):
+        left, right = column_halves(P)
+        left = mark_half(left, drops, matrix, m0, n0)
+        return beside(left, mark_half(right, drops, matrix, m0 + DOWN, n0 + RIGHT), layout)
+
+    @device
+    def dS_half(P, dP, D):
+        """2 |P| (Z dP - D / kept_scale), since P + |P| is 2 |P| or, where dropped, 0. D is scaled by 2 / kept_scale."""
+        if always():
+            dP = (P + abs(P)) * dP - abs(P) * D
+        return dP
+
+    @device
+    def dS_of(P, dP, D, delta_scale):
+        (P, P_right), (dP, dP_right) = column_halves(P), column_halves(dP)
+        D, D_right = halves_of_D(D * delta_scale)
+        return beside(dS_half(P, dP, D), dS_half(P_right, dP_right, D_right), layout)
+
+    @device
+    def halves_of_D(D):
+        return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
+
+    return mark, dS_of

@@ -5,7 +5,22 @@ from numba.cuda import types
 
 from .... import problem
 from ...plan.views import VECTOR_BYTES
-from ...tile import allocate, col_index, device, mma, put, row_index, simt, sync_threads, sync_warp
+from ...tile import (
+    Alignment,
+    aligned,
+    allocate,
+    col_index,
+    copy_layout,
+    device,
+    get,
+    mma,
+    put,
+    row_index,
+    save,
+    simt,
+    sync_threads,
+    sync_warp,
+)
 
 MMA_LANES = 4  # of a warp, to a row of an accumulator
 DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
@@ -32,6 +47,13 @@ def sums(unit, lanes, rows, cols, threads, run=1):
     if unit == "mma":
         return mma(rows, cols, threads, across=max(lanes // MMA_LANES, 1))
     return simt(rows, cols, threads, lanes, run)
+
+
+def warps_across(rows, cols, threads):
+    """How many warps are to share rows of sums of mma.sync on 16 bits: a warp has 32, so that a right operand that it
+    reads from shared memory serves two instructions; or 16, where else it had less than 16 columns.
+    """
+    return min(max(threads // rows, 1), cols // 16)
 
 
 def places_of(transposed):
@@ -76,3 +98,23 @@ def left_operand(layout, shared, dtype):
         return sP
 
     return left
+
+
+def save_sums_step(dtype, out, rows, cols, threads, nbytes, sync=sync_threads):
+    """The device function (matrix, tile, place, first): save the sums of so many threads, rounded to dtype `out`.
+
+    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
+    """
+    ROWS_OF, COPY = Alignment(nbytes), copy_layout(rows, cols, threads, vector(dtype))
+
+    @device
+    def by_rows(matrix, tile, place, first):
+        put(place, tile)
+        sync()
+        save(aligned(matrix, ROWS_OF), get(place, COPY), first)
+
+    @device
+    def as_it_is(matrix, tile, place, first):
+        save(aligned(matrix, ROWS_OF), tile, first)
+
+    return by_rows if DTYPES[out] == dtype else as_it_is

@@ -11,9 +11,9 @@ LOG2_E, LN_2 = np.log2(np.e), np.log(2)
 SLACK = 1  # bits
 
 
-def softmax_steps(ACC, far=False):
-    """m of rows that have seen no key yet, and the device function (S, m, l, scale_log2, level=None, factor=None) -> P,
-    the new m and l, and alpha, the factor that rescales the sums so far.
+def softmax_parts(ACC, far=False):
+    """m of rows that have seen no key yet, and device functions: (S, m, scale_log2, level=None, factor=None) -> the new
+    m, alpha, the factor that rescales the sums so far, and the S whose P is 1; (S, that, scale_log2, factor=None) -> P.
 
     m is finite, since (-inf) - (-inf) is NaN. far: all scores of a row may be finfo.min, which times log2(e) is -inf:
     they are subtracted first then, an instruction more for each element.
@@ -21,17 +21,7 @@ def softmax_steps(ACC, far=False):
     NO_MAX = ACC(np.finfo(ACC).min * (1 if far else 2.0**-28))  # else it is finite times a scale_log2 up to 2**28
 
     @device
-    def fused(S, zero, scale_log2, factor):
-        return S * (scale_log2 if factor is None else factor * scale_log2) - zero * scale_log2
-
-    @device
-    def subtracted_first(S, zero, scale_log2, factor):  # factor is 1: behind what may be far S is natural
-        return (S - zero) * scale_log2
-
-    exponents = subtracted_first if far else fused
-
-    @device
-    def softmax_step(S, m, l, scale_log2, level=None, factor=None):
+    def new_max(S, m, scale_log2, level=None, factor=None):
         """Any m near the maximum will do: it is updated only where it lags by more than SLACK, so that for most tiles
         alpha is 1. P is then at most 2**SLACK, and the largest element of a row, otherwise exactly 1, is rounded like
         the others.
@@ -46,9 +36,30 @@ def softmax_steps(ACC, far=False):
             m_new = maximum((row_max(S) if factor is None else row_max(S) * factor) + level, m)
         m_new = where((m_new - m) * scale_log2 > SLACK, m_new, m)   # Alg. 2 line 13: m_new = max(m, rowmax(S))
         alpha = exp2((m - m_new) * scale_log2)              # line 13: alpha = exp(m - m_new)
-        zero = m_new if level is None else m_new - level    # the S whose P is 1
-        P = exp2(exponents(S, zero, scale_log2, factor))    # line 12: P = exp(S - m_new)
-        return P, m_new, part_sum(P, l * alpha), alpha      # line 13: l = alpha l + rowsum(P)
+        return m_new, alpha, m_new if level is None else m_new - level
+
+    @device
+    def fused(S, zero, scale_log2, factor=None):
+        """line 12: P = exp(S - m_new)"""
+        return exp2(S * (scale_log2 if factor is None else factor * scale_log2) - zero * scale_log2)
+
+    @device
+    def subtracted_first(S, zero, scale_log2, factor=None):  # factor is 1: behind what may be far S is natural
+        return exp2((S - zero) * scale_log2)
+
+    return NO_MAX, new_max, subtracted_first if far else fused
+
+
+def softmax_steps(ACC, far=False):
+    """The first of `softmax_parts`, and both steps in one: (S, m, l, scale_log2, level=None, factor=None) -> P, the new
+    m and l, and alpha."""
+    NO_MAX, new_max, exponentials = softmax_parts(ACC, far)
+
+    @device
+    def softmax_step(S, m, l, scale_log2, level=None, factor=None):
+        m, alpha, zero = new_max(S, m, scale_log2, level, factor)
+        P = exponentials(S, zero, scale_log2, factor)
+        return P, m, part_sum(P, l * alpha), alpha          # line 13: l = alpha l + rowsum(P)
 
     return NO_MAX, softmax_step
 

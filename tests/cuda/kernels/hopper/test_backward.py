@@ -7,24 +7,16 @@ import numbattn as na
 from numbattn.cuda.kernels.hopper.backward_kv import backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import backward_q
 from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
-from numbattn.cuda.kernels.hopper.dq_sums import round_dq
-from numbattn.cuda.plan.spec import PADDED
+from numbattn.cuda.kernels.round_dq import Part, round_dq
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
-from ..calls import call
+from ..calls import call, padded
 
 pytestmark = simulated_only
 DTYPE = np.float16
 SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 64), "q": (128, 64)}  # tile_m, tile_n
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
-
-
-def padded(statistic, beyond):
-    """A row statistic as delta_padded writes it."""
-    out = np.full((*statistic.shape[:-1], -(-statistic.shape[-1] // PADDED) * PADDED), beyond, statistic.dtype)
-    out[..., : statistic.shape[-1]] = statistic
-    return out
 
 
 def check(rng, kernel, dv_first=True, at_once=2, **problem):
@@ -57,7 +49,8 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if adds_dq:
-        source = round_dq(dtype="float16", out_dtypes=("float16",), head_dim=64, nbytes=0, mask=())
+        part = Part(64, 64, 128, across=1)
+        source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
         parts = batches * heads * -(-m // 64)
         launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
     for name, got in grads.items():

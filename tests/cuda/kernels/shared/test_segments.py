@@ -18,7 +18,7 @@ from tests.accuracy import assert_equal, check, random
 from tests.masks import calls
 from tests.masks.calls import MASKS, ONE_KEY, SEGMENTS
 from tests.masks.examples import segments
-from tests.tools.device import HOPPER, on
+from tests.tools.device import AMPERE, HOPPER, on
 from tests.tools.graphs import capture, own_stream
 from tests.tools.launch import compiled_only, launch, simulated_only
 
@@ -146,22 +146,24 @@ PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [na.Alibi, na.Sink]}
 
 
 @compiled_only
-@pytest.mark.parametrize(("heads_k", "d"), [(1, 24), (2, 40)])
-def test_gradients_without_own_kernels(rng, sizes, heads_k, d):
+@pytest.mark.parametrize(("device", "heads_k", "d", "parts"), [
+    (HOPPER, 1, 24, "slopes and sink"), (HOPPER, 2, 40, "slopes and sink"), (AMPERE, 1, 40, "sink"),
+], ids=["warpgroups in two", "warpgroups", "warps"])  # fmt: skip
+def test_gradients_without_own_kernels(rng, sizes, device, heads_k, d, parts):
     """Sequences are computed as matrices of their own; some are empty, some tokens are in none."""
-    score = [kind(random(rng, 2, np.float16) / 9) for kind in PACKED_PARTS["slopes and sink"]]
+    score = [kind(random(rng, 2, np.float16) / 9) for kind in PACKED_PARTS[parts]]
     mask = na.Segments(np.array([3, 3, 40, 68]), np.array([0, 20, 90, 130])) & na.Causal()
     sizes(1, 2, 70, 135)
-    with on(HOPPER):
+    with on(device):
         q, k, v = calls.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d)
         check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
 
 
-def results_of(arrays, xp, **options):
+def results_of(arrays, xp, deterministic=True, **options):
     """o, lse and the gradients as NumPy arrays."""
     q, k, v, do = (xp.asarray(arrays[name]) for name in ("q", "k", "v", "do"))
     o, saved = na.attention_forward(q, k, v, **options)
-    grads = na.attention_backward(do, saved, deterministic=True)
+    grads = na.attention_backward(do, saved, deterministic=deterministic)
     return [xp.asnumpy(x) if xp is cupy else x for x in (o, saved.lse[..., None], *grads)]
 
 
@@ -189,9 +191,11 @@ def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, **options)
 
 
 @simulated_only
-def test_nan_stays_in_its_segment_simulated(rng):
-    with on(HOPPER):
-        assert_nan_stays_in_its_segment(rng, ("q", "k", "v", "do"), np, np.array([3, 40, 60], np.int32), 16, 1)
+@pytest.mark.parametrize(("device", "deterministic"), [(HOPPER, True), (AMPERE, False)], ids=["warpgroups", "warps"])
+def test_nan_stays_in_its_segment_simulated(rng, device, deterministic):
+    with on(device):
+        assert_nan_stays_in_its_segment(rng, ("q", "k", "v", "do"), np, np.array([3, 40, 60], np.int32), 16, 1,
+                                       deterministic=deterministic)
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU

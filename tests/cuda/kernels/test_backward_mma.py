@@ -1,0 +1,99 @@
+"""In small tiles, of which a warp has whole rows of S or shares them; the tiles of plans beyond that, compiled."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.kernels.backward_mma import MmaTiles, backward_mma
+from numbattn.cuda.kernels.round_dq import Part, round_dq
+from numbattn.cuda.kernels.shared.layouts import warps_across
+from tests.accuracy import assert_accurate
+from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
+
+from .calls import call, padded
+
+DTYPE = np.float16
+TILES = {
+    "whole rows": MmaTiles(16, 64, 64, stages=2), "shared rows": MmaTiles(32, 64, 128, stages=2),
+    "one stage": MmaTiles(32, 64, 128, stages=1),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("tiles", TILES)
+
+
+def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **problem):
+    """The gradients. Returns what is known of the kernel's PTX."""
+    case, tiles, in_lines = call(rng, DTYPE, **problem), TILES.get(tiles, tiles), cc < (9, 0)
+    arrays = {"q": case.q, "k": case.k, "v": case.v}
+    grads = {name: poisoned(arrays[name].shape, DTYPE) for name in ("qkv" if adds_dq else "kv")}
+    source = backward_mma(
+        dtype="float16", out_dtypes=("float16",) * 2, head_dim=size, head_dim_v=size, **tiles._asdict(), mask=case.mask,
+        score=(), dropout=case.kept_scale != 1, nbytes=nbytes, adds_dq=adds_dq, in_lines=in_lines,
+    )  # fmt: skip
+    lse, delta = padded(case.lse_log2, np.inf), padded(case.delta, 0)
+    batches, heads, rows = lse.shape
+    sums, (heads_k, n) = np.zeros((batches, heads, rows * size), np.float32), case.k.shape[1:3]
+    known = launch(
+        source.function, (batches * heads_k * -(-n // tiles.tile_n), 1, 1), tiles.threads, source.shared,
+        case.q, case.k, case.v, case.do, grads["k"], grads["v"], sums, lse, delta,
+        case.sight_of("k", tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.ds_scale, case.scale_log2,
+        case.kept_scale, np.int32(at_once), case.delta_scale, cc=cc,
+    )  # fmt: skip
+    if adds_dq:
+        part = Part(tiles.tile_m, size, tiles.threads, warps_across(tiles.tile_m, size, tiles.threads), in_lines)
+        source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
+        parts = batches * heads * rows // tiles.tile_m
+        launch(source.function, (parts, 1, 1), tiles.threads, source.shared, sums, grads["q"], case.ds_scale, (), cc=cc)
+    for name, got in grads.items():
+        assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
+    return known
+
+
+@EACH
+def test_causal(rng, tiles):
+    """More tiles of queries than stages; some need a test of each element."""
+    check(rng, tiles, m=130, n=100, causal=True)
+
+
+@simulated_only
+@EACH
+def test_groups_of_heads(rng, tiles):
+    """Heads of a group that see different queries and keys; behind those lies NaN."""
+    mask = na.Lengths(np.array([[50, 17, 70, 60]]), np.array([[30, 70, 0, 60]]))
+    check(rng, tiles, heads=4, heads_k=2, m=70, n=75, mask=mask, poison=np.nan)
+
+
+@simulated_only
+@EACH
+def test_blocks(rng, tiles):
+    blocks = np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool)
+    check(rng, tiles, m=96, n=128, mask=na.BlockSparse(blocks, (32, 32)))
+
+
+@simulated_only
+@pytest.mark.parametrize("adds_dq", [True, False])
+@EACH
+def test_nothing_is_seen(rng, tiles, adds_dq):
+    check(rng, tiles, adds_dq, m=70, n=20, mask=na.Causal(offset=-64))
+
+
+@EACH
+def test_dropout(rng, tiles):
+    check(rng, tiles, batch=2, heads=2, m=40, n=40, dropout=na.Dropout(0.3, seed=5))
+
+
+@simulated_only
+@EACH
+def test_without_dq(rng, tiles):
+    check(rng, tiles, adds_dq=False, m=70, n=70, causal=True)
+
+
+@compiled_only
+@pytest.mark.parametrize(("tiles", "cc", "size"), [
+    (MmaTiles(32, 128, 128, 2), (8, 0), 64), (MmaTiles(64, 128, 256, 2), (9, 0), 128),
+    (MmaTiles(64, 64, 128, 1), (8, 6), 128), (MmaTiles(64, 64, 256, 2), (9, 0), 192),
+    (MmaTiles(32, 32, 128, 1), (8, 9), 256),
+], ids=str)  # fmt: skip
+def test_no_bank_conflicts(rng, tiles, cc, size):
+    """Rows of tables, with aligned rows."""
+    known = check(rng, tiles, cc=cc, size=size, nbytes=16, m=70, n=130, d=size, e=size)
+    assert not +known.conflicts
