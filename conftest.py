@@ -27,7 +27,7 @@ def pytest_collection_finish():
     tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
+    gc.set_threshold(100_000, 20, 100)
 
 
 def compare_flags_at_once(module):
