@@ -1,5 +1,6 @@
 import gc
 import os
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
@@ -26,7 +27,19 @@ def pytest_collection_finish():
     tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
+    gc.set_threshold(100_000, 20, 100)
+
+
+def compare_flags_at_once(module):
+    """Numba looks up functions by its flags, too, and compares them option by option: 6 % of a run that compiles. Flags
+    that are set alike are equal."""
+    config = import_module(module).TargetConfig
+    by_option = config.__eq__
+    config.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)
+
+
+for _module in ["numba.core.targetconfig", *["numba.cuda.core.targetconfig"] * bool(HAS_CUDA)]:
+    compare_flags_at_once(_module)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,10 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
+settings.register_profile("busy", deadline=None)  # others may be using the machine, too
+settings.load_profile("busy")
 M_PERTURB = -6  # of glibc's mallopt: fresh memory is full of the complement of a byte
 
 

@@ -40,7 +40,9 @@ def test_script(tmp_path, monkeypatch, capsys):
     assert half["ideal"] == pytest.approx(half["visible"] * dense["seconds"])
 
 
-@pytest.mark.parametrize("row", BLOCK_SIZES, ids=str)
+@pytest.mark.parametrize("row", [
+    pytest.param(row, marks=[pytest.mark.slow] * (number % 3 > 0)) for number, row in enumerate(BLOCK_SIZES)
+], ids=str)  # fmt: skip
 def test_block_sizes_spill_nothing(row):
     spec, problem = SPECS[type(row)], work("float16", 64, 64, device=HOPPER, keys=LENGTH, seqlen_k=LENGTH)
     (variant,) = spec.variants(problem)

@@ -18,6 +18,7 @@ DEVICES = {"CUDA cores": TURING, "tensor cores": HOPPER}
 
 
 both_worlds = pytest.mark.usefixtures("world")
+slow = pytest.mark.slow  # what compiles long, of code that other tests compile, too
 
 
 @pytest.fixture(params=DEVICES)
@@ -93,13 +94,15 @@ MASKS = {
     & na.BlockSparse(rng.random((1, 2, M, 24)) < 0.9, (1, 3)),
 }
 
-
+IN_OTHERS = "causal offsets", "lengths", "blocks", "bits"  # edges in int32, two grids of blocks, tail
 
 
 @compiled_only
 @both_worlds
 @pytest.mark.parametrize(("kind", "unit"), [
-    ("window", "warpgroups"), *((kind, "warps") for kind in MASKS if kind != "window"),
+    pytest.param("window", "warpgroups", marks=slow),
+    *(pytest.param(kind, "warps", marks=slow) for kind in IN_OTHERS),
+    *((kind, "warps") for kind in MASKS if kind not in ("window", *IN_OTHERS)),
 ])  # fmt: skip
 def test_masks(rng, hopper, kind, unit):
     """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together
@@ -237,7 +240,7 @@ def test_saved_or_not(rng, hopper, dtype):
 
 @compiled_only
 @pytest.mark.parametrize(("d", "e", "deterministic"), [
-    (128, 100, False), (100, 128, True), (64, 128, False), (64, 64, True), (190, 64, False),
+    (128, 100, False), (100, 128, True), pytest.param(64, 128, False, marks=slow), (64, 64, True), (190, 64, False),
 ])  # fmt: skip
 def test_gradients_by_warpgroups(rng, hopper, d, e, deterministic):
     """Each kernel of the backward pass, more tiles than stages, edges and whole tiles."""
@@ -280,14 +283,20 @@ def test_whole_tiles_and_others_in_turn(rng, tiles):
         check_forward(q, k, v, mask=mask)
 
 
-@pytest.mark.parametrize("head_dim", LONG)
-def test_tiles_for_long_sequences(rng, monkeypatch, head_dim):
+AT_LENGTH = {"dropout": {"dropout": na.Dropout(0.3, seed=1)}, "window": {"mask": na.Window(70, 0)},
+             "causal": {"causal": True}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("head_dim", "kind"), [
+    (64, "window"), (64, "dropout"), (128, "causal"),
+    *(pytest.param(*which, marks=slow) for which in ((64, "causal"), (128, "window"), (128, "dropout"))),
+])  # fmt: skip
+def test_tiles_for_long_sequences(rng, monkeypatch, head_dim, kind):
     """One block does them all, and the consumers of a tile see different keys. Dropout has tiles of its own."""
     monkeypatch.setitem(USUAL, head_dim, LONG[head_dim])
     q, k, v = qkv(rng, np.float16, heads=1, m=400, n=300, d=head_dim, e=64)
-    for options in ({"dropout": na.Dropout(0.3, seed=1)}, {"mask": na.Window(70, 0)}, {"causal": True}):
-        with on(HOPPER._replace(multiprocessors=1)):
-            check_forward(q, k, v, **options)
+    with on(HOPPER._replace(multiprocessors=1)):
+        check_forward(q, k, v, **AT_LENGTH[kind])
 
 
 def test_head_dim_ends_at_256(hopper):
@@ -314,7 +323,12 @@ CACHED = {
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize(("device", "kind"), [
+    ("CUDA cores", "edges"), ("CUDA cores", "bits"), ("tensor cores", "intervals"), ("tensor cores", "scores"),
+    *(pytest.param(*which, marks=slow) for which in (
+        ("tensor cores", "edges"), ("tensor cores", "bits"), ("CUDA cores", "intervals"), ("CUDA cores", "scores"),
+    )),
+], indirect=["device"])  # fmt: skip
 def test_caches(rng, device, kind):
     """Masks and scores are aligned with the lengths, which are on the device; what lies beyond them is NaN."""
     q, k, v = qkv(rng, batch=(3,), m=5)

@@ -174,8 +174,8 @@ SPILLS = [
 
 
 EVERY = [*ANY_GPU, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
-MARKED = [  # each takes 4 s
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 3 > 0))
+MARKED = [  # each takes 3 s
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 6 > 0))
     for number, row in enumerate(EVERY)
 ]
 

@@ -98,9 +98,10 @@ class Kernel:
         if name == "wgmma" and op[1] in ("fence", "wait_group"):  # where the warps wait for each other
             self.blocks[-1].append(Instruction(None, False, ["meet"], [], "meet", ""))
             self.blocks.append([])
-        operands = split_operands(re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands))
-        guard = guard and scope.rename(guard)
-        self.blocks[-1].append(Instruction(guard, bool(negated), op, operands, full_name, line))
+        if scope.outer:
+            operands = re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands)
+            guard = guard and scope.rename(guard)
+        self.blocks[-1].append(Instruction(guard, bool(negated), op, split_operands(operands), full_name, line))
         if name in ("bra", "ret", "bar", "barrier") or op[:2] == ["mbarrier", "try_wait"]:
             self.blocks.append([])
 

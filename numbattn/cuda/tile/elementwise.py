@@ -1,7 +1,7 @@
 """Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
 
 from dataclasses import replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import chain
 
 import numpy as np
@@ -130,7 +130,8 @@ def wide_product(x, factor):
     """
     check_tile("wide_product", x, {"uint32"})
     product = x.registers.astype(np.uint64) * np.uint64(factor)
-    return tuple(Fragment(x.layout, half.astype(np.uint32)) for half in (product >> np.uint64(32), product))
+    high, low = (product >> np.uint64(32)).astype(np.uint32), product.astype(np.uint32)
+    return Fragment(x.layout, high), Fragment(x.layout, low)
 
 
 @wide_product.lowering
@@ -193,7 +194,7 @@ def spread(x, layout):
     array([[0, 0, 2, 2]], dtype=int32)
     """
     check_tile("spread", x)
-    return Fragment(layout, x.registers[np.ix_(*_coarse_slots(layout, x.layout))])
+    return Fragment(layout, x.registers[_coarse_index(layout, x.layout)])
 
 
 @spread.lowering
@@ -218,6 +219,11 @@ def _coarse_slots(fine, coarse):
             raise TypingError(f"spread: {coarse} is no coarser layout of {fine}")
         slots.append([small.offsets.index(offset & ~mask) for offset in large.offsets])
     return slots
+
+
+@cache
+def _coarse_index(fine, coarse):
+    return np.ix_(*_coarse_slots(fine, coarse))
 
 
 @primitive

@@ -84,11 +84,11 @@ def check_tile(word, x, takes=ANY):
 
 def check_operands(word, takes, *operands):
     """Tiles of one dtype and numbers. Returns the dtype, and the layout of them together."""
-    tiles, others = [], []
+    tiles = []
     for x in operands:
-        (tiles if is_tile(x) else others).append(x)
-    for x in others:
-        if not is_number(x):
+        if is_tile(x):
+            tiles.append(x)
+        elif not isinstance(x, A_NUMBER):
             raise TypingError(f"{word}: got {x}, expected a tile or a number")
     if not tiles:
         raise TypingError(f"{word}: got numbers only, expected a tile")

@@ -203,7 +203,9 @@ def test_a_cache_without_pages(rng, device):
             np.testing.assert_array_equal(o[rows], want)
 
 
-@pytest.mark.parametrize(("device", "page_size"), [("TMA", 16), ("cp.async", 40), ("TMA", 128)], indirect=["device"])
+@pytest.mark.parametrize(("device", "page_size"), [
+    ("TMA", 16), ("cp.async", 40), pytest.param("TMA", 128, marks=pytest.mark.slow),
+], indirect=["device"])  # fmt: skip
 def test_a_cache_in_pages(rng, device, page_size):
     """The same bits as without pages, whatever pages there are behind the lengths, and whatever is on them."""
     lengths = [77, 0, 130]
@@ -256,12 +258,13 @@ def check_cache(device, q, cache, mask=None, **options):
 
 
 @pytest.mark.parametrize(("device", "held", "page_size", "dtype"), [
-    ("cp.async", np.int8, None, "float16"), ("cp.async", np.int8, 16, "bfloat16"),
-    ("cp.async", FLOAT8, None, "bfloat16"), ("cp.async", FLOAT8, 16, "float16"),
-    ("TMA", FLOAT8, None, "bfloat16"), ("TMA", FLOAT8, 16, "float16"),  # newer GPUs convert them in one step
+    ("cp.async", np.int8, 16, "bfloat16"), ("cp.async", FLOAT8, None, "bfloat16"), ("TMA", FLOAT8, 16, "float16"),
+    pytest.param("cp.async", np.int8, None, "float16", marks=pytest.mark.slow),
+    pytest.param("cp.async", FLOAT8, 16, "float16", marks=pytest.mark.slow),
+    pytest.param("TMA", FLOAT8, None, "bfloat16", marks=pytest.mark.slow),
 ], indirect=["device"])  # fmt: skip
 def test_caches_of_8_bits(rng, device, held, page_size, dtype):
-    """Heads of a group, an empty sequence, ragged ones; the way for any GPU on Hopper, too."""
+    """Heads of a group, an empty sequence, ragged ones; newer GPUs convert float8 in one step."""
     lengths = [37, 0, 150] if dtype == "float16" else [150, 3]
     q = random(rng, (len(lengths), 4, 1 if page_size else 3, 64), np.dtype(dtype))
     check_cache(device, q, of_8_bits(rng, held, lengths, page_size), None if page_size else na.Causal())

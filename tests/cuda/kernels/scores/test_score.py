@@ -57,8 +57,11 @@ def test_scores_of_minus_infinity(rng, small, device, dtype, name):
         check_corner(rng, name, dtype)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [(HOPPER, ml_dtypes.bfloat16), (TURING, np.float32)],
-                         ids=["Hopper", "any GPU"])  # fmt: skip
+@pytest.mark.parametrize(("device", "dtype"), [
+    pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper simulated", marks=simulated_only),
+    pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper", marks=pytest.mark.slow),
+    pytest.param(TURING, np.float32, id="any GPU"),
+])
 def test_scores_at_the_ends(rng, small, device, dtype):
     with on(device):
         scores.check_lowest(rng, np.dtype(dtype))
