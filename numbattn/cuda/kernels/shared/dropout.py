@@ -8,7 +8,7 @@ from numba.cuda import types
 
 from ....dropout import ROUNDS, round_by
 from ...plan.arguments import Numbers
-from ...tile import convert, device, full, spread, transposed_halves, where, wide_product
+from ...tile import INDEX, convert, device, full, spread, transposed_halves, where, wide_product
 from .layouts import places_of
 
 U32, U64 = np.uint32, np.uint64
@@ -33,10 +33,12 @@ class Drops(NamedTuple):
     key_low: Any
     key_high: Any
     first: Any  # number of the matrix (batch 0, head 0)
+    first_query: Any  # where query 0 and key 0 are in a larger P: see numbattn.origin
+    first_key: Any
 
 
-DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4, Drops)
-DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first"))
+DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4 + [INDEX] * 2, Drops)
+DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first", "first_query", "first_key"))
 
 
 def keep_test(layout, transposed=False):
@@ -58,6 +60,7 @@ def keep_test(layout, transposed=False):
 
     @device
     def kept(drops, matrix, m0, n0):
+        m0, n0 = m0 + drops.first_query, n0 + drops.first_key
         i, j = places(COUNTERS, m0, n0)
         if SHARES:
             i = i + (j & 1)
