@@ -262,6 +262,8 @@ class Bias(ArrayPart):
     bias: Array
     gradient: bool = True
 
+    _axis_of_queries = -2
+
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         return *batch, seqlen_q, seqlen_k
 

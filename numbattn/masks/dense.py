@@ -31,6 +31,7 @@ class Dense(Mask):
     visible: Array
 
     _is_interval = False
+    _axis_of_queries = -2
 
     def __post_init__(self) -> None:
         check_array("Dense visible", self.visible, np.bool_, ndim=1)
@@ -68,6 +69,7 @@ class Bits(Mask):
     words: Array
 
     _is_interval = False
+    _axis_of_queries = -2
 
     def __post_init__(self) -> None:
         check_array("Bits words", self.words, np.uint32)

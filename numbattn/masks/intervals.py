@@ -89,6 +89,8 @@ class Intervals(Mask):
     first: Integers
     end: Integers
 
+    _axis_of_queries = -1
+
     def __post_init__(self) -> None:
         self._set(
             first=integer_array("Intervals first", self.first, "(..., seqlen_q)"),

@@ -43,6 +43,7 @@ class Tail(Mask):
 
     _is_interval = False
     _is_tail = True
+    _axis_of_queries = -2
 
     def __post_init__(self) -> None:
         mask = as_mask(self.mask, "Tail mask")

@@ -1,0 +1,17 @@
+"""Attention of sequences that are split over devices: the functions of `numbattn`, with a ring of ranks before q."""
+
+from .api import attention, attention_backward, attention_forward, attention_vjp
+from .driver import Ring
+from .ring import Saved
+from .simulated import Deadlock, Simulated
+
+__all__ = [
+    "Deadlock",
+    "Ring",
+    "Saved",
+    "Simulated",
+    "attention",
+    "attention_backward",
+    "attention_forward",
+    "attention_vjp",
+]
