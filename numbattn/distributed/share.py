@@ -118,7 +118,7 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     seqlen_q = sum(found[LENGTHS][0] for found in facts)
     alone = tuple(any(rows not in (1, seqlen_q) for rows in of_part) for of_part in zip(*(x[ROWS] for x in facts)))
     share = Share(place, problem, inputs, mask, score, queries, keys, alone)
-    own = {}
+    own = {"fits": True, **facts[place.rank]}
     try:
         share.check()
     except (TypeError, ValueError) as error:

@@ -79,7 +79,8 @@ class Tail(Mask):
 
     def _cropped(self, crop: Crop) -> Bits:
         (array,) = self._arrays().values()
-        return self._bits(crop.seqlen_q, crop.seqlen_k, None, array)._cropped(crop)
+        whole = self._fit((*array.shape[:-2], crop.seqlen_q, crop.seqlen_k))
+        return whole._bits(crop.seqlen_q, crop.seqlen_k, None, array)._cropped(crop)
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
         """Words before the tail have all bits set, those that it lies in are packed, and what is behind them is beyond
