@@ -28,7 +28,7 @@ def value(x: Any) -> str:
     """A mask or a part of a score: its numbers, and its arrays but for their rows. Offsets and lengths on the host
     decide what travels: they have a checksum."""
     if isinstance(x, tuple):
-        return f"({', '.join(map(value, x))})"
+        return ", ".join(map(value, x))
     if not isinstance(x, Mask | Part):
         return shown(x)
     axis, found = x._axis_of_queries, []
