@@ -22,6 +22,7 @@ SEGMENTED = {
     "causal": lambda s: s & na.Causal(),
     "window": lambda s: s & na.Window(9, 2),
     "prefix": lambda s: s & na.Prefix(3),
+    "prefixes": lambda s: s & na.Prefix(np.array([3, 9])) & na.Lengths(keys=np.array([50, 80])),
     "union": lambda s: s & (na.Window(5, 0) | na.Prefix(2)),
     "offset": lambda s: s & na.Causal(4),
 }

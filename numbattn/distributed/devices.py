@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from ..checks import integer
-from .messages import Message
 from .pieces import ZIGZAG
 from .simulated import Simulated
 
@@ -44,25 +46,33 @@ class Devices(Simulated):
         self.devices, self.cupy = [integer("devices", device, low=0) for device in devices], cupy
 
     def _own(self, parts: list[Any]) -> list[Any]:
-        """Each on its device."""
-        return [self._copied(x, None, device) for x, device in zip(parts, self.devices)]
+        """Each on its device, from another one or from the host."""
+        found = []
+        for rank, x in enumerate(parts):
+            with self._at(rank):
+                on_host = isinstance(x, np.ndarray)
+                found.append(self.cupy.asarray(x) if on_host else self._copied(x, x.device.id, self.devices[rank]))
+        return found
+
+    def join(self, parts: Any, axis: int = -2) -> Any:
+        with self._at(0):
+            return super().join(parts, axis)
 
     def _all(self, parts: Any) -> list[Any]:
         """On the first device."""
         listed = zip(super()._all(parts), self.devices)
         return [self._copied(x, device, self.devices[0]) for x, device in listed]
 
-    def _resume(self, rank: int, generator: Any, answer: Any) -> Message:
-        with self.cupy.cuda.Device(self.devices[rank]):
-            return super()._resume(rank, generator, answer)
+    def _at(self, rank: int) -> AbstractContextManager[Any]:
+        return self.cupy.cuda.Device(self.devices[rank])
 
     def _delivered(self, x: Any, source: int, to: int) -> Any:
         return self._copied(x, self.devices[source], self.devices[to])
 
-    def _copied(self, x: Any, source: int | None, to: int) -> Any:
-        """An array on another device, in the order of both devices' streams; source: None for where it lies."""
+    def _copied(self, x: Any, source: int, to: int) -> Any:
+        """An array on another device, in the order of both devices' streams."""
         cuda = self.cupy.cuda
-        with cuda.Device(x.device.id if source is None else source) as device:
+        with cuda.Device(source) as device:
             x = self.cupy.ascontiguousarray(x)
             ready = cuda.get_current_stream().record()
         with cuda.Device(to):

@@ -82,7 +82,7 @@ class Mpi(Apart):
         counts, found = sizes.tolist(), np.empty(sizes.sum(), np.uint8)
         starts = list(accumulate([0, *counts]))
         self._finish([self.communicator.Iallgatherv(own, [found, (counts, starts[:-1])])], "all others")
-        return [pickle.loads(found[first : first + count]) for first, count in zip(starts, counts)]
+        return [pickle.loads(found[first : first + count].tobytes()) for first, count in zip(starts, counts)]
 
     def _summed(self, x: Any) -> Any:
         total = np.empty_like(x, order="C")

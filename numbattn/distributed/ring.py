@@ -174,8 +174,8 @@ def zeros_of(part: Part, sums: Any) -> Part:
     """The part with zeros of the dtype of sums for its array, to which gradients are added."""
     if not isinstance(part, ArrayPart):
         return part
-    name = fields(part)[0].name  # type: ignore[arg-type]
-    return replace(part, **{name: np.zeros(part._array.shape, sums, like=part._array)})
+    value: Any = part
+    return replace(value, **{fields(value)[0].name: np.zeros(part._array.shape, sums, like=part._array)})
 
 
 def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[Any, ...]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from .driver import Together
-from .messages import Exchange, Gather, Message, Sum, Wait
+from .messages import Exchange, Gather, Sum, Wait
 from .pieces import ZIGZAG
 from .share import Place
 
@@ -56,10 +57,9 @@ class Simulated(Together):
         turns = Turns(self, [work(place, *own, *others) for place, *own in zip(places, *lists)])
         return tuple(map(list, zip(*turns.results())))
 
-    def _resume(self, rank: int, generator: Any, answer: Any) -> Message:
-        """Let a rank go on to its next message."""
-        message: Message = generator.send(answer)
-        return message
+    def _at(self, rank: int) -> AbstractContextManager[Any]:
+        """Where a rank computes."""
+        return nullcontext()
 
     def _delivered(self, x: Any, source: int, to: int) -> Any:
         """An array of one rank, for another one."""
@@ -91,16 +91,21 @@ class Turns:
 
     def go_on(self, rank: int, answer: Any) -> None:
         """Until the next message that has to be waited for."""
-        try:
-            message = self.ring._resume(rank, self.generators[rank], answer)
-            while isinstance(message, Exchange):
-                if message.arrays:
-                    arrays = [self.ring._delivered(x, rank, message.to) for x in message.arrays]
-                    self.sent[rank, message.to].append(arrays)
-                message = self.ring._resume(rank, self.generators[rank], message.source if message.expected else None)
-            self.waiting[rank] = message
-        except StopIteration as end:
-            self.waiting[rank], self.done[rank] = None, end.value
+        with self.ring._at(rank):
+            try:
+                message = self.generators[rank].send(answer)
+                while isinstance(message, Exchange):
+                    message = self.generators[rank].send(self.begun(rank, message))
+                self.waiting[rank] = message
+            except StopIteration as end:
+                self.waiting[rank], self.done[rank] = None, end.value
+
+    def begun(self, rank: int, message: Exchange) -> int | None:
+        """Who sends what the rank will wait for, if anyone does."""
+        if message.arrays:
+            arrays = [self.ring._delivered(x, rank, message.to) for x in message.arrays]
+            self.sent[rank, message.to].append(arrays)
+        return message.source if message.expected else None
 
     def has_arrived(self, rank: int) -> bool:
         source = self.waiting[rank].ticket
@@ -122,10 +127,11 @@ class Turns:
 
     def sums(self, arrays: list[list[Any]]) -> list[list[Any]]:
         """For each rank, of each array that all ranks have: in the order of the ranks."""
-        ranks, answers = range(len(self.waiting)), []
-        for rank in ranks:
-            answers.append([sum(self.ring._delivered(x, source, rank) for source, x in enumerate(of_ranks))
-                            for of_ranks in arrays])  # fmt: skip
+        answers = []
+        for rank in range(len(self.waiting)):
+            with self.ring._at(rank):
+                answers.append([sum(self.ring._delivered(x, source, rank) for source, x in enumerate(of_ranks))
+                                for of_ranks in arrays])  # fmt: skip
         return answers
 
     def reason(self, rank: int) -> str:

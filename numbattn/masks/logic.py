@@ -188,7 +188,7 @@ def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
     if own is not None and not isinstance(mask, Prefix):
         return replace(cast(Any, mask), offset=own)._cropped(crop)
     rows = segments._rows(np.arange(crop.seqlen_q, like=cast(Any, segments.queries)), crop.seqlen_k)
-    first, end = (np.broadcast_to(clip(x, 0, crop.seqlen_k), rows.own.shape) for x in mask._aligned(rows))
+    first, end = (clip(x, 0, crop.seqlen_k) + 0 * rows.own for x in mask._aligned(rows))
     return Intervals(first, end)._cropped(crop)
 
 
