@@ -43,7 +43,7 @@ class Simulated(Together):
     >>> parts = ring.split(x)
     >>> [part.shape for part in parts]
     [(36, 1), (64, 1)]
-    >>> (ring.join(parts) == x).all()
+    >>> np.array_equal(ring.join(parts), x)
     True
     """
 
