@@ -29,6 +29,7 @@ from .checks import (
 from .dropout import Dropout
 from .kv_cache import KVCache, Layout
 from .masks import All, Causal, Mask, as_mask, drawn
+from .origin import Origin
 from .scores import ArrayPart, Part, Scores, as_parts
 from .values import Memo, sum_broadcast
 
@@ -48,7 +49,7 @@ class Problem:
     hashable and holds neither arrays nor the numbers that kernels take at run time."""
 
     xp: str  # "numpy" or "cupy"
-    dtype: np.dtype[Any]  # of q, k, v and o
+    dtype: np.dtype[Any]  # of q, k and v
     batch: tuple[int, ...]  # axes before the last two of o, broadcast; the last of them, if any, is the query heads
     heads: int
     heads_k: int  # heads is a multiple of it
@@ -62,6 +63,7 @@ class Problem:
     score_kinds: tuple[tuple[Any, ...], ...]
     dropout: bool
     cache: Layout | None = None  # of the KVCache that holds k and v
+    wide: bool = False  # whether results are of the dtype of sums: parts that are still to be put together
 
     def __hash__(self) -> int:
         return self._hash
@@ -85,6 +87,11 @@ class Problem:
     def sum_dtype(self) -> np.dtype[Any]:
         """The dtype of all sums, of lse and of dlse."""
         return dtype_of_sums(self.dtype)
+
+    @property
+    def result_dtype(self) -> np.dtype[Any]:
+        """The dtype of o, dq, dk and dv."""
+        return self.sum_dtype if self.wide else self.dtype
 
     @property
     def group_size(self) -> int:
@@ -129,6 +136,7 @@ class Inputs(NamedTuple):
     dropout: Dropout | None
     score: tuple[Part, ...]
     cache: KVCache | None = None  # which k and v are of
+    origin: Origin = Origin()
 
 
 class Gradients(tuple[A, A, A]):
@@ -237,9 +245,13 @@ class Saved(Generic[A]):
 
 def describe(
     q: Any, k: Any, v: Any, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None, out: Any = None,
+    dropout: Dropout | None = None, score: Scores = None, out: Any = None, origin: Origin | None = None,
+    wide: bool = False,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
-    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v."""
+    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v.
+
+    origin, wide: of a part of a larger attention, whose results are put together in the dtype of sums.
+    """
     given = NOTHING_HIDDEN if mask is None else as_mask(mask)
     if causal is not False and flag("causal", causal):
         given = CAUSAL if mask is None else given._and_causal
@@ -257,7 +269,7 @@ def describe(
         dtypes, shapes = (q.dtype, *cache._dtypes_beside(q.dtype)), (q.shape, *cache._shapes)
     problem = _problem(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, tuple([part._kind for part in parts]),
-        dropout is not None, cache and cache._layout,
+        dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
     if given._holds_arrays:
         given = _placed(problem, given, q)
@@ -266,7 +278,8 @@ def describe(
     if parts:
         parts = _placed_score(problem, parts, q, given._frame)
     scale = problem.scale if scale is None else _scale(scale, problem)
-    inputs = Inputs(q, k, v, given, scale, dropout, parts, cache)
+    origin = Origin(heads=problem.heads) if origin is None else origin
+    inputs = Inputs(q, k, v, given, scale, dropout, parts, cache, origin)
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
@@ -315,7 +328,7 @@ def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
 def _problem(
     xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
     strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...],
-    dropout: bool, cache: Layout | None,
+    dropout: bool, cache: Layout | None, wide: bool,
 ) -> Problem:  # fmt: skip
     """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
     q, k, v = shapes
@@ -347,6 +360,7 @@ def _problem(
         score_kinds=score_kinds,
         dropout=dropout,
         cache=cache,
+        wide=wide,
     )
 
 

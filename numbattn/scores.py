@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from .checks import DTYPES, FLOATING, Array, Integers, flag, integers, library, number, words_for
+from .origin import Crop
 from .values import Held, Memo, Value, broadcasts, clip, for_queries, given, sum_broadcast
 
 FARTHEST = 2**30  # a farther offset means the same
@@ -45,6 +46,10 @@ class Part(Value):
 
     def _within(self, frame: Any) -> Part:
         """The part beside a mask with this frame, or None."""
+        return self
+
+    def _cropped(self, crop: Crop, frame: Any) -> Part:
+        """The part for a part of the score matrix, in the whole of which it is beside a mask with this frame."""
         return self
 
     @cached_property
@@ -127,6 +132,15 @@ class DistancePart(ArrayPart):
             part._set(_frame=frame)
             BESIDE.keep(self, frame, part)
         return cast(Part, part)
+
+    def _cropped(self, crop: Crop, frame: Any) -> Part:
+        offset = self.offset
+        if frame is not None and offset is None:
+            offset = frame._own_key(crop.seqlen_q, crop.seqlen_k)
+            if offset is None:
+                raise ValueError(f"score: got {self} without an offset beside Segments of unequal queries and keys, "
+                                 "which is not distributed: give it an offset")
+        return replace(cast(Any, self), offset=crop.offset(offset))
 
     def _whole_offset(self, seqlen_q: int, seqlen_k: int) -> Any:
         """An int, or an integer array over the batch axes; None where it depends on the frame."""
@@ -248,6 +262,8 @@ class Bias(ArrayPart):
     bias: Array
     gradient: bool = True
 
+    _axis_of_queries = -2
+
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         return *batch, seqlen_q, seqlen_k
 
@@ -256,6 +272,9 @@ class Bias(ArrayPart):
 
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         return sum_broadcast(dS, self._array.shape)
+
+    def _cropped(self, crop: Crop, frame: Any) -> Part:
+        return replace(self, bias=crop.of_keys("score: Bias", crop.of_queries("score: Bias", self.bias)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -28,6 +28,8 @@ class Held(NamedTuple):
 class Value:
     """The base of a frozen dataclass."""
 
+    _axis_of_queries: int | None = None  # of its arrays: along it one device may hold the rows of its own queries alone
+
     def _arrays(self) -> dict[str, Any]:
         """Its own arrays by the names of their fields, without those of its parts."""
         return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}

@@ -9,6 +9,7 @@ import numpy as np
 from .. import kv_cache
 from ..checks import DTYPES
 from ..masks import Grid, Rows, drawn
+from ..origin import Origin
 from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
 
 
@@ -70,6 +71,7 @@ class Drops(NamedTuple):
     offset: Any
     key_low: Any
     key_high: Any
+    origin: Origin
 
 
 class Scratch(NamedTuple):
@@ -91,7 +93,7 @@ NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
 KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, kv_cache.INT8: INT8, kv_cache.FLOAT8: FLOAT8}
-NO_DROPS = Drops(*[np.uint64(0)] * 4)
+NO_DROPS = Drops(*[np.uint64(0)] * 4, Origin())
 
 
 def compact(x):
@@ -253,11 +255,11 @@ def _compact(grid):
     return Grid(cells, rows, cols, packed)
 
 
-def drops_of(dropout):
+def drops_of(dropout, origin):
     """The Drops of a Dropout or of None, and the scale of kept elements."""
     if dropout is None:
         return NO_DROPS, 1.0
-    return Drops(*map(np.uint64, dropout._numbers)), dropout.scale
+    return Drops(*map(np.uint64, dropout._numbers), origin), dropout.scale
 
 
 def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):

@@ -53,8 +53,8 @@ def backward(saved, do, dlse=None, deterministic=True):
     dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
     dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
     sight, alive = sight_of(problem, inputs.mask)
-    steps, also_alive = steps_of(problem, inputs.score, derivatives=True)
-    drops, kept_scale = drops_of(inputs.dropout)
+    steps, also_alive = steps_of(problem, inputs.score, inputs.origin, derivatives=True)
+    drops, kept_scale = drops_of(inputs.dropout, inputs.origin)
     curved = curved_in(inputs.score)
     scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
     matrices = (matrices_of(x, problem) for x in (q, k, v, do))
@@ -65,7 +65,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     dq = dq[0] if parts == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
-        sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape).astype(problem.dtype, copy=False)
+        sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape).astype(problem.result_dtype, copy=False)
         for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
     ]
     return Gradients(*grads, tuple(gradients_of_score(saved, given, scratch, work)))
@@ -81,14 +81,15 @@ def gradients_of_score(saved, given, scratch, work):
         (array,) = part._weights
         if isinstance(part, Sink):
             lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
-            yield part._gradient(None, lse, delta).astype(array.dtype, copy=False)
+            dx = part._gradient(None, lse, delta)
         else:
             tiles = tiles_of(problem, saved.inputs.mask, TILE_M, at_multiples=True)
             sums = sums_for(problem, part, tiles.table, TILE_M)
             step = sum(not isinstance(before, Sink) for before in parts[:number])
             launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
             dx = sums.dx[0] if len(sums.dx) == 1 else sums.dx.sum(axis=0)
-            yield dx.reshape(array.shape).astype(array.dtype, copy=False)
+            dx = dx.reshape(array.shape)
+        yield dx if problem.wide else dx.astype(array.dtype, copy=False)
 
 
 class Given(NamedTuple):
@@ -236,7 +237,7 @@ def differentiate_tile(scratch, given, at, n0, n_end):
     product(dP, V, at.dOT, one, False)                                      # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
-        draw(Z, scratch.words, given.drops, batch * given.lse.shape[1] + head, at.m0, n0)   # line 14
+        draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)     # line 14
         drop_and_differentiate(S, dP, Z, at.D)                              # lines 15, 18 and 20
     else:
         differentiate(S, dP, at.D)                                          # line 20

@@ -218,8 +218,7 @@ def softmax_row(rows, r, S, given, scratch, n0, n_end):
             rows.O[r, c] *= alpha
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, keys, 1)
-        heads = given.q.offsets.shape[1]
-        draw(Z, scratch.words, given.drops, batch * heads + head, i, n0)
+        draw(Z, scratch.words, given.drops, batch, head, i, n0)
         multiply(column, Z)
 
 

@@ -46,8 +46,8 @@ def forward(problem, inputs, out=None, save=True):
     lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
     many, few = split(problem, inputs.mask, TILE_M)
     sight, alive = sight_of(problem, inputs.mask)
-    steps, also_alive = steps_of(problem, inputs.score)
-    drops, kept_scale = drops_of(inputs.dropout)
+    steps, also_alive = steps_of(problem, inputs.score, inputs.origin)
+    drops, kept_scale = drops_of(inputs.dropout, inputs.origin)
     arrays = matrices_of(q, problem), k, v, o, lse
     options = sight, steps, sinks_of(problem, inputs.score), drops, inputs.scale, kept_scale
     features = problem.head_dim + problem.head_dim_v
@@ -58,7 +58,7 @@ def forward(problem, inputs, out=None, save=True):
         launch_decode(problem, few, arrays, options)
     o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
     if out is None:
-        out = o.astype(problem.dtype, copy=False)
+        out = o.astype(problem.result_dtype, copy=False)
     else:
         out[...] = o
     return out, Saved(problem, inputs, out, lse) if save else None
@@ -69,7 +69,6 @@ def forward_kernel(
     first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, scale, kept_scale
 ):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
-    _, heads, _ = lse.shape
     dtype, one = lse.dtype, lse.dtype.type(1)
     for block in range(first_block, end_block):
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
@@ -102,7 +101,7 @@ def forward_kernel(
             rescale(O, alpha)                                               # line 15: O = alpha O
             if drops.threshold > 0:
                 Z = tile(scratch.Z, n_end - n0, m_end - m0)
-                draw(Z, scratch.words, drops, batch * heads + head, m0, n0)
+                draw(Z, scratch.words, drops, batch, head, m0, n0)
                 multiply(S, Z)                                              # line 14: dropout(P)
             V = rows_of(v, batch, head, n0, n_end, scratch.wide, dtype)
             product_tn(O, S, V, one, True)                                  # line 15: O = O + P V

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..checks import DTYPES
 from ..functions import Score
+from ..origin import Origin
 from ..scores import Alibi, Bias, DistancePart, RelativeBias, Sink, Softcap, sink_of
 from .arguments import compact, matrices_of
 from .function import call_at, record_of, tile_function
@@ -32,12 +33,13 @@ class Steps(NamedTuple):
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
+    origin: Origin  # from which functions count
 
 
-NO_STEPS = Steps(np.zeros((0, 7), np.int64), np.zeros(0), *np.zeros((2, 0, 0, 0), np.int64))
+NO_STEPS = Steps(np.zeros((0, 7), np.int64), np.zeros(0), *np.zeros((2, 0, 0, 0), np.int64), Origin())
 
 
-def steps_of(problem, parts, derivatives=False):
+def steps_of(problem, parts, origin, derivatives=False):
     """The Steps of a score, and the arrays to keep alive. derivatives: whether those of functions are wanted."""
     if not parts:
         return NO_STEPS, ()
@@ -68,7 +70,7 @@ def steps_of(problem, parts, derivatives=False):
         alive.append(x)
     numbers, caps = np.array(numbers, np.int64).reshape(-1, 7), np.array(caps, np.float64)
     offsets, values = (np.array(x, np.int64).reshape(len(caps), *problem.matrices) for x in (offsets, values))
-    return Steps(numbers, caps, offsets, values), alive
+    return Steps(numbers, caps, offsets, values, origin), alive
 
 
 def _matrix_of(part):
@@ -110,9 +112,8 @@ def score(S, steps, slopes, batch, head, m0, n0, aligned):
         elif kind == FUNCTION:
             record, derivative, value = place[0], rows, extra
             if slopes.size:
-                to = address_of(own_slopes)
-                call_at(derivative, address_of(S), to, S.shape[0], S.shape[1], batch, head, m0, n0, record)
-            call_at(value, address_of(S), 0, S.shape[0], S.shape[1], batch, head, m0, n0, record)
+                call_function(derivative, S, address_of(own_slopes), steps.origin, batch, head, m0, n0, record)
+            call_function(value, S, 0, steps.origin, batch, head, m0, n0, record)
             number += 1
         elif kind == ALIBI:
             add_alibi(S, any_view(*place, S.dtype), m0 + offset_of(steps, step, batch, head, aligned) - n0)
@@ -127,6 +128,12 @@ def score(S, steps, slopes, batch, head, m0, n0, aligned):
             add_bits(S, any_view(*place, np.uint16), float_of_float16, m0, n0)
         else:
             add_bits(S, any_view(*place, np.uint16), float_of_bfloat16, m0, n0)
+
+
+@inline
+def call_function(function, S, slopes, origin, batch, head, m0, n0, record):
+    batch, head, m0, n0 = batch + origin.batch, head + origin.head, m0 + origin.query, n0 + origin.key
+    call_at(function, address_of(S), slopes, S.shape[0], S.shape[1], batch, head, m0, n0, record)
 
 
 @inline

@@ -466,12 +466,14 @@ def mask_cells(S, sight, batch, head, m0, n0):
 
 # ------------------------------------------------------------------------------------------------------------ dropout
 @inline
-def draw(kept, words, drops, matrix, m0, n0):
+def draw(kept, words, drops, batch, head, m0, n0):
     """kept = 1 or 0, see dropout_mask, for a tile that starts at query m0 and key n0.
 
     What is drawn at once are 16 x 16 elements. words: uint64, two for each query of all squares that the tile touches.
     """
     rows, cols = kept.shape
+    at = drops.origin
+    matrix, m0, n0 = (at.batch + batch) * at.heads + at.head + head, at.query + m0, at.key + n0
     before = m0 % 16                                                        # queries in the first squares
     counters = 8 * ((before + cols + 15) // 16)
     words = tile(words, 4, counters)

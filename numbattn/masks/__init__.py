@@ -22,7 +22,7 @@ from .base import Band, Edge, Grid, Interval, Mask, Rows, arrays_of, band_of, in
 from .block_sparse import BlockSparse
 from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
-from .logic import All, AnyOf, any_of, as_mask, drawn, visible
+from .logic import All, AnyOf, any_of, as_mask, cropped, drawn, visible
 from .segments import Segments, pack, unpack
 from .tail import Tail
 
@@ -50,6 +50,7 @@ __all__ = [
     "arrays_of",
     "as_mask",
     "band_of",
+    "cropped",
     "drawn",
     "interval_of",
     "pack",

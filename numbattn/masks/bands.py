@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import Integers, integer, integers
+from ..origin import FAR, Crop
 from ..values import Held, clip, given, shown
-from .base import FAR, Edge, Interval, Mask, Rows
+from .base import Edge, Interval, Mask, Rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +39,9 @@ class Causal(Mask):
 
     def _aligned(self, rows: Rows) -> Interval:
         return Interval(rows.first, rows.own + 1)
+
+    def _cropped(self, crop: Crop) -> Causal:
+        return Causal(crop.offset(self.offset))
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return given(offset=self.offset)
@@ -85,6 +89,9 @@ class Window(Mask):
         left, right = (FAR if x is None else clip(x, -FAR, FAR) for x in (self.left, self.right))
         return Interval(rows.own - left, rows.own + right + 1)
 
+    def _cropped(self, crop: Crop) -> Window:
+        return Window(self.left, self.right, crop.offset(self.offset))
+
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return given(offset=self.offset)
 
@@ -126,6 +133,10 @@ class Lengths(Mask):
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         edges = Edge("keys", self.keys), Edge("queries", self.queries)
         return tuple(edge for edge in edges if edge.at is not None)
+
+    def _cropped(self, crop: Crop) -> Lengths:
+        keys = None if self.keys is None else crop.keys_before(self.keys)
+        return Lengths(keys, None if self.queries is None else crop.queries_before(self.queries))
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from .. import masks  # the kinds of masks derive from Mask: it finds them here when it is called
 from ..checks import Array, integer
+from ..origin import FAR, Crop
 from ..values import Held, Value, broadcasts, clip
 
-FAR = 2**40  # beyond every sequence, and far from overflow
 Frame: TypeAlias = "masks.Segments | masks.Cached"
 
 
@@ -157,6 +157,17 @@ class Mask(Value):
     def _fit(self, shape: tuple[int, ...]) -> Mask:
         """The mask for scores of the shape (..., seqlen_q, seqlen_k): boolean arrays are broadcast."""
         return self
+
+    def _cropped(self, crop: Crop) -> Mask:
+        """The mask of a part of the score matrix."""
+        raise NotImplementedError
+
+    def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
+        """Whether a query may see a key: a guess that reads no array on a GPU, nor one with rows for queries."""
+        if any(not isinstance(x, np.ndarray) for x in arrays_of(self)):
+            return True
+        lo, hi, queries, keys = self._band(seqlen_q, seqlen_k)
+        return bool(np.any((lo < keys) & (hi > -queries) & (lo <= hi) & (queries > 0) & (keys > 0)))
 
     @property
     def _is_interval(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..checks import Array, check_array, integer, shape_of, words_for
+from ..origin import Crop
 from ..values import Held
 from .base import Grid, Mask
 
@@ -166,6 +168,21 @@ class BlockSparse(Mask):
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         rows, cols = self.block_size
         return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
+
+    def _cropped(self, crop: Crop) -> BlockSparse:
+        """Of blocks so small that the crop begins with one."""
+        for held in self._held(crop.seqlen_q, crop.seqlen_k):
+            if self.blocks.shape[-2:] != held.shape:
+                raise ValueError(f"mask: BlockSparse blocks: got the shape {self.blocks.shape}, expected (..., "
+                                 f"{held.shape[0]}, {held.shape[1]}), the blocks of all ranks")
+        rows, cols = (math.gcd(*x) for x in zip(self.block_size, (crop.first_query, crop.first_key)))
+        row = (crop.first_query + rows * np.arange(-(-crop.queries // rows), like=cast(Any, self.blocks)))
+        col = (crop.first_key + cols * np.arange(-(-crop.keys // cols), like=cast(Any, self.blocks)))
+        height, width = self.block_size
+        return BlockSparse(self.blocks[..., row[:, None] // height, col // width], (rows, cols))
+
+    def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
+        return not isinstance(self.blocks, np.ndarray) or bool(self.blocks.any())
 
 
 def _block_size(block_size: Any) -> tuple[int, int]:

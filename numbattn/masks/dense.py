@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..checks import Array, check_array, integer_array
+from ..origin import Crop
 from ..values import Held, moved
 from .base import Grid, Mask, broadcast
 
@@ -30,6 +31,7 @@ class Dense(Mask):
     visible: Array
 
     _is_interval = False
+    _axis_of_queries = -2
 
     def __post_init__(self) -> None:
         check_array("Dense visible", self.visible, np.bool_, ndim=1)
@@ -43,6 +45,9 @@ class Dense(Mask):
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("visible", self.visible, (seqlen_q, seqlen_k)),)
+
+    def _cropped(self, crop: Crop) -> Dense:
+        return Dense(crop.of_keys("mask: Dense", crop.of_queries("mask: Dense", self.visible)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +69,7 @@ class Bits(Mask):
     words: Array
 
     _is_interval = False
+    _axis_of_queries = -2
 
     def __post_init__(self) -> None:
         check_array("Bits words", self.words, np.uint32)
@@ -160,3 +166,11 @@ class Bits(Mask):
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("words", self.words, (seqlen_q, -(-seqlen_k // 32))),)
+
+    def _cropped(self, crop: Crop) -> Bits:
+        """Of keys from a multiple of 32 on."""
+        if self.words.shape[-1] != -(-crop.seqlen_k // 32):
+            raise ValueError(f"mask: Bits words: got {self.words.shape[-1]} words a row, expected "
+                             f"{-(-crop.seqlen_k // 32)}, for {crop.seqlen_k} keys")
+        first = crop.first_key // 32
+        return Bits(crop.of_queries("mask: Bits words", self.words)[..., first : first + -(-crop.keys // 32)])

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..checks import Integers, integer_array, integers
+from ..origin import FAR, Crop
 from ..values import Held, clip, for_queries, given
-from .base import FAR, Interval, Mask, Rows, broadcast
+from .bands import Causal, Lengths
+from .base import Interval, Mask, Rows, broadcast
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +59,12 @@ class Prefix(Mask):
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return Held("lengths", self.lengths, (), seqlen_k), *given(offset=self.offset)
 
+    def _cropped(self, crop: Crop) -> Prefix:
+        return Prefix(crop.keys_before(self.lengths), crop.offset(self.offset))
+
+    def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
+        return Lengths(self.lengths)._may_show(seqlen_q, seqlen_k) or Causal(self.offset)._may_show(seqlen_q, seqlen_k)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intervals(Mask):
@@ -81,6 +89,8 @@ class Intervals(Mask):
     first: Integers
     end: Integers
 
+    _axis_of_queries = -1
+
     def __post_init__(self) -> None:
         self._set(
             first=integer_array("Intervals first", self.first, "(..., seqlen_q)"),
@@ -96,3 +106,10 @@ class Intervals(Mask):
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return Held("first", self.first, (seqlen_q,)), Held("end", self.end, (seqlen_q,))
+
+    def _cropped(self, crop: Crop) -> Intervals:
+        first, end = (
+            clip(crop.of_queries(f"mask: Intervals {name}", x, axis=-1), -FAR, FAR) - crop.first_key
+            for name, x in self._arrays().items()
+        )
+        return Intervals(first, end)

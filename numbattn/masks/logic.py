@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ..checks import library, words_for
-from ..values import for_queries
+from ..origin import Crop
+from ..values import clip, for_queries
 from .base import Edge, Frame, Grid, Interval, Mask, interval_of
 from .dense import Bits, Dense
+from .intervals import Intervals, Prefix
 from .segments import Segments
 
 J = TypeVar("J", bound="Joined")
@@ -91,6 +93,9 @@ class All(Joined):
     def _grids(self) -> tuple[Grid, ...]:
         return tuple(grid for part in self.of for grid in part._grids())
 
+    def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
+        return all(part._may_show(seqlen_q, seqlen_k) for part in self.of)
+
     def __repr__(self) -> str:
         return " & ".join(f"({part})" if isinstance(part, AnyOf) else f"{part}" for part in self.of) or "All()"
 
@@ -130,6 +135,9 @@ class AnyOf(Joined):
         alternatives = self._inside(frame).of
         return Bits.pack(reduce(operator.or_, (visible(mask, seqlen_q, seqlen_k, array) for mask in alternatives)))
 
+    def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
+        return any(mask._may_show(seqlen_q, seqlen_k) for mask in self.of)
+
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.of))
 
@@ -166,6 +174,22 @@ def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, tails: bool = Fa
 
     parts = tuple(map(placed, mask._parts))
     return mask if parts == mask._parts else All(parts)
+
+
+def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
+    """The mask of a part of the score matrix, where parts without an offset stay aligned as in the whole; segments:
+    within which they are."""
+    if isinstance(mask, Joined):
+        segments = segments if mask._segments is None else mask._segments
+        return type(mask)(tuple([cropped(part, crop, segments) for part in mask.of]))
+    if segments is None or getattr(mask, "offset", 0) is not None:
+        return mask._cropped(crop)
+    own = segments._own_key(crop.seqlen_q, crop.seqlen_k)
+    if own is not None and not isinstance(mask, Prefix):
+        return replace(cast(Any, mask), offset=own)._cropped(crop)
+    rows = segments._rows(np.arange(crop.seqlen_q, like=cast(Any, segments.queries)), crop.seqlen_k)
+    first, end = (clip(x, 0, crop.seqlen_k) + 0 * rows.own for x in mask._aligned(rows))
+    return Intervals(first, end)._cropped(crop)
 
 
 def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:

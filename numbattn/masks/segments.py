@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import Array, Integers, check_values, integer, integer_array, same_library
+from ..origin import Crop
 from ..values import Held, clip, moved
 from .base import Interval, Mask, Rows
 
@@ -122,6 +123,18 @@ class Segments(Mask):
             seqlen_q = min(seqlen_q, seqlen_k)
         held: Any = ("queries", self.queries, seqlen_q), ("keys", self.keys, seqlen_k)
         return tuple(Held(name, x, x.shape[-1:], largest, rising=True) for name, x, largest in held if x is not None)
+
+    def _cropped(self, crop: Crop) -> Segments:
+        """Masks and scores are aligned within the whole: see `cropped`."""
+        keys = self.queries if self.keys is None else self.keys
+        return Segments(crop.queries_before(self.queries), crop.keys_before(keys))
+
+    def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
+        offsets: Any = self.queries, self.queries if self.keys is None else self.keys
+        if not all(isinstance(x, np.ndarray) for x in offsets):
+            return True
+        queries, keys = (np.diff(x) > 0 for x in offsets)
+        return bool(np.any(queries & keys))
 
 
 def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import Array, words_for
+from ..origin import Crop
 from ..values import Held
 from .bands import Cached
 from .base import Frame, Grid, Mask
@@ -42,6 +43,7 @@ class Tail(Mask):
 
     _is_interval = False
     _is_tail = True
+    _axis_of_queries = -2
 
     def __post_init__(self) -> None:
         mask = as_mask(self.mask, "Tail mask")
@@ -74,6 +76,11 @@ class Tail(Mask):
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return self._inner._held(seqlen_q, seqlen_q)
+
+    def _cropped(self, crop: Crop) -> Bits:
+        (array,) = self._arrays().values()
+        whole = self._fit((*array.shape[:-2], crop.seqlen_q, crop.seqlen_k))
+        return whole._bits(crop.seqlen_q, crop.seqlen_k, None, array)._cropped(crop)
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
         """Words before the tail have all bits set, those that it lies in are packed, and what is behind them is beyond

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn.cpu import arguments, tile
 from numbattn.masks import All
+from numbattn.origin import Origin
 from numbattn.problem import describe
 
 
@@ -207,19 +208,21 @@ def test_grids(rng, kinds, share):
 
 
 @numba.njit
-def draw(kept, words, drops, matrix, m0, n0):
-    tile.draw(kept, words, drops, matrix, m0, n0)
+def draw(kept, words, drops, batch, head, m0, n0):
+    tile.draw(kept, words, drops, batch, head, m0, n0)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 50), st.integers(1, 40), st.integers(0, 50), st.integers(1, 40), st.integers(0, 5))
-@example(0, 40, 0, 40, 0)
-def test_draw(m0, queries, n0, keys, matrix):
+@given(*[st.integers(0, 50), st.integers(1, 40)] * 2, st.integers(0, 1), st.integers(0, 2), st.integers(0, 40))
+@example(0, 40, 0, 40, 0, 0, 0)
+def test_draw(m0, queries, n0, keys, batch, head, first):
     """Also where what is drawn is the threshold, as by an element of the example."""
     dropout = na.Dropout(26206 / 65536, seed=2**40 + 1, offset=6)
-    drops, scale = arguments.drops_of(dropout)
+    origin = Origin(first, first + 1, batch=1, head=1, heads=4)
+    drops, scale = arguments.drops_of(dropout, origin)
     kept = np.full((keys, queries), 9, np.uint8)
-    draw(kept, np.empty(2 * 64, np.uint64), drops, matrix, m0, n0)
-    want = na.dropout_mask(dropout, (6, 100, 100))[matrix, m0 : m0 + queries, n0 : n0 + keys].T
+    draw(kept, np.empty(2 * 64, np.uint64), drops, batch, head, m0, n0)
+    whole = na.dropout_mask(dropout, (3, 4, 140, 140))[1 + batch, 1 + head]
+    want = whole[first + m0 :, first + 1 + n0 :][:queries, :keys].T
     np.testing.assert_array_equal(kept, want)
     assert scale == dropout.scale

@@ -181,6 +181,101 @@ TABLE = [
     Faults("dropout.py", ["cpu/test_tile.py::test_draw"], {
         "self.threshold, self.offset, *self.key": "self.threshold, *self.key, self.offset",
     }),
+    # ----------------------------------------------------------------------------- parts of a larger attention, rings
+    Faults("origin.py", ["test_origin.py::test_masks", "test_origin.py::test_masks_within_segments",
+                         "test_origin.py::test_rows_of_one_rank_alone", "test_origin.py::test_what_does_not_fit"], {
+        "return whole + self.first_query - self.first_key": "return whole + self.first_query",
+        "self.seqlen_k - self.seqlen_q if offset is None": "self.keys - self.queries if offset is None",
+        "clip(clip(count, 0, FAR) - self.first_key, 0, self.keys)": "clip(clip(count, 0, FAR), 0, self.keys)",
+        "clip(clip(count, 0, FAR) - self.first_query, 0, self.queries)": "clip(clip(count, 0, FAR), 0, self.queries)",
+        "self.first_query if size == self.seqlen_q else self.first_row": "self.first_query",
+        "if size not in (self.seqlen_q, self.rows)": "if size not in (self.seqlen_q, size)",
+        "self.first_key : self.first_key + self.keys]": "self.first_query : self.first_query + self.keys]",
+    }),
+    Faults("masks/logic.py", ["test_origin.py::test_masks_within_segments"], {
+        "segments if mask._segments is None else mask._segments": "mask._segments",
+        "own is not None and not isinstance(mask, Prefix)": "own is not None",
+        "offset=own)._cropped(crop)": "offset=0 * own + 1)._cropped(crop)",
+    }),
+    Faults("masks/block_sparse.py", ["test_origin.py::test_masks"], {
+        "(math.gcd(*x) for x in zip(self.block_size,": "(x[0] for x in zip(self.block_size,",
+    }),
+    Faults("masks/base.py", ["test_origin.py::test_what_shows_nothing_says_so"], {
+        "(lo < keys) & (hi > -queries)": "(lo < keys)",
+        "(lo <= hi) & (queries > 0) & (keys > 0)": "(lo <= hi) & (queries > 0)",
+    }),
+    Faults("cpu/tile.py", ["cpu/test_tile.py::test_draw"], {
+        "(at.batch + batch) * at.heads + at.head + head": "(at.batch + batch) * at.heads + head",
+        "at.query + m0, at.key + n0\n": "at.query + m0, n0\n",
+    }),
+    Faults("cpu/score.py", ["test_origin.py::test_heads_and_elements_of_the_batch"], {
+        "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
+        "m0 + origin.query, n0 + origin.key": "m0 + origin.query, n0",
+    }),
+    Faults("cpu/backward.py", ["test_origin.py::test_results_of_the_dtype_of_sums"], {
+        "astype(problem.result_dtype": "astype(problem.dtype",
+    }),
+    Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/shared/test_dropout.py::test_what_is_kept"], {
+        "m0 + drops.first_query, n0 + drops.first_key": "m0 + drops.first_query, n0",
+    }),
+    Faults("cuda/kernels/scores/function.py", ["test_origin.py::test_on_a_gpu[function]"], {
+        "of_rows, S, i + m0, j + n0,": "of_rows, S, i + m0, n0,",
+        "of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k)": "of_rows, S, i + m0, j + n0, (seqlen_q, seqlen_k)",
+    }),
+    Faults("distributed/pieces.py", ["distributed/test_pieces.py"], {
+        "min(length, UNIT * (number * units // count))": "number * length // count",
+        "[bounds[rank], bounds[-1 - rank]]": "[bounds[2 * rank], bounds[2 * rank + 1]]",
+        "key=lambda x: x[0]": "key=lambda x: 0",
+        "row += end - first": "row += 1",
+    }),
+    Faults("distributed/share.py", ["distributed/test_ring.py"], {
+        "if not isinstance(part, Sink)]": "]",
+        "Origin(a.first, b.first,": "Origin(a.first, a.first,",
+        "a.row, self.problem.seqlen_q)": "a.first, self.problem.seqlen_q)",
+        "for a in self.queries[rank] for b in self.keys[source] if self.shows(a, b)":
+            "for a in self.queries[rank] for b in self.keys[source]",
+        "mask if mask._axis_of_queries is None else All()": "mask",
+        "any(rows not in (1, seqlen_q) for rows in of_part)": "False",
+        '_check_held(whole, "mask", leaf)': "pass",
+        '_check_held(whole, "score", part)': "pass",
+        "part._fit(whole.batch, whole.seqlen_q, whole.seqlen_k)": "pass",
+        "if got != length": "if got > length + 99",
+    }),
+    Faults("distributed/facts.py", ["distributed/test_facts.py"], {
+        "if isinstance(found, str)": "if False",
+        "if len(ranks) > 1:": "if len(ranks) > 2:",
+        "isinstance(x, Mask) and isinstance(held, np.ndarray)": "False",
+        '"rows" if number == held.ndim + axis else str(n)': "str(n)",
+    }),
+    Faults("distributed/ring.py", ["distributed/test_ring.py"], {
+        "np.where(lse == -math.inf, lse, share.sink._like(q)._logits(lse))": "share.sink._like(q)._logits(lse)",
+        "for b in share.needed(to, rank) for x in (k, v)": "for b in share.keys[rank] for x in (k, v)",
+        "zip((dq[..., a.rows, :], *found[b]), grads)": "zip((dq[..., a.rows, :],), grads)",
+        "yield from add_arrived(share, dk, dv, place.ranks - 1, sent)": "pass",
+        "delta - (0 if dlse is None else dlse)": "delta",
+        "if dx is not None and not alone": "if dx is not None",
+        "np.zeros(x.shape, sums, like=x) for x in keys[b]": "np.zeros(x.shape, x.dtype, like=x) for x in keys[b]",
+    }),
+    Faults("distributed/simulated.py", ["distributed/test_simulated.py"], {
+        "np.array(x, copy=True, order": "np.asarray(x, order",
+        "self.sent[source, rank])": "self.sent[rank, source])",
+        'raise Deadlock(f"': 'raise RuntimeError(f"',
+    }),
+    Faults("distributed/devices.py", ["distributed/test_devices.py"], {
+        "stream.wait_event(ready)": "pass",
+        "cuda.get_current_stream().wait_event(copied)": "pass",
+        "self.cupy.cuda.Device(self.devices[rank])": "self.cupy.cuda.Device(0)",
+        "x = self.cupy.ascontiguousarray(x)": "pass",
+    }),
+    Faults("distributed/nccl.py", ["distributed/test_nccl.py"], {
+        "if own not in self.known": "if True",
+        "self.nccl.NCCL_FLOAT64 if x.dtype == np.float64 else self.nccl.NCCL_FLOAT32": "self.nccl.NCCL_FLOAT32",
+        "pickle.loads(row[:size])": "pickle.loads(row[:1])",
+        "[(message.source, x) for x in found]": "[(message.to, x) for x in found]",
+    }),
+    Faults("distributed/mpi.py", ["distributed/test_mpi.py::test_waiting_ends"], {
+        "if time.monotonic() > end": "if time.monotonic() > end + 200",
+    }),
     # ---------------------------------------------------------------------------------------------------------- CPU
     Faults("cpu/tile.py", ["cpu/test_tile.py"], {
         "out[col, row] = factor * x[row, col]": "out[col, row] = x[row, col]",
@@ -264,7 +359,7 @@ TABLE = [
     Faults("cpu/forward.py", CPU, {
         "fill(l, 0)": "pass",
         "if state == PARTIAL": "if state == EMPTY",
-        "batch * heads + head, m0, n0)": "head * batches + batch, m0, n0)",
+        "drops, batch, head, m0, n0)": "drops, head, batch, m0, n0)",
         "score(S, steps, scratch.slopes, batch, head, m0, n0, offset)": "pass",
     }),
     Faults("cpu/softmax.py", CPU, {
@@ -371,7 +466,7 @@ TABLE = [
         "np.inf if lse == -np.inf else lse": "lse",
         "0 if lse == -np.inf else given": "given",
         "end, chunks * TILE_N)": "end, TILE_N)",
-        "batch * given.lse.shape[1] + head": "head * given.lse.shape[0] + batch",
+        "given.drops, batch, head": "given.drops, head, batch",
         "product(dV[n0:n_end], S, dO, kept_scale, True)": "product(dV[n0:n_end], S, dO, dtype.type(1), True)",
         "product(dK[n0:n_end], dP, Q, scale, True)": "product(dK[n0:n_end], dP, Q, dtype.type(1), True)",
         "product_tn(dQ, dP, K[n0:n_end], scale, True)": "product_tn(dQ, dP, K[n0:n_end], scale, False)",
@@ -747,7 +842,7 @@ TABLE = [
     }),
     Faults("cuda/kernels/scores/function.py", SCORES, {
         "S = S * natural(ONE, scores)": "pass",
-        "map_elements(of_cols, S, n0, m0": "map_elements(of_rows, S, n0, m0",
+        "map_elements(of_cols, S, j + n0, i + m0": "map_elements(of_rows, S, j + n0, i + m0",
         "F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)": "F",
         "(S != HIDDEN) & (value != HIDDEN)": "(value != HIDDEN)",
         "(first + batch, head, arrays))\n\n        return": "(batch, head + 1, arrays))\n\n        return",

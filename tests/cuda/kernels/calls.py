@@ -115,6 +115,6 @@ def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8,
     numbers = (0, 0, 0, 0) if dropout is None else dropout._numbers
     return Call(
         q, k, v, do, dlse, kinds, Sight(*map(np.int32, band), edges, (np.int32(0),) * bool(edges) * 2, grids),
-        Drops(np.uint32(numbers[0]), *map(np.uint64, (*numbers[1:], 0))),
+        Drops(np.uint32(numbers[0]), *map(np.uint64, (*numbers[1:], 0)), *map(np.int32, (0, 0))),
         problem.sum_dtype.type(1 if dropout is None else dropout.scale), *results,
     )  # fmt: skip

@@ -36,8 +36,8 @@ class FunctionKind(Kind):
         return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[1:])]
 
     def types(self, number):
-        """Of the first element of the batch, seqlen_q, seqlen_k, arrays."""
-        return INDEX, INDEX, INDEX, types.Tuple([array_type(*about) for about in self.arrays])
+        """Of the first element of the batch, the first query and key, seqlen_q, seqlen_k, arrays."""
+        return *[INDEX] * 5, types.Tuple([array_type(*about) for about in self.arrays])
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), identity, ONE = unit, self.identity, ACC(1)
@@ -71,7 +71,7 @@ class FunctionKind(Kind):
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
     def flat(self, planner, work, number):
-        yield from ("first_batch", work.problem.seqlen_q, work.problem.seqlen_k)
+        yield from ("first_batch", "first_query", "first_key", work.problem.seqlen_q, work.problem.seqlen_k)
         yield from (planner.whole(array_of_function(number, which)) for which in range(len(self.arrays)))
 
 
@@ -129,13 +129,13 @@ def mapped_over(layout, transposed, number):
 
         @device
         def queries_by_keys(S, scores, batch, head, m0, n0):
-            first, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return map_elements(of_rows, S, m0, n0, (seqlen_q, seqlen_k), (first + batch, head, arrays))
+            first, i, j, seqlen_q, seqlen_k, arrays = scores.parts[number]
+            return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), (first + batch, head, arrays))
 
         @device
         def keys_by_queries(S, scores, batch, head, m0, n0):
-            first, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return map_elements(of_cols, S, n0, m0, (seqlen_k, seqlen_q), (first + batch, head, arrays))
+            first, i, j, seqlen_q, seqlen_k, arrays = scores.parts[number]
+            return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), (first + batch, head, arrays))
 
         return keys_by_queries if transposed else queries_by_keys
 

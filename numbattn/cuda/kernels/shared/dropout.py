@@ -10,6 +10,7 @@ from numba.cuda import types
 from ....dropout import ROUNDS, round_by
 from ...plan.arguments import Numbers
 from ...tile import (
+    INDEX,
     always,
     beside,
     column_halves,
@@ -45,10 +46,12 @@ class Drops(NamedTuple):
     key_low: Any
     key_high: Any
     first: Any  # number of the matrix (batch 0, head 0)
+    first_query: Any  # where query 0 and key 0 are in a larger P: see numbattn.origin
+    first_key: Any
 
 
-DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4, Drops)
-DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first"))
+DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4 + [INDEX] * 2, Drops)
+DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first", "first_query", "first_key"))
 
 
 def keep_test(layout, transposed=False):
@@ -70,6 +73,7 @@ def keep_test(layout, transposed=False):
 
     @device
     def kept(drops, matrix, m0, n0):
+        m0, n0 = m0 + drops.first_query, n0 + drops.first_key
         i, j = places(COUNTERS, m0, n0)
         if SHARES:
             i = i + (j & 1)

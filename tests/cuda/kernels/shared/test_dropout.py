@@ -22,7 +22,7 @@ def dropping(layout, transposed):
     drop, ONE = drop_step(layout, True, transposed), np.float32(1)
 
     def kernel(z, threshold, offset, key_low, key_high, first, m0, n0):
-        drops = Drops(threshold, offset, key_low, key_high, first)
+        drops = Drops(threshold, offset, key_low, key_high, first, np.int32(32), np.int32(16))
         save(z, drop(full(layout, ONE), drops, np.int32(1), m0, n0), 0)
 
     return kernel
@@ -31,13 +31,13 @@ def dropping(layout, transposed):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_kept(layout, transposed):
-    """Of a tile that is smaller than a block of 16 x 16: of the second one in it."""
+    """Of a tile that is smaller than a block of 16 x 16: of the second one in it. It begins at query 32, key 16."""
     layout = LAYOUTS[layout]
     z = poisoned(layout.shape)
     m, n = reversed(z.shape) if transposed else z.shape
     m0, n0 = 48 + m % 16, 112 + n % 16
     launch(dropping(layout, transposed), (1, 1, 1), THREADS, 0, z, *SCALARS, np.int32(m0), np.int32(n0))
-    want = dropout_mask(DROPOUT, (4, 256, 256))[3, m0 : m0 + m, n0 : n0 + n]
+    want = dropout_mask(DROPOUT, (4, 256, 256))[3, 32 + m0 :, 16 + n0 :][:m, :n]
     np.testing.assert_array_equal(z, want.T if transposed else want)
 
 

@@ -1,0 +1,44 @@
+"""Attention of sequences that are split over ranks: the functions of `numbattn`, with a ring before q.
+
+>>> import numbattn as na, numpy as np
+>>> from numbattn import distributed as nad
+>>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 8, 500, 64))
+>>> ring = nad.Simulated(4)             # ranks that take turns; GPUs of one process: nad.Devices([0, 1, 2, 3]);
+>>> parts = [ring.split(x) for x in (q, k, v)]      # a process each: nad.Mpi(communicator), nad.Nccl(communicator)
+>>> o, backprop = nad.attention_vjp(ring, *parts, causal=True, dropout=na.Dropout(0.1, seed=7))
+>>> dq, dk, dv = backprop(ring.split(do))
+>>> ring.join(dq).shape
+(8, 500, 64)
+
+In one process there are lists of parts, one for each rank; where ranks are processes each has its own. A sequence is
+split in zigzag unless the ring is told otherwise: of 2n pieces the first rank has the first and the last, the next one
+the second and the last but one, so that a causal mask gives all of them equal work. Any length will do; pieces begin at
+multiples of 32 tokens. Options and results are those of one device, but for one: `Alibi` and `RelativeBias` without an
+offset, beside `Segments` of unequal queries and keys, are refused. On GPUs, dtypes are float32 and float64 so far.
+
+All ranks call the same functions with the same options. If they do not, all of them raise an error that shows the
+difference. Ranks send each other their keys and values, and gradients of these, in float32 or float64; what the
+queries of a rank do not see, by what all ranks know of the mask, is not sent to it.
+"""
+
+from .api import attention, attention_backward, attention_forward, attention_vjp
+from .devices import Devices
+from .driver import Ring
+from .mpi import Mpi
+from .nccl import Nccl
+from .ring import Saved
+from .simulated import Deadlock, Simulated
+
+__all__ = [
+    "Deadlock",
+    "Devices",
+    "Mpi",
+    "Nccl",
+    "Ring",
+    "Saved",
+    "Simulated",
+    "attention",
+    "attention_backward",
+    "attention_forward",
+    "attention_vjp",
+]

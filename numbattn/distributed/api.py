@@ -1,0 +1,184 @@
+"""The public functions: those of `numbattn`, of sequences that are split over the ranks of a ring."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..dropout import Dropout
+from ..masks import Mask
+from ..problem import Gradients
+from ..scores import Scores
+from .driver import Ring, Together
+from .ring import backward, forward
+from .share import Call
+
+
+class Backprop(Protocol):
+    """What `attention_vjp` returns beside o."""
+
+    def __call__(self, do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]: ...
+
+
+def attention(
+    ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
+    dropout: Dropout | None = None, score: Scores = None,
+) -> Any:  # fmt: skip
+    """`numbattn.attention` of sequences that are split over ranks, with its options and its answers.
+
+    Parameters
+    ----------
+    ring : Simulated, Devices, Nccl or Mpi
+    q, k, v : arrays, or lists of arrays
+        This rank's parts, as ``ring.split`` makes them, or, where all ranks are in one process, a list of the parts of
+        each. All ranks have the same batch axes, dtype and options.
+    causal, mask, scale, dropout, score
+        As in `numbattn.attention`, of the whole sequences. Of arrays with a row for each query (Dense, Bits, Intervals
+        and Bias) a process may hold all rows, or, where it is one rank, those of its own part.
+
+    Returns
+    -------
+    o : array, or list of arrays
+        As q.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `numbattn.attention`, on all ranks. Also where ranks differ in shapes, dtype or options: with the
+        difference.
+
+    Notes
+    -----
+    Each rank computes with the keys of all ranks, one after the other: Liu, Zaharia and Abbeel, "Ring Attention with
+    Blockwise Transformers" (ICLR 2024). Parts are added up in float32, or in float64 for float64. Pieces that nobody
+    on a rank sees are not sent there. Dropout drops the same elements for any number of ranks.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> from numbattn import distributed as nad
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 8, 100, 16))
+    >>> ring = nad.Simulated(3)
+    >>> o = nad.attention(ring, *map(ring.split, (q, k, v)), causal=True)
+    >>> np.allclose(ring.join(o), na.attention(q, k, v, causal=True))
+    True
+    """
+    o, _ = attention_forward(ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score)
+    return o
+
+
+def attention_forward(
+    ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
+    dropout: Dropout | None = None, score: Scores = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """`attention`, and what `attention_backward` needs.
+
+    Parameters
+    ----------
+    ring, q, k, v, causal, mask, scale, dropout, score
+        As in `attention`.
+
+    Returns
+    -------
+    o : array, or list of arrays
+    saved : Saved, or list of Saved
+        For `attention_backward`, of each rank. ``saved.lse``, (..., seqlen_q of the rank), is as that of
+        `numbattn.attention_forward`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import distributed as nad
+    >>> ring = nad.Simulated(2)
+    >>> q, k, v = (ring.split(x) for x in np.random.default_rng(0).standard_normal((3, 8, 100, 16)))
+    >>> o, saved = nad.attention_forward(ring, q, k, v)
+    >>> [own.lse.shape for own in saved]
+    [(8, 36), (8, 64)]
+    """
+    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, dropout, score))
+    return o, saved
+
+
+def attention_backward(ring: Ring, do: Any, saved: Any, *, dlse: Any = None, deterministic: bool = False) -> Any:
+    """The exact gradients of `attention_forward`.
+
+    Parameters
+    ----------
+    ring : Simulated, Devices, Nccl or Mpi
+    do : array, or list of arrays
+        The gradient of o, likewise.
+    saved : Saved, or list of Saved
+        What `attention_forward` returned. If q, k or v have been edited in place since then, gradients are wrong.
+    dlse : array, or list of arrays, optional
+        The gradient of ``saved.lse``.
+    deterministic : bool, optional
+        As in `numbattn.attention_backward`.
+
+    Returns
+    -------
+    dq, dk, dv : arrays, or lists of arrays
+        Of each rank's own parts. The attribute `score` is as in `numbattn.attention_backward`: gradients of arrays
+        that all ranks hold are summed over ranks; those of rows of one rank are its own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import distributed as nad
+    >>> ring = nad.Simulated(2)
+    >>> q, k, v, do = (ring.split(x) for x in np.random.default_rng(0).standard_normal((4, 8, 100, 16)))
+    >>> o, saved = nad.attention_forward(ring, q, k, v)
+    >>> dq, dk, dv = nad.attention_backward(ring, do, saved)
+    >>> [x.shape for x in dq]
+    [(8, 36, 16), (8, 64, 16)]
+    """
+    dq, dk, dv, score = ring._run(backward, {"do": do, "dlse": dlse, "saved": saved}, deterministic)
+    return Gradients(dq, dk, dv, score[0] if isinstance(ring, Together) else score)
+
+
+def attention_vjp(
+    ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
+    dropout: Dropout | None = None, score: Scores = None,
+) -> tuple[Any, Backprop]:  # fmt: skip
+    """`attention` with its gradients as a closure.
+
+    Parameters
+    ----------
+    ring, q, k, v, causal, mask, scale, dropout, score
+        As in `attention`.
+
+    Returns
+    -------
+    o : array, or list of arrays
+    backprop : function
+        ``backprop(do, dlse=None, deterministic=False)`` returns dq, dk, dv: see `attention_backward`. All ranks call
+        it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import distributed as nad
+    >>> ring = nad.Simulated(2)
+    >>> q, k, v, do = (ring.split(x) for x in np.random.default_rng(0).standard_normal((4, 8, 100, 16)))
+    >>> o, backprop = nad.attention_vjp(ring, q, k, v, causal=True)
+    >>> dq, dk, dv = backprop(do)
+    """
+    o, saved = attention_forward(ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score)
+
+    def backprop(do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]:
+        return attention_backward(ring, do, saved, dlse=dlse, deterministic=deterministic)
+
+    return o, backprop

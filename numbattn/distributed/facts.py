@@ -1,0 +1,68 @@
+"""What all ranks must agree on before they compute: else they would wait for each other for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import fields
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ..masks import Mask
+from ..scores import Part
+from ..values import shown
+from .messages import Gather
+
+Facts = dict[str, Any]  # by the argument's name, which an error names
+LENGTHS, ROWS = "lengths", "rows"  # in which ranks may differ
+
+
+def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
+    """Of the options of a call."""
+    parts = {f"score: part {number}": value(part) for number, part in enumerate(score)}
+    return {"mask": value(mask), "scale": scale, "dropout": repr(dropout), **parts}
+
+
+def value(x: Any) -> str:
+    """A mask or a part of a score: its numbers, and its arrays but for their rows. Offsets and lengths on the host
+    decide what travels: they have a checksum."""
+    if isinstance(x, tuple):
+        return ", ".join(map(value, x))
+    if not isinstance(x, Mask | Part):
+        return shown(x)
+    axis, found = x._axis_of_queries, []
+    for field in fields(x):  # type: ignore[arg-type]
+        held = getattr(x, field.name)
+        if not hasattr(held, "shape"):
+            found.append(value(held))
+        elif axis is not None:
+            shape = ["rows" if number == held.ndim + axis else str(n) for number, n in enumerate(held.shape)]
+            found.append(f"{held.dtype} array ({', '.join(shape)})")
+        else:
+            is_known = isinstance(x, Mask) and isinstance(held, np.ndarray)
+            found.append(shown(held) + (f" of checksum {crc32(held.tobytes()):x}" if is_known else ""))
+    return f"{type(x).__name__}({', '.join(found)})"
+
+
+def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
+    """The Facts of all ranks. An error of one rank is one on all of them, as is a difference."""
+    gathered = yield Gather(f"{own}" if isinstance(own, Exception) else own)
+    if isinstance(own, Exception):
+        raise own
+    for other, found in enumerate(gathered):
+        if isinstance(found, str):
+            raise ValueError(f"rank {other}: {found}")
+    names = dict.fromkeys(name for found in gathered for name in found if name not in (LENGTHS, ROWS))
+    for name in names:
+        ranks: dict[Any, list[int]] = {}
+        for number, found in enumerate(gathered):
+            ranks.setdefault(found.get(name), []).append(number)
+        if len(ranks) > 1:
+            got = ", ".join(f"{x} on {_ranks(numbers)}" for x, numbers in ranks.items())
+            raise ValueError(f"{name}: got {got}, expected the same on all ranks")
+    return list(gathered)
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -1,0 +1,47 @@
+"""What the generator of a rank yields, and what it is sent for it. Drivers carry it out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Gather(NamedTuple):
+    """Answered by a list of the values of all ranks, small ones that can be pickled."""
+
+    value: Any
+
+
+class Like(NamedTuple):
+    """An array that is to be received."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Exchange(NamedTuple):
+    """Send arrays to one rank, and receive others of another one; answered at once, by a ticket for `Wait`.
+
+    Nobody writes into the arrays before that. Of two ranks, what one sends first arrives first.
+    """
+
+    to: int
+    arrays: list[Any]
+    source: int
+    expected: list[Like]
+
+
+class Wait(NamedTuple):
+    """Answered by the arrays that the Exchange has received."""
+
+    ticket: Any
+
+
+class Sum(NamedTuple):
+    """Answered by the sum of each of the arrays over all ranks."""
+
+    arrays: list[Any]
+
+
+Message = Gather | Exchange | Wait | Sum

@@ -1,0 +1,75 @@
+"""Which part of a sequence each rank holds: contiguous pieces, that begin at multiples of UNIT."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+UNIT = 32  # tokens: a word of Bits, two squares of dropout's generator
+ZIGZAG, CONTIGUOUS = ORDERS = "zigzag", "contiguous"
+
+
+class Piece(NamedTuple):
+    """Tokens [first, end) of the sequence, which begin at `row` of the rank's part."""
+
+    first: int
+    end: int
+    row: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.first
+
+    @property
+    def rows(self) -> slice:
+        """Where it is in the rank's part."""
+        return slice(self.row, self.row + self.length)
+
+
+@lru_cache(maxsize=256)
+def pieces_of(length: int, ranks: int, order: str) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of each rank that hold tokens, in the order of its part.
+
+    In zigzag there are two, an early and a late one: under a causal mask all ranks have equal work then.
+    """
+    count = 2 * ranks if order == ZIGZAG else ranks
+    units = -(-length // UNIT)
+    bounds = list(pairwise(min(length, UNIT * (number * units // count)) for number in range(count + 1)))
+    found = []
+    for rank in range(ranks):
+        own, row = [], 0
+        for first, end in [bounds[rank], bounds[-1 - rank]] if order == ZIGZAG else [bounds[rank]]:
+            if first < end:
+                own.append(Piece(first, end, row))
+                row += end - first
+        found.append(tuple(own))
+    return tuple(found)
+
+
+def lengths_of(length: int, ranks: int, order: str) -> list[int]:
+    """How many tokens each rank has."""
+    return [sum(piece.length for piece in own) for own in pieces_of(length, ranks, order)]
+
+
+def part_of(x: Any, pieces: tuple[Piece, ...], axis: int) -> Any:
+    """A rank's part of an array: a copy, or a view of a single piece."""
+    cut = [x[_along(x, axis, slice(piece.first, piece.end))] for piece in pieces] or [x[_along(x, axis, slice(0, 0))]]
+    return cut[0] if len(cut) == 1 else np.concatenate(cut, axis=axis)
+
+
+def joined(parts: list[Any], order: str, axis: int) -> Any:
+    """The array of which these are the parts of all ranks."""
+    pieces = pieces_of(sum(part.shape[axis] for part in parts), len(parts), order)
+    cut = [(piece.first, part[_along(part, axis, piece.rows)])
+           for part, own in zip(parts, pieces) for piece in own]  # fmt: skip
+    cut = sorted(cut, key=lambda x: x[0]) or [(0, parts[0])]
+    return np.concatenate([x for _, x in cut], axis=axis)
+
+
+def _along(x: Any, axis: int, some: slice) -> tuple[slice, ...]:
+    index = [slice(None)] * x.ndim
+    index[axis] = some
+    return tuple(index)

@@ -1,0 +1,161 @@
+"""A rank's share of an attention: its queries, keys and values, their places in the whole, the keys that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..checks import flag
+from ..masks import All, Causal, Mask, as_mask, cropped
+from ..masks.logic import Joined
+from ..origin import Crop, Origin
+from ..problem import Inputs, Problem, _check_held, describe, refuse_cache
+from ..scores import Bias, Part, Sink, as_parts, sink_of
+from .facts import LENGTHS, ROWS, Facts, agreed, options
+from .pieces import Piece, lengths_of, pieces_of
+
+Pieces = tuple[tuple[Piece, ...], ...]  # of each rank
+
+
+class Place(NamedTuple):
+    """Which of the ranks this is, and how sequences are split over them."""
+
+    rank: int
+    ranks: int
+    order: str
+
+
+class Call(NamedTuple):
+    """What a user asks for."""
+
+    causal: bool
+    mask: Any
+    scale: Any
+    dropout: Any
+    score: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    place: Place
+    problem: Problem  # of the rank's own queries and keys alone, as are the inputs
+    inputs: Inputs
+    mask: Mask  # of the whole, but for arrays with rows, which may be those of the rank
+    score: tuple[Part, ...]
+    queries: Pieces
+    keys: Pieces
+    alone: tuple[bool, ...]  # for each part of the score, whether its array has only the rows of the rank
+
+    @property
+    def sink(self) -> Sink | None:
+        return sink_of(self.score)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Of the score, those that a block of scores has: a sink is beside all keys."""
+        return [part for part in self.score if not isinstance(part, Sink)]
+
+    def pairs(self, rank: int, source: int) -> list[tuple[Piece, Piece]]:
+        """Pieces of a rank's queries and of another one's keys which they may see: the same on all ranks."""
+        return [(a, b) for a in self.queries[rank] for b in self.keys[source] if self.shows(a, b)]
+
+    def needed(self, rank: int, source: int) -> list[Piece]:
+        """The keys in these pairs."""
+        return list(dict.fromkeys(b for _, b in self.pairs(rank, source)))
+
+    def shows(self, a: Piece, b: Piece) -> bool:
+        mask, crop = _without_rows(self.mask), self.crop(a, b)
+        return _shows(mask, crop) if mask._holds_arrays else _shows_by_numbers(mask, crop)
+
+    def crop(self, a: Piece, b: Piece) -> Crop:
+        seqlen_q, seqlen_k = (sum(piece.length for own in pieces for piece in own)
+                              for pieces in (self.queries, self.keys))  # fmt: skip
+        return Crop(a.first, a.length, b.first, b.length, seqlen_q, seqlen_k, a.row, self.problem.seqlen_q)
+
+    def block(self, a: Piece, b: Piece, k: Any, v: Any) -> tuple[Problem, Inputs]:
+        """The call of a piece of the rank's queries with a piece of anyone's keys."""
+        crop = self.crop(a, b)
+        return describe(
+            self.inputs.q[..., a.rows, :], k, v, False, cropped(self.mask, crop), self.inputs.scale,
+            self.inputs.dropout, self.cropped(self.parts, crop), origin=Origin(a.first, b.first, 0, 0,
+            self.problem.heads), wide=True,
+        )  # fmt: skip
+
+    def cropped(self, parts: list[Part], crop: Crop) -> list[Part]:
+        return [part._cropped(crop, self.mask._frame) for part in parts]
+
+    def check(self) -> None:
+        """Refuse masks and scores that do not fit the whole, or the rank's rows of it."""
+        crop = self.crop(Piece(0, 0, 0), Piece(0, 0, 0))
+        whole = replace(self.problem, seqlen_q=crop.seqlen_q, seqlen_k=crop.seqlen_k)
+        shape = *whole.batch, whole.seqlen_q, whole.seqlen_k
+        for leaf in _without_rows(self.mask)._fit(shape)._leaves:
+            _check_held(whole, "mask", leaf)
+        for part in self.score:
+            if part._axis_of_queries is None:
+                part._fit(whole.batch, whole.seqlen_q, whole.seqlen_k)
+                _check_held(whole, "score", part)
+        for a, b in self.pairs(self.place.rank, self.place.rank)[:1]:
+            self.block(a, b, *(x[..., b.rows, :] for x in (self.inputs.k, self.inputs.v)))
+
+
+def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any, Any, Share]:
+    """The Share of a rank, when all ranks have agreed."""
+    own: Facts | Exception
+    try:
+        refuse_cache(k)
+        mask, score = as_mask(call.mask), as_parts(call.score)
+        mask = Causal() & mask if flag("causal", call.causal) else mask
+        problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
+        own = _facts(problem, mask, call, score)
+    except (TypeError, ValueError) as error:
+        own = error
+    facts = yield from agreed(place.rank, own)
+    queries, keys = (_pieces(name, [found[LENGTHS][side] for found in facts], place)
+                     for side, name in enumerate(("q", "k and v")))  # fmt: skip
+    seqlen_q = sum(found[LENGTHS][0] for found in facts)
+    alone = tuple(any(rows not in (1, seqlen_q) for rows in of_part) for of_part in zip(*(x[ROWS] for x in facts)))
+    share = Share(place, problem, inputs, mask, score, queries, keys, alone)
+    own = {"fits": True, **facts[place.rank]}
+    try:
+        share.check()
+    except (TypeError, ValueError) as error:
+        own = error
+    yield from agreed(place.rank, own)
+    return share
+
+
+def _facts(problem: Problem, mask: Mask, call: Call, score: tuple[Part, ...]) -> Facts:
+    shapes = {
+        name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
+        for name, shape in zip("qkv", problem.shapes)
+    }
+    rows = [part.bias.shape[-2] if isinstance(part, Bias) and part.bias.ndim > 1 else 1 for part in score]
+    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: rows}
+    return {**shapes, **options(mask, call.scale, call.dropout, score), **own}
+
+
+def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:
+    """The pieces of all ranks that have these lengths."""
+    wanted = lengths_of(sum(lengths), place.ranks, place.order)
+    for rank, (got, length) in enumerate(zip(lengths, wanted)):
+        if got != length:
+            raise ValueError(f"{name}: got {got} of {sum(lengths)} tokens on rank {rank}, expected {length}: "
+                             "what `split` gives it")
+    return pieces_of(sum(lengths), place.ranks, place.order)
+
+
+def _shows(mask: Mask, crop: Crop) -> bool:
+    return cropped(mask, crop)._may_show(crop.queries, crop.keys)
+
+
+_shows_by_numbers = lru_cache(maxsize=4096)(_shows)
+
+
+def _without_rows(mask: Mask) -> Mask:
+    """What a mask hides, whatever is in its arrays with rows for queries, which other ranks do not know."""
+    if isinstance(mask, Joined):
+        return type(mask)(tuple([_without_rows(part) for part in mask.of]))
+    return mask if mask._axis_of_queries is None else All()

@@ -1,0 +1,68 @@
+"""A rank that differs is an error on all ranks, not a hang."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.distributed.messages import Gather
+from numbattn.distributed.ring import forward
+from numbattn.distributed.share import Call, Place
+
+X = np.zeros((2, 32, 8))
+SAME = Call(False, None, None, None, None)
+
+
+def errors(*by_rank):
+    """The error of each rank, which is given its own (q, k, v, call)."""
+    running = [forward(Place(rank, len(by_rank), "contiguous"), *own) for rank, own in enumerate(by_rank)]
+    answer = None
+    while True:
+        messages = []
+        found = []
+        for generator in running:
+            try:
+                messages.append(generator.send(answer))
+            except (TypeError, ValueError) as error:
+                found.append(f"{type(error).__name__} {error}")
+        if found:
+            assert not messages, "some ranks go on"
+            return found
+        assert all(isinstance(message, Gather) for message in messages)
+        answer = [message.value for message in messages]
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    ((X[..., :7], X[..., :7], X, SAME), "q: got float64 of numpy, (2, ..., 8) on ranks 0, 2, float64 of numpy, "
+                                        "(2, ..., 7) on rank 1, expected the same on all ranks"),
+    ((*[X.astype(np.float32)] * 3, SAME), "q: got float64 of numpy, (2, ..., 8) on ranks 0, 2, float32"),
+    ((X, X, X[0], SAME), "v: got float64 of numpy, (2, ..., 8) on ranks 0, 2, float64 of numpy, (..., 8) on rank 1"),
+    ((X, X, X, SAME._replace(causal=True)), "mask: got All() on ranks 0, 2, All(Causal(None)) on rank 1"),
+    ((X, X, X, SAME._replace(scale=2.0)), "scale: got None on ranks 0, 2, 2.0 on rank 1"),
+    ((X, X, X, SAME._replace(dropout=na.Dropout(0.1, 1))), "dropout: got None on ranks 0, 2, Dropout(p=0.1, seed=1"),
+    ((X, X, X, SAME._replace(score=na.Softcap(2.0))), "score: part 0: got None on ranks 0, 2, Softcap(2.0) on rank 1"),
+])  # fmt: skip
+def test_differences(other, message):
+    same = X, X, X, SAME
+    found = errors(same, other, same)
+    assert len(set(found)) == 1
+    assert found[0].startswith(f"ValueError {message}")
+
+
+def test_what_decides_what_travels_is_compared_by_value():
+    calls = [(X, X, X, SAME._replace(mask=na.Segments([0, end, 64]))) for end in (10, 11)]
+    first, second = errors(*calls)
+    assert first == second
+    assert first.startswith("ValueError mask: got Segments(<int64 array (3,)> of checksum")
+
+
+def test_rows_of_their_own_are_no_difference():
+    """Here of one row more than there are queries: an error, but that of the rank alone."""
+    calls = [(X, X, X, SAME._replace(mask=np.ones((rows, 64), bool))) for rows in (32, 33)]
+    text = "mask: Dense: got 33 rows for queries, expected 64, all of them, or 32, those of this rank"
+    assert errors(*calls) == [f"ValueError rank 1: {text}", f"ValueError {text}"]
+
+
+def test_an_error_of_one_rank_names_it_on_all_others():
+    found = errors((X, X, X, SAME), (X, X, X[:, 1:], SAME))
+    assert found == ["ValueError rank 1: v: got 31 rows, expected 32, one for each row of k",
+                     "ValueError v: got 31 rows, expected 32, one for each row of k"]  # fmt: skip

@@ -1,0 +1,30 @@
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+from numbattn import distributed as nad
+
+
+def test_public_names():
+    assert sorted(nad.__all__) == [
+        "Deadlock", "Devices", "Mpi", "Nccl", "Ring", "Saved", "Simulated", "attention", "attention_backward",
+        "attention_forward", "attention_vjp",
+    ]  # fmt: skip
+    assert all(hasattr(nad, name) for name in nad.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in nad.__all__ if name.startswith("attention")])
+def test_docstrings_are_whole(name):
+    function = getattr(nad, name)
+    sections = re.findall(r"^ *(\w+)\n *-+$", function.__doc__, re.M)
+    assert [section for section in sections if section != "Notes"] == ["Parameters", "Returns", "Raises", "Examples"]
+    described = re.search(r"Parameters\n *-+\n(.*?)\n *Returns", function.__doc__, re.S)[1]
+    assert set(inspect.signature(function).parameters) <= set(re.findall(r"\w+", described))
+
+
+def test_import_is_light():
+    code = "import sys, numbattn.distributed; print(sorted({'numba', 'cupy', 'mpi4py'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -1,0 +1,87 @@
+"""A rank a process with a GPU: threads, and an NCCL that is not there."""
+
+import sys
+from multiprocessing.pool import ThreadPool
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn import distributed as nad
+
+from .fakes import Cupy, Nccl, Shared
+
+
+@pytest.fixture
+def ranks_of(monkeypatch):
+    """The rings of so many ranks, and what they share."""
+    cupy = Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+
+    def made(count):
+        shared, rings = Shared(count), []
+        for rank in range(count):
+            cupy.cuda.nccl = Nccl(rank, shared)
+            rings.append(nad.Nccl(cupy.cuda.nccl))
+        return rings, shared
+
+    return made
+
+
+def on_all(rings, work):
+    """What work(ring) returns on each rank."""
+    with ThreadPool(len(rings)) as pool:
+        return pool.map(work, rings, chunksize=1)
+
+
+def test_as_on_one_device(rng, ranks_of):
+    q, k, v, do = rng.standard_normal((4, 2, 300, 8))
+    options = {"causal": True, "mask": na.Window(150, 0), "score": [na.Alibi(np.ones(2)), na.Sink(0.5)]}
+    o, backprop = na.attention_vjp(q, k, v, **options)
+    grads = backprop(do)
+
+    def work(ring):
+        o, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)), **options)
+        grads = backprop(ring.split(do))
+        return [*map(ring.join, (o, *grads)), *grads.score]
+
+    rings, _ = ranks_of(3)
+    for found in on_all(rings, work):
+        for got, want in zip(found, (o, *grads, *grads.score), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_the_host_waits_in_the_first_call_of_a_kind_alone(rng, ranks_of):
+    rings, shared = ranks_of(2)
+    x = rng.standard_normal((2, 100, 8)).astype(ml_dtypes.bfloat16)
+
+    def work(ring, scale=1.0):
+        return nad.attention(ring, *[ring.split(x)] * 3, scale=scale)
+
+    first = on_all(rings, work)
+    assert shared.meetings == 4  # two comparisons: of lengths and of what they are of
+    again = on_all(rings, work)
+    assert shared.meetings == 4
+    for one, other in zip(first, again):
+        np.testing.assert_array_equal(one.astype(float), other.astype(float))
+    on_all(rings, lambda ring: work(ring, 2.0))
+    assert shared.meetings == 8
+
+
+def test_ranks_that_differ(ranks_of):
+    rings, _ = ranks_of(2)
+    x = np.zeros((64, 8))
+
+    def work(ring):
+        with pytest.raises(ValueError, match=r"scale: got 0\.5 on rank 0, 1\.5 on rank 1"):
+            nad.attention(ring, *[ring.split(x)] * 3, scale=0.5 + ring.rank)
+
+    on_all(rings, work)
+
+
+def test_errors(ranks_of):
+    ranks_of(1)
+    with pytest.raises(TypeError, match=r"communicator: got 4, expected a cupy\.cuda\.nccl\.NcclCommunicator"):
+        nad.Nccl(4)

@@ -1,0 +1,215 @@
+"""Parts of a larger attention: masks and scores that are cropped, dropout and functions that count from an origin."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numbattn as na
+from numbattn import api
+from numbattn.masks import as_mask, cropped
+from numbattn.origin import Crop, Origin
+from numbattn.problem import Saved, describe
+from tests.problems import MASKS, Draw, Limit
+from tests.tools.device import AMPERE, on
+from tests.tools.launch import world_of
+
+SMALL = Limit(140, 40_000, 16)
+SEGMENTED = {
+    "causal": lambda s: s & na.Causal(),
+    "window": lambda s: s & na.Window(9, 2),
+    "prefix": lambda s: s & na.Prefix(3),
+    "prefixes": lambda s: s & na.Prefix(np.array([3, 9])) & na.Lengths(keys=np.array([50, 80])),
+    "union": lambda s: s & (na.Window(5, 0) | na.Prefix(2)),
+    "offset": lambda s: s & na.Causal(4),
+}
+
+
+def crops(m, n):
+    """Rectangles of a matrix; keys begin at multiples of 32, a rank has the rows from 5 on."""
+    for first_query, first_key in itertools.product((0, 5, 32), (0, 32, 64)):
+        queries, keys = min(m - first_query, 40), min(n - first_key, 70)
+        if queries > 0 and keys > 0:
+            yield Crop(first_query, queries, first_key, keys, m, n, max(first_query - 5, 0), m - 5)
+
+
+def part_of(x, crop):
+    x = x[..., crop.first_query :, crop.first_key :] if x.ndim >= 2 else x
+    return x[..., : crop.queries, : crop.keys]
+
+
+def assert_cropped(mask, m, n):
+    whole = mask.dense(m, n)
+    for crop in crops(m, n):
+        part = cropped(mask, crop)
+        got, want = part.dense(crop.queries, crop.keys), part_of(whole, crop)
+        np.testing.assert_array_equal(*np.broadcast_arrays(got, want), err_msg=f"{mask} {crop}")
+        assert part._may_show(crop.queries, crop.keys) or not want.any()
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("seed", range(3))
+def test_masks(name, seed):
+    draw = Draw(seed, 0, SMALL, np)
+    draw.shapes(SMALL, square=name == "tree")
+    draw.m, draw.n = (draw.m, draw.m) if name == "tree" else (100, 130)
+    mask = as_mask(MASKS[name](draw))._fit((*draw.batch, draw.m, draw.n))
+    assert_cropped(mask, draw.m, draw.n)
+    assert_cropped(mask & na.Causal(), draw.m, draw.n)
+    assert_cropped(mask | na.Window(3, 4), draw.m, draw.n) if name != "segments" else None
+
+
+@pytest.mark.parametrize("keys", [None, [3, 40, 40, 101, 126]], ids=["equal", "unequal"])
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_masks_within_segments(name, keys):
+    segments = na.Segments([0, 30, 33, 70, 100], keys)
+    assert_cropped(SEGMENTED[name](segments), 100, 100 if keys is None else 130)
+
+
+def test_what_shows_nothing_says_so():
+    """So that it is neither computed nor sent."""
+    assert not na.Causal(-40)._may_show(40, 40)
+    assert na.Causal(-39)._may_show(40, 40)
+    assert not na.Window(3, None, 50)._may_show(40, 47)
+    assert na.Window(3, None, 50)._may_show(40, 48)
+    assert not na.Lengths(keys=np.array([0, 0]))._may_show(40, 40)
+    assert not na.Prefix(0, -40)._may_show(40, 40)
+    assert na.Prefix(1, -40)._may_show(40, 40)
+    assert not na.Segments([0, 0, 9], [0, 5, 5])._may_show(40, 40)
+    assert na.Segments([0, 1, 9], [0, 5, 5])._may_show(40, 40)
+    assert not (na.Causal(-40) & np.ones((40, 40), bool))._may_show(40, 40)
+    assert (na.Causal(-40) | np.ones((40, 40), bool))._may_show(40, 40)
+    assert not (na.Causal(-40) | na.Causal(-50))._may_show(40, 40)
+    assert not na.BlockSparse(np.zeros((1, 1), bool))._may_show(40, 40)
+
+
+def test_rows_of_one_rank_alone():
+    """Dense, Bits, Intervals and Bias may hold the rows of one rank, here those from 5 on."""
+    rng, crop = np.random.default_rng(0), Crop(37, 20, 64, 30, 100, 130, 32, 95)
+    visible, first = rng.random((100, 130)) < 0.5, rng.integers(0, 99, 100)
+    for mask in (na.Dense(visible), na.Bits.pack(visible), na.Intervals(first, first + 30)):
+        rows = type(mask)(*[x[5:] for x in mask._arrays().values()])
+        assert (cropped(rows, crop).dense(20, 30) == cropped(mask, crop).dense(20, 30)).all()
+    bias = na.Bias(rng.random((100, 130)))
+    np.testing.assert_array_equal(na.Bias(bias.bias[5:])._cropped(crop, None).bias, bias._cropped(crop, None).bias)
+
+
+@pytest.mark.parametrize(("mask", "message"), [
+    (np.ones((7, 130), bool), "mask: Dense: got 7 rows for queries, expected 100, all of them, or 95"),
+    (np.ones((100, 7), bool), "mask: Dense: got 7 columns for keys, expected 130"),
+    (na.Bits(np.ones((100, 2), np.uint32)), "mask: Bits words: got 2 words a row, expected 5"),
+    (na.BlockSparse(np.ones((1, 1), bool)), r"mask: BlockSparse blocks: got the shape \(1, 1\)"),
+    (na.Intervals([1, 2], [3, 4]), "mask: Intervals first: got 2 rows"),
+])  # fmt: skip
+def test_what_does_not_fit(mask, message):
+    with pytest.raises(ValueError, match=message):
+        cropped(as_mask(mask), Crop(0, 10, 0, 10, 100, 130, 0, 95))
+
+
+def test_a_distance_within_unequal_segments_has_no_offset_to_crop():
+    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset beside Segments"):
+        na.Alibi(1.0)._cropped(Crop(0, 10, 0, 10, 20, 30), na.Segments([0, 20], [0, 30]))
+
+
+# ------------------------------------------------------------------------------------------------------------ in calls
+def far_and_near(s, batch, head, i, j, table):
+    return s * (1 + 0.1 * batch + 0.2 * head) - table[i] * abs(i - j)
+
+
+SCORES = {
+    "alibi": [na.Alibi(np.array([0.1, 0.2])), na.Softcap(3.0)],
+    "relative": [na.RelativeBias(np.linspace(-1, 1, 41)), na.Bias(np.sin(np.arange(100.0))[:, None])],
+    "function": [na.Score(far_and_near, arrays=[np.linspace(0, 0.1, 100)])],
+}
+
+
+def part_passes(q, k, v, do, query, key, whole, mask, score, dropout, frame=None):
+    """o, lse and gradients of queries from `query` on and keys from `key` on, 48 at most of each."""
+    crop = Crop(query, min(48, 100 - query), key, min(48, 100 - key), 100, 100)
+    origin = Origin(query, key, heads=2)
+    q, do = (x[..., query : query + 48, :] for x in (q, do))
+    k, v = (x[..., key : key + 48, :] for x in (k, v))
+    score = [part._cropped(crop, frame) for part in score]
+    problem, inputs = describe(q, k, v, False, cropped(mask, crop), None, dropout, score, origin=origin, wide=True)
+    o, saved = api._run(problem, "forward", problem, inputs)
+    final = Saved(problem, inputs, whole.o[..., query : query + 48, :].astype(o.dtype),
+                  np.ascontiguousarray(whole.lse[..., query : query + 48]))  # fmt: skip
+    return o, saved.lse, api._run(problem, "backward", final, do)
+
+
+def assert_parts_make_the_whole(rng, dtype, tolerance, score, dropout):
+    q, k, v, do = rng.standard_normal((4, 2, 2, 100, 8)).astype(dtype)
+    mask = na.Segments([0, 30, 100]) & na.Causal()
+    score = [part._like(q) for part in SCORES[score]]
+    o, saved = na.attention_forward(q, k, v, mask=mask, score=score, dropout=dropout)
+    grads = na.attention_backward(do, saved)
+    dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
+    of_score = [np.zeros(x.shape) for part in score if part._wants_gradient for x in part._weights]
+    for query in range(0, 100, 48):
+        states = []
+        for key in range(0, 100, 48):
+            o_part, lse, (x, y, z) = found = part_passes(q, k, v, do, query, key, saved, mask, score, dropout,
+                                                         mask._segments)  # fmt: skip
+            states.append((o_part, lse))
+            dq[..., query : query + 48, :] += x
+            dk[..., key : key + 48, :] += y
+            dv[..., key : key + 48, :] += z
+            assert o_part.dtype == x.dtype == lse.dtype
+            parts = [dx for dx in found[2].score if dx is not None]
+            for sums, dx in zip(of_score, parts):
+                rows = slice(query, query + 48) if sums.shape == (100, 1) else ...
+                sums[rows] += dx
+        merged, lse = na.merge(states)
+        np.testing.assert_allclose(merged, o[..., query : query + 48, :].astype(merged.dtype), atol=tolerance)
+        np.testing.assert_allclose(lse, saved.lse[..., query : query + 48], atol=tolerance)
+    wanted = [*grads, *(dx for dx in grads.score if dx is not None)]
+    for got, want in zip([dq, dk, dv, *of_score], wanted, strict=True):
+        np.testing.assert_allclose(got, want.astype(np.float64), atol=tolerance * max(1, abs(want).max()))
+
+
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 5, 2)], ids=["", "dropout"])
+@pytest.mark.parametrize("score", SCORES)
+def test_parts_make_the_whole(rng, score, dropout):
+    assert_parts_make_the_whole(rng, np.float64, 1e-13, score, dropout)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_results_of_the_dtype_of_sums(rng, dtype):
+    """What is rounded is the whole that parts are compared with."""
+    assert_parts_make_the_whole(rng, dtype, 8 * float(ml_dtypes.finfo(dtype).eps), "alibi", na.Dropout(0.3, 5, 2))
+
+
+@pytest.mark.parametrize("score", ["alibi", "function"])
+def test_on_a_gpu(rng, score):
+    with world_of("compiled"), on(AMPERE):
+        assert_parts_make_the_whole(rng, np.float32, 3e-5, score, na.Dropout(0.3, 5, 2))
+
+
+@pytest.mark.parametrize(("dtype", "origin", "message"), [
+    (np.float16, None, "no results in float32 yet"), (np.float32, Origin(heads=3), "has all heads and the whole batch"),
+])  # fmt: skip
+def test_what_is_not_there_on_a_gpu_yet(dtype, origin, message):
+    problem, inputs = describe(*np.zeros((3, 2, 5, 8), dtype), origin=origin, wide=True)
+    with world_of("simulated"), on(AMPERE), pytest.raises(NotImplementedError, match=message):
+        api._run(problem, "forward", problem, inputs)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2), st.integers(0, 1), st.integers(0, 3), st.integers(0, 3))
+def test_heads_and_elements_of_the_batch(batch, head, query, key):
+    """Of a part of the heads and of the batch, wherever it begins."""
+    rng, dropout = np.random.default_rng(0), na.Dropout(0.5, 8)
+    q, k, v = rng.standard_normal((3, 4, 3, 80, 4))
+    score = na.Score(far_and_near, arrays=[np.linspace(0, 0.1, 80)])
+    part = np.s_[batch : batch + 2, head : head + 2]
+    origin = Origin(16 * query, 16 * key, batch, head, heads=3)
+    visible = np.zeros((80, 80), bool)
+    visible[16 * query :, 16 * key :] = True
+    want = na.attention(q, k, v, mask=visible, score=score, dropout=dropout)[part][..., 16 * query :, :]
+    q, (k, v) = q[part][..., 16 * query :, :], (x[part][..., 16 * key :, :] for x in (k, v))
+    problem, inputs = describe(q, k, v, dropout=dropout, score=score, origin=origin)
+    o, _ = api._run(problem, "forward", problem, inputs)
+    np.testing.assert_allclose(o, want, atol=1e-13)
