@@ -1110,6 +1110,48 @@ TABLE = [
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",
     }),
+    Faults("cuda/kernels/backward_mma.py", [f"cuda/kernels/test_backward_mma.py::test_{name}" for name in (
+        "groups_of_heads", "nothing_is_seen", "dropout", "causal"
+    )], {
+        "rows_between(mK, batch, head, first, end": "rows_between(mK, batch, head, first, shape(mK)[2]",
+        "rows_between(mDO, batch, head, first, end": "rows_between(mDO, batch, head, first, shape(mDO)[2]",
+        "maximum(longest(sight, tile), 1)": "longest(sight, tile)",
+        "            wait_copies()\n            sync_threads()": "            sync_threads()",
+        "sync_threads()                                      # this tile": "pass  # this tile",
+        "copy_queries(1 - stage,": "copy_queries(stage,",
+        "add_dq(mSums, tile, last, 1 - stage)\n            sQ": "add_dq(mSums, tile, last, stage)\n            sQ",
+        "sync_threads()                                  # all have read it": "pass  # all have read it",
+        "        wait_copies()\n        sync_threads()\n        if": "        wait_copies()\n        if",
+        "            add_dq(mSums, tile, last, 1 - stage)\n            sync_threads()": "            sync_threads()",
+        "sync_threads()                                      # all have read K": "pass  # all have read K",
+        "        put(sdS, dS)\n        sync_threads()\n": "        put(sdS, dS)\n",
+        "if needs_mask(sight": "if not needs_mask(sight",
+        "where(visible, P, 0)": "P",
+        "batch * heads + at.head": "at.head",
+        "maximum(P, 0) if HAS_DROPOUT else P": "P",
+        "dK * scale": "dK",
+        "dV * kept_scale": "dV",
+        "stages * adds_dq if HAS_WHOLE_ROWS else 1": "1",
+        "ADDS_DQ and at.m_blocks > 0": "ADDS_DQ",
+    }),
+    Faults("cuda/kernels/round_dq.py", [
+        "cuda/kernels/test_backward_mma.py::test_causal", "cuda/kernels/hopper/test_backward.py::test_causal"
+    ], {
+        "down % PARTS_A_SLOT * TILE_M": "down * TILE_M",
+        "load_lines if in_lines else load_registers": "load_lines",
+        "dQ * scale": "dQ",
+        "m0 < segment.queries": "m0 <= segment.queries",
+    }),
+    Faults("cuda/kernels/shared/query_tiles.py", [
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-warps]"
+    ], {
+        "opaque(tile.segment.first_padded_row) // tile_m + at.m_block": "at.m_block",
+        "m_end = minimum(m_end, tile.segment.queries)": "pass",
+    }),
+    Faults("cuda/kernels/shared/layouts.py", ["cuda/kernels/test_backward_mma.py::test_causal"], {
+        "max(threads // rows, 1), cols // 16": "max(threads // rows, 1), cols // 8",
+        "put(place, tile)\n        sync()": "put(place, tile)",
+    }),
     Faults("cuda/kernels/hopper/forward_producer.py", ["cuda/kernels/hopper/test_forward.py"], {
         "            tma_store_wait()\n": "",
         "head * heads_per_tile": "head",

@@ -219,7 +219,7 @@ class MmaTiles(NamedTuple):
     unit = "mma"
 
 
-# {largest head_dim: rows}, see shared.tables. TFLOP/s: bfloat16, full, on an H200, seqlen 1024, 4096, 16384
+# {largest head_dim: rows}, see shared.tables. TFLOP/s of a prototype on an H200: bfloat16, seqlen 1024, 4096, 16384
 TILES = {
     64: (MmaTiles(32, 128, 128, 2),),   # 293, 329, 337: 163 KB hold two blocks, 99 KB one
     128: (
