@@ -246,6 +246,12 @@ def rows(work):
     return (UNDER_PRESSURE.get(size, ()) if is_under_pressure(work) else ()) + TILES[size]
 
 
+def sizes(work, tiles):
+    """Both head_dims, that of q so large that each warp has columns of dQ."""
+    head_dim, head_dim_v = head_dims(work.problem)
+    return max(head_dim, 8 * tiles.threads // tiles.tile_m), head_dim_v
+
+
 def adds_in_lines(work):
     """Before 9.0 atomics are of one number each: a register of all threads is to lie together."""
     return work.device.cc < (9, 0)
@@ -255,14 +261,15 @@ def parameters(adds_dq):
     def found(work, tiles):
         results = tuple(work.dtypes[name].name for name in ("dk", "dv"))
         about = {"out_dtypes": results, "nbytes": work.nbytes, "adds_dq": adds_dq, "in_lines": adds_in_lines(work)}
-        return compiled_in(work, tiles, head_dims(work.problem)) | about
+        return compiled_in(work, tiles, sizes(work, tiles)) | about
 
     return found
 
 
 def part_of_dq(work):
     """What `round_dq` is to round."""
-    tiles, (head_dim, _) = SPEC.fitting(work), head_dims(work.problem)
+    tiles = SPEC.fitting(work)
+    head_dim, _ = sizes(work, tiles)
     across = warps_across(tiles.tile_m, head_dim, tiles.threads)
     return Part(tiles.tile_m, head_dim, tiles.threads, across, adds_in_lines(work))
 

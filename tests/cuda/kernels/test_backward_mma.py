@@ -1,12 +1,18 @@
 """In small tiles, of which a warp has whole rows of S or shares them; the tiles of plans beyond that, compiled."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.backward_mma import MmaTiles, backward_mma
+from numbattn.cuda.kernels.backward_mma import TILES as TABLE
+from numbattn.cuda.kernels.backward_mma import UNDER_PRESSURE, MmaTiles, backward_mma, sizes
 from numbattn.cuda.kernels.round_dq import Part, round_dq
 from numbattn.cuda.kernels.shared.layouts import warps_across
+from numbattn.cuda.kernels.shared.tables import HEAD_DIMS
+from numbattn.cuda.tile import mma
 from tests.accuracy import assert_accurate
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
@@ -97,3 +103,18 @@ def test_no_bank_conflicts(rng, tiles, cc, size):
     """Rows of tables, with aligned rows."""
     known = check(rng, tiles, cc=cc, size=size, nbytes=16, m=70, n=130, d=size, e=size)
     assert not +known.conflicts
+
+
+@pytest.mark.parametrize(("largest", "tiles"), [
+    (largest, tiles) for table in (TABLE, UNDER_PRESSURE) for largest, rows in table.items() for tiles in rows
+], ids=str)  # fmt: skip
+def test_every_warp_has_sums_of_its_own(largest, tiles):
+    """Of both head_dims, however small one is beside the other; 16 columns of them, where warps share rows."""
+    for head_dim, head_dim_v in product((d for d in HEAD_DIMS if d <= largest), repeat=2):
+        work = SimpleNamespace(problem=SimpleNamespace(head_dim=head_dim, head_dim_v=head_dim_v))
+        d, e = sizes(work, tiles)
+        assert d >= head_dim and e >= head_dim_v
+        for rows, cols in ((tiles.tile_n, tiles.tile_m), (tiles.tile_n, d), (tiles.tile_n, e), (tiles.tile_m, d)):
+            layout = mma(rows, cols, tiles.threads, warps_across(rows, cols, tiles.threads))
+            assert layout.rows.slots * layout.cols.slots * tiles.threads == rows * cols
+            assert layout.has_whole_rows or layout.cols.slots % 4 == 0

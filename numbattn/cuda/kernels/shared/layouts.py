@@ -51,9 +51,10 @@ def sums(unit, lanes, rows, cols, threads, run=1):
 
 def warps_across(rows, cols, threads):
     """How many warps are to share rows of sums of mma.sync on 16 bits: a warp has 32, so that a right operand that it
-    reads from shared memory serves two instructions; or 16, where else it had less than 16 columns.
+    reads from shared memory serves two instructions; or 16, where else it had no multiple of 16 columns.
     """
-    return min(max(threads // rows, 1), cols // 16)
+    sixteens = cols // 16
+    return min(max(threads // rows, 1), sixteens & -sixteens)
 
 
 def places_of(transposed):
