@@ -113,7 +113,8 @@ def test_every_warp_has_sums_of_its_own(largest, tiles):
     for head_dim, head_dim_v in product((d for d in HEAD_DIMS if d <= largest), repeat=2):
         work = SimpleNamespace(problem=SimpleNamespace(head_dim=head_dim, head_dim_v=head_dim_v))
         d, e = sizes(work, tiles)
-        assert d >= head_dim and e >= head_dim_v
+        assert d >= head_dim
+        assert e >= head_dim_v
         for rows, cols in ((tiles.tile_n, tiles.tile_m), (tiles.tile_n, d), (tiles.tile_n, e), (tiles.tile_m, d)):
             layout = mma(rows, cols, tiles.threads, warps_across(rows, cols, tiles.threads))
             assert layout.rows.slots * layout.cols.slots * tiles.threads == rows * cols
