@@ -144,6 +144,9 @@ SPILLS = [
     row("backward_wide", "float16", 192, 64, "blocks", **UNALIGNED, spills=128),
     row("backward_q", "bfloat16", 192, 192, ALL, **DROPOUT, **UNALIGNED, **DETERMINISTIC, spills=128),
     row("backward_q", "float16", 256, 256, "dense", **UNALIGNED, spills=128),
+    # addresses, beside those of a segment: read back once a tile
+    row("backward_mma", "float16", 128, 128, "packed", cc=(8, 6), spills=128, **NARROW),
+    row("backward_mma", "bfloat16", 128, 128, "packed", cc=(10, 0), spills=32, **NARROW),
     # what an array of a mask and a score take beside dP, and the derivative of a score
     row("backward_mma", "float16", 64, 64, EDGES, "sink, alibi", cc=(8, 6), spills=16),
     row("backward_mma", "bfloat16", 64, 64, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=32),

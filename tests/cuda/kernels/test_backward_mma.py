@@ -28,7 +28,7 @@ EACH = pytest.mark.parametrize("tiles", TILES)
 
 def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **problem):
     """The gradients. Returns what is known of the kernel's PTX."""
-    case, tiles, in_lines = call(rng, DTYPE, **problem), TILES.get(tiles, tiles), cc < (9, 0)
+    case, tiles, in_lines = call(rng, DTYPE, **{"d": 24, "e": 16} | problem), TILES.get(tiles, tiles), cc < (9, 0)
     arrays = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(arrays[name].shape, DTYPE) for name in ("qkv" if adds_dq else "kv")}
     source = backward_mma(
