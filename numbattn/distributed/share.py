@@ -117,7 +117,7 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
         mask, score = as_mask(call.mask), as_parts(call.score)
         mask = Causal() & mask if flag("causal", call.causal) else mask
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
-        own = _facts(problem, mask, call, score)
+        own = _facts(problem, mask, inputs, score)
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
@@ -135,14 +135,14 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     return share
 
 
-def _facts(problem: Problem, mask: Mask, call: Call, score: tuple[Part, ...]) -> Facts:
+def _facts(problem: Problem, mask: Mask, inputs: Inputs, score: tuple[Part, ...]) -> Facts:
     shapes = {
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
     rows = [part.bias.shape[-2] if isinstance(part, Bias) and part.bias.ndim > 1 else 1 for part in score]
     own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: rows}
-    return {**shapes, **options(mask, call.scale, call.dropout, score), **own}
+    return {**shapes, **options(mask, inputs.scale, inputs.dropout, score), **own}
 
 
 def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:

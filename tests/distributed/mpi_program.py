@@ -16,7 +16,7 @@ Q, K, V, DO = np.random.default_rng(0).standard_normal((4, 2, 300, 16))
 
 def same(ring, world):
     """As on one device, and as on as many simulated ranks, bit for bit."""
-    score = [na.Alibi(np.array([0.1, 0.2])), na.Sink(0.5)]
+    score = [na.Alibi(np.array([0.1, 0.2])), na.Sink(0.5), na.Score(lambda s, batch, head, i, j: s - 0.01 * abs(i - j))]
     options = {"causal": True, "dropout": na.Dropout(0.3, 1), "score": score}
     o, backprop = nad.attention_vjp(ring, *map(ring.split, (Q, K, V)), **options)
     grads = backprop(ring.split(DO))
