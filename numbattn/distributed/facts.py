@@ -9,6 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
+from ..functions import Score
 from ..masks import Mask
 from ..scores import Part
 from ..values import shown
@@ -29,6 +30,8 @@ def value(x: Any) -> str:
     decide what travels: they have a checksum."""
     if isinstance(x, tuple):
         return ", ".join(map(value, x))
+    if isinstance(x, Score):
+        return f"Score({x.function.__qualname__} of digest {x._identity.digest}, {value(x.arrays)})"
     if not isinstance(x, Mask | Part):
         return shown(x)
     axis, found = x._axis_of_queries, []

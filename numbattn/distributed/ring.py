@@ -54,7 +54,8 @@ def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     share = yield from share_of(place, q, k, v, call)
     sums = share.problem.sum_dtype
     o = np.zeros(share.problem.out_shape, sums, like=q)
-    lse = np.full(share.problem.lse_shape, -math.inf, sums, like=q)
+    lse = np.zeros(share.problem.lse_shape, sums, like=q)
+    lse[...] = -math.inf
     ticket = None
     for step in range(place.ranks):
         source, keys = (place.rank - step) % place.ranks, (yield from keys_of(share, step, ticket))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..checks import flag
 from ..masks import All, Causal, Mask, as_mask, cropped
@@ -47,6 +49,14 @@ class Share:
     queries: Pieces
     keys: Pieces
     alone: tuple[bool, ...]  # for each part of the score, whether its array has only the rows of the rank
+    known: dict[Any, Any] = field(default_factory=dict)  # the pairs of two ranks
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries and keys there are in all."""
+        seqlen_q, seqlen_k = (max((piece.end for own in of_all for piece in own), default=0)
+                              for of_all in (self.queries, self.keys))  # fmt: skip
+        return seqlen_q, seqlen_k
 
     @property
     def sink(self) -> Sink | None:
@@ -59,7 +69,10 @@ class Share:
 
     def pairs(self, rank: int, source: int) -> list[tuple[Piece, Piece]]:
         """Pieces of a rank's queries and of another one's keys which they may see: the same on all ranks."""
-        return [(a, b) for a in self.queries[rank] for b in self.keys[source] if self.shows(a, b)]
+        if (rank, source) not in self.known:
+            found = [(a, b) for a in self.queries[rank] for b in self.keys[source] if self.shows(a, b)]
+            self.known[rank, source] = found
+        return self.known[rank, source]
 
     def needed(self, rank: int, source: int) -> list[Piece]:
         """The keys in these pairs."""
@@ -70,35 +83,30 @@ class Share:
         return _shows(mask, crop) if mask._holds_arrays else _shows_by_numbers(mask, crop)
 
     def crop(self, a: Piece, b: Piece) -> Crop:
-        seqlen_q, seqlen_k = (sum(piece.length for own in pieces for piece in own)
-                              for pieces in (self.queries, self.keys))  # fmt: skip
-        return Crop(a.first, a.length, b.first, b.length, seqlen_q, seqlen_k, a.row, self.problem.seqlen_q)
+        return Crop(a.first, a.length, b.first, b.length, *self.sizes, a.row, self.problem.seqlen_q)
 
     def block(self, a: Piece, b: Piece, k: Any, v: Any) -> tuple[Problem, Inputs]:
         """The call of a piece of the rank's queries with a piece of anyone's keys."""
         crop = self.crop(a, b)
         return describe(
             self.inputs.q[..., a.rows, :], k, v, False, cropped(self.mask, crop), self.inputs.scale,
-            self.inputs.dropout, self.cropped(self.parts, crop), origin=Origin(a.first, b.first, 0, 0,
-            self.problem.heads), wide=True,
+            self.inputs.dropout, [part._cropped(crop, self.mask._frame) for part in self.parts],
+            origin=Origin(a.first, b.first, heads=self.problem.heads), wide=True,
         )  # fmt: skip
-
-    def cropped(self, parts: list[Part], crop: Crop) -> list[Part]:
-        return [part._cropped(crop, self.mask._frame) for part in parts]
 
     def check(self) -> None:
         """Refuse masks and scores that do not fit the whole, or the rank's rows of it."""
-        crop = self.crop(Piece(0, 0, 0), Piece(0, 0, 0))
-        whole = replace(self.problem, seqlen_q=crop.seqlen_q, seqlen_k=crop.seqlen_k)
-        shape = *whole.batch, whole.seqlen_q, whole.seqlen_k
-        for leaf in _without_rows(self.mask)._fit(shape)._leaves:
+        seqlen_q, seqlen_k = self.sizes
+        whole = replace(self.problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        for leaf in _without_rows(self.mask)._fit((*whole.batch, *self.sizes))._leaves:
             _check_held(whole, "mask", leaf)
-        for part in self.score:
-            if part._axis_of_queries is None:
-                part._fit(whole.batch, whole.seqlen_q, whole.seqlen_k)
-                _check_held(whole, "score", part)
-        for a, b in self.pairs(self.place.rank, self.place.rank)[:1]:
-            self.block(a, b, *(x[..., b.rows, :] for x in (self.inputs.k, self.inputs.v)))
+        for a in self.queries[self.place.rank][:1]:
+            for b in [b for own in self.keys for b in own][:1]:
+                k, v = (np.broadcast_to(np.zeros((), x.dtype, like=x), (*x.shape[:-2], b.length, x.shape[-1]))
+                        for x in (self.inputs.k, self.inputs.v))  # fmt: skip
+                self.block(a, b, k, v)
+        if self.sink is not None:
+            self.sink._fit(whole.batch, *self.sizes)
 
 
 def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any, Any, Share]:
@@ -109,7 +117,7 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
         mask, score = as_mask(call.mask), as_parts(call.score)
         mask = Causal() & mask if flag("causal", call.causal) else mask
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
-        own = _facts(problem, mask, call, score)
+        own = _facts(problem, mask, inputs, score)
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
@@ -127,14 +135,14 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     return share
 
 
-def _facts(problem: Problem, mask: Mask, call: Call, score: tuple[Part, ...]) -> Facts:
+def _facts(problem: Problem, mask: Mask, inputs: Inputs, score: tuple[Part, ...]) -> Facts:
     shapes = {
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
     rows = [part.bias.shape[-2] if isinstance(part, Bias) and part.bias.ndim > 1 else 1 for part in score]
     own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: rows}
-    return {**shapes, **options(mask, call.scale, call.dropout, score), **own}
+    return {**shapes, **options(mask, inputs.scale, inputs.dropout, score), **own}
 
 
 def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
-
 from .driver import Together
 from .messages import Exchange, Gather, Sum, Wait
 from .pieces import ZIGZAG
@@ -63,7 +61,7 @@ class Simulated(Together):
 
     def _delivered(self, x: Any, source: int, to: int) -> Any:
         """An array of one rank, for another one."""
-        return np.array(x, copy=True, order="C", like=x)
+        return x.copy(order="C")
 
 
 class Turns:

@@ -7,55 +7,59 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import numbattn as na
 from numbattn import distributed as nad
 
-RING = nad.Mpi(MPI.COMM_WORLD, timeout=5.0)
 Q, K, V, DO = np.random.default_rng(0).standard_normal((4, 2, 300, 16))
-SPLIT = [RING.split(x) for x in (Q, K, V)]
 
 
-def same():
+def same(ring, world):
     """As on one device, and as on as many simulated ranks, bit for bit."""
-    score = [na.Alibi(np.array([0.1, 0.2])), na.Sink(0.5)]
+    score = [na.Alibi(np.array([0.1, 0.2])), na.Sink(0.5), na.Score(lambda s, batch, head, i, j: s - 0.01 * abs(i - j))]
     options = {"causal": True, "dropout": na.Dropout(0.3, 1), "score": score}
-    o, backprop = nad.attention_vjp(RING, *SPLIT, **options)
-    grads = backprop(RING.split(DO))
-    got = [*map(RING.join, (o, *grads)), *grads.score]
+    o, backprop = nad.attention_vjp(ring, *map(ring.split, (Q, K, V)), **options)
+    grads = backprop(ring.split(DO))
+    got = [*map(ring.join, (o, *grads)), *grads.score]
     want_o, want = na.attention_vjp(Q, K, V, **options)
     for x, y in zip(got, (want_o, *want(DO), *want(DO).score), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
     bits = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
-    simulated = nad.Simulated(RING.ranks)
+    simulated = nad.Simulated(ring.ranks)
     alike = simulated.join(nad.attention(simulated, *map(simulated.split, bits)))
-    found = RING.join(nad.attention(RING, *map(RING.split, bits)))
+    found = ring.join(nad.attention(ring, *map(ring.split, bits)))
     assert found.dtype == ml_dtypes.bfloat16
     assert found.tobytes() == alike.tobytes()
 
 
-def differs():
+def differs(ring, world):
     with pytest.raises(ValueError, match=r"scale: got 0.5 on rank 0, 1.5 on rank 1, expected the same on all ranks"):
-        nad.attention(RING, *SPLIT, scale=0.5 + RING.rank)
+        nad.attention(ring, *map(ring.split, (Q, K, V)), scale=0.5 + ring.rank)
 
 
-def gone():
+def gone(ring, world):
     """A rank that does something else: the other one does not wait for ever."""
-    if RING.rank == 0:
+    if ring.rank == 0:
         with pytest.raises(TimeoutError, match="rank 0 has waited 5 s for all others"):
-            nad.attention(RING, *SPLIT)
-    MPI.COMM_WORLD.Barrier()
+            nad.attention(ring, *map(ring.split, (Q, K, V)))
+    world.Barrier()
     os._exit(0)  # MPI's own end would wait for what has not arrived
 
 
-def killed():
-    nad.attention(RING, *SPLIT)
-    if RING.rank == 1:
+def killed(ring, world):
+    nad.attention(ring, *map(ring.split, (Q, K, V)))
+    if ring.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    nad.attention(RING, *SPLIT)
+    nad.attention(ring, *map(ring.split, (Q, K, V)))
+
+
+def main(name):
+    from mpi4py import MPI
+
+    ring = nad.Mpi(MPI.COMM_WORLD, timeout=5.0)
+    {"same": same, "differs": differs, "gone": gone, "killed": killed}[name](ring, MPI.COMM_WORLD)
+    print("done", ring.rank)
 
 
 if __name__ == "__main__":
-    {"same": same, "differs": differs, "gone": gone, "killed": killed}[sys.argv[1]]()
-    print("done", RING.rank)
+    main(sys.argv[1])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.distributed.facts import value
 from numbattn.distributed.messages import Gather
 from numbattn.distributed.ring import forward
 from numbattn.distributed.share import Call, Place
@@ -37,7 +38,7 @@ def errors(*by_rank):
     ((*[X.astype(np.float32)] * 3, SAME), "q: got float64 of numpy, (2, ..., 8) on ranks 0, 2, float32"),
     ((X, X, X[0], SAME), "v: got float64 of numpy, (2, ..., 8) on ranks 0, 2, float64 of numpy, (..., 8) on rank 1"),
     ((X, X, X, SAME._replace(causal=True)), "mask: got All() on ranks 0, 2, All(Causal(None)) on rank 1"),
-    ((X, X, X, SAME._replace(scale=2.0)), "scale: got None on ranks 0, 2, 2.0 on rank 1"),
+    ((X, X, X, SAME._replace(scale=2.0)), "scale: got 0.35355339059327373 on ranks 0, 2, 2.0 on rank 1"),
     ((X, X, X, SAME._replace(dropout=na.Dropout(0.1, 1))), "dropout: got None on ranks 0, 2, Dropout(p=0.1, seed=1"),
     ((X, X, X, SAME._replace(score=na.Softcap(2.0))), "score: part 0: got None on ranks 0, 2, Softcap(2.0) on rank 1"),
 ])  # fmt: skip
@@ -53,6 +54,20 @@ def test_what_decides_what_travels_is_compared_by_value():
     first, second = errors(*calls)
     assert first == second
     assert first.startswith("ValueError mask: got Segments(<int64 array (3,)> of checksum")
+
+
+def test_a_function_is_what_it_does():
+    """Not where it lies, which differs from process to process."""
+    def score(slope):
+        def function(s, batch, head, i, j, table):
+            return s - slope * abs(i - j) + table[i]
+
+        return na.Score(function, arrays=[np.zeros(9)])
+
+    assert value(score(1.0)) == value(score(1.0))
+    assert value(score(1.0)) != value(score(2.0))
+    assert " at 0x" not in value(score(1.0))
+    assert "<float64 array (9,)>" in value(score(1.0))
 
 
 def test_rows_of_their_own_are_no_difference():
