@@ -29,7 +29,7 @@ from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.features import decoding, packed, scores
 from pictures.paper import figure2, figure3
-from pictures.speed import accuracy, deterministic, floats, readme_table, rooflines, speed
+from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
 from pictures.training import documents, long_range, training
 from PIL import Image
 from tabulate import tabulate
@@ -58,6 +58,8 @@ RUNS = {
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
     "deterministic": Run("gpu.py --deterministic --pass backward --dtype bfloat16 --head-dim 64 128 "
                          "--seqlen 1024 4096 16384 --rounds 3 --peers numbattn flash cudnn fa4"),
+    "mma": Run("gpu.py --speed --tier mma --dtype bfloat16 --head-dim 64 128 256 --seqlen 1024 2048 4096 16384 "
+               "--peers numbattn flash --rounds 3"),
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 128 --seqlen 4096 16384 --rounds 3"),
     "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
     "figure3": Run("figure3.py --minutes 6",
@@ -81,6 +83,7 @@ SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
     Section("Beside what the GPU can do", "speed", rooflines),
     Section("Gradients equal bit for bit", "deterministic", deterministic),
+    Section("Kernels for Ampere and later GPUs", "mma", mma),
     Section("How exact", "accuracy", accuracy),
     Section("Scores and masks", "scores", scores),
     Section("The paper's Figure 2", "figure2", figure2),

@@ -122,6 +122,7 @@ def figure3(results):
         axis.set_title(setting.replace("none", "plain").replace("+", ", "))
         axis.sharey(axes[0, 0])
         axis.tick_params(labelleft=axis is axes[0, 0])
+    axes[0, 0].autoscale(axis="y")  # to what is in all of them
     axes[0, 0].set_ylabel("ms, forward + backward")
     first = select(records, setting=settings[0])
     _by_seqlen(axes[0, -1], first, lambda record: record["bytes"] / 1e6)

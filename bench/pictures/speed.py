@@ -63,8 +63,9 @@ def speed(results):
     ratios, first = [x for of in passes for x in found[of]], records[0]
     title = "TFLOP/s of numbattn"
     if ratios:
-        title = (f"{geometric_mean(ratios):.2f} times as fast as the best of {len(peers)} others, the geometric mean "
-                 f"of {len(ratios)} cells; slower in {sum(ratio < 1 for ratio in ratios)}")  # fmt: skip
+        others = f"the best of {len(peers)} others" if len(peers) > 1 else label_of(*peers)
+        title = (f"{geometric_mean(ratios):.2f} times as fast as {others}, the geometric mean of {len(ratios)} cells; "
+                 f"slower in {sum(ratio < 1 for ratio in ratios)}")  # fmt: skip
     text = (
         f"In {first['dtype']}, batch * seqlen = {first['batch'] * first['seqlen']} tokens, heads * head_dim = "
         f"{first['heads'] * first['head_dim']}, beside {listed(peers)}. In a cell, above and as its colour: "
@@ -79,6 +80,14 @@ def deterministic(results):
     """The same of gradients that are equal bit for bit from call to call."""
     figure, text = speed(results)
     return figure, f"numbattn with deterministic=True, the others as by default. {text}"
+
+
+def mma(results):
+    """The same of the kernels for GPUs before and after Hopper."""
+    figure, text = speed(results)
+    gpu = results["machine"]["gpu"]["name"]
+    return figure, (f"Half precision from compute capability 8.0 on, by mma.sync, on an {gpu} in place of Hopper's own "
+                    f"kernels (--tier mma); other GPUs were not measured. {text}")  # fmt: skip
 
 
 def speed_rows(records):
@@ -147,7 +156,7 @@ def accuracy(results):
         lines(axis, seqlens, rms)
         powers_of_two(axis, seqlens)
         axis.ticklabel_format(axis="y", scilimits=(0, 0))
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * max(axis.get_ylim()))
         axis.set_title(f"{dtype}, {of}", loc="right")
     for axis in axes[-1]:
         axis.set_xlabel("seqlen")

@@ -52,6 +52,10 @@ def deterministic():
     return {"arguments": {}, "speed": [record for record in speed()["speed"] if record["pass"] == "backward"]}
 
 
+def mma():
+    return speed(peers={"numbattn": 0.33, "flash": 0.31})
+
+
 def accuracy(dtypes=("float16", "float32"), head_dims=(64, 128), seqlens=(512, 1024)):
     unit = {"float16": 4e-4, "bfloat16": 3e-3, "float32": 3e-7}
     worse = {"numbattn": 1.0, "flash": 1.01, "cudnn": 1.2, "cupy": 1.9}
@@ -239,5 +243,5 @@ def documents(contexts=(512, 1024, 2048, 4096)):
 
 
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
-        long_range, packed, scores, speed, training)
+        long_range, mma, packed, scores, speed, training)
 MADE = {run.__name__: run for run in RUNS}
