@@ -1042,7 +1042,7 @@ TABLE = [
         "deterministic, score, latest.get())": "deterministic, score)",
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/plan/test_tiers.py"], {
-        "is_for_hopper(work) and bool(dtype_of_tma_bias(work))\n": "bool(dtype_of_tma_bias(work))\n",
+        "(spec,), WGMMA)\n\n\ndef diagonals_route": "(spec,))\n\n\ndef diagonals_route",
     }),
     Faults("cuda/plan/arguments.py", ["cuda/plan/test_planner.py::test_what_is_not_aligned_is_copied_for_cp_async"], {
         "class AlignedMatrix(Matrix):": "class AlignedMatrix(Matrix):\n    find = Matrix.find\n\nclass Unused(Matrix):",
