@@ -1019,7 +1019,6 @@ TABLE = [
         "groups_of_heads", "nothing_is_seen", "dropout", "causal"
     )], {
         "rows_between(mK, batch, head, first, end": "rows_between(mK, batch, head, first, shape(mK)[2]",
-        "rows_between(mDO, batch, head, first, end": "rows_between(mDO, batch, head, first, shape(mDO)[2]",
         "maximum(longest(sight, tile), 1)": "longest(sight, tile)",
         "            wait_copies()\n            sync_threads()": "            sync_threads()",
         "sync_threads()                                      # this tile": "pass  # this tile",
@@ -1038,6 +1037,12 @@ TABLE = [
         "dV * kept_scale": "dV",
         "stages * adds_dq if HAS_WHOLE_ROWS else 1": "1",
         "ADDS_DQ and at.m_blocks > 0": "ADDS_DQ",
+    }),
+    Faults("cuda/kernels/backward_mma.py", [
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-warps]"
+    ], {
+        "rows_between(mQ, batch, head, first, end": "rows_between(mQ, batch, head, first, shape(mQ)[2]",
+        "rows_between(mDO, batch, head, first, end": "rows_between(mDO, batch, head, first, shape(mDO)[2]",
     }),
     Faults("cuda/kernels/round_dq.py", [
         "cuda/kernels/test_backward_mma.py::test_causal", "cuda/kernels/hopper/test_backward.py::test_causal"
