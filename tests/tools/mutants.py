@@ -1050,7 +1050,6 @@ TABLE = [
         "down % PARTS_A_SLOT * TILE_M": "down * TILE_M",
         "load_lines if in_lines else load_registers": "load_lines",
         "dQ * scale": "dQ",
-        "m0 < segment.queries": "m0 <= segment.queries",
     }),
     Faults("cuda/kernels/shared/query_tiles.py", [
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-warps]"
