@@ -68,8 +68,8 @@ def copy_async(shared, matrix, layout, first):
             rows_left, cols_left = b.sub(source.rows, row0), b.sub(source.cols, col0)
             lefts = [b.select(b.icmp_signed("<", I32(x), cols_left), rows_left, I32(0)) for x in acrosses]
             target = b.ptrtoint(b.gep(pointer, [start]), I32)
-            origin = None if source.page_size else b.ptrtoint(source.place(row0, col0), I64)
-            stride = b.trunc(source.row_stride, I32)
+            stride, column = b.trunc(source.row_stride, I32), b.ptrtoint(b.gep(source.data, [col0]), I64)
+            origin = None if source.page_size else asm(b, "mad.wide.s32 $0, $1, $2, $3;", I64, row0, stride, column)
             for down in layout.rows.offsets:
                 if source.page_size:
                     row = b.add(row0, I32(down))

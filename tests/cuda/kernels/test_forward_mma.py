@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.cuda import kernels
 from numbattn.cuda.kernels.forward_mma import forward_mma
 from numbattn.cuda.plan import tier
+from numbattn.cuda.tile import rescaled, thread_index
 from tests.accuracy import assert_accurate, exact, plain, random
 from tests.tools.device import AMPERE, HOPPER, on
 from tests.tools.launch import launch, poisoned, simulated_only
@@ -15,18 +17,18 @@ from .calls import call
 TILE, THREADS = 32, 64
 
 
-def check(case, held=True, at_once=1):
+def check(case, held=True, at_once=1, tile_n=TILE):
     """o and lse. Returns what is known of the PTX, see `launch`."""
     dtype = case.q.dtype
     source = forward_mma(
-        dtype=dtype.name, head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=TILE, threads=THREADS, held=held,
+        dtype=dtype.name, head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=tile_n, threads=THREADS, held=held,
         mask=case.mask, score=(), dropout=case.kept_scale != 1,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape)
     batches, heads, m = lse.shape
     found = launch(
         source.function, (batches * heads * -(-m // TILE), 1, 1), THREADS, source.shared, case.q, case.k, case.v, o,
-        lse, case.sight_of("q", TILE, TILE), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        lse, case.sight_of("q", TILE, tile_n), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
         np.int32(at_once),
     )  # fmt: skip
     for name, got in (("o", o), ("lse", lse)):
@@ -39,12 +41,12 @@ def small(rng, dtype=np.float16, **options):
     return call(rng, dtype, **{"d": 56, "e": 40} | options)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_tiles_and_groups(rng, held):
-    """The last tiles end before 32; two warps share K and V."""
-    found = check(small(rng, heads=4, heads_k=2, m=40, n=75), held, at_once=3)
+@pytest.mark.parametrize(("held", "tile_n"), [(True, 32), (False, 16)])
+def test_tiles_and_groups(rng, held, tile_n):
+    """The last tiles end before 32; two warps share K and V; O is staged where V was, if there are fewer keys."""
+    found = check(small(rng, heads=4, heads_k=2, m=40, n=75), held, at_once=3, tile_n=tile_n)
     if found:
-        visits, words = 8 * 3, 2 * TILE * 64                    # tiles of queries and keys; elements of K and V
+        visits, words = 8 * -(-75 // tile_n), 2 * tile_n * 64       # tiles of queries and keys; elements of K and V
         executed = {op.split(".")[0]: n for op, n in found.executed.items() if op.startswith("mma")}
         assert executed == {"mma": visits * words * TILE // 2 // (16 * 8 * 16)}
         matrices = sum(n for op, n in found.executed.items() if "ldmatrix" in op)
@@ -65,6 +67,21 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(rng, mask):
     check(small(rng, heads=2, m=70, n=75, **MASKS[mask]), held=mask != "causal")
+
+
+@simulated_only
+def test_tiles_that_are_empty_are_skipped(rng, monkeypatch):
+    """At the start, in between, and a row of them."""
+    visits = []
+
+    def counted(x, factor):
+        visits.append(thread_index())
+        return rescaled(x, factor)
+
+    monkeypatch.setattr(kernels.forward_mma, "rescaled", counted)
+    blocks = np.array([[[[0, 0, 1], [0, 0, 0], [1, 0, 1]]]], bool)
+    check(small(rng, m=70, n=75, mask=na.BlockSparse(blocks, (TILE, TILE))))
+    assert visits.count(0) == 3
 
 
 @simulated_only
