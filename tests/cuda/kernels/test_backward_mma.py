@@ -76,10 +76,10 @@ def test_blocks(rng, tiles):
 
 
 @simulated_only
-@pytest.mark.parametrize("adds_dq", [True, False])
+@pytest.mark.parametrize("mask", [na.Causal(offset=-64), na.Lengths(np.array([[0]]))], ids=["by most", "by all"])
 @EACH
-def test_nothing_is_seen(rng, tiles, adds_dq):
-    check(rng, tiles, adds_dq, m=70, n=20, mask=na.Causal(offset=-64))
+def test_nothing_is_seen(rng, tiles, mask):
+    check(rng, tiles, m=70, n=20, mask=mask)
 
 
 @EACH
