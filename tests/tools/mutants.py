@@ -218,7 +218,7 @@ TABLE = [
     Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/shared/test_dropout.py::test_what_is_kept"], {
         "m0 + drops.first_query, n0 + drops.first_key": "m0 + drops.first_query, n0",
     }),
-    Faults("cuda/kernels/scores/function.py", ["test_origin.py::test_on_a_gpu[function]"], {
+    Faults("cuda/kernels/scores/function.py", ["cuda/test_origin.py::test_parts_make_the_whole"], {
         "of_rows, S, i + m0, j + n0,": "of_rows, S, i + m0, n0,",
         "of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k)": "of_rows, S, i + m0, j + n0, (seqlen_q, seqlen_k)",
     }),
