@@ -195,3 +195,17 @@ def test_heads_and_elements_of_the_batch(batch, head, query, key):
     problem, inputs = describe(q, k, v, dropout=dropout, score=score, origin=origin)
     o, _ = api._run(problem, "forward", problem, inputs)
     np.testing.assert_allclose(o, want, atol=1e-13)
+
+
+def test_an_origin_compiles_nothing():
+    """It is a number of the call, like a seed."""
+    from numbattn.cpu.forward import forward_kernel
+
+    x, dropout = np.zeros((2, 40, 4)), na.Dropout(0.5, 8)
+    na.attention(x, x, x)
+    compiled = list(forward_kernel.signatures)
+    for origin in (None, Origin(32, 64, 1, 2, 8)):
+        problem, inputs = describe(x, x, x, dropout=dropout, origin=origin)
+        api._run(problem, "forward", problem, inputs)
+    assert forward_kernel.signatures == compiled
+    assert problem == describe(x, x, x, dropout=dropout)[0]
