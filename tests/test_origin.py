@@ -14,8 +14,6 @@ from numbattn.masks import as_mask, cropped
 from numbattn.origin import Crop, Origin
 from numbattn.problem import Saved, describe
 from tests.problems import MASKS, Draw, Limit
-from tests.tools.device import AMPERE, on
-from tests.tools.launch import world_of
 
 SMALL = Limit(140, 40_000, 16)
 SEGMENTED = {
@@ -126,21 +124,21 @@ SCORES = {
 }
 
 
-def part_passes(q, k, v, do, query, key, whole, mask, score, dropout, frame=None):
-    """o, lse and gradients of queries from `query` on and keys from `key` on, 48 at most of each."""
-    crop = Crop(query, min(48, 100 - query), key, min(48, 100 - key), 100, 100)
+def part_passes(q, k, v, do, query, key, size, whole, mask, score, dropout):
+    """o, lse and gradients of queries from `query` on and keys from `key` on, so many of each."""
+    crop = Crop(query, min(size, 100 - query), key, min(size, 100 - key), 100, 100)
     origin = Origin(query, key, heads=2)
-    q, do = (x[..., query : query + 48, :] for x in (q, do))
-    k, v = (x[..., key : key + 48, :] for x in (k, v))
-    score = [part._cropped(crop, frame) for part in score]
+    q, do = (x[..., query : query + size, :] for x in (q, do))
+    k, v = (x[..., key : key + size, :] for x in (k, v))
+    score = [part._cropped(crop, mask._segments) for part in score]
     problem, inputs = describe(q, k, v, False, cropped(mask, crop), None, dropout, score, origin=origin, wide=True)
     o, saved = api._run(problem, "forward", problem, inputs)
-    final = Saved(problem, inputs, whole.o[..., query : query + 48, :].astype(o.dtype),
-                  np.ascontiguousarray(whole.lse[..., query : query + 48]))  # fmt: skip
+    final = Saved(problem, inputs, whole.o[..., query : query + size, :].astype(o.dtype),
+                  np.ascontiguousarray(whole.lse[..., query : query + size]))  # fmt: skip
     return o, saved.lse, api._run(problem, "backward", final, do)
 
 
-def assert_parts_make_the_whole(rng, dtype, tolerance, score, dropout):
+def assert_parts_make_the_whole(rng, dtype, tolerance, score, dropout, size=48):
     q, k, v, do = rng.standard_normal((4, 2, 2, 100, 8)).astype(dtype)
     mask = na.Segments([0, 30, 100]) & na.Causal()
     score = [part._like(q) for part in SCORES[score]]
@@ -148,23 +146,22 @@ def assert_parts_make_the_whole(rng, dtype, tolerance, score, dropout):
     grads = na.attention_backward(do, saved)
     dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
     of_score = [np.zeros(x.shape) for part in score if part._wants_gradient for x in part._weights]
-    for query in range(0, 100, 48):
+    for query in range(0, 100, size):
         states = []
-        for key in range(0, 100, 48):
-            o_part, lse, (x, y, z) = found = part_passes(q, k, v, do, query, key, saved, mask, score, dropout,
-                                                         mask._segments)  # fmt: skip
+        for key in range(0, 100, size):
+            o_part, lse, (x, y, z) = found = part_passes(q, k, v, do, query, key, size, saved, mask, score, dropout)
             states.append((o_part, lse))
-            dq[..., query : query + 48, :] += x
-            dk[..., key : key + 48, :] += y
-            dv[..., key : key + 48, :] += z
+            dq[..., query : query + size, :] += x
+            dk[..., key : key + size, :] += y
+            dv[..., key : key + size, :] += z
             assert o_part.dtype == x.dtype == lse.dtype
             parts = [dx for dx in found[2].score if dx is not None]
             for sums, dx in zip(of_score, parts):
-                rows = slice(query, query + 48) if sums.shape == (100, 1) else ...
+                rows = slice(query, query + size) if sums.shape == (100, 1) else ...
                 sums[rows] += dx
         merged, lse = na.merge(states)
-        np.testing.assert_allclose(merged, o[..., query : query + 48, :].astype(merged.dtype), atol=tolerance)
-        np.testing.assert_allclose(lse, saved.lse[..., query : query + 48], atol=tolerance)
+        np.testing.assert_allclose(merged, o[..., query : query + size, :].astype(merged.dtype), atol=tolerance)
+        np.testing.assert_allclose(lse, saved.lse[..., query : query + size], atol=tolerance)
     wanted = [*grads, *(dx for dx in grads.score if dx is not None)]
     for got, want in zip([dq, dk, dv, *of_score], wanted, strict=True):
         np.testing.assert_allclose(got, want.astype(np.float64), atol=tolerance * max(1, abs(want).max()))
@@ -180,21 +177,6 @@ def test_parts_make_the_whole(rng, score, dropout):
 def test_results_of_the_dtype_of_sums(rng, dtype):
     """What is rounded is the whole that parts are compared with."""
     assert_parts_make_the_whole(rng, dtype, 8 * float(ml_dtypes.finfo(dtype).eps), "alibi", na.Dropout(0.3, 5, 2))
-
-
-@pytest.mark.parametrize("score", ["alibi", "function"])
-def test_on_a_gpu(rng, score):
-    with world_of("compiled"), on(AMPERE):
-        assert_parts_make_the_whole(rng, np.float32, 3e-5, score, na.Dropout(0.3, 5, 2))
-
-
-@pytest.mark.parametrize(("dtype", "origin", "message"), [
-    (np.float16, None, "no results in float32 yet"), (np.float32, Origin(heads=3), "has all heads and the whole batch"),
-])  # fmt: skip
-def test_what_is_not_there_on_a_gpu_yet(dtype, origin, message):
-    problem, inputs = describe(*np.zeros((3, 2, 5, 8), dtype), origin=origin, wide=True)
-    with world_of("simulated"), on(AMPERE), pytest.raises(NotImplementedError, match=message):
-        api._run(problem, "forward", problem, inputs)
 
 
 @settings(max_examples=20, deadline=None)
@@ -213,3 +195,17 @@ def test_heads_and_elements_of_the_batch(batch, head, query, key):
     problem, inputs = describe(q, k, v, dropout=dropout, score=score, origin=origin)
     o, _ = api._run(problem, "forward", problem, inputs)
     np.testing.assert_allclose(o, want, atol=1e-13)
+
+
+def test_an_origin_compiles_nothing():
+    """It is a number of the call, like a seed."""
+    from numbattn.cpu.forward import forward_kernel
+
+    x, dropout = np.zeros((2, 40, 4)), na.Dropout(0.5, 8)
+    na.attention(x, x, x)
+    compiled = list(forward_kernel.signatures)
+    for origin in (None, Origin(32, 64, 1, 2, 8)):
+        problem, inputs = describe(x, x, x, dropout=dropout, origin=origin)
+        api._run(problem, "forward", problem, inputs)
+    assert forward_kernel.signatures == compiled
+    assert problem == describe(x, x, x, dropout=dropout)[0]

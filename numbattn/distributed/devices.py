@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from ..checks import integer
 from .pieces import ZIGZAG
 from .simulated import Simulated
@@ -50,8 +48,8 @@ class Devices(Simulated):
         found = []
         for rank, x in enumerate(parts):
             with self._at(rank):
-                on_host = isinstance(x, np.ndarray)
-                found.append(self.cupy.asarray(x) if on_host else self._copied(x, x.device.id, self.devices[rank]))
+                is_there = isinstance(x, self.cupy.ndarray)
+                found.append(self._copied(x, x.device.id, self.devices[rank]) if is_there else self.cupy.asarray(x))
         return found
 
     def join(self, parts: Any, axis: int = -2) -> Any:

@@ -12,6 +12,8 @@ from .driver import Apart
 from .messages import Exchange, Gather, Like, Message, Sum, Wait
 from .pieces import ZIGZAG
 
+FIRST, ALWAYS = CHECKS = "first", "always"
+
 
 class Nccl(Apart):
     """A rank a process, each with a GPU of its own, by NCCL.
@@ -24,16 +26,20 @@ class Nccl(Apart):
     order : "zigzag" or "contiguous", optional
         Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
         equally, or one piece.
+    check : "first" or "always"
+        When ranks compare what they were given, for which the host waits: in the first call of a kind, as far as this
+        rank can tell, or in every call.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no communicator, or no such order.
+        For what is no communicator, no such order or no such check.
 
     Notes
     -----
-    Everything happens on CuPy's current stream. The host waits in the first call of a kind alone, in which ranks
-    compare what they were given; that ranks go on to other kinds together is for the program to see to.
+    Everything happens on CuPy's current stream. With ``check="first"`` it is for the program to see to that ranks go on
+    to other kinds together: where the length of a sequence changes, but not that of this rank's part, this rank does
+    not know, and others wait for it. ``check="always"`` is for such programs, and to find out why one hangs.
 
     Examples
     --------
@@ -42,14 +48,16 @@ class Nccl(Apart):
     >>> o, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)))          # doctest: +SKIP
     """
 
-    def __init__(self, communicator: Any, order: str = ZIGZAG) -> None:
+    def __init__(self, communicator: Any, order: str = ZIGZAG, check: str = FIRST) -> None:
         import cupy
         from cupy.cuda import nccl
 
         super().__init__(order)
         if not hasattr(communicator, "rank_id"):
             raise TypeError(f"communicator: got {words_for(communicator)}, expected a cupy.cuda.nccl.NcclCommunicator")
-        self.cupy, self.nccl, self.communicator = cupy, nccl, communicator
+        if check not in CHECKS:
+            raise ValueError(f"check: got {check!r}, allowed {' or '.join(map(repr, CHECKS))}")
+        self.cupy, self.nccl, self.communicator, self.check = cupy, nccl, communicator, check
         self.rank, self.ranks = communicator.rank_id(), communicator.size()
         self.known: dict[bytes, list[Any]] = {}  # what all ranks have said, by what this one said
 
@@ -89,9 +97,9 @@ class Nccl(Apart):
         return total
 
     def _gathered(self, value: Any) -> list[Any]:
-        """The values of all ranks; the host waits for those that this rank has not given before."""
+        """The values of all ranks; for those that this rank has given before the host need not wait."""
         own = pickle.dumps(value)
-        if own not in self.known:
+        if self.check == ALWAYS or own not in self.known:
             sizes = self._all_of(np.array([len(own)], np.int64)).ravel()
             padded = np.zeros(sizes.max(), np.uint8)
             padded[: len(own)] = np.frombuffer(own, np.uint8)

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import problem
 from ..api import _run
-from ..checks import flag
+from ..checks import flag, words_for
 from ..merging import merge
 from ..origin import Crop
 from ..problem import checked_gradients
@@ -115,6 +115,8 @@ def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool
     """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
     own: Facts | Exception
     try:
+        if not isinstance(saved, Saved):
+            raise TypeError(f"saved: got {words_for(saved)}, expected what distributed.attention_forward returned")
         do, dlse = checked_gradients(saved._as_of_a_call, do, dlse)
         own = {"deterministic": flag("deterministic", deterministic), "dlse": "None" if dlse is None else "an array"}
     except (TypeError, ValueError) as error:

@@ -46,6 +46,14 @@ def test_a_copy_is_behind_what_it_reads_and_before_what_overwrites_it(cupy):
     assert cupy.log == [("record", 3), ("wait", 5, 0), ("copy", 5, 48), ("record", 5), ("wait", 3, 3)]
 
 
+def test_split_of_an_array_of_another_device(cupy):
+    x = cupy.placed(np.zeros((20, 4)))
+    full, empty = nad.Devices([3, 5], "contiguous").split(x)
+    assert (full.shape, empty.shape) == ((0, 4), (20, 4))
+    assert [entry[:2] for entry in cupy.log if entry[0] == "copy"] == [("copy", 3), ("copy", 5)]
+    assert ("record", 0) in cupy.log
+
+
 def test_errors(cupy):
     with pytest.raises(TypeError, match="devices: got 'a'"):
         nad.Devices("ab")

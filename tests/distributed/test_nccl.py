@@ -20,11 +20,11 @@ def ranks_of(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
 
-    def made(count):
+    def made(count, **options):
         shared, rings = Shared(count), []
         for rank in range(count):
             cupy.cuda.nccl = Nccl(rank, shared)
-            rings.append(nad.Nccl(cupy.cuda.nccl))
+            rings.append(nad.Nccl(cupy.cuda.nccl, **options))
         return rings, shared
 
     return made
@@ -70,6 +70,20 @@ def test_the_host_waits_in_the_first_call_of_a_kind_alone(rng, ranks_of):
     assert shared.meetings == 8
 
 
+def test_a_length_that_only_some_ranks_notice(rng, ranks_of):
+    """Of 100 and of 98 tokens the second rank has the same part: it asks all the same."""
+    rings, _ = ranks_of(2, check="always")
+    x = rng.standard_normal((2, 100, 8))
+
+    def work(ring):
+        return [ring.join(nad.attention(ring, *[ring.split(x[:, :n])] * 3)) for n in (100, 98)]
+
+    assert [ring.split(x).shape == ring.split(x[:, :98]).shape for ring in rings] == [False, True]
+    for found in on_all(rings, work):
+        for got, n in zip(found, (100, 98)):
+            np.testing.assert_allclose(got, na.attention(*[x[:, :n]] * 3), atol=1e-13)
+
+
 def test_ranks_that_differ(ranks_of):
     rings, _ = ranks_of(2)
     x = np.zeros((64, 8))
@@ -85,3 +99,5 @@ def test_errors(ranks_of):
     ranks_of(1)
     with pytest.raises(TypeError, match=r"communicator: got 4, expected a cupy\.cuda\.nccl\.NcclCommunicator"):
         nad.Nccl(4)
+    with pytest.raises(ValueError, match="check: got 'never', allowed 'first' or 'always'"):
+        ranks_of(1, check="never")

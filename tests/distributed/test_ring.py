@@ -33,7 +33,7 @@ MASKS = {  # of rng, m, n
     "lengths": lambda rng, m, n: na.Lengths(keys=rng.integers(0, n + 1, (2, 1)), queries=int(rng.integers(0, m + 1))),
     "prefix": lambda rng, m, n: na.Prefix(int(rng.integers(0, n + 1))),
     "documents": lambda rng, m, n: segments(rng, m, n) & na.Causal(),
-    "windows in documents": lambda rng, m, n: segments(rng, m, n) & (na.Window(20, 0) | na.Prefix(2)),
+    "windows in documents": lambda rng, m, n: segments(rng, m, n) & (na.Window(20, 0) | na.Prefix(min(2, n))),
     "intervals": lambda rng, m, n: na.Intervals(*np.sort(rng.integers(0, n + 1, (2, m)), axis=0)),
     "dense": lambda rng, m, n: na.Dense(rng.random((2, m, n)) < 0.4),
     "bits": lambda rng, m, n: na.Bits.pack(rng.random((m, n)) < 0.4) & na.Causal(),
@@ -225,6 +225,8 @@ def test_errors_of_arrays():
     _, backprop = nad.attention_vjp(ring, X, X, X)
     with pytest.raises(ValueError, match=r"do: got the shape \(2, 31, 8\), expected \(2, 32, 8\)"):
         backprop([X[0], X[0][:, 1:]])
+    with pytest.raises(TypeError, match=r"saved: got 3, expected what distributed\.attention_forward returned"):
+        nad.attention_backward(ring, X, [3, 3])
     cache = na.KVCache.zeros(1, 1, 8, 8, like=X[0])
     with pytest.raises(TypeError, match="k: got a KVCache, which has no gradients"):
         nad.attention(ring, X, [cache] * 2, X)

@@ -218,7 +218,7 @@ TABLE = [
     Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/shared/test_dropout.py::test_what_is_kept"], {
         "m0 + drops.first_query, n0 + drops.first_key": "m0 + drops.first_query, n0",
     }),
-    Faults("cuda/kernels/scores/function.py", ["test_origin.py::test_on_a_gpu[function]"], {
+    Faults("cuda/kernels/scores/function.py", ["cuda/test_origin.py::test_parts_make_the_whole"], {
         "of_rows, S, i + m0, j + n0,": "of_rows, S, i + m0, n0,",
         "of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k)": "of_rows, S, i + m0, j + n0, (seqlen_q, seqlen_k)",
     }),
@@ -268,13 +268,14 @@ TABLE = [
         "x = self.cupy.ascontiguousarray(x)": "pass",
     }),
     Faults("distributed/nccl.py", ["distributed/test_nccl.py"], {
-        "if own not in self.known": "if True",
+        "self.check == ALWAYS or own not in self.known": "True",
+        "if self.check == ALWAYS or": "if",
         "self.nccl.NCCL_FLOAT64 if x.dtype == np.float64 else self.nccl.NCCL_FLOAT32": "self.nccl.NCCL_FLOAT32",
         "pickle.loads(row[:size])": "pickle.loads(row[:1])",
         "[(message.source, x) for x in found]": "[(message.to, x) for x in found]",
     }),
     Faults("distributed/mpi.py", ["distributed/test_mpi.py::test_waiting_ends"], {
-        "if time.monotonic() > end": "if time.monotonic() > end + 200",
+        "if time.monotonic() > end": "if time.monotonic() > end + 6",
     }),
     # ---------------------------------------------------------------------------------------------------------- CPU
     Faults("cpu/tile.py", ["cpu/test_tile.py"], {
