@@ -107,7 +107,8 @@ def backward_mma(
     def copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, sight):
         """A tile of queries, if there is one left."""
         if at.m_block < at.m_blocks:
-            batch, head, m0, first = opaque(tile.batch), at.head, at.m_block * TILE_M, tile.segment.first_query
+            batch, head = opaque(tile.batch), opaque(at.head)   # else addresses are kept in registers across the loop
+            m0, first = at.m_block * TILE_M, tile.segment.first_query
             end, line = first + band_at(sight, batch, head)[2], padded_number(tile, at, TILE_M)
             copy_async(allocate(SHARED_Q, stage), rows_between(mQ, batch, head, first, end, VECTORS), COPY_Q, m0)
             copy_async(allocate(SHARED_DO, stage), rows_between(mDO, batch, head, first, end, VECTORS), COPY_DO, m0)
