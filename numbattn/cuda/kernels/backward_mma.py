@@ -220,16 +220,16 @@ class MmaTiles(NamedTuple):
     unit = "mma"
 
 
-# {largest head_dim: rows}, see shared.tables. TFLOP/s of a prototype on an H200: bfloat16, seqlen 1024, 4096, 16384
+# {largest head_dim: rows}, see shared.tables. TFLOP/s: bfloat16 on an H200, full, seqlen 1024, 4096, 16384
 TILES = {
-    64: (MmaTiles(32, 128, 128, 2),),   # 293, 329, 337: 163 KB hold two blocks, 99 KB one
+    64: (MmaTiles(32, 128, 128, 2),),   # 284, 317, 328: 163 KB hold two blocks, 99 KB one
     128: (
-        MmaTiles(64, 128, 256, 2),      # 276, 316, 329
+        MmaTiles(64, 128, 256, 2),      # 261, 295, 310
         MmaTiles(64, 128, 256, 1),      # 163 KB have no room for two stages
-        MmaTiles(64, 64, 128, 1),       # 287: what 99 KB have room for
+        MmaTiles(64, 64, 128, 1),       # what 99 KB have room for
     ),
     256: (
-        MmaTiles(64, 64, 256, 2),       # 229, 254, 264
+        MmaTiles(64, 64, 256, 2),       # 208, 231, 240; dV before dS is as fast
         MmaTiles(64, 64, 256, 1),       # 163 KB
         MmaTiles(32, 32, 128, 1),       # 99 KB
     ),

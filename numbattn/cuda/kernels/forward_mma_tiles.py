@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from .scores import parts_of, takes_offsets
 from .shared.tables import head_dims
-from .shared.visibility import PACKED, is_looked_up
+from .shared.visibility import is_looked_up
 
 KB = 1024
 
@@ -25,13 +25,14 @@ class MmaTiles(NamedTuple):
 
 
 # {bytes of shared memory that a block may have, at least: {largest head_dim: row}}. Warps of 32 queries read K and V
-# half as often as those of 16; of two blocks on a multiprocessor one multiplies under the other's softmax. Beside these
-# rows an H200 was tried with 64 queries, 15 to 25 % slower, and with 128 keys or two stages, no faster
+# half as often as those of 16; of two blocks on a multiprocessor one multiplies under the other's softmax. TFLOP/s:
+# bfloat16 on an H200, full, seqlen 1024, 4096, 16384. 64 queries are 15 to 25 % slower at head_dim 64 and 128, and
+# 128 keys or two stages no faster
 USUAL = {
     163 * KB: {  # 8.0, 9.0, 10.0: FlashAttention-2's, but for 64 keys at head_dim 64: 128 would spill
-        64: MmaTiles(128, 64, 128, True),                       # two blocks
-        128: MmaTiles(128, 64, 128, False),                     # two blocks; beside O and S no room for Q in registers
-        256: MmaTiles(128, 64, 256, False),                     # O alone is 128 registers of 16 queries a warp
+        64: MmaTiles(128, 64, 128, True),                       # 294, 319, 331: two blocks
+        128: MmaTiles(128, 64, 128, False),                     # 315, 343, 362: two; O and S leave Q no registers
+        256: MmaTiles(128, 64, 256, False),                     # 265, 286, 295; 64 x 64 277, 64 x 32 263
     },
     99 * KB: {  # 8.6, 8.9, 12.0: two blocks have 49 KB each
         64: MmaTiles(128, 64, 128, True),                       # 27 KB
@@ -39,7 +40,8 @@ USUAL = {
         256: MmaTiles(64, 64, 128, False),                      # 99 KB, one block
     },
 }
-PRESSED = {  # instead, where more than O and S needs registers: warps of 16 queries do not spill
+# instead, where more than O and S needs registers: warps of 16 queries do not spill, but are up to 1.2 times as slow
+PRESSED = {
     64: MmaTiles(128, 64, 256, True),
     128: MmaTiles(128, 64, 256, True),
 }
@@ -49,8 +51,7 @@ def is_pressed(work, size):
     """Whether the usual row spills for tiles of this size."""
     if size == 64:
         return takes_offsets(work.score)
-    beside = work.problem.dropout or is_looked_up(work.mask) or PACKED in work.mask or parts_of(work.score)
-    return bool(size == 128 and beside)
+    return bool(size == 128 and (is_looked_up(work.mask) or parts_of(work.score)))
 
 
 def rows(work):
