@@ -124,7 +124,7 @@ def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool
     yield from agreed(place.rank, own)
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
     dq, dk, dv = (np.zeros(x.shape, sums, like=x) for x in (inputs.q, inputs.k, inputs.v))
-    of_score = [zeros_of(part, sums) for part in share.parts]
+    of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
     ticket = sent = None
     for step in range(place.ranks):
         source, keys = (place.rank - step) % place.ranks, (yield from keys_of(share, step, ticket))
@@ -173,12 +173,12 @@ def add_rows(piece: Piece, totals: tuple[Any, Any], grads: list[Any]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- gradients of the score
-def zeros_of(part: Part, sums: Any) -> Part:
-    """The part with zeros of the dtype of sums for its array, to which gradients are added."""
+def zeros_of(part: Part, sums: Any, q: Any) -> Part:
+    """The part with zeros for its array, of the dtype of sums and where q is, to which gradients are added."""
     if not isinstance(part, ArrayPart):
         return part
     value: Any = part
-    return replace(value, **{fields(value)[0].name: np.zeros(part._array.shape, sums, like=part._array)})
+    return replace(value, **{fields(value)[0].name: np.zeros(part._array.shape, sums, like=q)})
 
 
 def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[Any, ...]) -> None:
