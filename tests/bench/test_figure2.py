@@ -45,8 +45,7 @@ def test_script(tmp_path, monkeypatch, capsys):
 ], ids=str)  # fmt: skip
 def test_block_sizes_spill_nothing(row):
     spec, problem = SPECS[type(row)], work("float16", 64, 64, device=HOPPER, keys=LENGTH, seqlen_k=LENGTH)
-    (variant,) = spec.variants(problem)
-    source, cc = spec.factory(**spec.parameters(problem, row), **variant), spec.cc(HOPPER)
+    source, cc = spec.factory(**spec.parameters(problem, row)), spec.cc(HOPPER)
     _, report = assemble(compile_ptx(source, cc), cc)
     assert source.shared <= HOPPER.shared
     assert (report.spills, report.stack, report.losses) == (0, 0, ())
