@@ -120,7 +120,7 @@ def test_warpgroups_are_for_hopper(cc, dtype, takes):
     ((8, 0), 128, {"dropout": True}, (128, 64, 128, False)), ((10, 0), 128, {"mask": ("bits",)}, (128, 64, 256, True)),
     ((8, 0), 65, {"score": ("alibi",)}, (128, 64, 256, True)),
     ((8, 0), 96, {"mask": ("packed",)}, (128, 64, 128, False)),
-    ((8, 0), 65, {"score": ("sink",)}, (128, 64, 128, False)), ((8, 6), 128, {"dropout": True}, (64, 64, 128, True)),
+    ((8, 0), 65, {"score": ("sink",)}, (128, 64, 128, False)), ((8, 6), 128, {"mask": ("bits",)}, (64, 64, 128, True)),
     ((12, 0), 64, {"dropout": True}, (128, 64, 128, True)), ((8, 9), 192, {}, (64, 64, 128, False)),
     ((8, 9), 32, {"score": ("alibi query",)}, (128, 64, 256, True)),
     ((8, 0), 256, {"dropout": True}, (128, 64, 256, False)),
