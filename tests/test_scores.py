@@ -396,6 +396,21 @@ def test_a_score_of_minus_infinity_is_as_good_as_masked(rng):
         np.testing.assert_allclose(grad, wanted, rtol=1e-10, atol=1e-14)
 
 
+def logistic(s, batch, head, i, j):
+    return 1 / (1 + math.exp(-s))
+
+
+def check_behind_minus_infinity(rng):
+    """A function that makes it finite again, and has no derivative there, inf / inf: the gradient is 0."""
+    q, k, v = (random(rng, (2, 10, 8), np.float32) for _ in "qkv")
+    hidden = np.where(rng.random((10, 10)) < 0.3, -np.inf, 0).astype(np.float32)
+    check(q, k, v, rng, score=[na.Bias(hidden, gradient=False), na.Score(logistic)])
+
+
+def test_what_was_minus_infinity_has_no_gradient(rng):
+    check_behind_minus_infinity(rng)
+
+
 @pytest.mark.parametrize("logit", [-1e4, 1e4])
 def test_a_sink_of_any_size(rng, logit):
     q, k, v = rng.standard_normal((3, 2, 20, 8)).astype(np.float32)

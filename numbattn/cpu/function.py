@@ -46,7 +46,7 @@ def _tile_function(identity, kinds, dtype, derivative):
     """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
 
     def make():
-        real, arrays_of = dtype.type, arrays_at(kinds)
+        real, arrays_of, hidden = dtype.type, arrays_at(kinds), -np.inf
         of_user = _slope_of(identity) if derivative else compiled_of(identity.function)
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
@@ -54,7 +54,10 @@ def _tile_function(identity, kinds, dtype, derivative):
             out = contiguous_view(F, rows, cols, cols, real) if derivative else S
             for j in range(rows):
                 for i in range(cols):
-                    out[j, i] = number_of(of_user(S[j, i], batch, head, m0 + i, n0 + j, *arrays))
+                    if derivative and S[j, i] == hidden:  # where it may be NaN
+                        out[j, i] = 0
+                    else:
+                        out[j, i] = number_of(of_user(S[j, i], batch, head, m0 + i, n0 + j, *arrays))
 
         return apply
 

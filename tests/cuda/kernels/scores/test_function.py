@@ -27,6 +27,12 @@ def test_a_derivative_may_be_negative(rng, small, dropout):
 
 
 @simulated_only
+def test_what_was_minus_infinity_has_no_gradient(rng):
+    with on(TURING):
+        scores.check_behind_minus_infinity(rng)
+
+
+@simulated_only
 def test_a_function_sees_the_element_of_the_batch(rng):
     """Also where strides do not allow one launch for all of it."""
     q = random(rng, (2, 3, 1, 5, 8), np.float32)
