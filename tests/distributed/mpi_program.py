@@ -58,7 +58,7 @@ def main(name):
 
     ring = nad.Mpi(MPI.COMM_WORLD, timeout=5.0)
     {"same": same, "differs": differs, "gone": gone, "killed": killed}[name](ring, MPI.COMM_WORLD)
-    print("done", ring.rank)
+    sys.stdout.write(f"done {ring.rank}\n")  # at once, or lines of both are mixed
 
 
 if __name__ == "__main__":
