@@ -111,7 +111,7 @@ class Score(Part):
         return self._of_each(self._value, S)
 
     def _derivative(self, S: Any) -> Any:
-        return self._of_each(self._slope, S)
+        return np.where(np.isneginf(S), 0, self._of_each(self._slope, S))  # where it may be NaN
 
     @property
     def _value(self) -> Callable[..., Any]:

@@ -62,7 +62,7 @@ def attention_backward(
         found = part._gradient(dS, lse, (D - dLse)[..., 0]) if part._wants_gradient else None
         dScores[:0] = [found] * len(part._weights)
         with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: no gradient is there
-            dS = np.where((dS == 0) | np.isneginf(S), 0, dS * part._derivative(S))
+            dS = np.where(dS == 0, 0, dS * part._derivative(S))
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
     dK = inputs.scale * np.swapaxes(dS, -2, -1) @ Q             # line 5: dK = scale dS^T Q
     return Gradients(sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape), tuple(dScores))

@@ -53,7 +53,7 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
             terms = (dS, delta[..., 0]) if of_dS is None else (of_dS(dS), of_dS(delta)[..., 0])
             of_score[:0] = [part._gradient(terms[0], lse, terms[1])]
         with np.errstate(invalid="ignore"):
-            dS = np.where((dS == 0) | np.isneginf(S), 0, dS * part._derivative(S))
+            dS = np.where(dS == 0, 0, dS * part._derivative(S))
     arrays = differentiated(inputs.score)
     if of_dS is None:
         of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]

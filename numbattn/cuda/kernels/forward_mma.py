@@ -81,7 +81,7 @@ class ForwardCall(NamedTuple):
 def forward_mma(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout):
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    held: whether Q stays in registers; else its tile is read for each tile of keys. at_once: see `place_grouped`.
+    held: whether Q stays in registers; else its tile is read for each tile of keys.
     """
     dtype, ACC = DTYPES[dtype], np.float32
     S_TILE, O_TILE, Q_TILE = (mma(tile_m, cols, threads) for cols in (tile_n, head_dim_v, head_dim))

@@ -71,7 +71,7 @@ def kept_operand(dropout):
 
 
 def save_step(dtype, out, cols, nbytes):
-    """`layouts.save_step` of a consumer's tile of sums."""
+    """`layouts.save_sums_step` of a consumer's tile of sums."""
     return save_sums_step(dtype, out, ROWS, cols, WARPGROUP, nbytes, sync_warpgroup)
 
 
