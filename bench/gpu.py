@@ -49,6 +49,7 @@ from peers import (
 from tqdm import tqdm
 
 import numbattn as na
+from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.plan import tier
 from numbattn.cuda.plan.tiers import TIERS
 
@@ -660,6 +661,9 @@ def parse():
     cases.add_argument("--tier", choices=TIERS, default=TIERS[-1],
                        help="no later kernels of numbattn than these: mma for those of Ampere on Hopper (not "
                             "--first-call)")
+    cases.add_argument("--shared", type=int, metavar="KB",
+                       help="plan numbattn's kernels for a GPU whose blocks have so much shared memory: 99 for 8.6, 8.9 "
+                            "and 12.0, 163 for 8.0")
     cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
     parser.add_argument("--rounds", type=int, default=5, help="medians are of so many samples (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")
@@ -687,6 +691,9 @@ def main():
         "latency": (args.latency, partial(latency, peers=args.peers, rounds=args.rounds), show_latency),
         "first call": (args.first_call, first_call, show_first_call),
     }
+    if args.shared is not None:
+        found = current_gpu()
+        found.device = found.device._replace(shared=min(found.device.shared, args.shared << 10))
     with one_stream(), tier(args.tier):
         for part, (wanted, measured, shown) in parts.items():
             if wanted:

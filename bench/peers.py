@@ -128,7 +128,7 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
 
     A mask, a score other than Softcap, and what is deterministic, are for numbattn alone.
     """
-    if window is not None and name not in ("numbattn", FA4):
+    if window is not None and name not in ("numbattn", FA4, "flash"):
         raise ValueError(f"{name} has no windows")
     if name == "numbattn":
         if window is not None:
@@ -145,6 +145,9 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
         *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
         sight = {"causal": causal} if window is None else {"window_size": (window, 0)}
         return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **sight, **softcap)
+    if window is not None:
+        *leaves, do = (tensor_of(x).transpose(1, 2) for x in arrays)
+        return partial(_flash_in_window, *(x.detach().requires_grad_() for x in leaves), do, window, dropout)
     *leaves, do = map(tensor_of, arrays)
     grouped = leaves[0].shape[1] != leaves[1].shape[1]
     options = {"is_causal": causal, "dropout_p": dropout, "enable_gqa": grouped}
@@ -193,6 +196,18 @@ def _cupy(q, k, v, do, bias, dropout):
 def _torch(q, k, v, do, **options):
     o = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
     return o, partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
+
+
+def _flash_in_window(q, k, v, do, window, dropout):
+    """FlashAttention-2 below scaled_dot_product_attention, which has no windows: sequence before heads."""
+    o, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, None, None, q.shape[1], k.shape[1], dropout, True, False, window_size_left=window, window_size_right=0
+    )
+
+    def backward():
+        return tuple(x.transpose(1, 2) for x in torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
+
+    return o.transpose(1, 2), backward
 
 
 def _fa4(q, k, v, do, **options):

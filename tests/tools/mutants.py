@@ -1035,9 +1035,8 @@ TABLE = [
     }),
     Faults("cuda/kernels/forward_mma_tiles.py", ["cuda/plan/test_planner.py"], {
         "room <= work.device.shared": "room <= 1 << 30",
-        "MmaTiles(64, 64, 128, True)": "MmaTiles(128, 64, 128, False)",
-        "usual.rows_of_warp > 16 and": "",
-        "size == 128 and (is_looked_up(work.mask) or parts_of(work.score))": "size == 128",
+        "MmaTiles(128, 32, 128, False)": "MmaTiles(128, 64, 128, False)",
+        "<= size)": "< size)",
         "problem.group_size * min": "min",
         "max(1, L2_BYTES // max(nbytes, 1))": "L2_BYTES",
         "min(max(1, L2_BYTES": "max(max(1, L2_BYTES",

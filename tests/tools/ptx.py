@@ -33,7 +33,7 @@ COMPARE = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
-WARP, BANKS = 32, 32
+WARP, BANKS, LINE = 32, 32, 128
 TF32 = np.uint32(0xFFFFE000)  # the bits of a float32 that tensor cores look at
 STATEMENT = re.compile(r"""
     (?P<line>//.*|\.(?:loc|file)\b.*) | (?P<directive>\.[^;]*;) | (?P<brace>[{}]) | (?P<label>[\w$]+)\s*: |
@@ -66,6 +66,7 @@ class Kernel:
             else:
                 self._add(scope, text)
         self.conflicts = Counter()  # wavefronts beyond the fewest possible, by instruction
+        self.split_lines = 0  # by cp.async, see _count_split_lines
         self.executed = Counter()  # how often all threads that were at an instruction went through it
 
     def _statements(self, body):
@@ -626,6 +627,7 @@ class Block(Hopper):
         self.shared.write(places, 0, np.flatnonzero(active))
         places.set(self.shared.written, False)  # until it has arrived
         self._wavefronts(".".join(op), self.address(args[0]), size)
+        self._count_split_lines(*(self.address(place) for place in args[:2]), size)
         threads = np.flatnonzero(active)
         self.on_the_way.append((threads, self.committed[threads], places, values))
 
@@ -696,6 +698,14 @@ class Block(Hopper):
         lanes = max(1, min(WARP, 128 // size))
         whole = self.mask.reshape(-1, WARP).all(1)
         self._count_conflicts(name, address.reshape(-1, WARP)[whole].reshape(-1, lanes), size)
+
+    def _count_split_lines(self, target, source, size):
+        """What lanes copy of one line of global memory, and what does not arrive in one line of shared memory."""
+        lanes = LINE // size
+        whole = self.mask.reshape(-1, lanes).all(1)
+        targets, sources = (x.reshape(-1, lanes)[whole] // LINE for x in (target, source))
+        one_line = (sources == sources[:, :1]).all(1)
+        self.kernel.split_lines += int((targets != targets[:, :1])[one_line].any(1).sum())
 
     def _count_conflicts(self, name, addresses, size):
         """Of each row of addresses. Where a row begins makes no difference."""

@@ -67,8 +67,8 @@ FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
 
 
 def backward_mma(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, mask, score, dropout, nbytes, adds_dq,
-    in_lines,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, swizzled, mask, score, dropout, nbytes,
+    adds_dq, in_lines,
 ):  # fmt: skip
     """dK and dV, and if it adds_dq sums for dQ: in lines, or else in register order, see tile.accumulation."""
     dtype = DTYPES[dtype]
@@ -82,10 +82,11 @@ def backward_mma(
         for sizes in ((tile_n, head_dim), (tile_n, head_dim_v), (tile_m, head_dim), (tile_m, head_dim_v))
     )
     shared = SharedMemory()
-    SHARED_K, SHARED_V = (shared.tile(tile_n, cols, dtype) for cols in (head_dim, head_dim_v))
-    SHARED_Q, SHARED_DO = (shared.tile(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    place = shared.boxes if swizzled else shared.tile           # tiles of queries stream: see tile.boxes
+    SHARED_K, SHARED_V = (place(tile_n, cols, dtype) for cols in (head_dim, head_dim_v))
+    SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
-    share, add_dq, DQ_LATE = dq_steps(shared, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines)
+    share, add_dq, DQ_LATE = dq_steps(place, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines)
     TILE_M, STAGES, VECTORS, HAS_DROPOUT = tile_m, stages, Alignment(VECTOR_BYTES), dropout
     band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, tile_n)
@@ -177,13 +178,13 @@ def backward_mma(
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 
-def dq_steps(shared, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines):
+def dq_steps(place, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines):
     """Device functions: (P, dS, stage) -> the left operands of dV and dK; (mSums, tile, at, stage) adds dQ of the tile
     of queries `at`. And whether that is a tile late."""
     ADDS_DQ, add, TILE_M = adds_dq, add_lines if in_lines else add_registers, Q_TILE.rows.size
     HAS_WHOLE_ROWS = S_TILE.has_whole_rows
-    SHARED_P = shared.tile(*S_TILE.shape, dtype, 0 if HAS_WHOLE_ROWS else 1)
-    SHARED_DS = shared.tile(*S_TILE.shape, dtype, stages * adds_dq if HAS_WHOLE_ROWS else 1)
+    SHARED_P = place(*S_TILE.shape, dtype, 0 if HAS_WHOLE_ROWS else 1)
+    SHARED_DS = place(*S_TILE.shape, dtype, stages * adds_dq if HAS_WHOLE_ROWS else 1)
     DQ_LATE = HAS_WHOLE_ROWS and adds_dq
 
     @device
@@ -216,22 +217,23 @@ class MmaTiles(NamedTuple):
     tile_n: int
     threads: int
     stages: int  # of the tiles of queries
+    swizzled: bool = False  # all tiles, not only those of queries: it takes less room and more registers
 
     unit = "mma"
 
 
 # {largest head_dim: rows}, see shared.tables. TFLOP/s: bfloat16 on an H200, full, seqlen 1024, 4096, 16384
 TILES = {
-    64: (MmaTiles(32, 128, 128, 2),),   # 284, 317, 328: 163 KB hold two blocks, 99 KB one
+    64: (MmaTiles(32, 128, 128, 2),),   # 280, 320, 328: 163 KB hold two blocks, 99 KB one
     128: (
-        MmaTiles(64, 128, 256, 2),      # 261, 295, 310
-        MmaTiles(64, 128, 256, 1),      # 163 KB have no room for two stages
+        MmaTiles(64, 128, 256, 2),      # 271, 316, 325
+        MmaTiles(64, 128, 256, 2, True),  # 271, 307: for 163 KB; with one stage 261, 294
         MmaTiles(64, 64, 128, 1),       # what 99 KB have room for
     ),
     256: (
-        MmaTiles(64, 64, 256, 2),       # 208, 231, 240; dV before dS is as fast
-        MmaTiles(64, 64, 256, 1),       # 163 KB
-        MmaTiles(32, 32, 128, 1),       # 99 KB
+        MmaTiles(64, 64, 256, 2, True),  # 224, 249, 258; dV before dS is as fast
+        MmaTiles(64, 64, 256, 1),       # 220, 244: 163 KB
+        MmaTiles(32, 32, 128, 1),       # 181, 191: 99 KB
     ),
 }  # fmt: skip
 UNDER_PRESSURE = {256: (MmaTiles(32, 64, 256, 2),)}  # half as many registers for dQ

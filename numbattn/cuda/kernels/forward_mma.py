@@ -91,8 +91,8 @@ def forward_mma(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, m
         for rows in (tile_m, tile_n) for cols in (head_dim, head_dim_v)
     )  # fmt: skip
     shared = SharedMemory()
-    SHARED_K, SHARED_V = (shared.tile(tile_n, cols, dtype) for cols in (head_dim, head_dim_v))
-    SHARED_Q = shared.tile(tile_m, head_dim, dtype, at=SHARED_V if held else None)  # until V comes
+    SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype) for cols in (head_dim, head_dim_v))
+    SHARED_Q = shared.boxes(tile_m, head_dim, dtype, at=SHARED_V if held else None)  # until V comes
     SHARED_O = shared.tile(tile_m, head_dim_v, dtype, at=SHARED_K)  # when all else is done
     TILE_M, TILE_N, HELD, VECTORS = tile_m, tile_n, held, Alignment(VECTOR_BYTES)
     ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)

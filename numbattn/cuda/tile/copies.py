@@ -7,12 +7,11 @@ from numba.cuda.core.errors import TypingError
 
 from ..plan.views import VECTOR_BYTES
 from . import simulator
-from .boxes import Boxes
 from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector
 from .fragment import name_of
 from .global_memory import check_array, holds_first_copy, load, places
 from .matrices import GlobalMatrix
-from .shared_memory import check_shape, put, shared_base
+from .shared_memory import check_shape, put, shared_places
 from .synchronisation import demand_literal
 from .world import primitive
 
@@ -45,29 +44,29 @@ def copy_async(shared, matrix, layout, first):
 
     def generate(b, pointer, value, _, first):
         source = GlobalMatrix(b, matrix, value, layout)
-        start, item, (step, _) = shared_base(b, plan, layout), plan.dtype.itemsize, plan.steps()
-        in_background = capability() >= (8, 0)
+        item, in_background = plan.dtype.itemsize, capability() >= (8, 0)
 
         def copy_row(down):
+            target_of = shared_places(b, plan, layout, pointer)
             for run in layout.cols.runs(min(source.width, plan.vector)):
                 across = layout.cols.offsets[run[0]]
                 place, inside = source.clamped(layout, first, down, across)
-                target = b.gep(pointer, [b.add(start, I32(down * step + across))])
+                target, further = target_of(down, across)
                 if in_background and len(run) * item >= 4:
-                    emit_copy(b, len(run) * item, b.ptrtoint(target, I32), b.ptrtoint(place, I64), b.zext(inside, I32))
+                    emit_copy(b, len(run) * item, b.ptrtoint(target, I32), b.ptrtoint(place, I64), b.zext(inside, I32),
+                              to=further * item)  # fmt: skip
                 else:
-                    store_vector(b, load_vector(b, place, len(run), inside), target)
+                    store_vector(b, load_vector(b, place, len(run), inside), b.gep(target, [I32(further)]))
             return []
 
         def copy_rows():
             """Two instructions a row, and two a vector: addresses are sums with what is known, and of what lies outside
             nothing is read, so that none is clamped."""
-            row0, col0 = source.start(layout, first)
+            target_of, (row0, col0) = shared_places(b, plan, layout, pointer), source.start(layout, first)
             runs = layout.cols.runs(min(source.width, plan.vector))
             acrosses = [layout.cols.offsets[run[0]] for run in runs]
             rows_left, cols_left = b.sub(source.rows, row0), b.sub(source.cols, col0)
             lefts = [b.select(b.icmp_signed("<", I32(x), cols_left), rows_left, I32(0)) for x in acrosses]
-            target = b.ptrtoint(b.gep(pointer, [start]), I32)
             stride, column = b.trunc(source.row_stride, I32), b.ptrtoint(b.gep(source.data, [col0]), I64)
             origin = None if source.page_size else asm(b, "mad.wide.s32 $0, $1, $2, $3;", I64, row0, stride, column)
             for down in layout.rows.offsets:
@@ -79,8 +78,9 @@ def copy_async(shared, matrix, layout, first):
                 else:  # not by LLVM, which would keep each multiple of the stride in a register
                     at = asm(b, f"mad.wide.s32 $0, $1, {down}, $2;", I64, stride, origin) if down else origin
                 for run, across, left in zip(runs, acrosses, lefts):
-                    places = (down * step + across) * item, across * item
-                    emit_copy(b, len(run) * item, target, at, left, down, *places)
+                    target, further = target_of(down, across)
+                    places = further * item, across * item
+                    emit_copy(b, len(run) * item, b.ptrtoint(target, I32), at, left, down, *places)
 
         def write():
             if in_background and source.alignment == VECTOR_BYTES:
@@ -102,7 +102,7 @@ def copy_async(shared, matrix, layout, first):
 def _check_copy(plan, matrix, layout):
     check_shape("copy_async", plan, layout)
     check_array("copy_async", matrix, layout, {name_of(plan.dtype)})
-    if (plan.transposed and layout.cols.size > 1) or isinstance(plan, Boxes):
+    if plan.transposed and layout.cols.size > 1:
         raise TypingError(f"copy_async: a matrix does not go as it is to {plan}")
 
 

@@ -114,7 +114,7 @@ class Index:
     __radd__ = __add__
 
     def __xor__(self, other):
-        return Index(self.b, self.b.xor(self.value, other.value))
+        return Index(self.b, self.b.xor(self.value, other.value if isinstance(other, Index) else I32(other)))
 
 
 def base(b, axis):

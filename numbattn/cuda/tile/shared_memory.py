@@ -13,7 +13,7 @@ from numba.cuda.extending import core_models, intrinsic, overload_attribute, reg
 from ..plan.views import VECTOR_BYTES
 from . import simulator
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
-from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_runs, get_matrices, put_matrices
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_places, box_runs, get_matrices, put_matrices
 from .conversion import round_to
 from .emit import (
     I32,
@@ -108,10 +108,12 @@ class SharedMemory:
         self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
         return tile
 
-    def boxes(self, rows, cols, dtype, stages=1, room=0):
-        """A tile of boxes, or several, behind all others, each with room for one of `room` columns, too."""
-        plan = Boxes(rows, cols, np.dtype(dtype), self.reserve(0, BOX_ALIGNMENT), stages, room=room)
-        self.reserve(stages * plan.stride)
+    def boxes(self, rows, cols, dtype, stages=1, room=0, at=None):
+        """A tile of boxes, or several, behind all others or where boxes `at` lie, each with room for one of `room`
+        columns, too."""
+        offset = self.reserve(0, BOX_ALIGNMENT) if at is None else at.offset
+        plan = Boxes(rows, cols, np.dtype(dtype), offset, stages, room=room)
+        self.nbytes = max(self.nbytes, offset + stages * plan.stride)
         return plan
 
     def reserve(self, nbytes, align=VECTOR_BYTES):
@@ -252,6 +254,15 @@ def shared_base(b, plan, layout):
     return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
 
 
+def shared_places(b, plan, layout, pointer):
+    """(down, across) -> where the element of a thread's part lies that is so many rows and columns from its first one:
+    a pointer of a few, and elements from there."""
+    if isinstance(plan, Boxes):
+        return box_places(b, plan, layout, pointer)
+    (down_step, across_step), start = plan.steps(), b.gep(pointer, [shared_base(b, plan, layout)])
+    return lambda down, across: (start, down * down_step + across * across_step)
+
+
 def by_matrices(plan, layout):
     """Whether matrices of 8x8 are moved: boxes of two bytes, by warpgroups."""
     return isinstance(plan, Boxes) and layout.unit == "wgmma" and layout.rows.slots == 2 and plan.dtype.itemsize == 2
@@ -283,8 +294,7 @@ def put(shared, tile):
 
     def write(b, pointer, value):
         regs = unpack(b, tile, value)
-        matrices = layout.unit != "fma" and layout.rows.slots == 2 and tile.dtype == types.float32
-        if isinstance(plan, Boxes) and matrices and name_of(plan.dtype) in HALF_FLOATS:
+        if by_matrices(plan, layout) and tile.dtype == types.float32 and name_of(plan.dtype) in HALF_FLOATS:
             put_matrices(b, plan, layout, pointer, regs)
             return
         for rows, cols, place in shared_runs(b, plan, layout):

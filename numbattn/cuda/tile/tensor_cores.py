@@ -9,7 +9,7 @@ from numba.cuda.core.errors import TypingError
 
 from .boxes import Boxes
 from .conversion import HALVES, emit_pair, emit_widened
-from .emit import F32, F64, I32, asm, capability, in_own_block, load_vector, loop, size_of, thread_index, vector_of
+from .emit import F32, F64, I32, Index, asm, capability, in_own_block, load_vector, loop, size_of, thread_index, vector_of
 from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
@@ -26,9 +26,9 @@ def check_mma(layout, total, x, right):
         raise TypingError("dot: tensor cores multiply float16, bfloat16 or float32 and add in float32, or use float64")
     if is_tile(x) and (left.rows != layout.rows or left.unit != "mma" or not left.has_whole_rows):
         raise TypingError(f"dot: {left} is no left operand of {layout}")
-    if dtype in HALF_FLOATS and not layout.has_whole_rows and (isinstance(right, Boxes) or layout.cols.slots % 4):
-        raise TypingError(f"dot: warps that share rows add to 16 columns each, beside no boxes: {layout}, {right}")
-    if (not is_tile(x) and isinstance(left, Boxes)) or (isinstance(right, Boxes) and dtype not in HALF_FLOATS):
+    if dtype in HALF_FLOATS and not layout.has_whole_rows and layout.cols.slots % 4:
+        raise TypingError(f"dot: warps that share rows add to 16 columns each: {layout}")
+    if dtype not in HALF_FLOATS and (isinstance(left, Boxes) or isinstance(right, Boxes)):
         raise TypingError(f"dot: {left if isinstance(left, Boxes) else right} is for warpgroups")
     check_order(layout, left, right)
     (depth, cols), step = right.shape, 16 if dtype in HALF_FLOATS else 8
@@ -168,6 +168,8 @@ def packed(b, pair):
 
 def left_reader(b, tile, pointer, first_row):
     """Reads the 2x2 matrices at (row, k) of a left operand; a thread gets neighbours of a row."""
+    if isinstance(tile.plan, Boxes):
+        return boxes_reader(b, tile.plan, pointer, (first_row, I32(0)), 8, tile.plan.transposed)
     down, across = tile.plan.steps()
     lane = matrix_lane(b, max(down, across), 8 * down, 8 * across)
     start = b.gep(pointer, [b.add(lane, b.mul(first_row, I32(down)))])
@@ -178,28 +180,29 @@ def right_reader(b, tile, pointer, first_col, beside):
     """The same of a right operand, at (k, column), neighbours of a column; matrices of a row are `beside` columns
     apart, 8 but where those between are other warps'."""
     if isinstance(tile.plan, Boxes):
-        return boxes_reader(b, tile.plan, pointer)
+        return boxes_reader(b, tile.plan, pointer, (I32(0), first_col), beside, not tile.plan.transposed)
     down, across = tile.plan.steps()
     lane = matrix_lane(b, max(down, across), 8 * down, beside * across)
     start = b.gep(pointer, [b.add(lane, b.mul(first_col, I32(across)))])
     return lambda k, col: ldmatrix(b, start, k * down + col * across, transposed=across == 1)
 
 
-def boxes_reader(b, plan, pointer):
-    """As `right_reader`, of an operand in boxes: a column of matrices of a box has an address of its own, since
-    the swizzle is an exclusive or; rows and boxes are a sum away."""
-    line, below, beside = (bits_of_lane(b, *bits) for bits in ((0, 3), (3, 1), (4, 1)))
+def boxes_reader(b, plan, pointer, first, beside, transposed):
+    """Either of an operand in boxes, of the warp's rows and columns from `first` on: 64 bytes of a row have an address
+    each of 16 columns, since the swizzle is an exclusive or; rows and boxes are a sum away."""
+    line, below, right = (Index(b, bits_of_lane(b, *bits)) for bits in ((0, 3), (3, 1), (4, 1)))
+    row, col = Index(b, first[0]) + below * 8, Index(b, first[1]) + right * beside
     if plan.transposed:
-        below, beside = beside, below
-    row = b.add(line, b.mul(below, I32(8)))
-    place = b.add(b.mul(row, I32(plan.width)), b.mul(b.xor(line, beside), I32(8)))
-    starts = [b.gep(pointer, [b.xor(place, I32(col))]) for col in range(0, plan.width, 16)]
+        row, col = col, row
+    row, starts = row + line, {}
 
-    def read(row, col):
+    def read(at_row, at_col):
         if plan.transposed:
-            row, col = col, row
-        box, col = divmod(col, plan.width)
-        return ldmatrix(b, starts[col // 16], (box * plan.rows + row) * plan.width, not plan.transposed)
+            at_row, at_col = at_col, at_row
+        box, within = divmod(at_col, plan.width)
+        if within not in starts:  # no bit of a lane's columns
+            starts[within] = b.gep(pointer, [plan.place(row, col ^ within).value])
+        return ldmatrix(b, starts[within], (box * plan.rows + at_row) * plan.width, transposed)
 
     return read
 

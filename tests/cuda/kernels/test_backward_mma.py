@@ -95,7 +95,7 @@ def test_without_dq(rng, tiles):
 
 @compiled_only
 @pytest.mark.parametrize(("tiles", "cc", "size"), [
-    (MmaTiles(32, 128, 128, 2), (8, 0), 64), (MmaTiles(64, 128, 256, 2), (9, 0), 128),
+    (MmaTiles(32, 128, 128, 2), (8, 0), 64), (MmaTiles(64, 128, 256, 2, swizzled=True), (8, 0), 128),
     (MmaTiles(64, 64, 128, 1), (8, 6), 128), (MmaTiles(64, 64, 256, 2), (9, 0), 192),
     (MmaTiles(32, 32, 128, 1), (8, 9), 256),
 ], ids=str)  # fmt: skip

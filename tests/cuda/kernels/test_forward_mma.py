@@ -52,6 +52,7 @@ def test_tiles_and_groups(rng, held, tile_n):
         matrices = sum(n for op, n in found.executed.items() if "ldmatrix" in op)
         assert matrices == visits * (words // 256 + (0 if held else 64 // 16))
         assert not sum(found.conflicts.values()), found.conflicts
+        assert not found.split_lines
 
 
 MASKS = {

@@ -225,7 +225,8 @@ WRONG = {
     "clear of rows": lambda x, v, X, I, F, T, r, c: clear(allocate(PLACE), 0),
     "a copy to another dtype": lambda x, v, X, I, F, T, r, c: copy_async(allocate(HALF), x, LEFT, 0),
     "a copy transposed": lambda x, v, X, I, F, T, r, c: copy_async(allocate(WIDE).T, x, LEFT, 0),
-    "a copy to boxes": lambda x, v, X, I, F, T, r, c: copy_async(allocate(SINGLES), x, simt(64, 32, 32, 8, 1), 0),
+    "a copy to boxes transposed": lambda x, v, X, I, F, T, r, c: copy_async(
+        allocate(SINGLES).T, x, simt(32, 64, 32, 8, 1), 0),
     "an atomic of floats": lambda x, v, X, I, F, T, r, c: X + atomic_add(v, 0, 1),
     "a product of a fragment on CUDA cores": lambda x, v, X, I, F, T, r, c: dot(LEFT, full(LEFT, ZERO), allocate(WIDE)),
     "a product of integers": lambda x, v, X, I, F, T, r, c: dot(full(LEFT, 1), allocate(WIDE), allocate(WIDE)),

@@ -24,9 +24,11 @@ from tests.tools.ptx import AccessError
 from .tiles import DTYPES, THREADS, as_device, numbers
 
 
-def fetcher(layout, dtype, alignment, stages=1):
+def fetcher(layout, dtype, alignment, stages=1, in_boxes=False):
     """Fetch a tile into the last stage, and save what has arrived."""
-    PLACE, ALIGNMENT = SharedMemory().tile(*layout.shape, dtype, stages), Alignment(alignment)
+    shared = SharedMemory()
+    PLACE = (shared.boxes if in_boxes else shared.tile)(*layout.shape, dtype, stages)
+    ALIGNMENT = Alignment(alignment)
 
     def kernel(source, target, first):
         tile = allocate(PLACE, stages - 1)
@@ -35,7 +37,7 @@ def fetcher(layout, dtype, alignment, stages=1):
         sync_threads()
         save(target, get(tile, layout), 0)
 
-    return kernel, stages * PLACE.nbytes
+    return kernel, shared.nbytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -50,14 +52,27 @@ def test_fetch_brings_a_tile_and_zeros_beyond_the_end(dtype, alignment, cc):
     np.testing.assert_array_equal(target, wanted)
 
 
-def test_fetch_of_several_vectors_a_row():
+@pytest.mark.parametrize(("in_boxes", "alignment"), [(False, 16), (True, 16), (True, 0)])
+def test_fetch_of_several_vectors_a_row(in_boxes, alignment):
     """By each thread; the columns end between them."""
     source, target = numbers((50, 72), np.float16), poisoned((32, 96), np.float16)
-    kernel, nbytes = fetcher(copy_layout(32, 96, THREADS, 8), np.float16, 16)
+    kernel, nbytes = fetcher(copy_layout(32, 96, THREADS, 8), np.float16, alignment, in_boxes=in_boxes)
     launch(kernel, (1, 1, 1), THREADS, nbytes, source, target, np.int32(30))
     wanted = np.zeros((32, 96), np.float16)
     wanted[:20, :72] = source[30:]
     np.testing.assert_array_equal(target, wanted)
+
+
+@compiled_only
+@pytest.mark.parametrize("in_boxes", [False, True])
+def test_fetch_of_whole_lines(in_boxes):
+    """Rows of boxes are lines of 128 bytes, padded ones but for the first of eight are two halves."""
+    source, target = numbers((32, 128), np.float16), poisoned((32, 128), np.float16)
+    kernel, nbytes = fetcher(copy_layout(32, 128, THREADS, 8), np.float16, 16, in_boxes=in_boxes)
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, source, target, np.int32(0))
+    np.testing.assert_array_equal(target, source)
+    assert found.split_lines == (0 if in_boxes else 28 * 2)
+    assert not sum(n for op, n in found.conflicts.items() if "cp" in op)
 
 
 def test_fetch_of_a_vector():

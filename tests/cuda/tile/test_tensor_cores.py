@@ -28,13 +28,15 @@ from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 from .tiles import FORMS, THREADS, K, M, N, as_device, multiplier, numbers
 
 
-@pytest.mark.parametrize(("dtype", "m", "x_transposed", "y_transposed"), [
-    *((dtype, m, *form) for dtype, m in ((np.float16, 64), (bfloat16, 32)) for form in FORMS),
-    (np.float16, 32, True, True), (bfloat16, 64, False, False),
+@pytest.mark.parametrize(("dtype", "m", "x_transposed", "y_transposed", "in_boxes"), [
+    *((dtype, m, *form, m == 32) for dtype, m in ((np.float16, 64), (bfloat16, 32)) for form in FORMS),
+    (np.float16, 32, True, True, False), (bfloat16, 64, False, False, True),
 ])  # fmt: skip
-def test_tensor_cores(dtype, x_transposed, y_transposed, m):
+def test_tensor_cores(dtype, x_transposed, y_transposed, m, in_boxes):
     layout = mma(m, N, THREADS)
-    kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, np.float32)
+    kernel, nbytes, (x, y, z), want = multiplier(
+        layout, dtype, dtype, x_transposed, y_transposed, np.float32, in_boxes=in_boxes
+    )
     found = launch(kernel, (1, 1, 1), THREADS, nbytes, x, y, z)
     np.testing.assert_allclose(z, want, atol=2e-5)
     if found:
@@ -45,15 +47,18 @@ def test_tensor_cores(dtype, x_transposed, y_transposed, m):
         assert sum(n for op, n in found.conflicts.items() if "ldmatrix" in op) == 0
 
 
+@pytest.mark.parametrize("in_boxes", [False, True])
 @pytest.mark.parametrize(("dtype", "across", "n", "x_transposed", "y_transposed"), [
     (np.float16, 2, 64, False, False), (bfloat16, 2, 96, True, True), (np.float16, 4, 64, False, True),
     (bfloat16, 4, 128, True, False),
 ])  # fmt: skip
-def test_warps_share_rows(dtype, across, n, x_transposed, y_transposed):
+def test_warps_share_rows(dtype, across, n, x_transposed, y_transposed, in_boxes):
     """Two rows of pieces in a warp; which reads only its own columns."""
     threads = 32 * across
     layout = mma(32, n, threads, across)
-    kernel, nbytes, (x, y, z), want = multiplier(layout, dtype, dtype, x_transposed, y_transposed, np.float32)
+    kernel, nbytes, (x, y, z), want = multiplier(
+        layout, dtype, dtype, x_transposed, y_transposed, np.float32, in_boxes=in_boxes
+    )
     found = launch(kernel, (1, 1, 1), threads, nbytes, x, y, z)
     np.testing.assert_allclose(z, want, atol=2e-5)
     if found:

@@ -66,12 +66,13 @@ M, N, K = 32, 48, 64
 FORMS = [(False, False), (False, True), (True, False), (True, True)]  # which operands of a product are transposed
 
 
-def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dtype, depth=K):
+def multiplier(acc_layout, x_dtype, y_dtype, x_transposed, y_transposed, acc_dtype, depth=K, in_boxes=False):
     """z += x y, with x or y held transposed in shared memory."""
     m, n = acc_layout.shape
     shared = SharedMemory()
-    X = shared.tile(*((depth, m) if x_transposed else (m, depth)), x_dtype)
-    Y = shared.tile(*((n, depth) if y_transposed else (depth, n)), y_dtype)
+    place = shared.boxes if in_boxes else shared.tile
+    X = place(*((depth, m) if x_transposed else (m, depth)), x_dtype)
+    Y = place(*((n, depth) if y_transposed else (depth, n)), y_dtype)
     COPY_X, COPY_Y = (copy_layout(t.rows, t.cols, acc_layout.threads, 4) for t in (X, Y))
 
     def multiply(x, y, z):
