@@ -238,7 +238,8 @@ def speed(world, case, arrays, parts, rounds):
         for name, run in (("one", one), ("ring", of_ring)):
             repetitions = math.ceil(SAMPLE_SECONDS / seconds_of(world, run))
             timers[name] = partial(seconds_of, world, run, repetitions)
-        seconds = {name: float(np.median(samples)) for name, samples in sampled(timers, rounds, PAUSE).items()}
+        samples = sampled(timers, rounds, PAUSE)  # in orders that are random, and the same in all processes
+        seconds = {name: float(np.median(found)) for name, found in samples.items()}
         rates = {name: case.tflop(of) / x for name, x in seconds.items()}
         yield {"pass": of, "seconds": seconds, "TFLOP/s": rates, "of devices": share_of(seconds, world.at_once)}
 

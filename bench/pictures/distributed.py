@@ -20,8 +20,9 @@ def ring(results):
         for (number, engine), (causal, (line, fill, masked)) in product(enumerate(engines), STYLES.items()):
             chosen = sorted(select(records, engine=engine, causal=causal, **{"pass": of}), key=lambda x: x["seqlen"])
             if chosen:
-                axis.plot([x["seqlen"] for x in chosen], [x["of devices"] for x in chosen], line, color=TINTS[number % 3],
-                          marker=MARKERS[number], fillstyle=fill, label=f"{ENGINES[engine]}, {masked}")  # fmt: skip
+                xs, ys = zip(*((x["seqlen"], x["of devices"]) for x in chosen))
+                axis.plot(xs, ys, line, color=TINTS[number % 3], marker=MARKERS[number], fillstyle=fill,
+                          label=f"{ENGINES[engine]}, {masked}")  # fmt: skip
         axis.axhline(1, color="black", linewidth=0.8)
         powers_of_two(axis, seqlens)
         axis.set_xlabel("seqlen")
