@@ -27,7 +27,7 @@ from typing import NamedTuple
 import claims
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
-from pictures.distributed import ring
+from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
 from pictures.paper import figure2, figure3
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
@@ -76,6 +76,7 @@ RUNS = {
     "ring": Run("ring.py --devices 2",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
+    "ring_model": Run("ring_model.py", "ring_model.py", gpus=0),
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
@@ -98,6 +99,7 @@ SECTIONS = [
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("Several devices", "ring", ring),
+    Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),
     Section("Host time", "host", host),
