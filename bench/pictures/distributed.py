@@ -28,20 +28,20 @@ def ring(results):
         axis.set_xlabel("seqlen")
         axis.set_title(of)
     axes[0, 0].set_ylim(bottom=0)
-    axes[0, 0].set_ylabel("of as many times one device's speed")
+    axes[0, 0].set_ylabel("speed / devices at a time / one's")
     longest = select(records, seqlen=seqlens[-1])
     told = ", ".join(f"{of} {span([x['of devices'] for x in select(longest, **{'pass': of})])}" for of in passes)
-    ranks = records[0]["ranks"]
+    ranks, devices = records[0]["ranks"], records[0]["at once"]
     text = (
-        f"A sequence split in zigzag over {ranks} devices, {options['heads']} heads of {options['head_dim']} on "
-        f"{options['heads_k']} of keys in {options['dtype']}: the time of one device with all of it, over {ranks} "
+        f"A sequence split in zigzag over {ranks} ranks, {options['heads']} heads of {options['head_dim']} on "
+        f"{options['heads_k']} of keys in {options['dtype']}: the time of one device with all of it, over {devices} "
         f"times that of the ring, until the last rank has its results. {_memory(results['checks'])}Relative RMS "
         f"errors against float64, at seqlen {span(values(results['errors'], 'seqlen'), 0)}, the worst of o, dq, dk and "
         f"dv: {span([_worst_ratio(x['rms']) for x in results['errors']])} times one device's. Two runs with "
         f"deterministic=True are equal bit for bit in {sum(x['equal'] for x in results['checks'])} of "
         f"{len(results['checks'])} cases.\n\n" + table([*map(_row, records)])
     )
-    return finish(figure, f"{ranks} devices, {seqlens[-1]} tokens: {told} of {ranks} times one's speed"), text
+    return finish(figure, f"{ranks} ranks, {seqlens[-1]} tokens: {told} of {devices} times one device's speed"), text
 
 
 def _memory(checks):
