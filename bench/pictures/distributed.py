@@ -28,7 +28,7 @@ def ring(results):
         axis.set_xlabel("seqlen")
         axis.set_title(of)
     axes[0, 0].set_ylim(bottom=0)
-    axes[0, 0].set_ylabel("speed / devices at a time / one's")
+    axes[0, 0].set_ylabel("speed / n times one device's")
     longest = select(records, seqlen=seqlens[-1])
     told = ", ".join(f"{of} {span([x['of devices'] for x in select(longest, **{'pass': of})])}" for of in passes)
     ranks, devices = records[0]["ranks"], records[0]["at once"]
