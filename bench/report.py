@@ -27,6 +27,7 @@ from typing import NamedTuple
 import claims
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
+from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
 from pictures.paper import figure2, figure3
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
@@ -42,7 +43,7 @@ SOURCE = "<!-- from bench/results/speed.json -->", "<!-- end -->"  # around the 
 class Run(NamedTuple):
     command: str              # at most 8 minutes on an H200
     small: str | None = None  # seconds on any machine
-    gpu: bool = True          # the command needs one; where there is none, it is the small one that runs
+    gpus: int = 1             # that the command needs; where there are fewer, it is the small one that runs
 
 
 class Section(NamedTuple):
@@ -72,12 +73,16 @@ RUNS = {
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
+    "ring": Run("ring.py --devices 2",
+                "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
+                gpus=2),
+    "ring_model": Run("ring_model.py", "ring_model.py", gpus=0),
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
-    "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpu=False),
+    "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpus=0),
     "decoding_cpu": Run("decode_cpu.py --rounds 10",
-                        "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpu=False),
+                        "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpus=0),
 }  # fmt: skip
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
@@ -93,6 +98,8 @@ SECTIONS = [
     Section("Long documents: the paper's Table 5", "documents", documents),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
+    Section("Several devices", "ring", ring),
+    Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),
     Section("Host time", "host", host),
@@ -104,10 +111,10 @@ SECTIONS = [
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run(names, small, folder):
     """Measure. Returns how many commands have failed."""
-    failed, lacking = 0, not has_gpu()
+    failed, here = 0, gpus_here()
     for name in names:
-        whole, reduced, gpu = RUNS[name]
-        command = reduced if small or (lacking and gpu) else whole
+        whole, reduced, gpus = RUNS[name]
+        command = reduced if small or here < gpus else whole
         if command is None:
             print(f"{name}: left out, it needs a GPU", flush=True)
             continue
@@ -121,14 +128,14 @@ def run(names, small, folder):
     return failed
 
 
-def has_gpu():
-    from peers import require_gpu  # loads torch
+def gpus_here():
+    from peers import cupy, require_gpu  # loads torch
 
     try:
         require_gpu()
     except SystemExit:
-        return False
-    return True
+        return 0
+    return cupy.cuda.runtime.getDeviceCount()
 
 
 def typed(command):

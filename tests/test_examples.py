@@ -1,5 +1,6 @@
 """The examples, run as a user runs them, and the gradient of the transformer."""
 
+import contextlib
 import importlib.util
 import itertools
 import os
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import distributed as nad
+
+from .distributed.test_mpi import MPIEXEC, with_mpi
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -202,6 +206,45 @@ def test_generate_verifies_a_tree(rng, monkeypatch):
     assert reader.read([8], [8], na.Causal()) == [choice(*prompt, 9, 6, 5, 8)]
 
 
+SHORT = "--seqlen", "200", "--steps", "3"
+
+
+def test_long_context(tmp_path):
+    """That the loss is one device's it asserts itself."""
+    out = run(tmp_path, "12_long_context.py", *SHORT, "--ranks", "3")
+    assert "3 ranks, here 72 and 64 and 64 of 200 tokens" in out
+    assert "the loss and its gradients are those of one device" in out
+
+
+@with_mpi
+def test_long_context_in_processes(tmp_path):
+    program = EXAMPLES / "12_long_context.py"
+    command = [MPIEXEC, "-n", "2", sys.executable, program, "--mpi", *SHORT]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("are those of one device") == 1
+    assert "2 ranks, here 72 of 200 tokens" in done.stdout
+
+
+def test_long_context_is_example_02(rng, monkeypatch):
+    """In float64, with weights of the head that are not 0, as they are before the first step."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("12_long_context")
+    weights = example.model.init_weights(rng, example.WIDTH, example.LAYERS, np.float64)
+    weights["head"] += rng.standard_normal(weights["head"].shape)
+    inputs, targets = rng.integers(256, size=(2, 100))
+    ranks = example.Ranks(nad.Simulated(3), [contextlib.nullcontext()] * 3)
+    loss, grads = example.split_step(ranks, weights, inputs, targets)
+    expected, expected_grads = example.whole_step(weights, inputs, targets)
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(grad, expected_grads[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    example.assert_as_on_one_device(weights, inputs, targets, loss, grads)
+    for wrong in ((1.001 * loss, grads), (loss, grads | {"up": 1.001 * grads["up"]})):
+        with pytest.raises(AssertionError):
+            example.assert_as_on_one_device(weights, inputs, targets, *wrong)
+
+
 @needs("numba_cuda")
 def test_matrix_product_simulated(tmp_path):
     out = run(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
@@ -238,3 +281,14 @@ def test_transformer_on_a_gpu(tmp_path):
 def test_generate_on_a_gpu(tmp_path):
     out = run(tmp_path, "11_generate.py", "--steps", "40", "--count", "60", "--xp", "cupy")
     assert len(re.findall(WAYS, out, re.M)) == 3
+
+
+@pytest.mark.gpu
+def test_long_context_on_gpus(tmp_path):
+    """On one, where there are no more: a ring of one rank."""
+    import cupy
+
+    count = min(2, cupy.cuda.runtime.getDeviceCount())
+    out = run(tmp_path, "12_long_context.py", "--devices", str(count), "--seqlen", "1000", "--steps", "10")
+    assert f"{count} ranks" in out
+    assert "the loss and its gradients are those of one device" in out

@@ -111,6 +111,37 @@ def decoding(cells=((1, 8192, 128, 1), (16, 8192, 128, 1), (64, 4096, 128, 4))):
     return {"options": {"heads_k": 8, "dtype": "bfloat16"}, "records": records}
 
 
+def ring(seqlens=(16384, 65536)):
+    case = {"dtype": "bfloat16", "head_dim": 128, "heads": 32, "heads_k": 8, "ranks": 2, "at once": 2}
+    found = {"speed": [], "checks": [], "errors": []}
+    for engine, causal in product(("devices", "nccl"), (False, True)):
+        about = {"engine": engine, "causal": causal, **case}
+        for n in seqlens:
+            reached = n / (n + 3000) * (0.95 if engine == "nccl" else 0.98)
+            for of in ("forward", "forward + backward"):
+                one = 1e-12 * n * n * (3.5 if "backward" in of else 1)
+                found["speed"].append({**about, "seqlen": n, "pass": of, "of devices": reached,
+                                       "seconds": {"one": one, "ring": one / 2 / reached},
+                                       "TFLOP/s": {"one": 600.0, "ring": 1200.0 * reached}})  # fmt: skip
+            found["checks"].append({**about, "seqlen": n, "bytes": {"one": 40000 * n, "ring": 30000 * n},
+                                    "apart": dict.fromkeys(("o", "dq", "dk", "dv"), 1e-3), "equal": True})
+        rms = {peer: dict.fromkeys(("o", "dq", "dk", "dv"), x) for peer, x in (("one", 2e-3), ("ring", 2.1e-3))}
+        found["errors"].append({**about, "seqlen": 8192, "rms": rms})
+    return {"options": case, **found}
+
+
+def ring_model(gpus=(8, 64)):
+    args = {"seqlen": 1 << 20, "heads": 32, "heads_k": 8, "head_dim": 128, "node": 8, "within": 278.0, "between": 50.0,
+            "start": 10.0, "tflops": None}  # fmt: skip
+    hides = [{"pass": of, "link": link, "tokens": n} for of in ("forward", "backward")
+             for link, n in (("within", 1267.0), ("between", 7043.0))]  # fmt: skip
+    shares = {"ring": 0.5, "two levels": 0.9}
+    records = [{"pass": of, "gpus": n, "tokens": args["seqlen"] / n, "kernel": 12 / n**2, "within": 0.02 / n,
+                "between": 0.1 / n, "scheme": scheme, "seconds": 12 / n, "share": share}
+               for of, n, (scheme, share) in product(("forward", "backward"), gpus, shares.items())]  # fmt: skip
+    return {"arguments": args, "hides": hides, "records": records}
+
+
 def floats(head_dims=(64, 128), seqlens=(4096,)):
     single = {"numbattn": 0.052, "efficient": 0.035, "cupy": 0.018}, {"numbattn": 0.034, "math": 0.013, "cupy": 0.012}
     of_dtype = [speed((dtype,), head_dims, seqlens, peers) for dtype, peers in zip(("float32", "float64"), single)]
@@ -243,5 +274,5 @@ def documents(contexts=(512, 1024, 2048, 4096)):
 
 
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
-        long_range, mma, packed, scores, speed, training)
+        long_range, mma, packed, ring, ring_model, scores, speed, training)
 MADE = {run.__name__: run for run in RUNS}

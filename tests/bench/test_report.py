@@ -127,15 +127,17 @@ def test_commands_are_understood(name, monkeypatch):
 
 
 def test_what_runs_where(monkeypatch, capsys):
-    """The whole commands; the small ones where they are asked for, or a GPU is needed and missing."""
+    """The whole commands; the small ones where they are asked for, or GPUs are needed and missing."""
     ran = []
     monkeypatch.setattr(report, "RUNS", {"a": report.Run("a.py --n 9"), "b": report.Run("b.py --n 9", "b.py --n 1"),
-                                         "c": report.Run("c.py --n 9", "c.py --n 1", gpu=False)})  # fmt: skip
+                                         "c": report.Run("c.py --n 9", "c.py --n 1", gpus=0),
+                                         "d": report.Run("d.py --n 9", "d.py --n 1", gpus=2)})  # fmt: skip
     monkeypatch.setattr(report.subprocess, "run", lambda command: ran.append(command[1:-2]) or command_of(ran))
-    for small, gpu, expected in (
-        (False, True, "a9 b9 c9"), (False, False, "b1 c9"), (True, True, "b1 c1"), (True, False, "b1 c1"),
+    for small, gpus, expected in (
+        (False, 2, "a9 b9 c9 d9"), (False, 1, "a9 b9 c9 d1"), (False, 0, "b1 c9 d1"), (True, 1, "b1 c1 d1"),
+        (True, 0, "b1 c1 d1"),
     ):  # fmt: skip
-        monkeypatch.setattr(report, "has_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: gpus)
         assert report.run(report.RUNS, small, BENCH) == (expected.count("c"))      # those that fail
         assert [f"{script.stem}{n}" for script, _, n in ran] == expected.split()
         ran.clear()
