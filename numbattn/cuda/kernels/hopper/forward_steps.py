@@ -39,7 +39,7 @@ class Pipelines(NamedTuple):
 class ForwardArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
-    ragged: Any  # O, where TMA cannot store all of a tile
+    by_rows: Any  # O, where TMA does not store all of it
     mLse: Any
     sight: Any
     scores: Any
