@@ -104,7 +104,6 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     are new and contiguous.
     """
     _, _, _, mask, scale, dropout, parts, _, origin = inputs
-    check_part(problem, origin)
     score = of_mask = of_score = misaligned = ()
     if mask._holds_arrays:
         masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
@@ -134,7 +133,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
     ds_scale = scale if dropout is None else scale * kept_scale / 2
     floats = scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale, 1 / scale
-    numbers = *masked.numbers, *drops, origin.query, origin.key, *floats
+    numbers = *masked.numbers, *drops, *origin, *floats
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
@@ -152,12 +151,6 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         if parts:
             finish_gradients(parts, arrays, temporaries, problem)
     return True
-
-
-def check_part(problem, origin):
-    """Refuse what kernels cannot yet do of a larger attention."""
-    if (origin.batch, origin.head, origin.heads) != (0, 0, problem.heads):
-        raise NotImplementedError(f"on a GPU a part of attention has all heads and the whole batch, got {origin}")
 
 
 def add_stand_ins(gpu, planned, arrays):

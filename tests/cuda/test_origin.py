@@ -10,7 +10,7 @@ from numbattn import distributed as nad
 from numbattn.origin import Origin
 from numbattn.problem import describe
 from tests.accuracy import assert_accurate, assert_equal, exact, plain, random
-from tests.test_origin import assert_parts_make_the_whole
+from tests.test_origin import assert_part_of_heads, assert_parts_make_the_whole
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import world_of
 
@@ -22,11 +22,9 @@ def test_parts_make_the_whole(rng):
         assert_parts_make_the_whole(rng, np.float32, 3e-5, "function", na.Dropout(0.3, 5, 2), size=64)
 
 
-def test_what_is_not_there_yet():
-    problem, inputs = describe(*np.zeros((3, 2, 5, 8), np.float32), origin=Origin(heads=3))
-    message = "has all heads and the whole batch"
-    with world_of("simulated"), on(AMPERE), pytest.raises(NotImplementedError, match=message):
-        api._run(problem, "forward", problem, inputs)
+def test_part_of_the_heads_and_of_the_batch():
+    with world_of("simulated"), on(AMPERE):
+        assert_part_of_heads(HALF, 2e-3, Origin(16, 32, 2, 1, heads=3), size=50, heads=1, backward=True)
 
 
 # ------------------------------------------------------------------------- results in float32 of half precision
@@ -43,6 +41,7 @@ def check_wide(rng, device, dtype, m, n, d, e, deterministic=False, **options):
     wanted, others = exact(do, q, k, v, **options), plain(do, q, k, v, **options)
     for name, *results in zip(("o", "lse", "dq", "dk", "dv"), (o, saved.lse, *grads), wanted, others, strict=True):
         assert results[0].dtype == np.float32
+        assert (results[0] != results[0].astype(dtype)).any(), name     # not rounded on the way
         assert_accurate(name, *results, dtype)
 
 

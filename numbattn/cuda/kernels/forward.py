@@ -93,7 +93,7 @@ def forward(
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
-            P = drop(P, drops, batch * heads + head, m0, n0)    # line 14: dropout(P)
+            P = drop(P, drops, batch, head, m0, n0)             # line 14: dropout(P)
             wait_copies()
             sync_threads()                                      # V has arrived, all have read K
             n_block += 1

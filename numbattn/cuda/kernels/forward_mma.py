@@ -74,7 +74,6 @@ class ForwardCall(NamedTuple):
     sight: Any
     scores: Any
     drops: Any
-    matrix: Any
     scale_log2: Any
 
 
@@ -139,7 +138,7 @@ def forward_mma(
         O = rescaled(O, alpha)                                  # line 15: O = alpha O, a branch: before exp2, so that
         P = exponentials(S, zero, call.scale_log2, factor)      # line 12 interleaves with the product
         l = part_sum(P, l * alpha)                              # line 13: l = alpha l + rowsum(P)
-        P = drop(P, call.drops, call.matrix, tile.m0, n0)       # line 14: dropout(P)
+        P = drop(P, call.drops, tile.batch, tile.head, tile.m0, n0)     # line 14: dropout(P)
         return dot(O, P, sV), m, l, n_block                     # line 15: O = O + P V
 
     @device
@@ -178,7 +177,7 @@ def forward_mma(
         wait_copies()
         sync_threads()
         scores = scores_of(scores, segment)
-        call = ForwardCall(left_operand(sQ), K, V, sight, scores, drops, batch * heads + head, scale_log2)
+        call = ForwardCall(left_operand(sQ), K, V, sight, scores, drops, scale_log2)
         O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
         while n_block < tile.n_blocks:
             O, m, l, n_block = step(O, m, l, tile, call, n_block)

@@ -168,8 +168,8 @@ def forward(
 
     @device
     def left_operand(P, tile, args, n_block):
-        matrix = tile.batch * args.heads + tile.head
-        return operand(drop(P, args.drops, matrix, tile.m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
+        dropped = drop(P, args.drops, tile.batch, tile.head, tile.m0, n_block * TILE_N)     # line 14: dropout(P)
+        return operand(dropped, SHARED_V)
 
     @device
     def n_block_range(tile, sight):
@@ -292,7 +292,7 @@ def forward(
         (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
         linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
         return ForwardArguments(
-            args.by_rows, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops, args.heads,
+            args.by_rows, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
             args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
         )  # fmt: skip
 
@@ -339,7 +339,7 @@ def forward(
         else:
             increase_registers(CONSUMER_REGISTERS)
             by_rows = ragged if IS_STAGED else (mO,)
-            args = by_rows, mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile, ()
+            args = by_rows, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
             compute(ForwardArguments(*args))
 
     number, matrix = getattr(types, ACC.__name__), array_type(DTYPES[out_dtype], 4)

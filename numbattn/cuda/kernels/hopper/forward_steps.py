@@ -44,7 +44,6 @@ class ForwardArguments(NamedTuple):
     sight: Any
     scores: Any
     drops: Any
-    heads: Any
     scale_log2: Any
     kept_scale: Any
     heads_per_tile: Any
