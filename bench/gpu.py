@@ -662,8 +662,8 @@ def parse():
                        help="no later kernels of numbattn than these: mma for those of Ampere on Hopper (not "
                             "--first-call)")
     cases.add_argument("--shared", type=int, metavar="KB",
-                       help="plan numbattn's kernels for a GPU whose blocks have so much shared memory: 99 for 8.6, 8.9 "
-                            "and 12.0, 163 for 8.0")
+                       help="plan numbattn's kernels for a GPU whose blocks have so much shared memory: 99 for 8.6, "
+                            "8.9 and 12.0, 163 for 8.0")
     cases.add_argument("--graph", action="store_true", help="numbattn also as replays of a CUDA graph")
     parser.add_argument("--rounds", type=int, default=5, help="medians are of so many samples (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too, with all samples")

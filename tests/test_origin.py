@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn import api
+from numbattn import api, reference
 from numbattn.masks import as_mask, cropped
 from numbattn.origin import Crop, Origin
 from numbattn.problem import Saved, describe
@@ -183,18 +183,29 @@ def test_results_of_the_dtype_of_sums(rng, dtype):
 @given(st.integers(0, 2), st.integers(0, 1), st.integers(0, 3), st.integers(0, 3))
 def test_heads_and_elements_of_the_batch(batch, head, query, key):
     """Of a part of the heads and of the batch, wherever it begins."""
-    rng, dropout = np.random.default_rng(0), na.Dropout(0.5, 8)
-    q, k, v = rng.standard_normal((3, 4, 3, 80, 4))
-    score = na.Score(far_and_near, arrays=[np.linspace(0, 0.1, 80)])
-    part = np.s_[batch : batch + 2, head : head + 2]
-    origin = Origin(16 * query, 16 * key, batch, head, heads=3)
-    visible = np.zeros((80, 80), bool)
-    visible[16 * query :, 16 * key :] = True
-    want = na.attention(q, k, v, mask=visible, score=score, dropout=dropout)[part][..., 16 * query :, :]
-    q, (k, v) = q[part][..., 16 * query :, :], (x[part][..., 16 * key :, :] for x in (k, v))
-    problem, inputs = describe(q, k, v, dropout=dropout, score=score, origin=origin)
-    o, _ = api._run(problem, "forward", problem, inputs)
-    np.testing.assert_allclose(o, want, atol=1e-13)
+    assert_part_of_heads(np.float64, 1e-13, Origin(16 * query, 16 * key, batch, head, heads=3))
+
+
+def assert_part_of_heads(dtype, tolerance, origin, size=80, heads=2, backward=False):
+    """Some heads of three of two elements of a batch of four, against their part of the whole in float64."""
+    rng, options = np.random.default_rng(0), {"dropout": na.Dropout(0.5, 8)}
+    options["score"] = na.Score(far_and_near, arrays=[np.linspace(0, 0.1, size)])
+    queries, keys = (np.s_[origin.batch : origin.batch + 2, origin.head : origin.head + heads, first:]
+                     for first in (origin.query, origin.key))  # fmt: skip
+    q, k, v, do, seen = rng.standard_normal((5, 4, 3, size, 4)).astype(dtype)
+    seen[:] = 0
+    seen[queries] = 1
+    visible = np.zeros((size, size), bool)
+    visible[origin.query :, origin.key :] = True
+    want, _ = reference.attention_forward(q, k, v, mask=visible, **options)
+    problem, inputs = describe(q[queries], k[keys], v[keys], origin=origin, wide=True, **options)
+    o, saved = api._run(problem, "forward", problem, inputs)
+    np.testing.assert_allclose(o, want[queries], atol=tolerance)
+    if backward:
+        grads = api._run(problem, "backward", saved, do[queries], None, False)
+        wanted = reference.attention_backward(do * seen, q, k, v, mask=visible, **options)
+        for got, want, part in zip(grads, wanted, (queries, keys, keys), strict=True):
+            np.testing.assert_allclose(got, want[part], atol=tolerance * max(1, abs(want).max()))
 
 
 def test_an_origin_compiles_nothing():

@@ -29,7 +29,7 @@ USUAL_MEMORY = nullcontext()
 PROGRAMS = 4096  # that a device keeps
 WORD = 8  # bytes
 FORMATS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}
-KINDS = ["int32"] * 8 + ["uint32"] + ["uint64"] * 3 + ["int32"] * 2  # of NUMBERS, before the floats
+KINDS = ["int32"] * 8 + ["uint32"] + ["uint64"] * 3 + ["int32"] * 5  # of NUMBERS, before the floats
 
 
 # ------------------------------------------------------------------------------------------------------------- device

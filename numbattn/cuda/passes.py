@@ -42,7 +42,7 @@ class Passes:
                 held = arrays_of(inputs.cache)
             else:
                 problem, inputs = dense(gpu, problem, inputs)
-        o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
+        o = gpu.empty(problem.out_shape, problem.result_dtype) if out is None else out
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o} | held
@@ -59,14 +59,16 @@ class Passes:
         """The Gradients."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
         gpu, (q, k, v, *_) = self.current(), inputs
-        dq, dk, dv = (gpu.empty(x.shape, x.dtype) for x in (q, k, v))
+        dq, dk, dv = (gpu.empty(x.shape, problem.result_dtype) for x in (q, k, v))
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "dk": dk, "dv": dv}
         of_score = []
         for number, part in enumerate(inputs.score):
-            held = [gpu.empty(x.shape, x.dtype) if part._wants_gradient else None for x in part._weights]
-            of_score += held
+            held = [None] * len(part._weights)
             if part._wants_gradient:
+                (x,) = part._weights
+                held = [gpu.empty(x.shape, problem.sum_dtype if problem.wide else x.dtype)]
                 (arrays[gradient_of_part(number)],) = held
+            of_score += held
         if dlse is not None:
             arrays["dlse"] = dlse
         strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
@@ -102,7 +104,6 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     are new and contiguous.
     """
     _, _, _, mask, scale, dropout, parts, _, origin = inputs
-    check_part(problem, origin)
     score = of_mask = of_score = misaligned = ()
     if mask._holds_arrays:
         masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
@@ -132,7 +133,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
     ds_scale = scale if dropout is None else scale * kept_scale / 2
     floats = scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale, 1 / scale
-    numbers = *masked.numbers, *drops, origin.query, origin.key, *floats
+    numbers = *masked.numbers, *drops, *origin, *floats
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
@@ -150,15 +151,6 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         if parts:
             finish_gradients(parts, arrays, temporaries, problem)
     return True
-
-
-def check_part(problem, origin):
-    """Refuse what kernels cannot yet do of a larger attention."""
-    if problem.wide and problem.result_dtype != problem.dtype:
-        raise NotImplementedError(f"on a GPU parts of attention in {problem.dtype} have no results in "
-                                  f"{problem.result_dtype} yet")
-    if (origin.batch, origin.head, origin.heads) != (0, 0, problem.heads):
-        raise NotImplementedError(f"on a GPU a part of attention has all heads and the whole batch, got {origin}")
 
 
 def add_stand_ins(gpu, planned, arrays):

@@ -216,7 +216,26 @@ TABLE = [
         "astype(problem.result_dtype": "astype(problem.dtype",
     }),
     Faults("cuda/kernels/shared/dropout.py", ["cuda/kernels/shared/test_dropout.py::test_what_is_kept"], {
-        "m0 + drops.first_query, n0 + drops.first_key": "m0 + drops.first_query, n0",
+        "drops.first + at.batch + batch": "drops.first + batch",
+        "at.head + head, at.query + m0, at.key + n0\n": "head, at.query + m0, at.key + n0\n",
+        "at.query + m0, at.key + n0\n": "at.query + m0, n0\n",
+    }),
+    Faults("cuda/kernels/scores/function.py", ["cuda/test_origin.py::test_part_of_the_heads_and_of_the_batch"], {
+        "(first + at.batch + batch, at.head + head, arrays)": "(first + batch, at.head + head, arrays)",
+        "at.batch + batch, at.head + head, arrays)": "at.batch + batch, head, arrays)",
+    }),
+    Faults("cuda/passes.py", ["cuda/test_origin.py::test_wide"], {
+        "gpu.empty(problem.out_shape, problem.result_dtype)": "gpu.empty(problem.out_shape, problem.dtype)",
+        "gpu.empty(x.shape, problem.result_dtype)": "gpu.empty(x.shape, x.dtype)",
+    }),
+    Faults("cuda/kernels/hopper/forward.py", ["cuda/test_origin.py::test_wide"], {
+        "if not IS_STAGED or (IS_PACKED and": "if (IS_PACKED and",
+    }),
+    Faults("cuda/kernels/hopper/forward_producer.py", ["cuda/test_origin.py::test_wide"], {
+        "if IS_STAGED and count >= Q_STAGES": "if count >= Q_STAGES",
+    }),
+    Faults("cuda/kernels/forward_mma.py", ["cuda/test_origin.py::test_wide"], {
+        "IS_STAGED = DTYPES[out_dtype] == dtype": "IS_STAGED = True",
     }),
     Faults("cuda/kernels/scores/function.py", ["cuda/test_origin.py::test_parts_make_the_whole"], {
         "of_rows, S, i + m0, j + n0,": "of_rows, S, i + m0, n0,",
@@ -546,7 +565,7 @@ TABLE = [
         "blocks_of_a_mask_are_looked_up_first", "blocks_that_draw_work_are_one_a_multiprocessor",
         "a_batch_that_is_no_single_stride_takes_a_launch_a_piece", "matrices_without_features_get_a_column",
     )], {
-        "piece.first * self.problem.heads": "piece.first",
+        '"first": piece.first': '"first": 0',
         "-(-shape[-1] // columns) * columns": "shape[-1]",
         "if spec.persistent else math.inf": "if not spec.persistent else math.inf",
         "and shape[:-2] != (whole := self.batch(heads))": "and not (whole := self.batch(heads))",
@@ -850,7 +869,7 @@ TABLE = [
     Faults("cuda/kernels/scores/function.py", SCORES, {
         "map_elements(of_cols, S, j + n0, i + m0": "map_elements(of_rows, S, j + n0, i + m0",
         "F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)": "F",
-        "(first + batch, head, arrays))\n\n        return": "(batch, head + 1, arrays))\n\n        return",
+        "(first + at.batch + batch, at.head + head": "(at.batch + batch, at.head + head + 1",
     }),
     Faults("cuda/kernels/scores/function.py", [
         "cuda/kernels/scores/test_function.py::test_a_derivative_may_be_negative[simulated-]",
@@ -913,13 +932,14 @@ TABLE = [
         "% 16 == 0 else 15": "% 16 == 0 else 7",
         "(j >> 4) * 4 + ((j >> 1) & 3)": "(j >> 4) * 4 + ((j >> 1) & 1)",
         "(i >> 4) * 8 + (i & 7)": "(i >> 4) * 8 + (i & 3)",
-        "drops.first + convert(matrix, U64)": "convert(matrix, U64)",
+        "drops.first + at.batch + batch": "at.batch + batch",
+        "convert(batch, U64) * convert(at.heads, U64)": "convert(batch, U64)",
         "drops.key_low, drops.key_high)": "drops.key_high, drops.key_low)",
         "(i & 8) != 0, (j & 8) != 0": "(j & 8) != 0, (i & 8) != 0",
         "i = i + (j & 1)": "pass",
         "where(odd, word, word << 16)": "where(odd, word << 16, word)",
         ">= U32(drops.threshold << 16)": "> U32(drops.threshold << 16)",
-        "where(kept(drops, matrix, m0, n0), P, 0)": "where(kept(drops, matrix, n0, m0), P, 0)",
+        "where(kept(drops, batch, head, m0, n0), P, 0)": "where(kept(drops, batch, head, n0, m0), P, 0)",
     }),
     Faults("cuda/kernels/shared/layouts.py", ["cuda/kernels/test_forward.py", "cuda/kernels/test_backward.py"], {
         "return row_index(layout, m0), col_index(layout, n0)": "return row_index(layout, n0), col_index(layout, m0)",
@@ -986,7 +1006,7 @@ TABLE = [
     Faults("cuda/kernels/hopper/forward.py", [
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated"
     ], {
-        "if IS_PACKED and not is_whole(tile.segment, tile.m0):": "if False:",
+        "(IS_PACKED and not is_whole(tile.segment, tile.m0))": "False",
         "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
     }),
     Faults("cuda/kernels/hopper/backward_steps.py", [
@@ -1017,7 +1037,7 @@ TABLE = [
         "n_block + steps(": "n_block + 0 * steps(",
         "O = rescaled(O, alpha)": "O = O * 1",
         "part_sum(P, l * alpha)": "part_sum(P, l)",
-        "call.matrix, tile.m0, n0)": "call.matrix, n0, tile.m0)",
+        "tile.batch, tile.head, tile.m0, n0)     #": "tile.batch, tile.head, n0, tile.m0)     #",
         "tile.head // group_size": "tile.head",
         "m_blocks - 1 - number": "m_blocks - number",
         "segment.first_key + maximum(tile.band[3], 1)": "segment.first_key + segment.keys",
@@ -1073,7 +1093,7 @@ TABLE = [
         "sync_threads()                                      # K": "pass  # K",
         "if tested(": "if not tested(",
         "sees(sight, band, batch, head, m0, n0)": "sees(sight, band, batch, head, n0, m0)",
-        "drops, batch * heads + head,": "drops, head * batches + batch,",
+        "drops, batch, head, m0": "drops, head, batch, m0",
         "dot(O * alpha, left(P), sV)": "dot(O, left(P), sV)",
         "inverse(total, alpha) * kept_scale": "inverse(total, alpha)",
     }),
@@ -1092,8 +1112,8 @@ TABLE = [
         "\n                    P, dP = where(visible, P, 0), where(visible, dP, 0)":
             "\n                    P = where(visible, P, 0)",
         "mQ[batch, head][:length], ROWS_OF), aligned(": "mQ[batch, head], ROWS_OF), aligned(",
-        "\n                Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
-            "\n                Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
+        "\n                Z = drop(full(S_TILE, kept_scale), drops, batch, head":
+            "\n                Z = drop(full(S_TILE, kept_scale), drops, head, batch",
         "left_P(P * Z)": "left_P(P)",
         "\n                dS = pull_back(P * (dP * Z - D)": "\n                dS = pull_back(P * (dP - D)",
         "\n                dS = pull_back(P * (dP * Z - D), F)": "\n                dS = pull_back(P * (dP * Z), F)",
@@ -1114,8 +1134,8 @@ TABLE = [
         "stage = 1 - stage\n            elif": "pass\n            elif",
         "load(mLse[batch, head][:length_q], ROWS, m0)": "load(mDelta[batch, head][:length_q], ROWS, m0)",
         "\n            P = exp2(capped(S * to_log2(scale)": "\n            P = exp2(capped(S * scale",
-        "\n            Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head":
-            "\n            Z = drop(full(S_TILE, kept_scale), drops, head * batches + batch",
+        "\n            Z = drop(full(S_TILE, kept_scale), drops, batch, head":
+            "\n            Z = drop(full(S_TILE, kept_scale), drops, head, batch",
         "\n            dS = pull_back(P * (dP * Z - D)": "\n            dS = pull_back(P * (dP - D)",
         "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
         "dQ * scale, m0": "dQ, m0",
@@ -1136,7 +1156,7 @@ TABLE = [
         "        put(sdS, dS)\n        sync_threads()\n": "        put(sdS, dS)\n",
         "if needs_mask(sight": "if not needs_mask(sight",
         "where(visible, P, 0)": "P",
-        "batch * heads + at.head": "at.head",
+        "drops, batch, at.head, m0": "drops, 0, at.head, m0",
         "maximum(P, 0) if HAS_DROPOUT else P": "P",
         "dK * scale": "dK",
         "dV * kept_scale": "dV",
@@ -1176,7 +1196,7 @@ TABLE = [
         "head * heads_per_tile": "head",
         "if n_block >= end:": "if n_block > end:",
         "        acquire(Q)\n        if": "        if",
-        "if count >= Q_STAGES:": "if count > Q_STAGES:",
+        "and count >= Q_STAGES:": "and count > Q_STAGES:",
         "number < m_blocks * matrices": "number <= m_blocks * matrices",
         "(work.batch, head, stored_at))": "(work.batch, work.head, stored_at))",
         "        commit(W, NO_WORK)\n": "",
@@ -1213,7 +1233,7 @@ TABLE = [
         "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
         "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
             "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
-        "tile.batch * args.heads + tile.head": "tile.head",
+        "args.drops, tile.batch, tile.head": "args.drops, 0, tile.head",
         "acquire(Q)                                              #": "pass  #",
         "        wait(Q)\n": "",
         "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",

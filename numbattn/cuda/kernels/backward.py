@@ -130,7 +130,7 @@ def backward_kv(
                     visible = sees(sight, band, batch, head, m0, n0)
                     P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
                     F = where(visible, F, 0)
-                Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
+                Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
                 dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
                 D = get(allocate(SHARED_DELTA, stage), COLS)
                 dS = pull_back(P * (dP * Z - D), F)             # lines 18 and 20: dS = P (dP Z - D)
@@ -217,7 +217,7 @@ def backward_q(
                 visible = sees(sight, band, batch, head, m0, n0)
                 P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
                 F = where(visible, F, 0)
-            Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
+            Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
             if STAGES == 2:

@@ -46,7 +46,6 @@ from ..tile import (
     opaque,
     put,
     rows_between,
-    shape,
     sync_threads,
     wait_copies,
     wait_on_dependencies,
@@ -122,7 +121,6 @@ def backward_mma(
     ):
         launch_dependents()
         wait_on_dependencies()
-        _, heads, _ = shape(mLse)
         tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
         if tile.first >= tile.end:                              # a slot without a tile
             return
@@ -148,7 +146,7 @@ def backward_mma(
             if needs_mask(sight, tile, at, n0):
                 visible = sees(sight, band_at(sight, batch, at.head), batch, at.head, m0, n0)
                 P, F = where(visible, P, 0), where(visible, F, 0)               # line 12: MASK
-            P = mark(P, drops, batch * heads + at.head, m0, n0)                 # line 14
+            P = mark(P, drops, batch, at.head, m0, n0)          # line 14
             dP = dot(S_TILE, sV, sdO.T)                         # line 17: dP = dO V^T
             dS = pull_back(dS_of(P, dP, get(allocate(SHARED_DELTA, stage), COLS), delta_scale), F)  # lines 18 and 20
             left_P, left_dS = share(maximum(P, 0) if HAS_DROPOUT else P, dS, stage)     # line 15: what is kept

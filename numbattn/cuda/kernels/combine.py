@@ -75,7 +75,7 @@ class RowThreads(NamedTuple):
     unit, tile_m, tile_n = "fma", 1, 1
 
 
-def combine(*, dtype, head_dim_v, threads, mask, score):
+def combine(*, dtype, out_dtype, head_dim_v, threads, mask, score):
     """The kernel. A row is a query of a head.
 
     Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
@@ -136,8 +136,8 @@ def combine(*, dtype, head_dim_v, threads, mask, score):
 
     number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
     signature = types.void(
-        partial, partial, array_type(dtype, 4), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), number,
-        number,
+        partial, partial, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
+        scores_type(score, dtype), number, number,
     )  # fmt: skip
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
 
@@ -158,8 +158,9 @@ SPEC = Spec(
     (*PARTIALS, Matrix("o"), Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
-        "dtype": work.problem.dtype.name, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
-        "threads": tiles.threads, "mask": band_kinds(work.mask), "score": work.score,
+        "dtype": work.problem.dtype.name, "out_dtype": work.dtypes["o"].name, "threads": tiles.threads,
+        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
+        "score": work.score,
     },
     blocks=blocks,
 )  # fmt: skip

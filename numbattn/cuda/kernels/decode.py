@@ -286,7 +286,7 @@ def decode(
                 if tested(sight, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
                     S = where(sees(sight, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
                 P, m, l, alpha = softmax_step(S, m, l, scale_log2)          # lines 12 and 13
-                P = drop(P, drops, work.batch * heads + work.head, 0, n0)   # line 14: dropout(P)
+                P = drop(P, drops, work.batch, work.head, 0, n0)            # line 14: dropout(P)
                 sV = wait_v(V, work, n_block)
                 P = of_values(P, cache, work)
                 O = dot(rescaled(O, alpha), P, sV)              # line 15: O = alpha O + P V

@@ -50,9 +50,9 @@ TILES = QueryTiles(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False):
-    """The kernel; dlse says whether lse has a gradient. sink: whether a sink's logits have one, which is left to be
-    summed over the queries: a sink has no dP, so that its dS is -P delta.
+def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False):
+    """The kernel; out_dtype: that of O; dlse says whether lse has a gradient. sink: whether a sink's logits have one,
+    which is left to be summed over the queries: a sink has no dP, so that its dS is -P delta.
 
     padded: for kernels that copy these statistics tile by tile, and so within segments. Queries beyond the last one see
     nothing.
@@ -122,18 +122,19 @@ def delta(*, dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False)
             save(mLseLog2[batch, head], bounded(to_log2(lse, sees)), padded_row)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
-    matrix, statistic = array_type(dtype, 4), array_type(ACC, 3)
+    dO, O, statistic = array_type(dtype, 4), array_type(DTYPES[out_dtype], 4), array_type(ACC, 3)
     sinks = types.Tuple((array_type(ACC, 2), statistic) if sink else ())
     if padded:
-        signature = types.void(matrix, matrix, statistic, statistic, sinks, statistic, statistic, packing_type(mask))
+        signature = types.void(dO, O, statistic, statistic, sinks, statistic, statistic, packing_type(mask))
         return Source(padded_kernel, signature, THREADS, overlaps=True)
-    return Source(kernel, types.void(matrix, matrix, statistic, statistic, sinks, statistic, statistic), THREADS)
+    return Source(kernel, types.void(dO, O, statistic, statistic, sinks, statistic, statistic), THREADS)
 
 
 def parameters(work, tiles):
     return {
-        "dtype": work.problem.dtype.name, "dlse": "dlse" in work.dtypes, "nbytes": work.nbytes,
-        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "sink": work.sink is not None,
+        "dtype": work.problem.dtype.name, "out_dtype": work.dtypes["o"].name, "dlse": "dlse" in work.dtypes,
+        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "nbytes": work.nbytes,
+        "sink": work.sink is not None,
     }  # fmt: skip
 
 

@@ -40,7 +40,9 @@ from .shared.tables import Tiles, parameters, rows_of
 from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
-def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes):
+def forward(
+    *, dtype, out_dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
+):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes.
@@ -91,7 +93,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
-            P = drop(P, drops, batch * heads + head, m0, n0)    # line 14: dropout(P)
+            P = drop(P, drops, batch, head, m0, n0)             # line 14: dropout(P)
             wait_copies()
             sync_threads()                                      # V has arrived, all have read K
             n_block += 1
@@ -106,7 +108,7 @@ def forward(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask),
+        matrix, matrix, matrix, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
         scores_type(score, dtype), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
@@ -149,5 +151,5 @@ SPEC = Spec(
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, "group_size",
      "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
-    parameters=parameters,
+    parameters=lambda work, tiles: parameters(work, tiles) | {"out_dtype": work.dtypes["o"].name},
 )  # fmt: skip

@@ -3,7 +3,7 @@
 A block keeps a tile of queries and loops over the keys in their sight. K and V have a place each in shared memory, and
 each is loaded behind the other's product: V of a tile behind Q K^T, K of the next tile behind the softmax and P V. The
 registers of S are the left operand of P V, and those of Q that of Q K^T, if they are held. O is divided by l once, in
-the epilogue, and is stored by way of shared memory.
+the epilogue, and is stored by way of shared memory if its dtype is that of q.
 """
 
 from typing import Any, NamedTuple
@@ -74,11 +74,12 @@ class ForwardCall(NamedTuple):
     sight: Any
     scores: Any
     drops: Any
-    matrix: Any
     scale_log2: Any
 
 
-def forward_mma(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout):
+def forward_mma(
+    *, dtype, out_dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout,
+):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     held: whether Q stays in registers; else its tile is read for each tile of keys.
@@ -95,6 +96,7 @@ def forward_mma(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, m
     SHARED_Q = shared.boxes(tile_m, head_dim, dtype, at=SHARED_V if held else None)  # until V comes
     SHARED_O = shared.tile(tile_m, head_dim_v, dtype, at=SHARED_K)  # when all else is done
     TILE_M, TILE_N, HELD, VECTORS = tile_m, tile_n, held, Alignment(VECTOR_BYTES)
+    IS_STAGED = DTYPES[out_dtype] == dtype
     ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -136,7 +138,7 @@ def forward_mma(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, m
         O = rescaled(O, alpha)                                  # line 15: O = alpha O, a branch: before exp2, so that
         P = exponentials(S, zero, call.scale_log2, factor)      # line 12 interleaves with the product
         l = part_sum(P, l * alpha)                              # line 13: l = alpha l + rowsum(P)
-        P = drop(P, call.drops, call.matrix, tile.m0, n0)       # line 14: dropout(P)
+        P = drop(P, call.drops, tile.batch, tile.head, tile.m0, n0)     # line 14: dropout(P)
         return dot(O, P, sV), m, l, n_block                     # line 15: O = O + P V
 
     @device
@@ -175,21 +177,23 @@ def forward_mma(*, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, m
         wait_copies()
         sync_threads()
         scores = scores_of(scores, segment)
-        call = ForwardCall(left_operand(sQ), K, V, sight, scores, drops, batch * heads + head, scale_log2)
+        call = ForwardCall(left_operand(sQ), K, V, sight, scores, drops, scale_log2)
         O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
         while n_block < tile.n_blocks:
             O, m, l, n_block = step(O, m, l, tile, call, n_block)
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
         save(mLse[batch, head][first:end], logsumexp(m, total, LN2), tile.m0)   # line 16
         sync_threads()                                          # all have read Q, K and V
-        put(sO, O * (inverse(total, alpha) * kept_scale))       # line 15: O = O / l
-        sync_threads()
-        save(aligned(mO[batch, head][first:end], VECTORS), get(sO, COPY_O), tile.m0)
+        O = O * (inverse(total, alpha) * kept_scale)            # line 15: O = O / l
+        if IS_STAGED:
+            put(sO, O)
+            sync_threads()
+        save(aligned(mO[batch, head][first:end], VECTORS), get(sO, COPY_O) if IS_STAGED else O, tile.m0)
 
     matrix = array_type(dtype, 4)
     signature = types.void(
-        matrix, matrix, matrix, matrix, array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
-        types.float32, types.float32, INDEX,
+        matrix, matrix, matrix, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
+        scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
     )  # fmt: skip
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -203,7 +207,9 @@ SPEC = Spec(
     (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), Statistic("lse"), MASK,
      SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
+        "out_dtype": work.dtypes["o"].name,
+    },
     numbers=lambda work, tiles: {"at_once": matrices_at_once(work.problem)},
     packs=True,
 )  # fmt: skip

@@ -78,7 +78,6 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
     def ds_of(given, band, batch, head, m0, n0):
         """By all threads. Rows beyond a sequence's length are cut off: they may be NaN."""
         (mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale = given
-        _, heads, _ = shape(mLse)
         head_k, length_q, length_k = head // group_size, maximum(band[2], 1), maximum(band[3], 1)
         sQ, sdO, sK, sV = allocate(SHARED_Q), allocate(SHARED_DO), allocate(SHARED_K), allocate(SHARED_V)
         sync_threads()                                          # all have read the last tiles
@@ -92,7 +91,7 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
         S, F = apply(dot(S_TILE, sQ, sK.T), scores, batch, head, m0, n0)    # Alg. 4 line 11
         P = exp2(capped(S * to_log2(scores.scale) - lse_log2, 0))   # line 13
         dP = dot(S_TILE, sdO, sV.T)                             # line 17
-        Z = drop(full(S_TILE, kept_scale), drops, batch * heads + head, m0, n0)     # line 14
+        Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
         dS = pull_back(P * (dP * Z - D), F)                     # line 20
         m_block, n_block, m_end, n_end = m0 // TILE_M, n0 // TILE_N, m0 + TILE_M, n0 + TILE_N
         if tested(sight, band, batch, head, m_block, n_block, m0, m_end, n0, n_end):

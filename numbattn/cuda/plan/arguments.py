@@ -152,7 +152,8 @@ class Own(Word):
 
 @dataclass(frozen=True)
 class Numbers(Word):
-    """The fields of what consists of numbers alone: names of spec.NUMBERS, and "first", a piece's first matrix."""
+    """The fields of what consists of numbers alone: names of spec.NUMBERS, and "first", where a piece
+    of the batch begins."""
 
     names: tuple
 

@@ -229,8 +229,8 @@ class Planner:
         return pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments])
 
     def arguments_of(self, piece, arguments, **known):
-        """The arguments for a BatchPiece: its first matrix and first element, and what else is known, filled in."""
-        known = {"first": piece.first * self.problem.heads, "first_batch": piece.first, **known}
+        """The arguments for a BatchPiece: its first element, and what else is known, filled in."""
+        known = {"first": piece.first, **known}
         return tuple(
             known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
             for x, view in zip(arguments, piece.views)

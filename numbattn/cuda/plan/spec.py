@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+ORIGIN = "first_query", "first_key", "first_batch", "first_head", "heads_in_all"  # as numbattn.origin has them, int32
 NUMBERS = (
     "lo", "hi", "queries", "keys", "lo_shift", "hi_shift",  # of the mask's band, int32
     "own_lo", "own_hi",  # of windows that are aligned within segments: see kernels.intervals
     "threshold", "offset", "key_low", "key_high",  # of dropout, uint32 and uint64
-    "first_query", "first_key",  # of the call's origin, int32
+    *ORIGIN,
     "scale", "scale_log2", "kept_scale",  # floats of the sums' dtype
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip

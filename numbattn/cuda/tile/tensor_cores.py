@@ -9,7 +9,20 @@ from numba.cuda.core.errors import TypingError
 
 from .boxes import Boxes
 from .conversion import HALVES, emit_pair, emit_widened
-from .emit import F32, F64, I32, Index, asm, capability, in_own_block, load_vector, loop, size_of, thread_index, vector_of
+from .emit import (
+    F32,
+    F64,
+    I32,
+    Index,
+    asm,
+    capability,
+    in_own_block,
+    load_vector,
+    loop,
+    size_of,
+    thread_index,
+    vector_of,
+)
 from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack

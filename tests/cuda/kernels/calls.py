@@ -9,6 +9,7 @@ from numbattn.cuda.kernels.shared.dropout import Drops
 from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, Sight
 from numbattn.cuda.kernels.tile_states import states_blocks, states_shape, tile_states
 from numbattn.cuda.plan.spec import PADDED, SIDES
+from numbattn.origin import Origin
 from numbattn.problem import describe
 from tests.accuracy import exact, plain, random
 from tests.tools.launch import launch
@@ -113,8 +114,9 @@ def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8,
     kinds = *sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
     dropout = inputs.dropout
     numbers = (0, 0, 0, 0) if dropout is None else dropout._numbers
+    origin = Origin(*map(np.int32, inputs.origin))
     return Call(
         q, k, v, do, dlse, kinds, Sight(*map(np.int32, band), edges, (np.int32(0),) * bool(edges) * 2, grids),
-        Drops(np.uint32(numbers[0]), *map(np.uint64, (*numbers[1:], 0)), *map(np.int32, (0, 0))),
+        Drops(np.uint32(numbers[0]), *map(np.uint64, numbers[1:]), np.int32(0), origin),
         problem.sum_dtype.type(1 if dropout is None else dropout.scale), *results,
     )  # fmt: skip

@@ -30,8 +30,8 @@ def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, 
              "page_size": 0, "cache": None, "sharers": 1} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
-    return Work(problem, device, mask, keys, dict.fromkeys(["dq", "dk", "dv"], problem.dtype), nbytes, deterministic,
-                score, slopes=slopes)
+    dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], problem.dtype)
+    return Work(problem, device, mask, keys, dtypes, nbytes, deterministic, score, slopes=slopes)
 
 
 def array(*shape, dtype=np.float16):

@@ -31,7 +31,6 @@ from ...tile import (
     release,
     row_sum,
     save,
-    shape,
     stage,
     sync_threads,
     sync_warpgroup,
@@ -265,7 +264,7 @@ def backward_kv(
             if masks:
                 visible = sees(args.sight, band, batch, at.head, m0, n0)
                 P, F = where(visible, P, 0), where(visible, F, 0)               # line 12: MASK
-            P = mark(P, args.drops, batch * args.heads + at.head, m0, n0)           # line 14
+            P = mark(P, args.drops, batch, at.head, m0, n0)                         # line 14
             if dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)       # line 16: dV += (P Z)^T dO, in flight
             PF = pull_back(P, F)                                # dS is P F times the rest
@@ -347,7 +346,6 @@ def backward_kv(
         mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale,
         scale_log2, kept_scale, at_once, delta_scale,
     ):
-        _, heads, _ = shape(mLse)
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
@@ -364,7 +362,7 @@ def backward_kv(
         else:
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, tile.segment)
-            args = BackwardArguments(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
             compute(mDK, mDV, mSums, mSlopes, tile, scale, args)
 
     sums = FLOATS, several(FLOATS, MAKES_SLOPES)

@@ -182,7 +182,7 @@ def backward_q(
         if tested(args.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             visible = sees(args.sight, kept.band, batch, head, m0, n0)
             P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
-        P = mark(P, args.drops, batch * args.heads + head, m0, n0)              # line 14
+        P = mark(P, args.drops, batch, head, m0, n0)                            # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)
         row, col = place_of(tile, n0)
@@ -257,7 +257,7 @@ def backward_q(
         else:
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, segment)
-            args = BackwardArguments(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
             work = work_tile(sight, segment, batch, head, m_block, m_end)
             compute(mDQ, mSlopes, mLse, mDelta, work, scale, args)
 

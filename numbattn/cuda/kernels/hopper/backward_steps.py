@@ -58,7 +58,6 @@ class BackwardArguments(NamedTuple):
     sight: Any
     scores: Any
     drops: Any
-    heads: Any
     scale_log2: Any
     kept_scale: Any
     delta_scale: Any

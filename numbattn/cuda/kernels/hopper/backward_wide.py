@@ -25,7 +25,6 @@ from ...tile import (
     prefetch_tensor_map,
     put_registers,
     release,
-    shape,
     stage,
     sync_threads,
     sync_warpgroup,
@@ -120,7 +119,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
             band = band_at(args.sight, batch, at.head)
             visible = sees(args.sight, band, batch, at.head, m0, tile.first)
             P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
-        P = mark(P, args.drops, batch * args.heads + at.head, m0, tile.first)           # line 14
+        P = mark(P, args.drops, batch, at.head, m0, tile.first)                         # line 14
         acquire(sP)
         put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest
         sync_warpgroup()
@@ -194,7 +193,6 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
-        _, heads, _ = shape(mLse)
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE)
         launch_dependents()
         wait_on_dependencies()
@@ -222,7 +220,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
                 fence_async_proxy()
                 sync_warpgroup()
             scores = scores_of(scores, tile.segment)
-            args = BackwardArguments(sight, scores, drops, heads, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
             if warpgroup_index() == 0:
                 compute_v(mDV, K, V, tile, args)
             else:

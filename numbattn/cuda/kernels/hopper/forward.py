@@ -16,13 +16,16 @@ from numba.cuda import types
 from ...build import Source, TensorMapArgument
 from ...plan.arguments import COUNTERS, RaggedMatrix, Statistic, TmaBias, TmaMatrix
 from ...plan.spec import Spec
+from ...plan.views import VECTOR_BYTES
 from ...tile import (
     INDEX,
     WARPGROUP,
+    Alignment,
     Pipeline,
     SharedMemory,
     acquire,
     advance,
+    aligned,
     allocate,
     decrease_registers,
     device,
@@ -97,12 +100,13 @@ REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a produ
 
 
 def forward(
-    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout, bias_dtype="",
+    *, dtype, out_dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
+    bias_dtype="",
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. bias_dtype: that of
-    a bias whose tiles come with those of K.
+    a bias whose tiles come with those of K. An O of another dtype than q is not staged, nor is it a tensor map.
 
     Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
     packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
@@ -113,11 +117,12 @@ def forward(
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
-    SHARED_O = SHARED_Q.of_columns(head_dim_v)
+    IS_STAGED = DTYPES[out_dtype] == dtype
+    SHARED_O = SHARED_Q.of_columns(head_dim_v) if IS_STAGED else None
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
     HAS_TMA_BIAS, HAS_LINEAR_BIAS = bool(bias_dtype), is_linear_bias(score)
-    IS_PACKED, IS_LOOKED_UP = PACKED in mask, is_looked_up(mask)
+    IS_PACKED, IS_LOOKED_UP, ROWS_OF = PACKED in mask, is_looked_up(mask), Alignment(0 if IS_STAGED else VECTOR_BYTES)
     SHARED_B = shared.boxes(ROWS, tile_n, DTYPES.get(bias_dtype, dtype), stages * consumers * HAS_TMA_BIAS)
     SHARED_C = shared.boxes(tile_n, DEPTH, DTYPES["bfloat16"], int(HAS_LINEAR_BIAS))
     K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * HAS_TMA_BIAS)
@@ -163,8 +168,8 @@ def forward(
 
     @device
     def left_operand(P, tile, args, n_block):
-        matrix = tile.batch * args.heads + tile.head
-        return operand(drop(P, args.drops, matrix, tile.m0, n_block * TILE_N), SHARED_V)    # line 14: dropout(P)
+        dropped = drop(P, args.drops, tile.batch, tile.head, tile.m0, n_block * TILE_N)     # line 14: dropout(P)
+        return operand(dropped, SHARED_V)
 
     @device
     def n_block_range(tile, sight):
@@ -271,9 +276,10 @@ def forward(
         K, V, _ = skip(K, V, tile, args.sight, here, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
         O = O * (inverse(total, alpha) * args.kept_scale)       # line 15: O = O / l
-        put(allocate(SHARED_O, Q.index), O)
-        if IS_PACKED and not is_whole(tile.segment, tile.m0):
-            save(args.ragged[0][tile.batch, tile.head][first:end], O, tile.m0)
+        if IS_STAGED:
+            put(allocate(SHARED_O, Q.index), O)
+        if not IS_STAGED or (IS_PACKED and not is_whole(tile.segment, tile.m0)):
+            save(aligned(args.by_rows[0][tile.batch, tile.head][first:end], ROWS_OF), O, tile.m0)
         fence_async_proxy()
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores O
@@ -286,7 +292,7 @@ def forward(
         (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
         linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
         return ForwardArguments(
-            args.ragged, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops, args.heads,
+            args.by_rows, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
             args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
         )  # fmt: skip
 
@@ -321,7 +327,8 @@ def forward(
             decrease_registers(PRODUCER_REGISTERS)
             if thread_index() == SCHEDULER:
                 prefetch_tensor_map(mQ)
-                prefetch_tensor_map(mO)
+                if IS_STAGED:
+                    prefetch_tensor_map(mO)
                 schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending)
             if thread_index() == LOADER:
                 prefetch_tensor_map(mK)
@@ -331,22 +338,24 @@ def forward(
                 load(mK, mV, biases, sight, group_size, heads_per_tile)
         else:
             increase_registers(CONSUMER_REGISTERS)
-            args = ragged, mLse, sight, scores, drops, heads, scale_log2, kept_scale, heads_per_tile, ()
+            by_rows = ragged if IS_STAGED else (mO,)
+            args = by_rows, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
             compute(ForwardArguments(*args))
 
-    number = getattr(types, ACC.__name__)
+    number, matrix = getattr(types, ACC.__name__), array_type(DTYPES[out_dtype], 4)
     signature = types.void(
-        *[types.uint64] * 4, several(types.uint64, HAS_TMA_BIAS), several(array_type(dtype, 4), IS_PACKED),
-        array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number,
-        *[INDEX] * 3,
+        *[types.uint64] * 3, types.uint64 if IS_STAGED else matrix, several(types.uint64, HAS_TMA_BIAS),
+        several(matrix, IS_PACKED), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS,
+        types.uint32[:], INDEX, number, number, *[INDEX] * 3,
     )  # fmt: skip
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
     return warp_specialised(kernel, signature, consumers, shared, tiles)
 
 
 def warp_specialised(kernel, signature, consumers, shared, tiles):
-    """The Source of a kernel with a producer behind its consumers; tiles: of its tensor maps, its first arguments."""
-    maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles))
+    """The Source of a kernel with a producer behind its consumers; tiles: of its tensor maps, its first arguments;
+    None for one that is no tensor map."""
+    maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles) if tile is not None)
     threads = WARPGROUP * (consumers + 1)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
@@ -358,7 +367,7 @@ SPEC = Spec(
      "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-        "bias_dtype": dtype_of_tma_bias(work),
+        "out_dtype": work.dtypes["o"].name, "bias_dtype": dtype_of_tma_bias(work),
     },
     numbers=numbers,
     persistent=True,

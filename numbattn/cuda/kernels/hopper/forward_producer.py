@@ -32,10 +32,11 @@ TILES_AHEAD = 4  # stages of the pipeline of work tiles
 
 
 def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
-    """Device functions of the scheduler and of the loader. SHARED_B: see `score_tile_steps`."""
+    """Device functions of the scheduler and of the loader. SHARED_O: where O is staged, or None; SHARED_B: see
+    `score_tile_steps`."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
     TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
-    HAS_TMA_BIAS, IS_PACKED = SHARED_B.stages > 0, PACKED in mask
+    HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, SHARED_O is not None
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
     (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
@@ -58,7 +59,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     def store_o(Q, count, mO):
         """TMA-store the O, if any, that is staged in the buffer of tile number `count` of Q."""
         acquire(Q)
-        if count >= Q_STAGES:
+        if IS_STAGED and count >= Q_STAGES:
             batch, head, row = read(stage(O_PIPELINE, Q.index))
             if not IS_PACKED or row != BY_CONSUMER:
                 tma_store(mO, allocate(SHARED_O, Q.index), batch, head, row)

@@ -39,12 +39,11 @@ class Pipelines(NamedTuple):
 class ForwardArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
-    ragged: Any  # O, where TMA cannot store all of a tile
+    by_rows: Any  # O, where TMA does not store all of it
     mLse: Any
     sight: Any
     scores: Any
     drops: Any
-    heads: Any
     scale_log2: Any
     kept_scale: Any
     heads_per_tile: Any

@@ -15,6 +15,7 @@ from ....functions import Score
 from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
 from ..shared.layouts import array_type
+from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import Kind, nothing_ahead
 
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
@@ -36,8 +37,8 @@ class FunctionKind(Kind):
         return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[1:])]
 
     def types(self, number):
-        """Of the first element of the batch, the first query and key, seqlen_q, seqlen_k, arrays."""
-        return *[INDEX] * 5, types.Tuple([array_type(*about) for about in self.arrays])
+        """Of the place of a launch, seqlen_q, seqlen_k, arrays."""
+        return *PLACE_TYPES, INDEX, INDEX, types.Tuple([array_type(*about) for about in self.arrays])
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), identity, ONE = unit, self.identity, ACC(1)
@@ -71,7 +72,7 @@ class FunctionKind(Kind):
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
     def flat(self, planner, work, number):
-        yield from ("first_batch", "first_query", "first_key", work.problem.seqlen_q, work.problem.seqlen_k)
+        yield from (*PLACE, work.problem.seqlen_q, work.problem.seqlen_k)
         yield from (planner.whole(array_of_function(number, which)) for which in range(len(self.arrays)))
 
 
@@ -128,14 +129,20 @@ def mapped_over(layout, transposed, number):
             return result(of_user(s, batch, head, i, j, *arrays))
 
         @device
+        def counted(scores, batch, head):
+            """The call's first query and key, how many there are, and what all elements of a tile are given."""
+            first, at, seqlen_q, seqlen_k, arrays = scores.parts[number]
+            return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
+
+        @device
         def queries_by_keys(S, scores, batch, head, m0, n0):
-            first, i, j, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), (first + batch, head, arrays))
+            i, j, seqlen_q, seqlen_k, given = counted(scores, batch, head)
+            return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
 
         @device
         def keys_by_queries(S, scores, batch, head, m0, n0):
-            first, i, j, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), (first + batch, head, arrays))
+            i, j, seqlen_q, seqlen_k, given = counted(scores, batch, head)
+            return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
 
         return keys_by_queries if transposed else queries_by_keys
 

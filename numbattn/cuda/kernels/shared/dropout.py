@@ -10,7 +10,6 @@ from numba.cuda import types
 from ....dropout import ROUNDS, round_by
 from ...plan.arguments import Numbers
 from ...tile import (
-    INDEX,
     always,
     beside,
     column_halves,
@@ -23,6 +22,7 @@ from ...tile import (
     wide_product,
 )
 from .layouts import places_of
+from .origin import PLACE, PLACE_TYPES
 
 U32, U64 = np.uint32, np.uint64
 
@@ -45,17 +45,16 @@ class Drops(NamedTuple):
     offset: Any
     key_low: Any
     key_high: Any
-    first: Any  # number of the matrix (batch 0, head 0)
-    first_query: Any  # where query 0 and key 0 are in a larger P: see numbattn.origin
-    first_key: Any
+    first: Any  # element of the batch
+    origin: Any
 
 
-DROPS = types.NamedTuple([types.uint32] + [types.uint64] * 4 + [INDEX] * 2, Drops)
-DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", "first", "first_query", "first_key"))
+DROPS = types.NamedTuple([types.uint32, *[types.uint64] * 3, *PLACE_TYPES], Drops)
+DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", *PLACE))
 
 
 def keep_test(layout, transposed=False):
-    """The device function (drops, matrix, m0, n0): which elements of P are kept, in a tile from query m0 and key n0 on.
+    """The device function (drops, batch, head, m0, n0): which elements of P are kept, in a tile from there on.
 
     The tile's rows are queries, or keys if it is transposed. One call of the generator serves queries i and i + 8 and
     keys j, j + 1, j + 8 and j + 9, as far as this thread holds them. Tensor cores deal keys j and j + 1 of a transposed
@@ -72,14 +71,16 @@ def keep_test(layout, transposed=False):
         return transposed_halves(word, LANE) if SHARES else word
 
     @device
-    def kept(drops, matrix, m0, n0):
-        m0, n0 = m0 + drops.first_query, n0 + drops.first_key
+    def kept(drops, batch, head, m0, n0):
+        at = drops.origin
+        batch, head, m0, n0 = drops.first + at.batch + batch, at.head + head, at.query + m0, at.key + n0
         i, j = places(COUNTERS, m0, n0)
         if SHARES:
             i = i + (j & 1)
         c0 = full(COUNTERS, convert((j >> 4) * 4 + ((j >> 1) & 3), U32))
         c1 = full(COUNTERS, convert((i >> 4) * 8 + (i & 7), U32))
-        c2, c3 = full(COUNTERS, U32(drops.first + convert(matrix, U64))), full(COUNTERS, U32(drops.offset))
+        matrix = convert(batch, U64) * convert(at.heads, U64) + convert(head, U64)
+        c2, c3 = full(COUNTERS, U32(matrix)), full(COUNTERS, U32(drops.offset))
         w0, w1, w2, w3, _, _ = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
         i, j = places(layout, m0 & IN_BLOCK, n0 & IN_BLOCK)
         below, right, odd = (i & 8) != 0, (j & 8) != 0, ((i if SHARES else j) & 1) != 0
@@ -92,11 +93,11 @@ def keep_test(layout, transposed=False):
 
 
 def drop_step(layout, dropout, transposed=False):
-    """The device function (P, drops, matrix, m0, n0): P with 0 where it is dropped; P itself without dropout."""
+    """The device function (P, drops, batch, head, m0, n0): P with 0 where it is dropped; P itself without dropout."""
     if not dropout:
 
         @device
-        def keep(P, drops, matrix, m0, n0):
+        def keep(P, drops, batch, head, m0, n0):
             return P
 
         return keep
@@ -104,8 +105,8 @@ def drop_step(layout, dropout, transposed=False):
     kept = keep_test(layout, transposed)
 
     @device
-    def drop(P, drops, matrix, m0, n0):
-        return where(kept(drops, matrix, m0, n0), P, 0)
+    def drop(P, drops, batch, head, m0, n0):
+        return where(kept(drops, batch, head, m0, n0), P, 0)
 
     return drop
 
@@ -118,7 +119,7 @@ def dropout_steps(layout, dropout, transposed=False):
     if not dropout:
 
         @device
-        def mark(P, drops, matrix, m0, n0):
+        def mark(P, drops, batch, head, m0, n0):
             return P
 
         @device
@@ -134,16 +135,16 @@ def dropout_steps(layout, dropout, transposed=False):
     keeps, ZERO = keep_test(HALF, transposed), np.float32(0)
 
     @device
-    def mark_half(P, drops, matrix, m0, n0):
+    def mark_half(P, drops, batch, head, m0, n0):
         if always():
-            P = where(keeps(drops, matrix, m0, n0), P, ZERO - P)
+            P = where(keeps(drops, batch, head, m0, n0), P, ZERO - P)
         return P
 
     @device
-    def mark(P, drops, matrix, m0, n0):
+    def mark(P, drops, batch, head, m0, n0):
         left, right = column_halves(P)
-        left = mark_half(left, drops, matrix, m0, n0)
-        return beside(left, mark_half(right, drops, matrix, m0 + DOWN, n0 + RIGHT), layout)
+        left = mark_half(left, drops, batch, head, m0, n0)
+        return beside(left, mark_half(right, drops, batch, head, m0 + DOWN, n0 + RIGHT), layout)
 
     @device
     def dS_half(P, dP, D):

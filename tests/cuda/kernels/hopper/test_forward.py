@@ -17,7 +17,8 @@ SIZES = {"head_dim": 64, "head_dim_v": 64, "tile_n": 64, "consumers": 2, "stages
 def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **problem):
     case = call(rng, np.float16, **{"d": 24, "e": 40} | problem)
     sizes = SIZES | dict(sizes)
-    source = forward(dtype=case.q.dtype.name, mask=case.mask, score=(), dropout=case.kept_scale != 1, **sizes)
+    dtype, dropout = case.q.dtype.name, case.kept_scale != 1
+    source = forward(dtype=dtype, out_dtype=dtype, mask=case.mask, score=(), dropout=dropout, **sizes)
     o, lse, counters = poisoned(case.do.shape, case.q.dtype), poisoned(case.lse.shape), np.zeros(2, np.uint32)
     sight = case.sight_of("q", 64 * sizes["consumers"], sizes["tile_n"])
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]

@@ -7,6 +7,7 @@ import numbattn as na
 from numbattn.cuda.kernels.shared.dropout import Drops, drop_step
 from numbattn.cuda.tile import full, mma, save, simt, wgmma
 from numbattn.dropout import Dropout, dropout_mask
+from numbattn.origin import Origin
 from tests.accuracy import random
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
@@ -14,16 +15,17 @@ from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 THREADS = 128
 LAYOUTS = {"simt": simt(64, 32, THREADS, 8, 2), "mma": mma(64, 32, THREADS), "wgmma": wgmma(32),
            "mma, 8 columns": mma(64, 8, THREADS), "simt, 8 x 4": simt(8, 4, THREADS, 4, 1)}
-DROPOUT = Dropout(19741 / 65536, seed=0x123456789ABCDEF, offset=77)  # what an element of the large tiles draws
-SCALARS = np.uint32(DROPOUT.threshold), np.uint64(77), *map(np.uint64, DROPOUT.key), np.uint64(2)
+DROPOUT = Dropout(32829 / 65536, seed=0x123456789ABCDEF, offset=77)  # what an element of the large tiles draws
+SCALARS = np.uint32(DROPOUT.threshold), np.uint64(77), *map(np.uint64, DROPOUT.key), np.int32(1)
 
 
 def dropping(layout, transposed):
     drop, ONE = drop_step(layout, True, transposed), np.float32(1)
 
     def kernel(z, threshold, offset, key_low, key_high, first, m0, n0):
-        drops = Drops(threshold, offset, key_low, key_high, first, np.int32(32), np.int32(16))
-        save(z, drop(full(layout, ONE), drops, np.int32(1), m0, n0), 0)
+        origin = Origin(np.int32(32), np.int32(16), np.int32(1), np.int32(2), np.int32(5))
+        drops = Drops(threshold, offset, key_low, key_high, first, origin)
+        save(z, drop(full(layout, ONE), drops, np.int32(3), np.int32(1), m0, n0), 0)
 
     return kernel
 
@@ -31,13 +33,13 @@ def dropping(layout, transposed):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_kept(layout, transposed):
-    """Of a tile that is smaller than a block of 16 x 16: of the second one in it. It begins at query 32, key 16."""
+    """Of a tile that is smaller than a block of 16 x 16: of the second one in it. It counts from the origin."""
     layout = LAYOUTS[layout]
     z = poisoned(layout.shape)
     m, n = reversed(z.shape) if transposed else z.shape
     m0, n0 = 48 + m % 16, 112 + n % 16
     launch(dropping(layout, transposed), (1, 1, 1), THREADS, 0, z, *SCALARS, np.int32(m0), np.int32(n0))
-    want = dropout_mask(DROPOUT, (4, 256, 256))[3, 32 + m0 :, 16 + n0 :][:m, :n]
+    want = dropout_mask(DROPOUT, (6, 5, 256, 256))[1 + 1 + 3, 2 + 1, 32 + m0 :, 16 + n0 :][:m, :n]
     np.testing.assert_array_equal(z, want.T if transposed else want)
 
 

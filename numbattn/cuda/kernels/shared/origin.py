@@ -1,0 +1,10 @@
+"""Where a call is in a larger attention, as kernels take it: see numbattn.origin."""
+
+from numba.cuda import types
+
+from ....origin import Origin
+from ...plan.spec import ORIGIN
+from ...tile import INDEX
+
+PLACE = "first", *ORIGIN  # the first element of the batch of a launch, and the call's origin
+PLACE_TYPES = INDEX, types.NamedTuple([INDEX] * len(ORIGIN), Origin)
