@@ -60,9 +60,10 @@ class Segments(Mask):
     -----
     On CPUs a segment is computed as if it were alone: results are those of a call on the sequence alone, bit for bit,
     and NaN in one of them stays there, in gradients, too. On GPUs it may reach the tokens that lie in one tile with
-    them. It does not on Hopper in float16 and bfloat16 where `Segments`, the same for all heads, are alone or beside
-    `Causal`, `Window` and `Lengths`, without dropout or a `Bias`, and without gradients of a score, but for those of a
-    `Sink` and, beside no part with a derivative, of an `Alibi`.
+    them. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or beside
+    `Causal`, `Window` and, of one length for all, `Lengths`, without dropout or a `Bias`, and without gradients of a
+    score, but for those of a `Sink` and, on Hopper in float16 and bfloat16 beside no part with a derivative, of an
+    `Alibi`.
 
     Examples
     --------

@@ -52,6 +52,9 @@ SCORES = [f"cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUD
     "softcap-alibi-sink", "relative-softcap", "bias of keys", "pair bias-softcap-bias of queries",
     "relative-function-shift",
 )]  # fmt: skip
+PACKED_ON_ANY = [f"cuda/kernels/shared/test_segments.py::test_{name}" for name in (
+    "nan_stays_in_its_segment_simulated[simulated-CUDA cores]", "gradients_without_own_kernels[compiled-CUDA cores]",
+)]  # fmt: skip
 # fmt: off
 TABLE = [
     # -------------------------------------------------------------------------------------------- masks and dropout
@@ -950,7 +953,8 @@ TABLE = [
         "row_sum(dO * O)": "row_sum(dO)",
         "D = D - load(mDlse": "D = D + load(mDlse",
         "where(sees, D, 0)": "D",
-        "where(sees, where(lse_log2 < LOWEST, LOWEST, lse_log2), INFINITE)": "lse_log2",
+        "where(sees, lse_log2, INFINITE)": "lse_log2",
+        "if BOUNDED:": "if not BOUNDED:",
         "where(lse_log2 < LOWEST, LOWEST, lse_log2)": "lse_log2",
         "lse_log2 + abs(lse_log2) * MARGIN": "lse_log2 * (1 + MARGIN)",
         " & (row_index(ROWS, m0) < end - first)": "",
@@ -1078,10 +1082,29 @@ TABLE = [
     Faults("cuda/plan/arguments.py", ["cuda/plan/test_planner.py::test_what_is_not_aligned_is_copied_for_cp_async"], {
         "class AlignedMatrix(Matrix):": "class AlignedMatrix(Matrix):\n    find = Matrix.find\n\nclass Unused(Matrix):",
     }),
+    Faults("cuda/kernels/forward.py", PACKED_ON_ANY, {
+        "mV[batch, head_k][key : key + maximum(band[3], 1)]": "mV[batch, head_k][key:]",
+        "query + m0, key + n0": "m0, n0",
+        "scores_of(scores, segment)": "scores",
+        "mO[batch, head][query:end_query]": "mO[batch, head][query:]",
+        "packs=True": "packs=False",
+    }),
+    Faults("cuda/kernels/backward.py", PACKED_ON_ANY, {
+        # keys and values
+        "segment.first_query, segment.first_padded_row, keys_of": "segment.first_query, segment.first_query, keys_of",
+        "mQ[batch, head][query : query + length]": "mQ[batch, head][query:]",
+        "query + m0, key + n0)\n                lse": "m0, n0)\n                lse",
+        "work.problem.heads_k * n_blocks,\n    packs=True": "work.problem.heads_k * n_blocks,\n    packs=False",
+        # queries
+        "segment.first_key, segment.first_padded_row\n": "segment.first_key, segment.first_query\n",
+        "mK[batch, head_k][key : key + length_k]": "mK[batch, head_k][key:]",
+        "query + m0, key + n0)\n            P": "m0, n0)\n            P",
+        "mDQ[batch, head][query:end_query]": "mDQ[batch, head][query:]",
+        'with_results("dq"),\n    packs=True': 'with_results("dq"),\n    packs=False',
+    }),
     Faults("cuda/kernels/forward.py", ["cuda/kernels/test_forward.py"], {
-        "(seqlen_q + TILE_M - 1) // TILE_M": "seqlen_q // TILE_M",
-        "head_k = head // group_size": "head_k = head",
-        "mV[batch, head_k][: maximum(band[3], 1)]": "mV[batch, head_k]",
+        "head_k, key, (query, end_query) = head // group_size": "head_k, key, (query, end_query) = head",
+        "mV[batch, head_k][key : key + maximum(band[3], 1)]": "mV[batch, head_k]",
         "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
         "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
         "        sync_threads()\n        while": "        while",
@@ -1111,7 +1134,7 @@ TABLE = [
         "\n                P = exp2(capped(S * to_log2(scale)": "\n                P = exp2(capped(S * scale",
         "\n                    P, dP = where(visible, P, 0), where(visible, dP, 0)":
             "\n                    P = where(visible, P, 0)",
-        "mQ[batch, head][:length], ROWS_OF), aligned(": "mQ[batch, head], ROWS_OF), aligned(",
+        "mQ[batch, head][query : query + length]": "mQ[batch, head]",
         "\n                Z = drop(full(S_TILE, kept_scale), drops, batch, head":
             "\n                Z = drop(full(S_TILE, kept_scale), drops, head, batch",
         "left_P(P * Z)": "left_P(P)",
@@ -1123,16 +1146,15 @@ TABLE = [
         "dK * scale, n0": "dK, n0",
         "dV, n0": "dV * scale, n0",
         # queries
-        "(seqlen_q + TILE_M - 1) // TILE_M": "seqlen_q // TILE_M",
-        "head_k = head // group_size": "head_k = head",
-        "mK[batch, head_k][:length_k]": "mK[batch, head_k]",
+        "head_k, key, row = head // group_size": "head_k, key, row = head",
+        "mK[batch, head_k][key : key + length_k]": "mK[batch, head_k]",
         "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
         "\n            wait_copies()\n            sync_threads()": "\n            sync_threads()",
         "\n            wait_copies()\n            sync_threads()  ": "\n            wait_copies()  ",
         "elif n_block < n_blocks:\n                sync_threads()\n": "elif n_block < n_blocks:\n",
         "fetch_tile(1 - stage, K, V": "fetch_tile(stage, K, V",
         "stage = 1 - stage\n            elif": "pass\n            elif",
-        "load(mLse[batch, head][:length_q], ROWS, m0)": "load(mDelta[batch, head][:length_q], ROWS, m0)",
+        "load(mLse[batch, head][row": "load(mDelta[batch, head][row",
         "\n            P = exp2(capped(S * to_log2(scale)": "\n            P = exp2(capped(S * scale",
         "\n            Z = drop(full(S_TILE, kept_scale), drops, batch, head":
             "\n            Z = drop(full(S_TILE, kept_scale), drops, head, batch",

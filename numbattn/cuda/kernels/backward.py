@@ -5,7 +5,7 @@ float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from 
 `backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
 queries and loops over the keys in its sight: dQ. Both recompute P from lse. Without atomics the gradients are bitwise
 reproducible. One source for tensor cores and CUDA cores, as in the forward pass. With two pipeline stages the next
-tile is in flight while this one is computed.
+tile is in flight while this one is computed. Tiles of packed arrays end with their segment.
 
 Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP is masked too, since 0 * NaN is NaN.
 """
@@ -40,10 +40,11 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .scores import SCORE, score_steps, scores_type
+from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .shared.schedule import place
+from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
 from .shared.tables import Staged, parameters, rows_of
 from .shared.visibility import (
     MASK,
@@ -82,6 +83,7 @@ def backward_kv(
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
+    tile_of, sight_of, scores_of = slot_step(mask, "k", tile_n), sight_step(mask), within_segment(score)
 
     @device
     def fetch_tile(stage, Q, dO, lse, delta, m0):
@@ -91,21 +93,27 @@ def backward_kv(
         copy_async(allocate(SHARED_DELTA, stage), delta, COLS, m0)
 
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
-        batches, heads, seqlen_q = shape(mLse)
+        batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
-        n_block, batch, head_k = place(block_index(), batches * heads_k, heads_k)
+        tile, batch, head_k = place(block_index(), batches * heads_k, heads_k)
+        segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
         n0 = n_block * TILE_N
+        if n0 >= segment.keys:                                  # a slot without a tile
+            return
+        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
+        query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
         sK, sV = allocate(SHARED_K), allocate(SHARED_V)
-        copy_async(sK, aligned(mK[batch, head_k], ROWS_OF), COPY_K, n0)
-        copy_async(sV, aligned(mV[batch, head_k], ROWS_OF), COPY_V, n0)
+        copy_async(sK, aligned(mK[batch, head_k][key:end_key], ROWS_OF), COPY_K, n0)
+        copy_async(sV, aligned(mV[batch, head_k][key:end_key], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(sight, batch, head)
-            first, end = queries_in_sight(band, n0, minimum(n0 + TILE_N, seqlen_k))
+            first, end = queries_in_sight(band, n0, minimum(n0 + TILE_N, segment.keys))
             # rows beyond a sequence's length are cut off: they may be NaN
             length = maximum(band[2], 1)
-            Q, dO = aligned(mQ[batch, head][:length], ROWS_OF), aligned(mDO[batch, head][:length], ROWS_OF)
-            lse, delta = mLse[batch, head][:length], mDelta[batch, head][:length]
+            Q = aligned(mQ[batch, head][query : query + length], ROWS_OF)
+            dO = aligned(mDO[batch, head][query : query + length], ROWS_OF)
+            lse, delta = mLse[batch, head][row : row + length], mDelta[batch, head][row : row + length]
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
             stage = index(0)
@@ -122,7 +130,7 @@ def backward_kv(
                     fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
                 S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
-                S, F = apply(S, scores, batch, head, m0, n0)
+                S, F = apply(S, scores, batch, head, query + m0, key + n0)
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
                 P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
                 dP = dot(S_TILE, sV, sdO.T)                     # line 17: dP = dO V^T
@@ -140,8 +148,8 @@ def backward_kv(
                 elif m_block < m_blocks:
                     sync_threads()
                     fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
-        save(aligned(mDK[batch, head_k], ROWS_OF), dK * scale, n0)      # line 24
-        save(aligned(mDV[batch, head_k], ROWS_OF), dV, n0)
+        save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
+        save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
@@ -173,6 +181,8 @@ def backward_q(
     ZERO = ACC(0)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
+    tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
+    sight_of, scores_of = sight_step(mask), within_segment(score)
 
     @device
     def fetch_tile(stage, K, V, n0):
@@ -180,25 +190,30 @@ def backward_q(
         copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
 
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
-        batches, heads, seqlen_q = shape(mLse)
-        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        batches, heads, seqlen_q, _ = shape(mDQ)
         tile, batch, head = place(block_index(), batches * heads, heads)
-        m_block = m_blocks - 1 - tile                           # the heaviest tiles of a causal mask first
+        number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
         m0 = m_block * TILE_M
+        if m0 >= segment.queries:                               # a slot without a tile
+            return
+        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
         band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
-        head_k = head // group_size
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        head_k, key, row = head // group_size, segment.first_key, segment.first_padded_row
+        query, end_query = queries_of(segment)
         # rows beyond a sequence's length are cut off: they may be NaN
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
-        K, V = aligned(mK[batch, head_k][:length_k], ROWS_OF), aligned(mV[batch, head_k][:length_k], ROWS_OF)
+        K = aligned(mK[batch, head_k][key : key + length_k], ROWS_OF)
+        V = aligned(mV[batch, head_k][key : key + length_k], ROWS_OF)
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
         n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
         sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), index(0)
-        copy_async(sQ, aligned(mQ[batch, head][:length_q], ROWS_OF), COPY_Q, m0)
-        copy_async(sdO, aligned(mDO[batch, head][:length_q], ROWS_OF), COPY_DO, m0)
+        copy_async(sQ, aligned(mQ[batch, head][query : query + length_q], ROWS_OF), COPY_Q, m0)
+        copy_async(sdO, aligned(mDO[batch, head][query : query + length_q], ROWS_OF), COPY_DO, m0)
         fetch_tile(stage, K, V, n_block * TILE_N)
-        lse_log2 = load(mLse[batch, head][:length_q], ROWS, m0)
-        D = load(mDelta[batch, head][:length_q], ROWS, m0)
+        lse_log2 = load(mLse[batch, head][row : row + length_q], ROWS, m0)
+        D = load(mDelta[batch, head][row : row + length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:                               # Alg. 4 line 6
             n0, this = n_block * TILE_N, n_block
@@ -210,7 +225,7 @@ def backward_q(
                 fetch_tile(1 - stage, K, V, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
-            S, F = apply(S, scores, batch, head, m0, n0)
+            S, F = apply(S, scores, batch, head, query + m0, key + n0)
             P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
             dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
@@ -225,7 +240,7 @@ def backward_q(
             elif n_block < n_blocks:
                 sync_threads()
                 fetch_tile(stage, K, V, n_block * TILE_N)
-        save(aligned(mDQ[batch, head], ROWS_OF), dQ * scale, m0)
+        save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
@@ -321,7 +336,7 @@ def with_results(*names):
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
-STATISTICS = Statistic("lse_log2"), Statistic("delta")
+STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 SPEC_KV = Spec(
     backward_kv,
@@ -330,10 +345,12 @@ SPEC_KV = Spec(
     parameters=with_results("dk", "dv"),
     keeps="k",
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
+    packs=True,
 )
 SPEC_Q = Spec(
     backward_q,
     (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS),
     tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work),
     parameters=with_results("dq"),
+    packs=True,
 )

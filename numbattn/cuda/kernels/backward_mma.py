@@ -291,9 +291,9 @@ SPEC = Spec(
 )
 NO_SUMS = STATISTICS[1]  # in place of sums, which are not touched then
 ALONE = (*GIVEN, *RESULTS, NO_SUMS, *STATISTICS, *NUMBERS)
-SPEC_KV = replace(SPEC, arguments=ALONE, parameters=parameters(adds_dq=False), packs=False)
+SPEC_KV = replace(SPEC, arguments=ALONE, parameters=parameters(adds_dq=False))
 SPEC_ROUND = round_spec(part_of_dq)
 ROUTES = (
-    Route(lambda work: takes(work) and not work.deterministic, (delta.SPEC_PADDED, SPEC, SPEC_ROUND), MMA),
-    Route(takes, (replace(delta.SPEC_PADDED, packs=False), SPEC_KV, backward.SPEC_Q), MMA),
+    Route(lambda work: takes(work) and not work.deterministic, (delta.SPEC_BOUNDED, SPEC, SPEC_ROUND), MMA),
+    Route(takes, (delta.SPEC_BOUNDED, SPEC_KV, backward.SPEC_Q), MMA),
 )

@@ -2,9 +2,11 @@
 gradient of a sink.
 
 lse comes with it as the backward kernels take it: in base 2, and +inf for a query that sees nothing, be it by a mask, a
-length or scores of -inf. exp(S - lse) is 0 then, whatever S: no gradient comes from there.
+length or scores of -inf. exp(S - lse) is 0 then, whatever S: no gradient comes from there. Both are padded, since
+kernels copy them tile by tile, and so within segments: queries beyond the last one see nothing.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,24 +52,20 @@ TILES = QueryTiles(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), sink=False):
+def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, bounded, mask=(), sink=False):
     """The kernel; out_dtype: that of O; dlse says whether lse has a gradient. sink: whether a sink's logits have one,
     which is left to be summed over the queries: a sink has no dP, so that its dS is -P delta.
 
-    padded: for kernels that copy these statistics tile by tile, and so within segments. Queries beyond the last one see
-    nothing.
+    bounded: whether lse is rounded up where its last bits are not enough for exp(S - lse): P is at most 1 then, as it
+    is to be. Kernels for any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
     LOWEST, FAR, MARGIN = ACC(np.finfo(ACC).min), ACC(2.0**23), ACC(2.0**-20)
-    TILES_A_SLOT, segment_of, HAS_SINK = PADDED // TILE_M, slot_step(mask, "q", PADDED), sink
-
-    @device
-    def tile_of_block(mLse):
-        batches, heads, _ = shape(mLse)
-        return place(block_index(), batches * heads, heads)
+    TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
+    HAS_SINK, BOUNDED = sink, bounded
 
     @device
     def delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0):
@@ -91,27 +89,16 @@ def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), 
     @device
     def to_log2(lse, sees):
         lse_log2 = lse * LOG2E
-        return where(sees, where(lse_log2 < LOWEST, LOWEST, lse_log2), INFINITE)    # NaN stays NaN
+        lse_log2 = where(lse_log2 < LOWEST, LOWEST, lse_log2)   # NaN stays NaN
+        if BOUNDED:
+            lse_log2 = where(abs(lse_log2) > FAR, lse_log2 + abs(lse_log2) * MARGIN, lse_log2)
+        return where(sees, lse_log2, INFINITE)
 
-    @device
-    def bounded(lse_log2):
-        """Rounded up where the last bits of lse are not enough for exp(S - lse): P is at most 1 then, as it is to be.
-        Kernels for any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper."""
-        return where(abs(lse_log2) > FAR, lse_log2 + abs(lse_log2) * MARGIN, lse_log2)
-
-    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2):
-        _, _, seqlen_q = shape(mLse)
-        tile, batch, head = tile_of_block(mLse)
-        lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, 0, seqlen_q, tile * TILE_M)
-        save(mDelta[batch, head], D, tile * TILE_M)
-        save(mLseLog2[batch, head], to_log2(lse, sees), tile * TILE_M)
-        save_sink(sinks, batch, head, lse, D, sees, 0, seqlen_q, tile * TILE_M)
-
-    def padded_kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
+    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
         launch_dependents()
         wait_on_dependencies()
-        _, _, seqlen_q = shape(mLse)
-        tile, batch, head = tile_of_block(mLse)
+        batches, heads, seqlen_q = shape(mLse)
+        tile, batch, head = place(block_index(), batches * heads, heads)
         segment, slot = segment_of(packing, batch, tile // TILES_A_SLOT, seqlen_q)
         m0 = slot * PADDED + tile % TILES_A_SLOT * TILE_M
         first, padded_row = segment.first_query, segment.first_padded_row + m0
@@ -119,22 +106,20 @@ def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, padded=False, mask=(), 
             end = first + segment.queries
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
             save(mDelta[batch, head], D, padded_row)
-            save(mLseLog2[batch, head], bounded(to_log2(lse, sees)), padded_row)
+            save(mLseLog2[batch, head], to_log2(lse, sees), padded_row)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
     dO, O, statistic = array_type(dtype, 4), array_type(DTYPES[out_dtype], 4), array_type(ACC, 3)
     sinks = types.Tuple((array_type(ACC, 2), statistic) if sink else ())
-    if padded:
-        signature = types.void(dO, O, statistic, statistic, sinks, statistic, statistic, packing_type(mask))
-        return Source(padded_kernel, signature, THREADS, overlaps=True)
-    return Source(kernel, types.void(dO, O, statistic, statistic, sinks, statistic, statistic), THREADS)
+    signature = types.void(dO, O, statistic, statistic, sinks, statistic, statistic, packing_type(mask))
+    return Source(kernel, signature, THREADS, overlaps=True)
 
 
-def parameters(work, tiles):
-    return {
+def parameters(bounded):
+    return lambda work, tiles: {
         "dtype": work.problem.dtype.name, "out_dtype": work.dtypes["o"].name, "dlse": "dlse" in work.dtypes,
-        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "nbytes": work.nbytes,
-        "sink": work.sink is not None,
+        "nbytes": work.nbytes, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
+        "sink": work.sink is not None, "mask": packing_of(work.mask), "bounded": bounded,
     }  # fmt: skip
 
 
@@ -151,18 +136,13 @@ class SinkSums(Word):
 
 
 SINK_SUMS = SinkSums()
-GIVEN = Matrix("do"), Matrix("o"), Statistic("lse"), Statistic("dlse"), SINK_SUMS
 SPEC = Spec(
     delta,
-    (*GIVEN, Statistic("delta"), Statistic("lse_log2")),
+    (Matrix("do"), Matrix("o"), Statistic("lse"), Statistic("dlse"), SINK_SUMS, Statistic("delta", padded=True),
+     Statistic("lse_log2", padded=True), PACKING),
     tiles=lambda work: (TILES,),
-    parameters=parameters,
-)
-SPEC_PADDED = Spec(
-    delta,
-    (*GIVEN, Statistic("delta", padded=True), Statistic("lse_log2", padded=True), PACKING),
-    tiles=lambda work: (TILES,),
-    parameters=lambda work, tiles: parameters(work, tiles) | {"padded": True, "mask": packing_of(work.mask)},
+    parameters=parameters(bounded=False),
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (work.padded_length // tiles.tile_m),
     packs=True,
 )  # fmt: skip
+SPEC_BOUNDED = replace(SPEC, parameters=parameters(bounded=True))

@@ -2,7 +2,7 @@
 
 One source for tensor cores (float32, float64) and for CUDA cores: the layouts of S and O say which. A block keeps a
 tile of queries and loops over the keys in their sight. V of a tile is in flight while S is computed, K of the next tile
-while O is computed. O is divided by l once, in the epilogue.
+while O is computed. O is divided by l once, in the epilogue. Tiles of packed arrays end with their segment.
 """
 
 import numpy as np
@@ -31,10 +31,11 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps
+from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
 from .shared.schedule import place
+from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps
 from .shared.tables import Tiles, parameters, rows_of
 from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
@@ -62,20 +63,25 @@ def forward(
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
+    sight_of, scores_of = sight_step(mask), within_segment(score)
 
     def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
-        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         tile, batch, head = place(block_index(), batches * heads, heads)
-        m_block = m_blocks - 1 - tile                           # the heaviest tiles of a causal mask first
+        number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
         m0 = m_block * TILE_M
+        if m0 >= segment.queries:                               # a slot without a tile
+            return
+        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
         band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
-        head_k = head // group_size
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
         # rows beyond a sequence's length are cut off: they may be NaN
-        Q = aligned(mQ[batch, head][: maximum(band[2], 1)], ROWS_OF)
-        K = aligned(mK[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
-        V = aligned(mV[batch, head_k][: maximum(band[3], 1)], ROWS_OF)
+        Q = aligned(mQ[batch, head][query : query + maximum(band[2], 1)], ROWS_OF)
+        K = aligned(mK[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
+        V = aligned(mV[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
         sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
         O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
         n_block = first // TILE_N
@@ -89,7 +95,7 @@ def forward(
             n0 = n_block * TILE_N
             copy_async(sV, V, COPY_V, n0)                       # in flight while S is computed
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 2 line 10: S = Q K^T
-            S, _ = apply(S, scores, batch, head, m0, n0)
+            S, _ = apply(S, scores, batch, head, query + m0, key + n0)
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
@@ -103,8 +109,9 @@ def forward(
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
-        save(aligned(mO[batch, head], ROWS_OF), O * (inverse(total, alpha) * kept_scale), m0)   # line 15: O = O / l
-        save(mLse[batch, head], logsumexp(m, total, LN2), m0)   # line 16
+        O = O * (inverse(total, alpha) * kept_scale)            # line 15: O = O / l
+        save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
+        save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)      # line 16
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
@@ -152,4 +159,5 @@ SPEC = Spec(
      "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
     parameters=lambda work, tiles: parameters(work, tiles) | {"out_dtype": work.dtypes["o"].name},
+    packs=True,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from numbattn.cuda.kernels.backward import backward_kv, backward_q
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only
 
-from .calls import call
+from .calls import call, padded
 
 pytestmark = simulated_only
 
@@ -23,11 +23,12 @@ def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1, lanes=4):
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=16, head_dim_v=8, threads=threads, unit=unit,
         lanes=lanes, stages=stages, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0, **tiles,
     )  # fmt: skip
+    statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]
     launch(
         source.function, (batches * heads * -(-rows // tile), 1, 1), threads, source.shared, case.q, case.k, case.v,
-        case.do, *grads.values(), case.lse_log2, case.delta, case.sight_of(kept, **tiles), (), case.drops,
-        case.group_size, case.scale, case.kept_scale,
+        case.do, *grads.values(), *statistics, case.sight_of(kept, **tiles), (), case.drops, case.group_size,
+        case.scale, case.kept_scale,
     )  # fmt: skip
     for name in sums_of:
         assert_accurate("d" + name, grads[name], case.wanted["d" + name], case.plain["d" + name], dtype)

@@ -1,5 +1,5 @@
 """delta = rowsum(dO * O) - dlse, and 0 of a query that sees nothing, whatever its gradients are; lse in base 2, +inf of
-such a query."""
+such a query. Queries beyond the last one see nothing."""
 
 import numpy as np
 import pytest
@@ -7,26 +7,29 @@ import pytest
 from numbattn.cuda.kernels.delta import delta
 from tests.tools.launch import launch, poisoned
 
+from .calls import padded
+
 
 @pytest.mark.parametrize("has_dlse", [False, True])
 def test_delta(rng, has_dlse):
     o, do = rng.standard_normal((2, 2, 3, 45, 13)).astype(np.float32)
     lse, dlse = rng.standard_normal((2, 2, 3, 45)).astype(np.float32)
     lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40], lse[1, 0, 7] = -np.inf, np.nan, np.nan, np.nan
-    source = delta(dtype="float32", out_dtype="float32", head_dim_v=32, dlse=has_dlse, nbytes=0)
-    got, base_2 = poisoned((2, *lse.shape))
-    launch(source.function, (12, 1, 1), source.threads, 0, do, o, lse, dlse, (), got, base_2)
+    source = delta(dtype="float32", out_dtype="float32", head_dim_v=32, dlse=has_dlse, nbytes=0, bounded=False)
+    got, base_2 = poisoned((2, 2, 3, 128))
+    launch(source.function, (24, 1, 1), source.threads, 0, do, o, lse, dlse, (), got, base_2, ())
     want, blind = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0), lse == -np.inf
-    np.testing.assert_allclose(got, np.where(blind, 0, want), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(base_2, np.where(blind, np.inf, lse * np.log2(np.e)), rtol=1e-6)
+    np.testing.assert_allclose(got, padded(np.where(blind, 0, want), 0), rtol=1e-5, atol=1e-5)
+    want = padded(np.where(blind, np.inf, lse * np.log2(np.e)), np.inf)
+    np.testing.assert_allclose(base_2, want, rtol=1e-6)
 
 
-def test_padded(rng):
-    """lse in base 2, +inf where nothing is seen and beyond the last query, where delta is 0."""
+def test_bounded(rng):
+    """lse is rounded up where it is so large that its last bits are not enough."""
     o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float16)
     lse = rng.standard_normal((1, 2, 45)).astype(np.float32)
     lse[0, 1, 40], lse[0, 0, :3] = -np.inf, (1e8, -1e8, np.finfo(np.float32).min)
-    source = delta(dtype="float16", out_dtype="float16", head_dim_v=32, dlse=False, nbytes=0, padded=True)
+    source = delta(dtype="float16", out_dtype="float16", head_dim_v=32, dlse=False, nbytes=0, bounded=True)
     got, base_2 = poisoned((2, 1, 2, 128))
     launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, (), got, base_2, ())
     sees = np.zeros(got.shape, bool)

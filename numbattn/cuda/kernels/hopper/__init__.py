@@ -30,8 +30,8 @@ def decodes(work):
 
 FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
 BACKWARD = (
-    Route(partial(takes, SUMS), (delta.SPEC_PADDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
-    Route(partial(takes, BOTH), (delta.SPEC_PADDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),
-    Route(partial(takes, WIDE), (delta.SPEC_PADDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
-    Route(partial(takes, GENERAL), (delta.SPEC_PADDED, backward_mma.SPEC_KV, backward_q.SPEC), WGMMA),
+    Route(partial(takes, SUMS), (delta.SPEC_BOUNDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
+    Route(partial(takes, BOTH), (delta.SPEC_BOUNDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),
+    Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
+    Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, backward_mma.SPEC_KV, backward_q.SPEC), WGMMA),
 )

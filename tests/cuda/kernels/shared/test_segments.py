@@ -1,6 +1,7 @@
 """Slots of packed arrays: every tile of every segment is in one of them, and what a segment's queries see."""
 
 import itertools
+from functools import partial
 
 import cupy
 import numpy as np
@@ -11,6 +12,7 @@ import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_step, slot_step
 from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, Sight
+from numbattn.cuda.plan import tier
 from numbattn.cuda.plan.masks import numbers_and_arrays
 from numbattn.cuda.plan.spec import PADDED
 from numbattn.cuda.tile import block_index, index, thread_index
@@ -18,7 +20,7 @@ from tests.accuracy import assert_equal, check, random
 from tests.masks import calls
 from tests.masks.calls import MASKS, ONE_KEY, SEGMENTS
 from tests.masks.examples import segments
-from tests.tools.device import AMPERE, HOPPER, on
+from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.graphs import capture, own_stream
 from tests.tools.launch import compiled_only, launch, simulated_only
 
@@ -142,20 +144,22 @@ def test_sight(seed):
 
 
 # ----------------------------------------------------------------------------------------------------------- in calls
-PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [na.Alibi, na.Sink]}
+PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [na.Alibi, na.Sink],
+                "given slopes": [partial(na.Alibi, gradient=False)]}  # fmt: skip
 
 
 @compiled_only
-@pytest.mark.parametrize(("device", "heads_k", "d", "parts"), [
-    (HOPPER, 1, 24, "slopes and sink"), (HOPPER, 2, 40, "slopes and sink"), (AMPERE, 1, 40, "sink"),
-], ids=["warpgroups in two", "warpgroups", "warps"])  # fmt: skip
-def test_gradients_without_own_kernels(rng, sizes, device, heads_k, d, parts):
+@pytest.mark.parametrize(("device", "dtype", "heads_k", "d", "parts"), [
+    (HOPPER, np.float16, 1, 24, "slopes and sink"), (HOPPER, np.float16, 2, 40, "slopes and sink"),
+    (AMPERE, np.float16, 1, 40, "sink"), (TURING, np.float32, 1, 24, "given slopes"),
+], ids=["warpgroups in two", "warpgroups", "warps", "CUDA cores"])  # fmt: skip
+def test_gradients_without_own_kernels(rng, sizes, device, dtype, heads_k, d, parts):
     """Sequences are computed as matrices of their own; some are empty, some tokens are in none."""
-    score = [kind(random(rng, 2, np.float16) / 9) for kind in PACKED_PARTS[parts]]
+    score = [kind(random(rng, 2, dtype) / 9) for kind in PACKED_PARTS[parts]]
     mask = na.Segments(np.array([3, 3, 40, 68]), np.array([0, 20, 90, 130])) & na.Causal()
     sizes(1, 2, 70, 135)
     with on(device):
-        q, k, v = calls.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d)
+        q, k, v = calls.qkv(rng, dtype, heads_k=heads_k, d=d, e=d)
         check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY)
 
 
@@ -167,11 +171,11 @@ def results_of(arrays, xp, deterministic=True, **options):
     return [xp.asnumpy(x) if xp is cupy else x for x in (o, saved.lse[..., None], *grads)]
 
 
-def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, **options):
+def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, dtype=np.float16, **options):
     """And that of tokens in no segment there, too. where: the names of the arrays that hold it."""
     length = bounds[-1] + 5
     heads = {"q": heads, "k": 1, "v": 1, "do": heads}
-    arrays = {name: random(rng, (heads[name], length, d), np.float16) for name in heads}
+    arrays = {name: random(rng, (heads[name], length, d), dtype) for name in heads}
     options |= {"mask": na.Segments(xp.asarray(bounds)) & na.Causal()}
     wanted = results_of(arrays, xp, **options)
     assert all(np.isfinite(x[:, bounds[0] : bounds[-1]]).all() for x in wanted)
@@ -191,32 +195,43 @@ def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, **options)
 
 
 @simulated_only
-@pytest.mark.parametrize(("device", "deterministic"), [(HOPPER, True), (AMPERE, False)], ids=["warpgroups", "warps"])
-def test_nan_stays_in_its_segment_simulated(rng, device, deterministic):
+@pytest.mark.parametrize(("device", "dtype", "deterministic"), [
+    (HOPPER, np.float16, True), (AMPERE, np.float16, False), (AMPERE, np.float16, True), (TURING, np.float32, True),
+], ids=["warpgroups", "warps", "warps in two", "CUDA cores"])  # fmt: skip
+def test_nan_stays_in_its_segment_simulated(rng, device, dtype, deterministic):
     with on(device):
-        assert_nan_stays_in_its_segment(rng, ("q", "k", "v", "do"), np, np.array([3, 40, 60], np.int32), 16, 1,
+        assert_nan_stays_in_its_segment(rng, ("q", "k", "v", "do"), np, np.array([3, 40, 60], np.int32), 16, 1, dtype,
                                        deterministic=deterministic)
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
+KERNELS = pytest.mark.parametrize(("dtype", "latest"), [
+    (np.float16, "wgmma"), (np.float16, "mma"), (np.float32, "mma"), (np.float64, "mma")
+], ids=["wgmma", "mma", "float32", "float64"])  # fmt: skip
+
+
 @pytest.mark.gpu
+@KERNELS
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("where", [("q",), ("k",), ("v",), ("do",), ("q", "k", "v", "do")], ids="-".join)
-def test_nan_stays_in_its_segment(rng, where, d):
+def test_nan_stays_in_its_segment(rng, where, d, dtype, latest):
     bounds = np.array([3, 70, 171, 171, 300, 1000], np.int32)
-    assert_nan_stays_in_its_segment(rng, where, cupy, bounds, d, 2)
+    with tier(latest):
+        assert_nan_stays_in_its_segment(rng, where, cupy, bounds, d, 2, dtype)
 
 
 @pytest.mark.gpu
+@KERNELS
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("d", [24, 64, 128, 256])
 @pytest.mark.parametrize("kinds", PACKED_PARTS)
-def test_gradients_by_segment(rng, kinds, d, deterministic):
+def test_gradients_by_segment(rng, kinds, d, deterministic, dtype, latest):
     heads_k = 2 if deterministic else 4
-    q, k, v = (random(rng, (1, heads, 1000, d), np.float16) for heads in (4, heads_k, heads_k))
-    score = [kind(random(rng, 4, np.float16) / 9) for kind in PACKED_PARTS[kinds]]
+    q, k, v = (random(rng, (1, heads, 1000, d), dtype) for heads in (4, heads_k, heads_k))
+    score = [kind(random(rng, 4, dtype) / 9) for kind in PACKED_PARTS[kinds]]
     mask = na.Segments(np.array([3, 70, 171, 171, 300, 990])) & na.Causal()
-    check(q, k, v, rng, cupy, mask=mask, score=score, deterministic=deterministic, bits=ONE_KEY)
+    with tier(latest):
+        check(q, k, v, rng, cupy, mask=mask, score=score, deterministic=deterministic, bits=ONE_KEY)
 
 
 @pytest.mark.gpu
