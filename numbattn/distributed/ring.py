@@ -27,6 +27,7 @@ from .share import Call, Place, Share, share_of
 from .totals import Output, Total
 
 Messages = Generator[Any, Any, Any]
+Tickets = list[Any]  # of exchanges on their way, one at most; each keeps the memory of what travels
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,13 +54,16 @@ def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     """o and what is saved."""
     share = yield from share_of(place, q, k, v, call)
     output, keys = Output(share.problem, q), rows_of([k, v], share.hop(0).keys)
+    sent: Tickets = []
     for step in range(place.ranks):
-        ticket, hop = (yield from send_keys(share, step + 1)), share.hop(step)
+        yield from send_keys(share, step + 1, sent)
+        hop = share.hop(step)
         for block in hop.blocks:
             attention, inputs = share.call(block, *rows_of(keys, hop.keys_of(block)))
             o, state = _run(attention, "forward", attention, inputs)
             output.add(block.queries, o, state.lse)
-        keys = yield from arrived(ticket)
+            del o, state  # their memory is free for those of the next one
+        keys = yield from arrived(sent)
     o, lse = output.whole
     if share.sink is not None:  # as keys without values
         logits = np.where(lse == -math.inf, lse, share.sink._like(q)._logits(lse))
@@ -68,23 +72,23 @@ def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
 
 
 # ----------------------------------------------------------------------------------------------------------- exchanges
-def send_keys(share: Share, step: int) -> Messages:
-    """The ticket of the keys and values of a step; None behind the last one."""
-    if step == share.place.ranks:
-        return None
-    keys = [share.inputs.k, share.inputs.v]
-    sent, expected = rows_of(keys, share.other_hop(step).keys), likes_of(keys, share.hop(step).keys)
-    return (yield Exchange(share.place.behind(step), sent, share.place.before(step), expected))
+def send_keys(share: Share, step: int, sent: Tickets) -> Messages:
+    """Those of a step, unless there is none."""
+    if step < share.place.ranks:
+        keys, theirs, own = [share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.hop(step).keys
+        to, source = share.place.behind(step), share.place.before(step)
+        sent.append((yield Exchange(to, rows_of(keys, theirs), source, likes_of(keys, own))))
 
 
-def send_gradients(share: Share, step: int, grads: list[Any]) -> Messages:
-    """The ticket of those of the keys and values of a step, which go back to where these came from."""
+def send_gradients(share: Share, step: int, grads: list[Any], sent: Tickets) -> Messages:
+    """Those of the keys and values of a step, back to where these came from."""
     expected = likes_of([share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.problem.sum_dtype)
-    return (yield Exchange(share.place.before(step), grads, share.place.behind(step), expected))
+    sent.append((yield Exchange(share.place.before(step), grads, share.place.behind(step), expected)))
 
 
-def arrived(ticket: Any) -> Messages:
-    return [] if ticket is None else (yield Wait(ticket))
+def arrived(sent: Tickets) -> Messages:
+    """What has come in the last exchange, if there was one."""
+    return (yield Wait(sent.pop())) if sent else []
 
 
 def rows_of(arrays: list[Any], rows: slice) -> list[Any]:
@@ -113,9 +117,12 @@ def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
     dq, dk, dv = (Total(x, sums) for x in (inputs.q, inputs.k, inputs.v))
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
-    keys, gradients = rows_of([inputs.k, inputs.v], share.hop(0).keys), None
+    keys = rows_of([inputs.k, inputs.v], share.hop(0).keys)
+    sent: Tickets = []
+    sent_back: Tickets = []
     for step in range(place.ranks):
-        ticket, hop = (yield from send_keys(share, step + 1)), share.hop(step)
+        yield from send_keys(share, step + 1, sent)
+        hop = share.hop(step)
         totals = [Total(x, sums) for x in keys]
         for block in hop.blocks:
             rows, some = hop.keys_of(block), block.queries
@@ -126,14 +133,15 @@ def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool
             for total, at, dx in zip((dq, *totals), (some, rows, rows), grads):
                 total.add(at, dx)
             add_gradients(share, of_score, block.crop, grads.score)
+            del grads
         found = [total.whole for total in totals]
         if step == 0:
             add_rows((dk, dv), hop.keys, found)
         else:
-            add_rows((dk, dv), share.other_hop(step - 1).keys, (yield from arrived(gradients)))
-            gradients = yield from send_gradients(share, step, found)
-        keys = yield from arrived(ticket)
-    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(gradients)))
+            add_rows((dk, dv), share.other_hop(step - 1).keys, (yield from arrived(sent_back)))
+            yield from send_gradients(share, step, found, sent_back)
+        keys = yield from arrived(sent)
+    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))
     score = yield from gradients_of_score(share, saved, do, dlse, of_score)
     grads = (total.whole.astype(x.dtype, copy=False) for total, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v)))
     return *grads, score

@@ -117,8 +117,7 @@ class Share:
 
     def check(self) -> None:
         """Refuse masks and scores that do not fit the whole, or the rank's rows of it."""
-        seqlen_q, seqlen_k = self.sizes
-        whole = replace(self.problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        whole = _whole(self.problem, *self.sizes)
         if not self.holds_arrays:
             _check_numbers(whole, self.mask)
             return
@@ -147,7 +146,7 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
-    queries, keys = (_pieces(name, [found[LENGTHS][side] for found in facts], place)
+    queries, keys = (_pieces(name, tuple([found[LENGTHS][side] for found in facts]), place)
                      for side, name in enumerate(("q", "k and v")))  # fmt: skip
     seqlen_q = sum(found[LENGTHS][0] for found in facts)
     alone = tuple(any(rows not in (1, seqlen_q) for rows in of_part) for of_part in zip(*(x[ROWS] for x in facts)))
@@ -162,6 +161,11 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
         own = error
     yield from agreed(place.rank, own)
     return share
+
+
+@lru_cache(maxsize=1024)
+def _whole(problem: Problem, seqlen_q: int, seqlen_k: int) -> Problem:
+    return replace(problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
 
 def _holds_arrays(mask: Mask, score: tuple[Part, ...]) -> bool:
@@ -181,7 +185,8 @@ def _facts(problem: Problem, mask: Mask, scale: float, dropout: Dropout | None, 
 _facts_of_numbers = lru_cache(maxsize=1024)(_facts)  # where there are no arrays, which may change
 
 
-def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:
+@lru_cache(maxsize=1024)
+def _pieces(name: str, lengths: tuple[int, ...], place: Place) -> Pieces:
     """The pieces of all ranks that have these lengths."""
     wanted = lengths_of(sum(lengths), place.ranks, place.order)
     for rank, (got, length) in enumerate(zip(lengths, wanted)):

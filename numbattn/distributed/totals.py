@@ -54,5 +54,6 @@ class Output:
         if self.o is None:
             sums = self.problem.sum_dtype
             self.o = np.zeros(self.problem.out_shape, sums, like=self.like)
-            self.lse = np.full(self.problem.lse_shape, -math.inf, sums, like=self.like)
+            self.lse = np.zeros(self.problem.lse_shape, sums, like=self.like)
+            self.lse[...] = -math.inf
         return self.o, self.lse
