@@ -33,8 +33,6 @@ class Block(NamedTuple):
         """Of the Causal that shows what the mask does, -queries to keys - 1, from nothing to all; None if there is
         none."""
         m, n = self.crop.queries, self.crop.keys
-        if not self.may_show:
-            return -m
         lo, hi, queries, keys = self.mask._band(m, n)
         is_band = all(isinstance(part, Causal | Window | Lengths) for part in self.mask._parts)
         return self.clipped(hi) if is_band and lo <= 1 - m and (queries, keys) == (m, n) else None
