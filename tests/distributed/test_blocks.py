@@ -57,7 +57,7 @@ def test_all_is_in_one_block_where_there_is_a_mask_for_it():
 def test_else_each_pair_of_pieces_is_one():
     pieces = pieces_of(256, 2, "zigzag")
     for mask, counts in (
-        (na.Window(20, 0), [[2, 1], [1, 3]]), (na.Causal(-10), [[3, 1], [1, 1]]), (na.Prefix(200), [[4, 3], [4, 4]]),
+        (na.Window(20, 0), [[2, 1], [1, 3]]), (na.Causal(-10), [[3, 1], [1, 1]]), (na.Prefix(200), [[4, 4], [4, 4]]),
     ):  # fmt: skip
         found = [[len(hop_of(mask, queries, keys, (256, 256), True).blocks) for keys in pieces] for queries in pieces]
         assert found == counts

@@ -274,7 +274,7 @@ TABLE = [
     }),
     Faults("distributed/simulated.py", ["distributed/test_simulated.py", "distributed/test_ring.py::test_errors"], {
         'x.copy(order="C")': "x",
-        "self.waiting[message.source].arrays, message.source, rank": "self.waiting[message.to].arrays, message.to, rank",
+        "self.waiting[message.source].arrays, message.source,": "self.waiting[message.to].arrays, message.to,",
         'raise Deadlock(f"': 'raise RuntimeError(f"',
     }),
     Faults("distributed/devices.py", ["distributed/test_devices.py"], {
