@@ -112,6 +112,16 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
     return (o.astype(dtype, copy=False), lse), backprop
 
 
+def merge_into(o: Any, lse: Any, part: Any, part_lse: Any) -> None:
+    """Add attention over other keys to o and lse, all of the dtype of sums."""
+    if library(o) == "cupy":
+        from .cuda.merge import merge_into  # imported when first needed, since importing Numba takes its time
+
+        merge_into(o, lse, part, part_lse)
+    else:
+        o[...], lse[...], _ = _merged([(o, lse), (part, part_lse)])
+
+
 def _merged(states: list[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
     """o, in the dtype of lse, lse, and the weight exp(lse_i - lse) of each state."""
     highest = reduce(np.maximum, [lse for _, lse in states])

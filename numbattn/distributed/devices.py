@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checks import integer
 from .pieces import ZIGZAG
 from .simulated import Simulated
+
+
+class Transfer(NamedTuple):
+    """Copies on their way to another device."""
+
+    copies: list[Any]
+    arrays: list[Any]  # that are copied: their memory has no other use meanwhile
+    done: Any  # an event
 
 
 class Devices(Simulated):
@@ -29,7 +37,8 @@ class Devices(Simulated):
 
     Notes
     -----
-    Everything happens on each device's current stream. Nothing waits for a device on the host.
+    Kernels run on each device's current stream, copies from another device on a stream of their own. Nothing waits for
+    a device on the host.
 
     Examples
     --------
@@ -42,6 +51,10 @@ class Devices(Simulated):
 
         super().__init__(len(devices), order)
         self.devices, self.cupy = [integer("devices", device, low=0) for device in devices], cupy
+        self.streams = {}
+        for device in self.devices:
+            with cupy.cuda.Device(device):
+                self.streams[device] = cupy.cuda.Stream(non_blocking=True)
 
     def _own(self, parts: list[Any]) -> list[Any]:
         """Each on its device, from another one or from the host."""
@@ -64,21 +77,35 @@ class Devices(Simulated):
     def _at(self, rank: int) -> AbstractContextManager[Any]:
         return self.cupy.cuda.Device(self.devices[rank])
 
+    def _begun(self, arrays: list[Any], source: int, to: int) -> Transfer:
+        return self._sent(arrays, self.devices[source], self.devices[to])
+
+    def _arrived(self, incoming: Transfer, outgoing: Transfer) -> list[Any]:
+        for transfer in (incoming, outgoing):  # what was sent may be written to or have another use behind this
+            self.cupy.cuda.get_current_stream().wait_event(transfer.done)
+        return incoming.copies
+
     def _delivered(self, x: Any, source: int, to: int) -> Any:
         return self._copied(x, self.devices[source], self.devices[to])
 
     def _copied(self, x: Any, source: int, to: int) -> Any:
-        """An array on another device, in the order of both devices' streams."""
-        cuda = self.cupy.cuda
-        with cuda.Device(source) as device:
-            x = self.cupy.ascontiguousarray(x)
-            ready = cuda.get_current_stream().record()
+        """An array on another device, in the order of both devices' current streams."""
+        transfer = self._sent([x], source, to)
+        for device in (source, to):
+            with self.cupy.cuda.Device(device):
+                self.cupy.cuda.get_current_stream().wait_event(transfer.done)
+        return transfer.copies[0]
+
+    def _sent(self, arrays: list[Any], source: int, to: int) -> Transfer:
+        """Copies on another device's second stream, behind what has made the arrays and what has used the memory."""
+        cuda, stream = self.cupy.cuda, self.streams[to]
+        with cuda.Device(source):
+            arrays = [self.cupy.ascontiguousarray(x) for x in arrays]
+            made = cuda.get_current_stream().record()
         with cuda.Device(to):
-            stream = cuda.get_current_stream()
-            stream.wait_event(ready)
-            copy = self.cupy.empty(x.shape, x.dtype)
-            copy.data.copy_from_device_async(x.data, x.nbytes, stream)
-            copied = stream.record()
-        with device:
-            cuda.get_current_stream().wait_event(copied)    # before the memory of x has another use
-        return copy
+            copies = [self.cupy.empty(x.shape, x.dtype) for x in arrays]
+            for event in (made, cuda.get_current_stream().record()):
+                stream.wait_event(event)
+            for copy, x in zip(copies, arrays):
+                copy.data.copy_from_device_async(x.data, x.nbytes, stream)
+            return Transfer(copies, arrays, stream.record())

@@ -121,7 +121,7 @@ class Apart(Ring):
         generator, answer = work(Place(self.rank, self.ranks, self.order), *by_rank.values(), *others), None
         while True:
             try:
-                message = generator.send(answer)
+                message, answer = generator.send(answer), None
             except StopIteration as end:
                 return end.value
             answer = self._answer(message)

@@ -21,9 +21,10 @@ class Like(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Send arrays to one rank, and receive others of another one; answered at once, by a ticket for `Wait`.
+    """Send arrays to one rank, and receive others of another one; answered by a ticket for `Wait`.
 
-    Nobody writes into the arrays before that. Of two ranks, what one sends first arrives first.
+    All ranks exchange together, so that each is sent what it expects. It need not wait for what it computes behind that
+    on a device. Nobody writes into the arrays before the Wait.
     """
 
     to: int
@@ -33,7 +34,7 @@ class Exchange(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Answered by the arrays that the Exchange has received."""
+    """Answered by the arrays that the Exchange has received. Those that it has sent are no longer read then."""
 
     ticket: Any
 

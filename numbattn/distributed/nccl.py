@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import words_for
+from ..checks import number, words_for
 from .driver import Apart
 from .messages import Exchange, Gather, Like, Message, Sum, Wait
 from .pieces import ZIGZAG
 
 FIRST, ALWAYS = CHECKS = "first", "always"
+MOST_KNOWN = 4096  # kinds of calls
+NAP = 1e-4  # seconds between two looks whether a stream is done
+
+
+class Ticket(NamedTuple):
+    """What NCCL does on its stream."""
+
+    received: list[Any]
+    sent: Any  # whose memory has no other use meanwhile
+    done: Any  # an event
 
 
 class Nccl(Apart):
@@ -37,9 +48,10 @@ class Nccl(Apart):
 
     Notes
     -----
-    Everything happens on CuPy's current stream. With ``check="first"`` it is for the program to see to that ranks go on
-    to other kinds together: where the length of a sequence changes, but not that of this rank's part, this rank does
-    not know, and others wait for it. ``check="always"`` is for such programs, and to find out why one hangs.
+    Kernels run on CuPy's current stream, NCCL on one of the ring's. With ``check="first"`` it is for the program to see
+    to that ranks go on to other kinds together: where the length of a sequence changes, but not that of this rank's
+    part, this rank does not know, and others wait for it. ``check="always"`` is for such programs, and to find out why
+    one hangs.
 
     Examples
     --------
@@ -59,42 +71,78 @@ class Nccl(Apart):
             raise ValueError(f"check: got {check!r}, allowed {' or '.join(map(repr, CHECKS))}")
         self.cupy, self.nccl, self.communicator, self.check = cupy, nccl, communicator, check
         self.rank, self.ranks = communicator.rank_id(), communicator.size()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
         self.known: dict[bytes, list[Any]] = {}  # what all ranks have said, by what this one said
 
+    def synchronize(self, timeout: float = 600.0) -> None:
+        """Wait until the current stream is done. A rank that is gone goes unnoticed otherwise: others would wait for it
+        for ever.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            After how many seconds the communicator is aborted. It cannot be used any more then.
+
+        Raises
+        ------
+        TimeoutError
+            When it is.
+
+        Examples
+        --------
+        >>> o = nad.attention(ring, q, k, v)                                        # doctest: +SKIP
+        >>> ring.synchronize(timeout=60)                                            # doctest: +SKIP
+        """
+        event, end = self.cupy.cuda.get_current_stream().record(), time.monotonic() + number("timeout", timeout)
+        while not event.done:
+            if time.monotonic() > end:
+                self.communicator.abort()
+                raise TimeoutError(f"rank {self.rank} has waited {timeout:g} s for all others")
+            time.sleep(NAP)
+
     def _all(self, parts: Any) -> list[Any]:
-        kinds = [Like(*kind) for kind in self._gathered((parts.shape, parts.dtype))]
-        found = [self.cupy.empty(*kind) for kind in kinds]
-        self._exchange([(other, parts) for other in range(self.ranks)], list(enumerate(found)))
-        return found
+        likes = [Like(*kind) for kind in self._gathered((parts.shape, parts.dtype))]
+        return self._arrived(self._exchanged([(other, parts) for other in range(self.ranks)], list(enumerate(likes))))
 
     def _answer(self, message: Message) -> Any:
         if isinstance(message, Gather):
             return self._gathered(message.value)
         if isinstance(message, Exchange):
-            found = [self.cupy.empty(*like) for like in message.expected]
-            self._exchange([(message.to, x) for x in message.arrays], [(message.source, x) for x in found])
-            return found
+            return self._exchanged([(message.to, x) for x in message.arrays],
+                                   [(message.source, like) for like in message.expected])  # fmt: skip
         if isinstance(message, Wait):
-            return message.ticket
+            return self._arrived(message.ticket)
         return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
 
-    def _exchange(self, sent: list[Any], received: list[Any]) -> None:
-        """Of arrays (rank, array) each; the stream keeps the order, with what has made them and what reads them."""
-        stream, byte = self.cupy.cuda.get_current_stream().ptr, self.nccl.NCCL_UINT8
+    def _exchanged(self, sent: list[Any], expected: list[Any]) -> Ticket:
+        """Of (rank, array) and (rank, Like)."""
         sent = [(rank, self.cupy.ascontiguousarray(x)) for rank, x in sent]
+        received = [(rank, self.cupy.empty(*like)) for rank, like in expected]
+        stream, byte = self._second_stream(), self.nccl.NCCL_UINT8
         self.nccl.groupStart()
         for rank, x in received:
             self.communicator.recv(x.data.ptr, x.nbytes, byte, rank, stream)
         for rank, x in sent:
             self.communicator.send(x.data.ptr, x.nbytes, byte, rank, stream)
         self.nccl.groupEnd()
+        return Ticket([x for _, x in received], sent, self.stream.record())
+
+    def _second_stream(self) -> int:
+        """Behind what has made the arrays, and what their memory was used for, on the current one."""
+        self.stream.wait_event(self.cupy.cuda.get_current_stream().record())
+        return self.stream.ptr
+
+    def _arrived(self, ticket: Ticket) -> list[Any]:
+        """Behind this what was sent may be written to, and its memory have another use."""
+        self.cupy.cuda.get_current_stream().wait_event(ticket.done)
+        return ticket.received
 
     def _summed(self, x: Any) -> Any:
         kind = self.nccl.NCCL_FLOAT64 if x.dtype == np.float64 else self.nccl.NCCL_FLOAT32
         x, total = self.cupy.ascontiguousarray(x), self.cupy.empty(x.shape, x.dtype)
-        stream = self.cupy.cuda.get_current_stream().ptr
+        stream = self._second_stream()
         self.communicator.allReduce(x.data.ptr, total.data.ptr, x.size, kind, self.nccl.NCCL_SUM, stream)
-        return total
+        return self._arrived(Ticket([total], x, self.stream.record()))[0]
 
     def _gathered(self, value: Any) -> list[Any]:
         """The values of all ranks; for those that this rank has given before the host need not wait."""
@@ -104,12 +152,16 @@ class Nccl(Apart):
             padded = np.zeros(sizes.max(), np.uint8)
             padded[: len(own)] = np.frombuffer(own, np.uint8)
             rows = self._all_of(padded)
+            if len(self.known) >= MOST_KNOWN:
+                del self.known[next(iter(self.known))]  # the same on all ranks: each has gathered as often
             self.known[own] = [pickle.loads(row[:size]) for row, size in zip(rows, sizes)]
         return self.known[own]
 
     def _all_of(self, x: Any) -> Any:
         """Of an array on the host a row for each rank, there."""
         own, found = self.cupy.asarray(x), self.cupy.empty((self.ranks, x.size), x.dtype)
-        stream = self.cupy.cuda.get_current_stream().ptr
+        stream = self._second_stream()
         self.communicator.allGather(own.data.ptr, found.data.ptr, x.nbytes, self.nccl.NCCL_UINT8, stream)
+        self._arrived(Ticket([found], own, self.stream.record()))
+        self.synchronize()
         return self.cupy.asnumpy(found)

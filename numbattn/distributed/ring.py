@@ -17,16 +17,17 @@ import numpy as np
 from .. import problem
 from ..api import _run
 from ..checks import flag, words_for
-from ..merging import merge
+from ..merging import merge_into
 from ..origin import Crop
 from ..problem import checked_gradients
 from ..scores import ArrayPart, Part, Sink
 from .facts import Facts, agreed
 from .messages import Exchange, Like, Sum, Wait
-from .pieces import Piece
 from .share import Call, Place, Share, share_of
+from .totals import Output, Total
 
 Messages = Generator[Any, Any, Any]
+Tickets = list[Any]  # of exchanges on their way, one at most; each keeps the memory of what travels
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,62 +53,53 @@ class Saved:
 def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     """o and what is saved."""
     share = yield from share_of(place, q, k, v, call)
-    sums = share.problem.sum_dtype
-    o = np.zeros(share.problem.out_shape, sums, like=q)
-    lse = np.zeros(share.problem.lse_shape, sums, like=q)
-    lse[...] = -math.inf
-    ticket = None
+    output, keys = Output(share.problem, q), rows_of([k, v], share.hop(0).keys)
+    sent: Tickets = []
     for step in range(place.ranks):
-        source, keys = (place.rank - step) % place.ranks, (yield from keys_of(share, step, ticket))
-        ticket = yield from send_keys(share, step + 1)
-        for a, b in share.pairs(place.rank, source):
-            block, given = share.block(a, b, *keys[b])
-            part, saved = _run(block, "forward", block, given)
-            add(o[..., a.rows, :], lse[..., a.rows], part, saved.lse)
+        yield from send_keys(share, step + 1, sent)
+        hop = share.hop(step)
+        for block in hop.blocks:
+            attention, inputs = share.call(block, *rows_of(keys, hop.keys_of(block)))
+            o, state = _run(attention, "forward", attention, inputs)
+            output.add(block.queries, o, state.lse)
+            del o, state  # their memory is free for those of the next one
+        keys = yield from arrived(sent)
+    o, lse = output.whole
     if share.sink is not None:  # as keys without values
         logits = np.where(lse == -math.inf, lse, share.sink._like(q)._logits(lse))
-        add(o, lse, np.zeros_like(o), logits)
+        merge_into(o, lse, np.broadcast_to(np.zeros((), o.dtype, like=o), o.shape), logits)
     return o.astype(share.problem.dtype, copy=False), Saved(share, o, lse)
 
 
-def add(o: Any, lse: Any, part: Any, part_lse: Any) -> None:
-    """Merge attention over other keys into o and lse."""
-    o[...], lse[...] = merge([(o, lse), (part, part_lse)])
+# ----------------------------------------------------------------------------------------------------------- exchanges
+def send_keys(share: Share, step: int, sent: Tickets) -> Messages:
+    """Those of a step, unless there is none."""
+    if step < share.place.ranks:
+        keys, theirs, own = [share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.hop(step).keys
+        to, source = share.place.behind(step), share.place.before(step)
+        sent.append((yield Exchange(to, rows_of(keys, theirs), source, likes_of(keys, own))))
 
 
-# ---------------------------------------------------------------------------------------------------------------- keys
-def send_keys(share: Share, step: int) -> Messages:
-    """The ticket of an exchange of keys and values; None where nothing travels."""
-    rank, ranks, _ = share.place
-    to, source = (rank + step) % ranks, (rank - step) % ranks
-    if to == rank:
-        return None
-    k, v = share.inputs.k, share.inputs.v
-    arrays = [x[..., b.rows, :] for b in share.needed(to, rank) for x in (k, v)]
-    expected = [Like(shape_of(x, b), x.dtype) for b in share.needed(rank, source) for x in (k, v)]
-    return (yield from exchange(to, arrays, source, expected))
+def send_gradients(share: Share, step: int, grads: list[Any], sent: Tickets) -> Messages:
+    """Those of the keys and values of a step, back to where these came from."""
+    expected = likes_of([share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.problem.sum_dtype)
+    sent.append((yield Exchange(share.place.before(step), grads, share.place.behind(step), expected)))
 
 
-def keys_of(share: Share, step: int, ticket: Any) -> Messages:
-    """k and v of the pieces that the rank needs in a step."""
-    rank, ranks, _ = share.place
-    needed = share.needed(rank, (rank - step) % ranks)
-    if step == 0:
-        return {b: [x[..., b.rows, :] for x in (share.inputs.k, share.inputs.v)] for b in needed}
-    arrays = yield from arrived(ticket)
-    return dict(zip(needed, zip(arrays[::2], arrays[1::2])))
+def arrived(sent: Tickets) -> Messages:
+    """What has come in the last exchange, if there was one."""
+    return (yield Wait(sent.pop())) if sent else []
 
 
-def exchange(to: int, arrays: list[Any], source: int, expected: list[Like]) -> Messages:
-    return (yield Exchange(to, arrays, source, expected)) if arrays or expected else None
+def rows_of(arrays: list[Any], rows: slice) -> list[Any]:
+    """These rows of each; nothing, if there are no rows."""
+    return [x[..., rows, :] for x in arrays] if rows.stop else []
 
 
-def arrived(ticket: Any) -> Messages:
-    return [] if ticket is None else (yield Wait(ticket))
-
-
-def shape_of(x: Any, piece: Piece) -> tuple[int, ...]:
-    return *x.shape[:-2], piece.length, x.shape[-1]
+def likes_of(arrays: list[Any], rows: slice, dtype: Any = None) -> list[Like]:
+    """Arrays for these rows, of another dtype if one is given."""
+    shapes = [(*x.shape[:-2], rows.stop - rows.start, x.shape[-1]) for x in arrays]
+    return [Like(shape, dtype or x.dtype) for shape, x in zip(shapes, arrays)] if rows.stop else []
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -123,53 +115,41 @@ def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool
         own = error
     yield from agreed(place.rank, own)
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
-    dq, dk, dv = (np.zeros(x.shape, sums, like=x) for x in (inputs.q, inputs.k, inputs.v))
+    dq, dk, dv = (Total(x, sums) for x in (inputs.q, inputs.k, inputs.v))
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
-    ticket = sent = None
+    keys = rows_of([inputs.k, inputs.v], share.hop(0).keys)
+    sent: Tickets = []
+    sent_back: Tickets = []
     for step in range(place.ranks):
-        source, keys = (place.rank - step) % place.ranks, (yield from keys_of(share, step, ticket))
-        ticket = yield from send_keys(share, step + 1)
-        found = {b: [np.zeros(x.shape, sums, like=x) for x in keys[b]] for b in keys}
-        for a, b in share.pairs(place.rank, source):
-            block, given = share.block(a, b, *keys[b])
-            state = problem.Saved(block, given, saved.o[..., a.rows, :], saved.lse[..., a.rows])
-            of_block = None if dlse is None else dlse[..., a.rows]
-            grads = _run(block, "backward", state, do[..., a.rows, :], of_block, deterministic)
-            for total, dx in zip((dq[..., a.rows, :], *found[b]), grads):
-                total += dx
-            add_gradients(share, of_score, share.crop(a, b), grads.score)
-        yield from add_arrived(share, dk, dv, step - 1, sent)
-        sent = yield from send_gradients(share, dk, dv, step, found)
-    yield from add_arrived(share, dk, dv, place.ranks - 1, sent)
+        yield from send_keys(share, step + 1, sent)
+        hop = share.hop(step)
+        totals = [Total(x, sums) for x in keys]
+        for block in hop.blocks:
+            rows, some = hop.keys_of(block), block.queries
+            attention, given = share.call(block, *rows_of(keys, rows))
+            state = problem.Saved(attention, given, saved.o[..., some, :], saved.lse[..., some])
+            of_lse = None if dlse is None else dlse[..., some]
+            grads = _run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
+            for total, at, dx in zip((dq, *totals), (some, rows, rows), grads):
+                total.add(at, dx)
+            add_gradients(share, of_score, block.crop, grads.score)
+            del grads
+        found = [total.whole for total in totals]
+        if step == 0:
+            add_rows((dk, dv), hop.keys, found)
+        else:
+            add_rows((dk, dv), share.other_hop(step - 1).keys, (yield from arrived(sent_back)))
+            yield from send_gradients(share, step, found, sent_back)
+        keys = yield from arrived(sent)
+    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))
     score = yield from gradients_of_score(share, saved, do, dlse, of_score)
-    grads = (dx.astype(x.dtype, copy=False) for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v)))
+    grads = (total.whole.astype(x.dtype, copy=False) for total, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v)))
     return *grads, score
 
 
-def send_gradients(share: Share, dk: Any, dv: Any, step: int, found: dict[Piece, list[Any]]) -> Messages:
-    """Those of a step's keys to the rank whose they are; its own ones a rank adds at once."""
-    rank, ranks, _ = share.place
-    if step == 0:
-        for b, grads in found.items():
-            add_rows(b, (dk, dv), grads)
-        return None
-    seer = (rank + step) % ranks
-    expected = [Like(shape_of(x, b), x.dtype) for b in share.needed(seer, rank) for x in (dk, dv)]
-    arrays = [dx for grads in found.values() for dx in grads]
-    return (yield from exchange((rank - step) % ranks, arrays, seer, expected))
-
-
-def add_arrived(share: Share, dk: Any, dv: Any, step: int, ticket: Any) -> Messages:
-    """What others have sent in a step."""
-    rank, ranks, _ = share.place
-    arrays = yield from arrived(ticket)
-    for number, b in enumerate(share.needed((rank + step) % ranks, rank) if arrays else ()):
-        add_rows(b, (dk, dv), arrays[2 * number : 2 * number + 2])
-
-
-def add_rows(piece: Piece, totals: tuple[Any, Any], grads: list[Any]) -> None:
-    for total, dx in zip(totals, grads):
-        total[..., piece.rows, :] += dx
+def add_rows(totals: tuple[Total, Total], rows: slice, arrays: list[Any]) -> None:
+    for total, x in zip(totals, arrays):
+        total.add(rows, x)
 
 
 # ----------------------------------------------------------------------------------------------- gradients of the score

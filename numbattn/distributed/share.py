@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checks import flag
-from ..masks import All, Causal, Mask, as_mask, cropped
+from ..dropout import Dropout
+from ..masks import All, Mask, as_mask, cropped
 from ..masks.logic import Joined
-from ..origin import Crop, Origin
-from ..problem import Inputs, Problem, _check_held, describe, refuse_cache
-from ..scores import Bias, Part, Sink, as_parts, sink_of
+from ..origin import Origin
+from ..problem import CAUSAL, NOTHING_HIDDEN, Inputs, Problem, _check_held, _check_numbers, describe, refuse_cache
+from ..scores import Bias, Part, Sink, Softcap, as_parts, sink_of
+from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import LENGTHS, ROWS, Facts, agreed, options
 from .pieces import Piece, lengths_of, pieces_of
 
@@ -27,6 +29,14 @@ class Place(NamedTuple):
     rank: int
     ranks: int
     order: str
+
+    def before(self, step: int) -> int:
+        """The rank whose keys this one has in a step."""
+        return (self.rank - step) % self.ranks
+
+    def behind(self, step: int) -> int:
+        """The rank that has the keys of this one."""
+        return (self.rank + step) % self.ranks
 
 
 class Call(NamedTuple):
@@ -49,7 +59,7 @@ class Share:
     queries: Pieces
     keys: Pieces
     alone: tuple[bool, ...]  # for each part of the score, whether its array has only the rows of the rank
-    known: dict[Any, Any] = field(default_factory=dict)  # the pairs of two ranks
+    known: dict[tuple[int, int], Hop] = field(default_factory=dict)  # by rank and source
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -67,44 +77,57 @@ class Share:
         """Of the score, those that a block of scores has: a sink is beside all keys."""
         return [part for part in self.score if not isinstance(part, Sink)]
 
-    def pairs(self, rank: int, source: int) -> list[tuple[Piece, Piece]]:
-        """Pieces of a rank's queries and of another one's keys which they may see: the same on all ranks."""
+    @property
+    def holds_arrays(self) -> bool:
+        """Whether the mask or the score does: else all ranks find the same wrong with them."""
+        return _holds_arrays(self.mask, self.score)
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether a call may have several pieces: whether nothing in it depends on where they are, but for a mask."""
+        of_scores_alone = all(isinstance(part, Softcap) for part in self.parts)
+        return of_scores_alone and not (self.problem.dropout or self.mask._holds_arrays)
+
+    def hop(self, step: int) -> Hop:
+        """What the rank computes in a step."""
+        return self._between(self.place.rank, self.place.before(step))
+
+    def other_hop(self, step: int) -> Hop:
+        """What another rank computes in a step, with the keys of this one."""
+        return self._between(self.place.behind(step), self.place.rank)
+
+    def _between(self, rank: int, source: int) -> Hop:
+        """With a rank's queries and another one's keys, as all ranks know it."""
         if (rank, source) not in self.known:
-            found = [(a, b) for a in self.queries[rank] for b in self.keys[source] if self.shows(a, b)]
+            pieces = self.queries[rank], self.keys[source], self.sizes, self.joins
+            found = (hop_of(_without_rows(self.mask), *pieces) if self.mask._holds_arrays
+                     else hop_by_numbers(self.mask, *pieces))  # fmt: skip
             self.known[rank, source] = found
         return self.known[rank, source]
 
-    def needed(self, rank: int, source: int) -> list[Piece]:
-        """The keys in these pairs."""
-        return list(dict.fromkeys(b for _, b in self.pairs(rank, source)))
-
-    def shows(self, a: Piece, b: Piece) -> bool:
-        mask, crop = _without_rows(self.mask), self.crop(a, b)
-        return _shows(mask, crop) if mask._holds_arrays else _shows_by_numbers(mask, crop)
-
-    def crop(self, a: Piece, b: Piece) -> Crop:
-        return Crop(a.first, a.length, b.first, b.length, *self.sizes, a.row, self.problem.seqlen_q)
-
-    def block(self, a: Piece, b: Piece, k: Any, v: Any) -> tuple[Problem, Inputs]:
-        """The call of a piece of the rank's queries with a piece of anyone's keys."""
-        crop = self.crop(a, b)
+    def call(self, block: Block, k: Any, v: Any) -> tuple[Problem, Inputs]:
+        """That of a block; k, v: of its keys."""
+        crop = block.crop
+        mask = cropped(self.mask, crop) if self.mask._holds_arrays else block.mask
         return describe(
-            self.inputs.q[..., a.rows, :], k, v, False, cropped(self.mask, crop), self.inputs.scale,
-            self.inputs.dropout, [part._cropped(crop, self.mask._frame) for part in self.parts],
-            origin=Origin(a.first, b.first, heads=self.problem.heads), wide=True,
+            self.inputs.q[..., block.queries, :], k, v, False, mask, self.inputs.scale, self.inputs.dropout,
+            [part._cropped(crop, self.mask._frame) for part in self.parts],
+            origin=Origin(crop.first_query, crop.first_key, heads=self.problem.heads), wide=True,
         )  # fmt: skip
 
     def check(self) -> None:
         """Refuse masks and scores that do not fit the whole, or the rank's rows of it."""
-        seqlen_q, seqlen_k = self.sizes
-        whole = replace(self.problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        whole = _whole(self.problem, *self.sizes)
+        if not self.holds_arrays:
+            _check_numbers(whole, self.mask)
+            return
         for leaf in _without_rows(self.mask)._fit((*whole.batch, *self.sizes))._leaves:
             _check_held(whole, "mask", leaf)
         for a in self.queries[self.place.rank][:1]:
             for b in [b for own in self.keys for b in own][:1]:
                 k, v = (np.broadcast_to(np.zeros((), x.dtype, like=x), (*x.shape[:-2], b.length, x.shape[-1]))
                         for x in (self.inputs.k, self.inputs.v))  # fmt: skip
-                self.block(a, b, k, v)
+                self.call(Block.of(self.mask, a, b, self.sizes, self.problem.seqlen_q), k, v)
         if self.sink is not None:
             self.sink._fit(whole.batch, *self.sizes)
 
@@ -114,18 +137,23 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     own: Facts | Exception
     try:
         refuse_cache(k)
-        mask, score = as_mask(call.mask), as_parts(call.score)
-        mask = Causal() & mask if flag("causal", call.causal) else mask
+        mask, score = NOTHING_HIDDEN if call.mask is None else as_mask(call.mask), as_parts(call.score)
+        if flag("causal", call.causal):
+            mask = CAUSAL if call.mask is None else mask._and_causal
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
-        own = _facts(problem, mask, inputs, score)
+        facts_of = _facts if _holds_arrays(mask, score) else _facts_of_numbers
+        own = facts_of(problem, mask, inputs.scale, inputs.dropout, score)
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
-    queries, keys = (_pieces(name, [found[LENGTHS][side] for found in facts], place)
+    queries, keys = (_pieces(name, tuple([found[LENGTHS][side] for found in facts]), place)
                      for side, name in enumerate(("q", "k and v")))  # fmt: skip
     seqlen_q = sum(found[LENGTHS][0] for found in facts)
     alone = tuple(any(rows not in (1, seqlen_q) for rows in of_part) for of_part in zip(*(x[ROWS] for x in facts)))
     share = Share(place, problem, inputs, mask, score, queries, keys, alone)
+    if not share.holds_arrays:
+        share.check()
+        return share
     own = {"fits": True, **facts[place.rank]}
     try:
         share.check()
@@ -135,17 +163,30 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     return share
 
 
-def _facts(problem: Problem, mask: Mask, inputs: Inputs, score: tuple[Part, ...]) -> Facts:
+@lru_cache(maxsize=1024)
+def _whole(problem: Problem, seqlen_q: int, seqlen_k: int) -> Problem:
+    return replace(problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+
+
+def _holds_arrays(mask: Mask, score: tuple[Part, ...]) -> bool:
+    return mask._holds_arrays or any(part._arrays() for part in score)
+
+
+def _facts(problem: Problem, mask: Mask, scale: float, dropout: Dropout | None, score: tuple[Part, ...]) -> Facts:
     shapes = {
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
     rows = [part.bias.shape[-2] if isinstance(part, Bias) and part.bias.ndim > 1 else 1 for part in score]
     own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: rows}
-    return {**shapes, **options(mask, inputs.scale, inputs.dropout, score), **own}
+    return {**shapes, **options(mask, scale, dropout, score), **own}
 
 
-def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:
+_facts_of_numbers = lru_cache(maxsize=1024)(_facts)  # where there are no arrays, which may change
+
+
+@lru_cache(maxsize=1024)
+def _pieces(name: str, lengths: tuple[int, ...], place: Place) -> Pieces:
     """The pieces of all ranks that have these lengths."""
     wanted = lengths_of(sum(lengths), place.ranks, place.order)
     for rank, (got, length) in enumerate(zip(lengths, wanted)):
@@ -153,13 +194,6 @@ def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:
             raise ValueError(f"{name}: got {got} of {sum(lengths)} tokens on rank {rank}, expected {length}: "
                              "what `split` gives it")
     return pieces_of(sum(lengths), place.ranks, place.order)
-
-
-def _shows(mask: Mask, crop: Crop) -> bool:
-    return cropped(mask, crop)._may_show(crop.queries, crop.keys)
-
-
-_shows_by_numbers = lru_cache(maxsize=4096)(_shows)
 
 
 def _without_rows(mask: Mask) -> Mask:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -59,69 +58,60 @@ class Simulated(Together):
         """Where a rank computes."""
         return nullcontext()
 
+    def _begun(self, arrays: list[Any], source: int, to: int) -> Any:
+        """Copies of arrays of one rank for another one, on their way."""
+        return [self._delivered(x, source, to) for x in arrays]
+
+    def _arrived(self, incoming: Any, outgoing: Any) -> list[Any]:
+        """The copies of what has been sent to a rank; outgoing: those of what it has sent."""
+        return incoming
+
     def _delivered(self, x: Any, source: int, to: int) -> Any:
         """An array of one rank, for another one."""
         return x.copy(order="C")
 
 
 class Turns:
-    """The generators of all ranks, each of which goes on until it has to wait."""
+    """The generators of all ranks, each of which goes on until it has to wait for the others."""
 
     def __init__(self, ring: Simulated, generators: list[Any]) -> None:
         self.ring, self.generators = ring, generators
         self.waiting: list[Any] = [None] * len(generators)  # the message that each rank waits for an answer to
-        self.sent: dict[Any, deque[Any]] = defaultdict(deque)  # by (source, to), lists of arrays that have not arrived
         self.done: dict[int, Any] = {}
 
     def results(self) -> list[Any]:
-        ranks = range(len(self.generators))
-        for rank in ranks:
-            self.go_on(rank, None)
-        while len(self.done) < len(ranks):
-            if self.meet():
-                continue
-            ready = [rank for rank in ranks if isinstance(self.waiting[rank], Wait) and self.has_arrived(rank)]
-            if not ready:
-                raise Deadlock(f"these ranks wait for ever: {'; '.join(filter(None, map(self.reason, ranks)))}")
-            for rank in ready:
-                self.go_on(rank, self.sent[self.waiting[rank].ticket, rank].popleft())
-        return [self.done[rank] for rank in ranks]
+        answers: list[Any] = [None] * len(self.generators)
+        while True:
+            for rank, answer in enumerate(answers):
+                self.go_on(rank, answer)
+            if len(self.done) == len(answers):
+                return [self.done[rank] for rank in range(len(answers))]
+            answers = self.meet()
 
     def go_on(self, rank: int, answer: Any) -> None:
-        """Until the next message that has to be waited for."""
+        """Until the next message that all ranks have to meet for."""
         with self.ring._at(rank):
             try:
                 message = self.generators[rank].send(answer)
-                while isinstance(message, Exchange):
-                    message = self.generators[rank].send(self.begun(rank, message))
+                while isinstance(message, Wait):
+                    message = self.generators[rank].send(self.ring._arrived(*message.ticket))
                 self.waiting[rank] = message
             except StopIteration as end:
                 self.waiting[rank], self.done[rank] = None, end.value
 
-    def begun(self, rank: int, message: Exchange) -> int | None:
-        """Who sends what the rank will wait for, if anyone does."""
-        if message.arrays:
-            arrays = [self.ring._delivered(x, rank, message.to) for x in message.arrays]
-            self.sent[rank, message.to].append(arrays)
-        return message.source if message.expected else None
-
-    def has_arrived(self, rank: int) -> bool:
-        source = self.waiting[rank].ticket
-        return source is None or bool(self.sent[source, rank])
-
-    def meet(self) -> bool:
-        """Answer what all ranks ask for together, if they do."""
+    def meet(self) -> list[Any]:
+        """The answers to what all ranks ask for together."""
         kinds = {type(message) for message in self.waiting}
         if kinds == {Gather}:
-            answers = [[message.value for message in self.waiting]] * len(self.waiting)
-        elif kinds == {Sum}:
-            arrays = zip(*(message.arrays for message in self.waiting))
-            answers = self.sums([list(of_ranks) for of_ranks in arrays])
-        else:
-            return False
-        for rank, answer in enumerate(answers):
-            self.go_on(rank, answer)
-        return True
+            return [[message.value for message in self.waiting]] * len(self.waiting)
+        if kinds == {Exchange}:
+            incoming = [self.ring._begun(self.waiting[message.source].arrays, message.source, rank)
+                        for rank, message in enumerate(self.waiting)]  # fmt: skip
+            return [(incoming[rank], incoming[message.to]) for rank, message in enumerate(self.waiting)]
+        if kinds == {Sum}:
+            return self.sums([list(of_ranks) for of_ranks in zip(*(message.arrays for message in self.waiting))])
+        reasons = filter(None, map(self.reason, range(len(self.waiting))))
+        raise Deadlock(f"these ranks wait for ever: {'; '.join(reasons)}")
 
     def sums(self, arrays: list[list[Any]]) -> list[list[Any]]:
         """For each rank, of each array that all ranks have: in the order of the ranks."""
@@ -135,8 +125,4 @@ class Turns:
     def reason(self, rank: int) -> str:
         """Why a rank waits, for an error."""
         message = self.waiting[rank]
-        if message is None:
-            return ""
-        if isinstance(message, Wait):
-            return f"rank {rank} for arrays of rank {message.ticket}"
-        return f"rank {rank} for all others to {type(message).__name__.lower()}"
+        return "" if message is None else f"rank {rank} for all others to {type(message).__name__.lower()}"

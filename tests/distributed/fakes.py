@@ -14,7 +14,7 @@ class Memory:
         self.ptr, self.size = array.ctypes.data, array.nbytes
 
     def copy_from_device_async(self, source, nbytes, stream):
-        stream.log.append(("copy", stream.device, nbytes))
+        stream.log.append(("copy", stream.name, nbytes))
         ctypes.memmove(self.ptr, source.ptr, nbytes)
 
 
@@ -33,17 +33,23 @@ class Array(np.ndarray):
         return SimpleNamespace(id=self.place)
 
 
+class Event(int):
+    """By the number of its line in the log."""
+
+    done = True
+
+
 class Stream(NamedTuple):
-    device: int
+    name: str
     log: list
     ptr: int = 0
 
     def record(self):
-        self.log.append(("record", self.device))
-        return len(self.log) - 1
+        self.log.append(("record", self.name))
+        return Event(len(self.log) - 1)
 
     def wait_event(self, event):
-        self.log.append(("wait", self.device, event))
+        self.log.append(("wait", self.name, event))
 
 
 class Cupy:
@@ -53,13 +59,19 @@ class Cupy:
 
     def __init__(self):
         self.log, self.current = [], [0]
-        self.cuda = SimpleNamespace(Device=self.device, get_current_stream=self.stream, nccl=None)
+        self.cuda = SimpleNamespace(
+            Device=self.device, get_current_stream=self.stream, Stream=self.second_stream, nccl=None
+        )
 
     def device(self, number):
         return Device(self, number)
 
     def stream(self):
-        return Stream(self.current[-1], self.log)
+        return Stream(f"{self.current[-1]}", self.log)
+
+    def second_stream(self, non_blocking):
+        assert non_blocking
+        return Stream(f"second of {self.current[-1]}", self.log)
 
     def empty(self, shape, dtype):
         return self.placed(np.empty(shape, dtype))
@@ -96,13 +108,16 @@ class Nccl:
     NCCL_UINT8, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = range(4)
 
     def __init__(self, rank, shared):
-        self.rank, self.shared, self.pending = rank, shared, []
+        self.rank, self.shared, self.pending, self.aborted = rank, shared, [], False
 
     def rank_id(self):
         return self.rank
 
     def size(self):
         return self.shared.ranks
+
+    def abort(self):
+        self.aborted = True
 
     def groupStart(self):
         assert not self.pending

@@ -9,8 +9,10 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
+from numbattn.distributed import nccl
+from numbattn.distributed.messages import Exchange, Like, Wait
 
-from .fakes import Cupy, Nccl, Shared
+from .fakes import Cupy, Event, Nccl, Shared
 
 
 @pytest.fixture
@@ -61,13 +63,42 @@ def test_the_host_waits_in_the_first_call_of_a_kind_alone(rng, ranks_of):
         return nad.attention(ring, *[ring.split(x)] * 3, scale=scale)
 
     first = on_all(rings, work)
-    assert shared.meetings == 4  # two comparisons: of lengths and of what they are of
+    assert shared.meetings == 2  # of lengths and of what they are of
     again = on_all(rings, work)
-    assert shared.meetings == 4
+    assert shared.meetings == 2
     for one, other in zip(first, again):
         np.testing.assert_array_equal(one.astype(float), other.astype(float))
     on_all(rings, lambda ring: work(ring, 2.0))
+    assert shared.meetings == 4
+
+
+def test_only_so_many_kinds_are_known(ranks_of, monkeypatch):
+    monkeypatch.setattr(nccl, "MOST_KNOWN", 2)
+    rings, shared = ranks_of(2)
+    on_all(rings, lambda ring: [ring._gathered(value) for value in "abcbca"])
     assert shared.meetings == 8
+    assert all(len(ring.known) == 2 for ring in rings)
+
+
+def test_a_copy_runs_beside_what_is_computed_until_the_rank_waits(ranks_of):
+    (ring,), _ = ranks_of(1)
+    log = ring.cupy.log
+    ticket = ring._answer(Exchange(0, [np.arange(3.0)], 0, [Like((3,), np.dtype(float))]))
+    assert log == [("record", "0"), ("wait", "second of 0", 0), ("record", "second of 0")]
+    np.testing.assert_array_equal(ring._answer(Wait(ticket)), [[0, 1, 2]])
+    assert log[3:] == [("wait", "0", 2)]
+
+
+def test_a_rank_that_is_gone_is_noticed(ranks_of, monkeypatch):
+    (ring,), _ = ranks_of(1)
+    ring.synchronize()
+    assert not ring.communicator.aborted
+    monkeypatch.setattr(Event, "done", False)
+    with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.01 s for all others"):
+        ring.synchronize(timeout=0.01)
+    assert ring.communicator.aborted
+    with pytest.raises(TypeError, match="timeout: got 'long'"):
+        ring.synchronize(timeout="long")
 
 
 def test_a_length_that_only_some_ranks_notice(rng, ranks_of):

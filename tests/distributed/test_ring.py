@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import distributed as nad
 from numbattn import reference
-from numbattn.distributed.messages import Exchange
+from numbattn.distributed import ring as ring_module
 from numbattn.distributed.ring import backward, forward
 from numbattn.distributed.share import Call, Place
 from numbattn.distributed.simulated import Turns
@@ -146,16 +146,71 @@ def test_gradients_travel_in_the_dtype_of_sums():
     assert ring.nbytes == 2 * 128 * 4 * (2 + 4)
 
 
-def test_keys_are_on_their_way_before_the_rank_computes():
-    """So that copies may hide behind kernels."""
-    q, k, v = np.random.default_rng(0).standard_normal((3, 128, 4))
-    running = forward(Place(0, 2, "contiguous"), q[:64], k[:64], v[:64], Call(False, None, None, None, None))
-    answer, kinds = None, []
-    while not isinstance(message := running.send(answer), Exchange):
-        kinds.append(type(message).__name__)
-        answer = [message.value] * 2
-    assert kinds == ["Gather", "Gather"]
-    assert [x.shape for x in message.arrays] == [(64, 4)] * 2
+class Logged(nad.Simulated):
+    """Who does what when; arrays are copied as late as a driver may."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.log = []
+
+    def _begun(self, arrays, source, to):
+        self.log.append("exchange")
+        return arrays, [x.copy() for x in arrays]
+
+    def _arrived(self, incoming, outgoing):
+        self.log.append("wait")
+        for arrays, copies in (incoming, outgoing):
+            for x, copy in zip(arrays, copies):
+                np.testing.assert_array_equal(x, copy, err_msg="written to before it has arrived")
+        return incoming[1]
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """Makes a Logged, which logs calls of kernels, too."""
+    run = ring_module._run
+
+    def made(*args):
+        ring = Logged(*args)
+        monkeypatch.setattr(ring_module, "_run", lambda *args: ring.log.append("compute") or run(*args))
+        return ring
+
+    return made
+
+
+def passes(ring, n=256, **options):
+    """What is logged in both passes."""
+    q, k, v = (ring.split(x) for x in np.random.default_rng(0).standard_normal((3, n, 4)))
+    o, saved = nad.attention_forward(ring, q, k, v, **options)
+    forward, ring.log = ring.log, []
+    nad.attention_backward(ring, o, saved)
+    return forward, ring.log
+
+
+def test_arrays_are_on_their_way_while_ranks_compute(logged):
+    """Keys of the next step, gradients of the last: all ranks have sent what they can before any of them computes. And
+    nobody writes to what is on its way."""
+    forward, backward = passes(logged(3))
+    exchange, own = 3 * ["exchange"], 3 * ["compute", "wait"]
+    assert forward == [*exchange, *own, *exchange, *3 * ["compute", "wait", "compute"]]
+    second = [*exchange, *3 * ["compute"], *exchange]  # keys; gradients
+    assert backward == [*exchange, *own, *second, *3 * ["wait", "compute", "wait"], *exchange, *3 * ["wait"]]
+
+
+@pytest.mark.parametrize(("order", "options", "calls"), [
+    ("zigzag", {}, 9),
+    ("zigzag", {"causal": True, "score": [na.Softcap(3.0), na.Sink(0.5)]}, 9),
+    ("contiguous", {"causal": True}, 6),
+    ("zigzag", {"mask": na.Window(400, 0)}, 9),
+    ("zigzag", {"mask": na.Window(20, 0)}, 11),
+    ("zigzag", {"causal": True, "score": na.Alibi(0.1)}, 21),
+    ("zigzag", {"dropout": na.Dropout(0.5, 1)}, 36),
+    ("zigzag", {"mask": np.ones((256, 256), bool)}, 36),
+], ids=str)  # fmt: skip
+def test_as_few_calls_as_masks_allow(logged, order, options, calls):
+    """One for each step of a rank, where nothing but a Causal depends on where pieces are."""
+    for log in passes(logged(3, order), **options):
+        assert log.count("compute") == calls
 
 
 # ------------------------------------------------------------------------------------------------- rows of one rank
@@ -206,6 +261,7 @@ X = [np.zeros((2, 32, 8))] * 2
     ({"score": na.Sink(np.ones(3))}, ValueError, r"score: Sink logits: got the shape \(3,\)"),
     ({"score": na.Alibi(1.0, offset=np.ones(3, int))}, ValueError, r"score: Alibi offset: got the shape \(3,\)"),
     ({"mask": na.Causal(-99) & np.ones((33, 64), bool)}, ValueError, "mask: Dense: got 33 rows for queries"),
+    ({"mask": na.Causal(-99), "score": na.Bias(np.ones((64, 32)))}, ValueError, "score: Bias: got 32 columns for keys"),
     ({"scale": -1.0}, ValueError, "scale: got -1.0"),
     ({"dropout": 0.1}, TypeError, "dropout: got 0.1"),
     ({"causal": 1}, TypeError, "causal: got 1"),

@@ -34,6 +34,6 @@ def waiting(place, x):
 
 
 def test_who_waits_for_ever_is_named():
-    named = "these ranks wait for ever: rank 1 for all others to gather; rank 2 for arrays of rank 1"
+    named = "these ranks wait for ever: rank 1 for all others to gather; rank 2 for all others to exchange"
     with pytest.raises(nad.Deadlock, match=named):
         nad.Simulated(3)._run(waiting, {"x": None})

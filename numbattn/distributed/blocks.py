@@ -1,0 +1,87 @@
+"""What a rank computes with the keys of one rank, in as few calls as the mask allows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..masks import All, Causal, Lengths, Mask, Window, cropped
+from ..origin import Crop
+from .pieces import Piece
+
+
+class Block(NamedTuple):
+    """One call: queries in these rows of a rank's part, keys in these rows of another one's."""
+
+    queries: slice
+    keys: slice
+    mask: Mask  # between them
+    crop: Crop  # where they are in the whole; of several pieces, where the first ones are
+
+    @classmethod
+    def of(cls, mask: Mask, a: Piece, b: Piece, sizes: tuple[int, int], rows: int) -> Block:
+        """That of two pieces. mask: of the whole, of these sizes; rows: of the part that a is in."""
+        crop = Crop(a.first, a.length, b.first, b.length, *sizes, a.row, rows)
+        return cls(a.rows, b.rows, cropped(mask, crop), crop)
+
+    @property
+    def may_show(self) -> bool:
+        return self.mask._may_show(self.crop.queries, self.crop.keys)
+
+    @property
+    def offset(self) -> int | None:
+        """Of the Causal that shows what the mask does, -queries to keys - 1, from nothing to all; None if there is
+        none."""
+        m, n = self.crop.queries, self.crop.keys
+        lo, hi, queries, keys = self.mask._band(m, n)
+        is_band = all(isinstance(part, Causal | Window | Lengths) for part in self.mask._parts)
+        return self.clipped(hi) if is_band and lo <= 1 - m and (queries, keys) == (m, n) else None
+
+    def clipped(self, offset: int) -> int:
+        return max(-self.crop.queries, min(offset, self.crop.keys - 1))
+
+
+class Hop(NamedTuple):
+    """What a rank computes with the keys of one rank."""
+
+    keys: slice  # that it needs, rows of that rank's part
+    blocks: tuple[Block, ...]
+
+    def keys_of(self, block: Block) -> slice:
+        """Where those of a block are among them."""
+        return slice(block.keys.start - self.keys.start, block.keys.stop - self.keys.start)
+
+
+def hop_of(mask: Mask, queries: tuple[Piece, ...], keys: tuple[Piece, ...], sizes: tuple[int, int], joins: bool) -> Hop:
+    """With pieces of one rank's queries and another one's keys. joins: whether a call may have several of them."""
+    rows = sum(piece.length for piece in queries)
+    blocks = [Block.of(mask, a, b, sizes, rows) for a in queries for b in keys]
+    seen = [block for block in blocks if block.may_show]
+    if not seen:
+        return Hop(slice(0, 0), ())
+    of_q, of_k = _around([block.queries for block in seen]), _around([block.keys for block in seen])
+    joined = _joined(blocks, of_q, of_k) if joins else None
+    return Hop(of_k, tuple(seen) if joined is None else (joined,))
+
+
+hop_by_numbers = lru_cache(maxsize=4096)(hop_of)  # of masks without arrays, which do not change
+
+
+def _around(rows: list[slice]) -> slice:
+    """All of them, and what is in between."""
+    return slice(min(some.start for some in rows), max(some.stop for some in rows))
+
+
+def _joined(blocks: list[Block], of_q: slice, of_k: slice) -> Block | None:
+    """These queries and keys in one call, if there is a Causal that shows in each block what its own mask does."""
+    inside = [block for block in blocks if of_q.start <= block.queries.start < of_q.stop
+              and of_k.start <= block.keys.start < of_k.stop]  # fmt: skip
+    wanted = [offset for block in inside if (offset := block.offset) is not None]
+    if len(wanted) < len(inside):
+        return None
+    places = [block.queries.start - of_q.start - (block.keys.start - of_k.start) for block in inside]
+    for offset in [own - place for own, place in zip(wanted, places)]:
+        if wanted == [block.clipped(offset + place) for block, place in zip(inside, places)]:
+            mask = All() if offset >= of_k.stop - of_k.start - 1 else Causal(offset)
+            return Block(of_q, of_k, mask, inside[0].crop)
+    return None

@@ -1,0 +1,58 @@
+"""Attention over other keys, merged into o and lse on a GPU; as on NumPy arrays."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda import merge as module
+from numbattn.cuda.merge import merge_into
+from tests.tools.launch import launch
+
+
+@pytest.fixture(autouse=True)
+def in_world(world, monkeypatch):
+    monkeypatch.setattr(module, "launch", launch)
+
+
+def states(rng, shape, dtype):
+    """Two of o and lse, as attention leaves them: some rows of each see nothing."""
+    o = rng.standard_normal((2, *shape)).astype(dtype)
+    lse = np.where(rng.random(o.shape[:-1]) < 0.3, -np.inf, 20 * rng.standard_normal(o.shape[:-1])).astype(dtype)
+    o[lse == -np.inf] = 0
+    return zip(o, lse)
+
+
+@pytest.mark.parametrize(("dtype", "features"), [(np.float32, 64), (np.float64, 20), (np.float32, 7)])
+def test_as_on_numpy_arrays(rng, dtype, features):
+    """Some rows of what is larger; the others stay."""
+    (o, lse), (part, part_lse) = states(rng, (2, 1, 21, features), dtype)
+    want, want_lse = na.merge([(o, lse), (part, part_lse)])
+    whole, whole_lse = np.full((2, 1, 40, features), 99, dtype), np.full((2, 1, 40), 99, dtype)
+    some = slice(16, 37)
+    whole[..., some, :], whole_lse[..., some] = o, lse
+    merge_into(whole[..., some, :], whole_lse[..., some], part, part_lse)
+    tolerance = 100 * np.finfo(dtype).eps
+    np.testing.assert_allclose(whole[..., some, :], want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(whole_lse[..., some], want_lse, rtol=tolerance, atol=tolerance)
+    assert (np.delete(whole, np.r_[some], axis=-2) == 99).all()
+    assert (np.delete(whole_lse, np.r_[some], axis=-1) == 99).all()
+
+
+def test_keys_without_values(rng):
+    """A sink: one zero for all of o; and no batch axes."""
+    ((o, lse), _), logits = states(rng, (20, 8), np.float32), np.zeros(20, np.float32)
+    want, want_lse = na.merge([(o, lse), (np.zeros_like(o), logits)])
+    merge_into(o, lse, np.broadcast_to(np.float32(0), o.shape), logits)
+    np.testing.assert_allclose(o, want, rtol=1e-5)
+    np.testing.assert_allclose(lse, want_lse, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_finite_shows():
+    o, lse = np.ones((2, 8), np.float32), np.array([np.inf, np.nan], np.float32)
+    merge_into(o, lse, np.ones_like(o), np.zeros_like(lse))
+    assert np.isnan(o).all()
+    np.testing.assert_array_equal(lse, [np.inf, np.nan])
+
+
+def test_nothing_is_nothing():
+    merge_into(*[np.zeros(shape, np.float32) for shape in ((2, 0, 8), (2, 0)) * 2])
