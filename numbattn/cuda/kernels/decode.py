@@ -9,7 +9,7 @@ the results of a sequence are the same to the bit, alone or in any batch.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,9 +138,8 @@ class Keys(Matrix):
 
 def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
-    SHARED_K, SHARED_V = (
-        shared.tile(tile_n, cols, held.dtype, stages=WARPS, widened=held.widened) for cols in (head_dim, head_dim_v)
-    )
+    place = shared.boxes if held.dtype.itemsize == 2 else partial(shared.tile, widened=held.widened)
+    SHARED_K, SHARED_V = (place(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of
 
     @device
