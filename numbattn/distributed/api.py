@@ -9,7 +9,7 @@ from ..masks import Mask
 from ..problem import Gradients
 from ..scores import Scores
 from .driver import Ring, Together
-from .ring import backward, forward
+from .passes import backward, forward
 from .share import Call
 
 
@@ -21,7 +21,7 @@ class Backprop(Protocol):
 
 def attention(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> Any:  # fmt: skip
     """`numbattn.attention` of sequences that are split over ranks, with its options and its answers.
 
@@ -34,6 +34,10 @@ def attention(
     causal, mask, scale, dropout, score
         As in `numbattn.attention`, of the whole sequences. Of arrays with a row for each query (Dense, Bits, Intervals
         and Bias) a process may hold all rows, or, where it is one rank, those of its own part.
+    plan : "ring" or "heads", optional
+        What travels: keys and values, to ranks whose queries see them, or sequences for heads, for which k and v have
+        as many heads as there are ranks, or a multiple. By default the one that moves less, where both leave ranks
+        equal work: see ``python -m numbattn plan --devices``.
 
     Returns
     -------
@@ -48,9 +52,10 @@ def attention(
 
     Notes
     -----
-    Each rank computes with the keys of all ranks, one after the other: Liu, Zaharia and Abbeel, "Ring Attention with
-    Blockwise Transformers" (ICLR 2024). Parts are added up in float32, or in float64 for float64. Pieces that nobody
-    on a rank sees are not sent there. Dropout drops the same elements for any number of ranks.
+    In a ring each rank computes with the keys of all ranks, one after the other: Liu, Zaharia and Abbeel, "Ring
+    Attention with Blockwise Transformers" (ICLR 2024). Parts are added up in float32, or in float64 for float64. Pieces
+    that nobody on a rank sees are not sent there. By heads each rank computes with all queries and keys of its share of
+    the heads: Jacobs et al., "DeepSpeed Ulysses" (2023). Dropout drops the same elements for any number of ranks.
 
     Examples
     --------
@@ -62,19 +67,21 @@ def attention(
     >>> np.allclose(ring.join(o), na.attention(q, k, v, causal=True))
     True
     """
-    o, _ = attention_forward(ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score)
+    o, _ = attention_forward(
+        ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, plan=plan
+    )
     return o
 
 
 def attention_forward(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`attention`, and what `attention_backward` needs.
 
     Parameters
     ----------
-    ring, q, k, v, causal, mask, scale, dropout, score
+    ring, q, k, v, causal, mask, scale, dropout, score, plan
         As in `attention`.
 
     Returns
@@ -99,7 +106,7 @@ def attention_forward(
     >>> [own.lse.shape for own in saved]
     [(8, 36), (8, 64)]
     """
-    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, dropout, score))
+    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, dropout, score, plan))
     return o, saved
 
 
@@ -146,13 +153,13 @@ def attention_backward(ring: Ring, do: Any, saved: Any, *, dlse: Any = None, det
 
 def attention_vjp(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> tuple[Any, Backprop]:  # fmt: skip
     """`attention` with its gradients as a closure.
 
     Parameters
     ----------
-    ring, q, k, v, causal, mask, scale, dropout, score
+    ring, q, k, v, causal, mask, scale, dropout, score, plan
         As in `attention`.
 
     Returns
@@ -176,7 +183,9 @@ def attention_vjp(
     >>> o, backprop = nad.attention_vjp(ring, q, k, v, causal=True)
     >>> dq, dk, dv = backprop(do)
     """
-    o, saved = attention_forward(ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score)
+    o, saved = attention_forward(
+        ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, plan=plan
+    )
 
     def backprop(do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]:
         return attention_backward(ring, do, saved, dlse=dlse, deterministic=deterministic)

@@ -1,4 +1,4 @@
-"""The generators of a rank: what it computes and, in messages, what it sends and what arrives. Drivers run them.
+"""Keys travel around a ring: what a rank computes and, in messages, what it sends and what arrives.
 
 In step s a rank computes with the keys of the rank s before it, and has sent its own to the rank s behind it: what the
 queries there do not see does not travel. Keys of the next step are on their way meanwhile, and gradients of the last.
@@ -16,15 +16,12 @@ import numpy as np
 
 from .. import problem
 from ..api import _run
-from ..checks import flag, words_for
 from ..merging import merge
 from ..origin import Crop
-from ..problem import checked_gradients
 from ..scores import ArrayPart, Part, Sink
-from .facts import Facts, agreed
 from .messages import Exchange, Like, Sum, Wait
 from .pieces import Piece
-from .share import Call, Place, Share, share_of
+from .share import Share
 
 Messages = Generator[Any, Any, Any]
 
@@ -40,8 +37,9 @@ class Saved:
     """
 
     share: Share
-    o: Any  # of the dtype of sums
+    o: Any  # of the dtype of sums in a ring
     lse: Any
+    of_heads: problem.Saved[Any] | None = None  # where heads are split: of the call on those of the rank
 
     @property
     def _as_of_a_call(self) -> problem.Saved[Any]:
@@ -49,10 +47,9 @@ class Saved:
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
+def forward(share: Share) -> Messages:
     """o and what is saved."""
-    share = yield from share_of(place, q, k, v, call)
-    sums = share.problem.sum_dtype
+    place, q, sums = share.place, share.inputs.q, share.problem.sum_dtype
     o = np.zeros(share.problem.out_shape, sums, like=q)
     lse = np.zeros(share.problem.lse_shape, sums, like=q)
     lse[...] = -math.inf
@@ -111,18 +108,10 @@ def shape_of(x: Any, piece: Piece) -> tuple[int, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool) -> Messages:
+def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
-    own: Facts | Exception
-    try:
-        if not isinstance(saved, Saved):
-            raise TypeError(f"saved: got {words_for(saved)}, expected what distributed.attention_forward returned")
-        do, dlse = checked_gradients(saved._as_of_a_call, do, dlse)
-        own = {"deterministic": flag("deterministic", deterministic), "dlse": "None" if dlse is None else "an array"}
-    except (TypeError, ValueError) as error:
-        own = error
-    yield from agreed(place.rank, own)
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
+    place = share.place
     dq, dk, dv = (np.zeros(x.shape, sums, like=x) for x in (inputs.q, inputs.k, inputs.v))
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
     ticket = sent = None

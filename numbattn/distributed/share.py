@@ -14,7 +14,7 @@ from ..masks import All, Causal, Mask, as_mask, cropped
 from ..masks.logic import Joined
 from ..origin import Crop, Origin
 from ..problem import Inputs, Problem, _check_held, describe, refuse_cache
-from ..scores import Bias, Part, Sink, as_parts, sink_of
+from ..scores import Part, Sink, as_parts, sink_of
 from .facts import LENGTHS, ROWS, Facts, agreed, options
 from .pieces import Piece, lengths_of, pieces_of
 
@@ -37,6 +37,7 @@ class Call(NamedTuple):
     scale: Any
     dropout: Any
     score: Any
+    plan: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Share:
     score: tuple[Part, ...]
     queries: Pieces
     keys: Pieces
-    alone: tuple[bool, ...]  # for each part of the score, whether its array has only the rows of the rank
+    facts: list[Facts]  # of all ranks
     known: dict[Any, Any] = field(default_factory=dict)  # the pairs of two ranks
 
     @cached_property
@@ -57,6 +58,18 @@ class Share:
         seqlen_q, seqlen_k = (max((piece.end for own in of_all for piece in own), default=0)
                               for of_all in (self.queries, self.keys))  # fmt: skip
         return seqlen_q, seqlen_k
+
+    @property
+    def values(self) -> list[Part | Mask]:
+        """The parts of the score, then what the mask consists of."""
+        return [*self.score, *self.mask._leaves]
+
+    @cached_property
+    def alone(self) -> tuple[bool, ...]:
+        """For each of these, whether its arrays have only the rows of the rank."""
+        seqlen_q, _ = self.sizes
+        return tuple(any(rows not in (1, seqlen_q) for rows in of_value)
+                     for of_value in zip(*(x[ROWS] for x in self.facts)))  # fmt: skip
 
     @property
     def sink(self) -> Sink | None:
@@ -117,15 +130,13 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
         mask, score = as_mask(call.mask), as_parts(call.score)
         mask = Causal() & mask if flag("causal", call.causal) else mask
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
-        own = _facts(problem, mask, inputs, score)
+        own = {"plan": call.plan, **_facts(problem, mask, inputs, score)}
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
     queries, keys = (_pieces(name, [found[LENGTHS][side] for found in facts], place)
                      for side, name in enumerate(("q", "k and v")))  # fmt: skip
-    seqlen_q = sum(found[LENGTHS][0] for found in facts)
-    alone = tuple(any(rows not in (1, seqlen_q) for rows in of_part) for of_part in zip(*(x[ROWS] for x in facts)))
-    share = Share(place, problem, inputs, mask, score, queries, keys, alone)
+    share = Share(place, problem, inputs, mask, score, queries, keys, facts)
     own = {"fits": True, **facts[place.rank]}
     try:
         share.check()
@@ -140,9 +151,14 @@ def _facts(problem: Problem, mask: Mask, inputs: Inputs, score: tuple[Part, ...]
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
-    rows = [part.bias.shape[-2] if isinstance(part, Bias) and part.bias.ndim > 1 else 1 for part in score]
-    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: rows}
+    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: [_rows(value) for value in (*score, *mask._leaves)]}
     return {**shapes, **options(mask, inputs.scale, inputs.dropout, score), **own}
+
+
+def _rows(value: Any) -> int:
+    """For how many queries its arrays have rows of their own."""
+    axis = value._axis_of_queries
+    return max([1 if axis is None or x.ndim < -axis else x.shape[axis] for x in value._arrays().values()], default=1)
 
 
 def _pieces(name: str, lengths: list[int], place: Place) -> Pieces:
