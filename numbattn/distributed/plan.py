@@ -9,8 +9,11 @@ import numpy as np
 
 from ..masks import All, AnyOf, Mask
 from ..masks.logic import Joined, _keys
+from .driver import Together
 from .heads import Axes, axes_of_results, rows_of, weights_of, why_not
-from .share import Share
+from .pieces import lengths_of
+from .ring import Messages
+from .share import Call, Place, Share, share_of
 
 RING, HEADS = PLANS = "ring", "heads"
 UNEQUAL = 1.1  # a busiest rank that has so many times the work of the other plan's outweighs all that travels
@@ -37,7 +40,7 @@ class Cost(NamedTuple):
 
 
 def plan_of(share: Share, wanted: Any) -> str:
-    """The plan that a user asks for, or for None the one that `chosen` names: the same on all ranks."""
+    """The plan that a user asks for, or for None the one that `costs_of` names: the same on all ranks."""
     if wanted is not None and wanted not in PLANS:
         raise ValueError(f"plan: got {wanted!r}, allowed {', '.join(map(repr, PLANS))} or None")
     reason = why_not(share)
@@ -49,20 +52,34 @@ def plan_of(share: Share, wanted: Any) -> str:
     if key not in KNOWN:
         if len(KNOWN) >= MOST_KNOWN:
             KNOWN.clear()
-        KNOWN[key], _ = chosen(share)
+        _, KNOWN[key], _ = costs_of(share)
     return KNOWN[key]
 
 
-def chosen(share: Share) -> tuple[str, str]:
-    """The plan that is taken, and why: ranks have equal work; if both plans see to that, less travels."""
+def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:
+    """By plan its Cost; the plan that is taken, and why: ranks have equal work or, if both see to that, less travels."""
+    ring = cost_of_ring(share)
     if reason := why_not(share):
-        return RING, f"heads cannot be split {reason}"
-    ring, heads = cost_of_ring(share), cost_of_heads(share)
-    if max(ring.busiest, heads.busiest) > UNEQUAL * min(ring.busiest, heads.busiest):
-        plan = RING if ring.busiest < heads.busiest else HEADS
-        return plan, f"the other plan leaves work unequal, {max(ring.busiest, heads.busiest):.2f} times the mean"
-    plan = RING if ring.sent <= heads.sent else HEADS
-    return plan, f"it sends {_bytes(min(ring.sent, heads.sent))}, the other plan {_bytes(max(ring.sent, heads.sent))}"
+        return {RING: ring}, RING, f"since heads cannot be split {reason}"
+    costs = {RING: ring, HEADS: cost_of_heads(share)}
+    even, uneven = sorted(costs, key=lambda plan: costs[plan].busiest)
+    if costs[uneven].busiest > UNEQUAL * costs[even].busiest:
+        return costs, even, f"since work is more equal than by {uneven}"
+    less, more = sorted(costs, key=lambda plan: costs[plan].sent)
+    sent = [f"{costs[plan].sent / 1e6:,.1f} MB" for plan in (less, more)]
+    return costs, less, f"since a rank sends at most {sent[0]} in both passes, by {more} {sent[1]}"
+
+
+def shares_of(ring: Together, dtype: Any, *shapes: tuple[int, ...], **options: Any) -> list[Share]:
+    """The Share of each rank in a call on q, k and v of these shapes, of which there is no memory."""
+    def alone(place: Place, *given: Any) -> Messages:
+        return ((yield from share_of(place, *given)),)
+
+    parts = {name: [np.broadcast_to(np.zeros((), dtype), (*lead, length, features))
+                    for length in lengths_of(tokens, ring.ranks, ring.order)]
+             for name, (*lead, tokens, features) in zip("qkv", shapes)}  # fmt: skip
+    call = Call(**{"causal": False, "mask": None, "scale": None, "dropout": None, "score": None, **options})
+    return ring._run(alone, parts, call)[0]
 
 
 def cost_of_ring(share: Share) -> Cost:
@@ -146,7 +163,3 @@ def _in_intervals(mask: Mask) -> Mask:
         return All() if drawn else type(mask)(tuple([_in_intervals(part) for part in mask.of]))
     on_host = all(isinstance(x, np.ndarray) for x in mask._arrays().values())
     return mask if mask._is_interval and mask._axis_of_queries is None and on_host else All()
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

@@ -11,7 +11,7 @@ from numbattn import distributed as nad
 from numbattn.distributed.passes import backward, forward
 from numbattn.distributed.share import Call
 
-from .test_ring import MASKS, each, far
+from .test_ring import MASKS, Strict, each, far
 
 BY_HEAD = {  # of rng, heads, m, n
     "lengths by head": lambda rng, h, m, n: na.Lengths(keys=rng.integers(0, n + 1, (1, h))),
@@ -62,14 +62,14 @@ def test_as_on_one_device(m, n, ranks, times, group, mask, score, square, droppe
         "mask": BY_HEAD[mask](rng, heads, m, n) if mask in BY_HEAD else MASKS[mask](rng, m, n), "scale": 0.4,
         "score": SCORES[score](rng, heads, m, n), "dropout": na.Dropout(0.3, seed, 4) if dropped else None,
     }  # fmt: skip
-    assert_as_on_one_device(nad.Simulated(ranks, "zigzag" if zigzag else "contiguous"), q, k, v, rng, **options)
+    assert_as_on_one_device(Strict(ranks, "zigzag" if zigzag else "contiguous"), q, k, v, rng, **options)
 
 
 @pytest.mark.parametrize("shared", ["q", "k", "v"])
 def test_heads_may_share_an_input(rng, shared):
     """Its gradient is the sum over ranks."""
     q, k, v = (rng.standard_normal((2, 1 if name == shared else 4, 70, 8)) for name in "qkv")
-    assert_as_on_one_device(nad.Simulated(2), q, k, v, rng, score=na.Alibi(0.3), causal=True)
+    assert_as_on_one_device(Strict(2), q, k, v, rng, score=na.Alibi(0.3), causal=True)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -95,7 +95,8 @@ def test_sums_over_ranks_are_not_rounded_before(rng):
         _, dk, _ = grads = backprop(ring.split(do.astype(dtype)))
         results.append([ring.join(dk).astype(np.float64), grads.score[0].astype(np.float64)])
     for half, exact in zip(*results):
-        assert abs(half - exact).max() <= 2**-10 * abs(exact).max()
+        rounded = abs(exact.astype(np.float16) - exact).mean()
+        assert abs(half - exact).mean() <= 1.6 * rounded
 
 
 @pytest.mark.parametrize("kind", ["dense", "bits", "intervals"])
@@ -127,6 +128,8 @@ def test_what_cannot_be_split(rng):
     refused("plan: got 'heads' for 2 heads of k and v on 3 ranks, expected as many heads as ranks", *parts,
             plan="heads")  # fmt: skip
     refused("plan: got 'head', allowed 'ring', 'heads' or None", *parts, plan="head")
+    refused("plan: got 'heads' for 4 heads of k and v on 3 ranks", *[nad.Simulated(3).split(np.zeros((4, 70, 8)))] * 3,
+            plan="heads")  # fmt: skip
     nad.attention(nad.Simulated(3), *parts)
 
 

@@ -1,5 +1,7 @@
 """Attention of split sequences gives what it gives on one device."""
 
+from collections import defaultdict, deque
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import distributed as nad
 from numbattn import reference
-from numbattn.distributed.messages import Exchange
+from numbattn.distributed.messages import Exchange, Wait
 from numbattn.distributed.passes import backward, forward
 from numbattn.distributed.share import Call, Place
 from numbattn.distributed.simulated import Turns
@@ -49,6 +51,29 @@ SCORES = {  # of rng, m, n
 }
 
 
+def strict(work):
+    """A generator of a rank that arrays arrive as it expects them: NCCL and MPI take its word for it."""
+    def checked(*given):
+        running, answer, expected = work(*given), None, defaultdict(deque)
+        while True:
+            try:
+                message = running.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = yield message
+            if isinstance(message, Exchange):
+                expected[answer].append(message.expected)
+            elif isinstance(message, Wait):
+                assert expected[message.ticket].popleft() == [(x.shape, x.dtype) for x in answer]
+
+    return checked
+
+
+class Strict(nad.Simulated):
+    def _run(self, work, *given):
+        return super()._run(strict(work), *given)
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     *[st.sampled_from([0, 1, 31, 64, 100, 129, 200])] * 2, st.integers(1, 8), st.sampled_from(list(MASKS)),
@@ -64,7 +89,7 @@ def test_as_on_one_device(m, n, ranks, mask, score, square, dropped, zigzag, see
                "dropout": na.Dropout(0.3, seed, 4) if dropped else None}  # fmt: skip
     o, saved = na.attention_forward(q, k, v, **options)
     grads = na.attention_backward(do, saved, dlse=dlse)
-    ring = nad.Simulated(ranks, "zigzag" if zigzag else "contiguous")
+    ring = Strict(ranks, "zigzag" if zigzag else "contiguous")
     split, join = ring.split, ring.join
     o_parts, saved_parts = nad.attention_forward(ring, *map(split, (q, k, v)), **options)
     found = nad.attention_backward(ring, split(do), saved_parts, dlse=split(dlse, -1))
@@ -103,7 +128,7 @@ def test_half_precision_is_as_accurate_as_on_one_device(rng, dtype):
 
 
 # ------------------------------------------------------------------------------------------------------ what travels
-class Watched(nad.Simulated):
+class Watched(Strict):
     """Counts tokens of k that travel, by (source, to), and the bytes that each rank sends."""
 
     def _run(self, *args):
@@ -162,7 +187,7 @@ def test_keys_are_on_their_way_before_the_rank_computes():
 def each(ring, work, *by_rank):
     """The results of generators that are given their own arguments."""
     places = [Place(rank, ring.ranks, ring.order) for rank in range(ring.ranks)]
-    return zip(*Turns(ring, [work(place, *own) for place, *own in zip(places, *by_rank)]).results())
+    return zip(*Turns(ring, [strict(work)(place, *own) for place, *own in zip(places, *by_rank)]).results())
 
 
 @pytest.mark.parametrize("kind", ["dense", "bits", "intervals"])

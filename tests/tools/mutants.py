@@ -272,8 +272,8 @@ TABLE = [
     Faults("distributed/plan.py", ["distributed/test_plan.py"], {
         "if rank != source else 0": "",
         "needed.sum(axis=1) * elements": "needed.sum(axis=0) * elements",
-        "if max(ring.busiest, heads.busiest) > UNEQUAL": "if max(ring.busiest, heads.busiest) > 9 * UNEQUAL",
-        "if ring.sent <= heads.sent": "if ring.sent > heads.sent",
+        "if costs[uneven].busiest > UNEQUAL": "if costs[uneven].busiest > 9 * UNEQUAL",
+        "less, more = sorted": "more, less = sorted",
         "if wanted and axes.pieces": "if wanted",
         "sums if axes.heads is None else x.dtype.itemsize": "sums",
         "counts = counts - np.maximum(inside, 0)": "pass",
