@@ -9,6 +9,7 @@ from ..masks import Mask
 from ..problem import Gradients
 from ..scores import Scores
 from .driver import Ring, Together
+from .over_keys import over_keys
 from .passes import backward, forward
 from .share import Call
 
@@ -191,3 +192,58 @@ def attention_vjp(
         return attention_backward(ring, do, saved, dlse=dlse, deterministic=deterministic)
 
     return o, backprop
+
+
+def attention_over_keys(
+    ring: Ring, q: Any, k: Any, v: Any = None, *, causal: bool = False, mask: Mask | Any = None,
+    scale: float | None = None, score: Scores = None,
+) -> Any:  # fmt: skip
+    """`numbattn.attention` of queries that all ranks have, over keys that are split over ranks: for decoding.
+
+    Keys stay where they are. Each rank computes with its own, and results travel: o and lse, in float32 or float64.
+
+    Parameters
+    ----------
+    ring : Simulated, Devices, Nccl or Mpi
+    q : array, (..., seqlen_q, head_dim), or list of arrays
+        All queries, the same on every rank; where all ranks are in one process, a list of them, for each rank its own.
+    k, v : arrays, or lists of arrays; or k : KVCache, or list of KVCache
+        Parts of keys and values, as ``ring.split`` makes them. Or each rank's cache, without v: the tokens that a rank
+        has of a sequence follow those of the ranks before it, any number on each, so that new ones are appended on the
+        last rank. Where neither mask nor score counts keys, it does not matter which token is on which rank.
+    causal, mask, scale
+        As in `numbattn.attention`, of the whole sequences: without an offset their last tokens are the queries.
+        Beside caches a mask consists of Causal, Window, Lengths, Prefix and Tail.
+    score
+        Likewise; beside caches of Softcap, Alibi, RelativeBias and Sink, which counts once.
+
+    Returns
+    -------
+    o : array, or list of arrays
+        (..., seqlen_q, head_dim_v), of the dtype of q, equal bit for bit on all ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention`.
+
+    Notes
+    -----
+    There are no gradients and no dropout. With caches ranks also tell each other their lengths where a mask or a score
+    counts keys; on GPUs nobody reads these on the host.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> from numbattn import distributed as nad
+    >>> k, v = np.random.default_rng(0).standard_normal((2, 1, 8, 100, 16))
+    >>> q, ring = k[:, :, -1:], nad.Simulated(2)
+    >>> caches = [na.KVCache.zeros(1, 8, 100, 16, like=q) for _ in range(2)]
+    >>> caches[0].append(k[:, :, :70], v[:, :, :70])
+    >>> caches[1].append(k[:, :, 70:], v[:, :, 70:])
+    >>> o, same = nad.attention_over_keys(ring, [q, q], caches, mask=na.Window(50, 0))
+    >>> np.allclose(o, na.attention(q, k, v, mask=na.Window(50, 0)))
+    True
+    """
+    (o,) = ring._run(over_keys, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, None, score))
+    return o

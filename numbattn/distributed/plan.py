@@ -57,7 +57,7 @@ def plan_of(share: Share, wanted: Any) -> str:
 
 
 def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:
-    """By plan its Cost; the plan that is taken, and why: ranks have equal work or, if both see to that, less travels."""
+    """By plan its Cost; which is taken, and why: work is equal or, if it is by both of them, less travels."""
     ring = cost_of_ring(share)
     if reason := why_not(share):
         return {RING: ring}, RING, f"since heads cannot be split {reason}"

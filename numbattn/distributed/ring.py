@@ -61,15 +61,19 @@ def forward(share: Share) -> Messages:
             block, given = share.block(a, b, *keys[b])
             part, saved = _run(block, "forward", block, given)
             add(o[..., a.rows, :], lse[..., a.rows], part, saved.lse)
-    if share.sink is not None:  # as keys without values
-        logits = np.where(lse == -math.inf, lse, share.sink._like(q)._logits(lse))
-        add(o, lse, np.zeros_like(o), logits)
+    add_sink(share.sink, o, lse)
     return o.astype(share.problem.dtype, copy=False), Saved(share, o, lse)
 
 
 def add(o: Any, lse: Any, part: Any, part_lse: Any) -> None:
     """Merge attention over other keys into o and lse."""
     o[...], lse[...] = merge([(o, lse), (part, part_lse)])
+
+
+def add_sink(sink: Sink | None, o: Any, lse: Any) -> None:
+    """As keys without values, where a query sees any."""
+    if sink is not None:
+        add(o, lse, np.zeros_like(o), np.where(lse == -math.inf, lse, sink._like(o)._logits(lse)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- keys

@@ -25,6 +25,9 @@ def same(ring, world):
         got = [*map(ring.join, (o, *grads)), *grads.score]
         for x, y in zip(got, (want_o, *want(DO), *want(DO).score), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+    own = na.KVCache(*(x[None] for x in map(ring.split, (K, V))), np.array([ring.split(K).shape[1]], np.int32))
+    o = nad.attention_over_keys(ring, Q[None, :, -4:], own, score=na.Sink(0.5))
+    np.testing.assert_allclose(o[0], na.attention(Q[:, -4:], K, V, score=na.Sink(0.5)), rtol=1e-12, atol=1e-12)
     bits = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
     simulated = nad.Simulated(ring.ranks)
     alike = simulated.join(nad.attention(simulated, *map(simulated.split, bits)))

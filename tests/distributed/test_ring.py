@@ -136,7 +136,7 @@ class Watched(Strict):
         return super()._run(*args)
 
     def _delivered(self, x, source, to):
-        self.travelled[source, to] = self.travelled.get((source, to), 0) + x.shape[-2] // 2  # of k and v
+        self.travelled[source, to] = self.travelled.get((source, to), 0) + sum(x.shape[-2:-1]) // 2  # of k and v
         self.sent[source] += x.nbytes
         return super()._delivered(x, source, to)
 

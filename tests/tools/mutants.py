@@ -97,6 +97,9 @@ TABLE = [
         "frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else": "",
         "self._inner._held(seqlen_q, seqlen_q)": "self._inner._held(seqlen_q, seqlen_k)",
     }),
+    Faults("masks/tail.py", ["distributed/test_over_keys.py::test_caches"], {
+        "crop.seqlen_k - crop.seqlen_q - crop.first_key": "crop.seqlen_k - crop.seqlen_q",
+    }),
     Faults("masks/bands.py", ["masks/test_bands.py"], {
         "shift - self.left": "shift + self.left",
         'Edge("hi", seqlen_k, -seqlen_q) if': 'Edge("hi", 0) if',
@@ -248,7 +251,7 @@ TABLE = [
         '"rows" if number == held.ndim + axis else str(n)': "str(n)",
     }),
     Faults("distributed/ring.py", ["distributed/test_ring.py"], {
-        "np.where(lse == -math.inf, lse, share.sink._like(q)._logits(lse))": "share.sink._like(q)._logits(lse)",
+        "np.where(lse == -math.inf, lse, sink._like(o)._logits(lse))": "sink._like(o)._logits(lse)",
         "for b in share.needed(to, rank) for x in (k, v)": "for b in share.keys[rank] for x in (k, v)",
         "zip((dq[..., a.rows, :], *found[b]), grads)": "zip((dq[..., a.rows, :],), grads)",
         "yield from add_arrived(share, dk, dv, place.ranks - 1, sent)": "pass",
@@ -280,6 +283,17 @@ TABLE = [
         "and mask._axis_of_queries is None and on_host": "and on_host",
         "isinstance(mask, AnyOf) and mask._is_drawn": "False",
         "if key not in KNOWN:": "if True:",
+    }),
+    Faults("distributed/over_keys.py", ["distributed/test_over_keys.py"], {
+        "mask._leaves or not all": "not all",
+        "counts[: place.rank], counts": "counts[: place.rank + 1], counts",
+        "lengths is not None:": "False:",
+        "share.check()": "pass",
+        "mask=mask, scale=inputs.scale, score=parts, wide=True": "mask=mask, scale=inputs.scale, score=parts",
+        "if not isinstance(part, Sink)]": "]",
+        "add_sink(sink_of(score), o, lse)": "pass",
+        '_check_held(whole, "mask",': 'print(whole, "mask",',
+        '"seqlen_q": problem.seqlen_q, ': "",
     }),
     Faults("distributed/simulated.py", ["distributed/test_simulated.py"], {
         'x.copy(order="C")': "x",
