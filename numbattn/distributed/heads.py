@@ -136,7 +136,7 @@ def to_tokens(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
         return [part_of(x, axes.pieces[to], axes.tokens) for x, axes in given]
 
     def expected(source: int) -> list[Like]:
-        return [Like(x.shape, x.dtype) for x in sent(place.rank)]
+        return [Like(with_tokens(x.shape, axes, place.rank), x.dtype) for x, axes in given]
 
     by_rank = yield from all_to_all(place, sent, expected)
     return [reduce(np.add, parts) if axes.heads is None else np.concatenate(parts, axis=axes.heads)
