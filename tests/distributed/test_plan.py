@@ -39,7 +39,7 @@ def test_cost_is_what_travels(options, order, dtype):
 
 
 @pytest.mark.parametrize("mask", [
-    None, na.Causal(), na.Window(100, 20), na.Segments([0, 300, 512]) & na.Causal(), na.Window(9, 0) | na.Prefix(40),
+    None, na.Causal(), na.Window(100, 20), na.Segments([0, 300, 512]) & na.Causal(), na.Window(9, 0) | na.Window(9, 0, -100),
     na.Lengths(keys=np.arange(8).reshape(2, 4) * 60),
 ], ids=str)  # fmt: skip
 def test_pairs_are_those_that_see_each_other(mask):
@@ -53,14 +53,15 @@ def test_pairs_are_those_that_see_each_other(mask):
 
 def test_what_no_rank_knows_counts_as_visible():
     nothing, none = np.zeros((64, 64), bool), np.zeros(64, int)
-    for mask in (nothing, na.Intervals(none, none), na.Causal() | nothing):
+    three = na.Window(0, 0) | na.Window(1, 0) | na.Prefix(1)
+    for mask in (nothing, na.Intervals(none, none), na.Causal() | nothing, three):
         share, _ = shares(nad.Simulated(2), 2, 2, 64, 64, mask=mask)
         assert plan.cost_of_heads(share).pairs == [2 * 64 * 64] * 2
 
 
 @pytest.mark.parametrize(("taken", "why", "heads_k", "order", "options"), [
     ("heads", "a rank sends at most", 8, "zigzag", {}),
-    ("heads", "a rank sends at most", 8, "zigzag", {"causal": True}),
+    ("heads", "a rank sends at most", 8, "zigzag", {"causal": True, "score": na.Alibi(np.ones(8))}),
     ("ring", "a rank sends at most", 4, "zigzag", {"mask": na.Window(32, 0)}),
     ("ring", "heads cannot be split for 2 heads of k and v on 4 ranks, expected as many heads as ranks, or a multiple",
      2, "zigzag", {}),

@@ -238,7 +238,7 @@ X = [np.zeros((2, 32, 8))] * 2
 ])  # fmt: skip
 def test_errors(options, error, message):
     with pytest.raises(error, match=message):
-        nad.attention(nad.Simulated(2), X, X, X, **options)
+        nad.attention(nad.Simulated(2), X, X, X, plan="ring", **options)
 
 
 def test_errors_of_arrays():
