@@ -39,8 +39,8 @@ def test_cost_is_what_travels(options, order, dtype):
 
 
 @pytest.mark.parametrize("mask", [
-    None, na.Causal(), na.Window(100, 20), na.Segments([0, 300, 512]) & na.Causal(), na.Window(9, 0) | na.Window(9, 0, -100),
-    na.Lengths(keys=np.arange(8).reshape(2, 4) * 60),
+    None, na.Causal(), na.Window(100, 20), na.Segments([0, 300, 512]) & na.Causal(),
+    na.Window(9, 0) | na.Window(9, 0, -100), na.Lengths(keys=np.arange(8).reshape(2, 4) * 60),
 ], ids=str)  # fmt: skip
 def test_pairs_are_those_that_see_each_other(mask):
     ring = nad.Simulated(4)
