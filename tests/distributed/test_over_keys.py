@@ -126,3 +126,5 @@ def test_errors(rng):
         nad.attention_over_keys(ring, [q, q], [caches[0], q], [None, q])
     with pytest.raises(ValueError, match="k and v: got 9 of 18 tokens on rank 0, expected 18: what `split` gives it"):
         nad.attention_over_keys(ring, [q, q], *[[np.zeros((2, 2, 9, 8))] * 2] * 2)
+    with pytest.raises(ValueError, match="mask: Lengths keys: got 65, allowed 0 to 64"):
+        nad.attention_over_keys(ring, [q, q], *[ring.split(np.zeros((2, 2, 64, 8)))] * 2, mask=na.Lengths(65))
