@@ -72,6 +72,10 @@ def _add_options(parser, command):
         parser.add_argument("--heads-k", type=int, help="default: as many")
         parser.add_argument("--head-dim-v", type=int, metavar="D", help="default: head_dim")
         parser.add_argument("--seqlen-k", type=int, metavar="N", help="of keys; default: seqlen")
+        parser.add_argument("--devices", type=int, metavar="N",
+                            help="show instead what so many, over which sequences are split, compute and send")
+        parser.add_argument("--order", choices=["zigzag", "contiguous"], default="zigzag",
+                            help="which pieces of it each device has")
     else:
         parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
         parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
@@ -138,26 +142,32 @@ def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(),
     from numbattn.cuda.passes import plans
     from numbattn.cuda.plan.views import without_memory
 
-    arrays = [without_memory(shape, dtype) for shape in (q, k, v)]
+    arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
+    dropout = na.Dropout(0.1, seed=0) if dropout else None
+    return dict(zip(PASSES, plans(device, *arrays, deterministic=deterministic, dropout=dropout, **options)))
+
+
+def _call(dtype, q, k, mask, score, gradient):
+    """The mask and the score of a call on arrays of these shapes."""
     scores = *q[-3:-1], k[-2]  # their shape
-    options = {
-        "mask": MASKS[mask](*scores[1:]),
-        "dropout": na.Dropout(0.1, seed=0) if dropout else None,
-        "score": [SCORES[part](scores, dtype, gradient) for part in score],
-    }
-    return dict(zip(PASSES, plans(device, *arrays, deterministic=deterministic, **options)))
+    return {"mask": MASKS[mask](*scores[1:]), "score": [SCORES[part](scores, dtype, gradient) for part in score]}
 
 
 def plan(args):
     """Print the plans of both passes."""
-    device, dtype = _device(args.cc), np.dtype(args.dtype)
+    dtype = np.dtype(args.dtype)
     n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
     q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
                (args.batch, heads_k, n, args.head_dim_v or d))  # fmt: skip
+    more = ", score " * bool(args.score) + " ".join(args.score) + ", dropout" * args.dropout
+    shown = f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{more}"
+    if args.devices is not None:
+        options = _call(dtype, q, k, args.mask, args.score, not args.no_gradient)
+        return _plan_of_devices(args.devices, args.order, shown, dtype, (q, k, v), options)
+    device = _device(args.cc)
     print(f"compute capability {device.cc[0]}.{device.cc[1]}: {device.multiprocessors} multiprocessors, "
           f"{device.shared >> 10} KB of shared memory for a block")
-    more = ", score " * bool(args.score) + " ".join(args.score) + ", dropout" * args.dropout
-    print(f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{more}")
+    print(shown)
     for name, planned in _plans(device, dtype, q, k, v, args.mask, *_options(args)).items():
         print(f"\n{name}")
         for x in planned.stand_ins:
@@ -167,6 +177,29 @@ def plan(args):
         for x in planned.temporaries:
             zeros = ", zeros at first" * x.is_zero
             print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes{zeros}")
+    return 0
+
+
+def _plan_of_devices(count, order, shown, dtype, shapes, options):
+    """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
+    from numbattn.distributed import Simulated
+    from numbattn.distributed.plan import costs_of, shares_of
+
+    share, *_ = shares_of(Simulated(count, order), dtype, *shapes, **options)
+    costs, taken, why = costs_of(share)
+    print(f"{count} devices, {order}\n{shown}")
+    heads = share.problem.heads // count
+    for name, cost in costs.items():
+        print(f"\n{name}: the busiest device has {cost.busiest:.2f} times the mean work")
+        rows = [{
+            "device": rank, "queries": " ".join(f"{a.first}:{a.end}" for a in share.queries[rank]),
+            "keys": " ".join(f"{b.first}:{b.end}" for b in share.keys[rank]),
+            **({"heads": f"{rank * heads}:{(rank + 1) * heads}"} if name == "heads" else {}),
+            "pairs": f"{pairs:.3g}", "of all": f"{pairs / (sum(cost.pairs) or 1):.1%}",
+            "forward sends": f"{forward / 1e6:,.1f} MB", "backward": f"{backward / 1e6:,.1f} MB",
+        } for rank, (pairs, forward, backward) in enumerate(zip(*cost))]  # fmt: skip
+        print(textwrap.indent(_table(rows), "  "))
+    print(f"\ntaken: {taken}, {why}")
     return 0
 
 

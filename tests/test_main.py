@@ -99,6 +99,18 @@ def test_a_plan_is_shown(capsys):
     assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
 
 
+def test_a_plan_of_devices_is_shown(capsys):
+    """Without a GPU, and without memory for what is split."""
+    options = "--devices 4 --order contiguous --heads 8 --heads-k 4 --seqlen 65536 --mask window"
+    assert main.main(["plan", *options.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "4 devices, contiguous\nq (1, 8, 65536, 128), k (1, 4, 65536, 128)" in shown
+    ring, heads = shown.partition("\nheads: ")[::2]
+    assert re.findall(r"^ +(\d) +(\d+:\d+) ", ring, re.M)[1] == ("1", "16384:32768")
+    assert len(re.findall(r"^ +\d +\d+:\d+ .* 25.0% ", heads, re.M)) == 4
+    assert "\ntaken: ring, since a rank sends at most 134.2 MB in both passes, by heads 151.4 MB\n" in shown
+
+
 @pytest.fixture
 def unbuilt(monkeypatch):
     """Kernels of a plan are named, without building them."""

@@ -9,7 +9,8 @@ from ..masks import Mask
 from ..problem import Gradients
 from ..scores import Scores
 from .driver import Ring, Together
-from .ring import backward, forward
+from .over_keys import over_keys
+from .passes import backward, forward
 from .share import Call
 
 
@@ -21,7 +22,7 @@ class Backprop(Protocol):
 
 def attention(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> Any:  # fmt: skip
     """`numbattn.attention` of sequences that are split over ranks, with its options and its answers.
 
@@ -34,6 +35,10 @@ def attention(
     causal, mask, scale, dropout, score
         As in `numbattn.attention`, of the whole sequences. Of arrays with a row for each query (Dense, Bits, Intervals
         and Bias) a process may hold all rows, or, where it is one rank, those of its own part.
+    plan : "ring" or "heads", optional
+        What travels: keys and values, to ranks whose queries see them, or sequences for heads, for which k and v have
+        as many heads as there are ranks, or a multiple. By default the one that moves less, where both leave ranks
+        equal work: see ``python -m numbattn plan --devices``.
 
     Returns
     -------
@@ -48,9 +53,10 @@ def attention(
 
     Notes
     -----
-    Each rank computes with the keys of all ranks, one after the other: Liu, Zaharia and Abbeel, "Ring Attention with
-    Blockwise Transformers" (ICLR 2024). Parts are added up in float32, or in float64 for float64. Pieces that nobody
-    on a rank sees are not sent there. Dropout drops the same elements for any number of ranks.
+    In a ring each rank computes with the keys of all ranks, one after the other: Liu, Zaharia and Abbeel, "Ring
+    Attention with Blockwise Transformers" (ICLR 2024). Parts are added up in float32, or in float64 for float64. Pieces
+    that nobody on a rank sees are not sent there. By heads each rank computes with all queries and keys of its share of
+    the heads: Jacobs et al., "DeepSpeed Ulysses" (2023). Dropout drops the same elements for any number of ranks.
 
     Examples
     --------
@@ -62,19 +68,21 @@ def attention(
     >>> np.allclose(ring.join(o), na.attention(q, k, v, causal=True))
     True
     """
-    o, _ = attention_forward(ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score)
+    o, _ = attention_forward(
+        ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, plan=plan
+    )
     return o
 
 
 def attention_forward(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`attention`, and what `attention_backward` needs.
 
     Parameters
     ----------
-    ring, q, k, v, causal, mask, scale, dropout, score
+    ring, q, k, v, causal, mask, scale, dropout, score, plan
         As in `attention`.
 
     Returns
@@ -99,7 +107,7 @@ def attention_forward(
     >>> [own.lse.shape for own in saved]
     [(8, 36), (8, 64)]
     """
-    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, dropout, score))
+    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, dropout, score, plan))
     return o, saved
 
 
@@ -146,13 +154,13 @@ def attention_backward(ring: Ring, do: Any, saved: Any, *, dlse: Any = None, det
 
 def attention_vjp(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
-    dropout: Dropout | None = None, score: Scores = None,
+    dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> tuple[Any, Backprop]:  # fmt: skip
     """`attention` with its gradients as a closure.
 
     Parameters
     ----------
-    ring, q, k, v, causal, mask, scale, dropout, score
+    ring, q, k, v, causal, mask, scale, dropout, score, plan
         As in `attention`.
 
     Returns
@@ -176,9 +184,66 @@ def attention_vjp(
     >>> o, backprop = nad.attention_vjp(ring, q, k, v, causal=True)
     >>> dq, dk, dv = backprop(do)
     """
-    o, saved = attention_forward(ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score)
+    o, saved = attention_forward(
+        ring, q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, plan=plan
+    )
 
     def backprop(do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]:
         return attention_backward(ring, do, saved, dlse=dlse, deterministic=deterministic)
 
     return o, backprop
+
+
+def attention_over_keys(
+    ring: Ring, q: Any, k: Any, v: Any = None, *, causal: bool = False, mask: Mask | Any = None,
+    scale: float | None = None, score: Scores = None,
+) -> Any:  # fmt: skip
+    """`numbattn.attention` of queries that all ranks have, over keys that are split over ranks: for decoding.
+
+    Keys stay where they are. Each rank computes with its own, and results travel: o and lse, in float32 or float64.
+
+    Parameters
+    ----------
+    ring : Simulated, Devices, Nccl or Mpi
+    q : array, (..., seqlen_q, head_dim), or list of arrays
+        All queries, the same on every rank; where all ranks are in one process, a list of them, for each rank its own.
+    k, v : arrays, or lists of arrays; or k : KVCache, or list of KVCache
+        Parts of keys and values, as ``ring.split`` makes them. Or each rank's cache, without v: the tokens that a rank
+        has of a sequence follow those of the ranks before it, any number on each, so that new ones are appended on the
+        last rank. Where neither mask nor score counts keys, it does not matter which token is on which rank.
+    causal, mask, scale
+        As in `numbattn.attention`, of the whole sequences: without an offset their last tokens are the queries.
+        Beside caches a mask consists of Causal, Window, Lengths, Prefix and Tail.
+    score
+        Likewise; beside caches of Softcap, Alibi, RelativeBias and Sink, which counts once.
+
+    Returns
+    -------
+    o : array, or list of arrays
+        (..., seqlen_q, head_dim_v), of the dtype of q, equal bit for bit on all ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention`.
+
+    Notes
+    -----
+    There are no gradients and no dropout. With caches ranks also tell each other their lengths where a mask or a score
+    counts keys; on GPUs nobody reads these on the host.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> from numbattn import distributed as nad
+    >>> k, v = np.random.default_rng(0).standard_normal((2, 1, 8, 100, 16))
+    >>> q, ring = k[:, :, -1:], nad.Simulated(2)
+    >>> caches = [na.KVCache.zeros(1, 8, 100, 16, like=q) for _ in range(2)]
+    >>> caches[0].append(k[:, :, :70], v[:, :, :70])
+    >>> caches[1].append(k[:, :, 70:], v[:, :, 70:])
+    >>> o, same = nad.attention_over_keys(ring, [q, q], caches, mask=na.Window(50, 0))
+    >>> np.allclose(o, na.attention(q, k, v, mask=na.Window(50, 0)))
+    True
+    """
+    (o,) = ring._run(over_keys, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, None, score))
+    return o

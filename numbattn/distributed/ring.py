@@ -1,4 +1,4 @@
-"""The generators of a rank: what it computes and, in messages, what it sends and what arrives. Drivers run them.
+"""Keys travel around a ring: what a rank computes and, in messages, what it sends and what arrives.
 
 In step s a rank computes with the keys of the rank s before it, and has sent its own to the rank s behind it: what the
 queries there do not see does not travel. Keys of the next step are on their way meanwhile, and gradients of the last.
@@ -16,14 +16,11 @@ import numpy as np
 
 from .. import problem
 from ..api import _run
-from ..checks import flag, words_for
 from ..merging import merge_into
 from ..origin import Crop
-from ..problem import checked_gradients
 from ..scores import ArrayPart, Part, Sink
-from .facts import Facts, agreed
 from .messages import Exchange, Like, Sum, Wait
-from .share import Call, Place, Share, share_of
+from .share import Share
 from .totals import Output, Total
 
 Messages = Generator[Any, Any, Any]
@@ -41,8 +38,9 @@ class Saved:
     """
 
     share: Share
-    o: Any  # of the dtype of sums
+    o: Any  # of the dtype of sums in a ring
     lse: Any
+    of_heads: problem.Saved[Any] | None = None  # where heads are split: of the call on those of the rank
 
     @property
     def _as_of_a_call(self) -> problem.Saved[Any]:
@@ -50,10 +48,10 @@ class Saved:
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
+def forward(share: Share) -> Messages:
     """o and what is saved."""
-    share = yield from share_of(place, q, k, v, call)
-    output, keys = Output(share.problem, q), rows_of([k, v], share.hop(0).keys)
+    place, k, v = share.place, share.inputs.k, share.inputs.v
+    output, keys = Output(share.problem, share.inputs.q), rows_of([k, v], share.hop(0).keys)
     sent: Tickets = []
     for step in range(place.ranks):
         yield from send_keys(share, step + 1, sent)
@@ -65,10 +63,15 @@ def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
             del o, state  # their memory is free for those of the next one
         keys = yield from arrived(sent)
     o, lse = output.whole
-    if share.sink is not None:  # as keys without values
-        logits = np.where(lse == -math.inf, lse, share.sink._like(q)._logits(lse))
-        merge_into(o, lse, np.broadcast_to(np.zeros((), o.dtype, like=o), o.shape), logits)
+    add_sink(share.sink, o, lse)
     return o.astype(share.problem.dtype, copy=False), Saved(share, o, lse)
+
+
+def add_sink(sink: Sink | None, o: Any, lse: Any) -> None:
+    """As keys without values, where a query sees any."""
+    if sink is not None:
+        logits = np.where(lse == -math.inf, lse, sink._like(o)._logits(lse))
+        merge_into(o, lse, np.broadcast_to(np.zeros((), o.dtype, like=o), o.shape), logits)
 
 
 # ----------------------------------------------------------------------------------------------------------- exchanges
@@ -103,19 +106,10 @@ def likes_of(arrays: list[Any], rows: slice, dtype: Any = None) -> list[Like]:
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool) -> Messages:
+def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
-    own: Facts | Exception
-    try:
-        if not isinstance(saved, Saved):
-            raise TypeError(f"saved: got {words_for(saved)}, expected what distributed.attention_forward returned")
-        do, dlse = checked_gradients(saved._as_of_a_call, do, dlse)
-        own = {"deterministic": flag("deterministic", deterministic), "dlse": "None" if dlse is None else "an array"}
-    except (TypeError, ValueError) as error:
-        own = error
-    yield from agreed(place.rank, own)
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
-    dq, dk, dv = (Total(x, sums) for x in (inputs.q, inputs.k, inputs.v))
+    place, (dq, dk, dv) = share.place, (Total(x, sums) for x in (inputs.q, inputs.k, inputs.v))
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
     keys = rows_of([inputs.k, inputs.v], share.hop(0).keys)
     sent: Tickets = []

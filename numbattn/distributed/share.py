@@ -15,7 +15,7 @@ from ..masks import All, Mask, as_mask, cropped
 from ..masks.logic import Joined
 from ..origin import Origin
 from ..problem import CAUSAL, NOTHING_HIDDEN, Inputs, Problem, _check_held, _check_numbers, describe, refuse_cache
-from ..scores import Bias, Part, Sink, Softcap, as_parts, sink_of
+from ..scores import Part, Sink, Softcap, as_parts, sink_of
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import LENGTHS, ROWS, Facts, agreed, options
 from .pieces import Piece, lengths_of, pieces_of
@@ -47,6 +47,7 @@ class Call(NamedTuple):
     scale: Any
     dropout: Any
     score: Any
+    plan: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class Share:
     score: tuple[Part, ...]
     queries: Pieces
     keys: Pieces
-    alone: tuple[bool, ...]  # for each part of the score, whether its array has only the rows of the rank
+    facts: list[Facts]  # of all ranks
     known: dict[tuple[int, int], Hop] = field(default_factory=dict)  # by rank and source
 
     @cached_property
@@ -67,6 +68,18 @@ class Share:
         seqlen_q, seqlen_k = (max((piece.end for own in of_all for piece in own), default=0)
                               for of_all in (self.queries, self.keys))  # fmt: skip
         return seqlen_q, seqlen_k
+
+    @property
+    def values(self) -> list[Part | Mask]:
+        """The parts of the score, then what the mask consists of."""
+        return [*self.score, *self.mask._leaves]
+
+    @cached_property
+    def alone(self) -> tuple[bool, ...]:
+        """For each of these, whether its arrays have only the rows of the rank."""
+        seqlen_q, _ = self.sizes
+        return tuple(any(rows not in (1, seqlen_q) for rows in of_value)
+                     for of_value in zip(*(x[ROWS] for x in self.facts)))  # fmt: skip
 
     @property
     def sink(self) -> Sink | None:
@@ -90,13 +103,13 @@ class Share:
 
     def hop(self, step: int) -> Hop:
         """What the rank computes in a step."""
-        return self._between(self.place.rank, self.place.before(step))
+        return self.between(self.place.rank, self.place.before(step))
 
     def other_hop(self, step: int) -> Hop:
         """What another rank computes in a step, with the keys of this one."""
-        return self._between(self.place.behind(step), self.place.rank)
+        return self.between(self.place.behind(step), self.place.rank)
 
-    def _between(self, rank: int, source: int) -> Hop:
+    def between(self, rank: int, source: int) -> Hop:
         """With a rank's queries and another one's keys, as all ranks know it."""
         if (rank, source) not in self.known:
             pieces = self.queries[rank], self.keys[source], self.sizes, self.joins
@@ -142,15 +155,13 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
             mask = CAUSAL if call.mask is None else mask._and_causal
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
         facts_of = _facts if _holds_arrays(mask, score) else _facts_of_numbers
-        own = facts_of(problem, mask, inputs.scale, inputs.dropout, score)
+        own = {"plan": call.plan, **facts_of(problem, mask, inputs.scale, inputs.dropout, score)}
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
     queries, keys = (_pieces(name, tuple([found[LENGTHS][side] for found in facts]), place)
                      for side, name in enumerate(("q", "k and v")))  # fmt: skip
-    seqlen_q = sum(found[LENGTHS][0] for found in facts)
-    alone = tuple(any(rows not in (1, seqlen_q) for rows in of_part) for of_part in zip(*(x[ROWS] for x in facts)))
-    share = Share(place, problem, inputs, mask, score, queries, keys, alone)
+    share = Share(place, problem, inputs, mask, score, queries, keys, facts)
     if not share.holds_arrays:
         share.check()
         return share
@@ -177,12 +188,17 @@ def _facts(problem: Problem, mask: Mask, scale: float, dropout: Dropout | None, 
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
-    rows = [part.bias.shape[-2] if isinstance(part, Bias) and part.bias.ndim > 1 else 1 for part in score]
-    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: rows}
+    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: [_rows(value) for value in (*score, *mask._leaves)]}
     return {**shapes, **options(mask, scale, dropout, score), **own}
 
 
 _facts_of_numbers = lru_cache(maxsize=1024)(_facts)  # where there are no arrays, which may change
+
+
+def _rows(value: Any) -> int:
+    """For how many queries its arrays have rows of their own."""
+    axis = value._axis_of_queries
+    return max([1 if axis is None or x.ndim < -axis else x.shape[axis] for x in value._arrays().values()], default=1)
 
 
 @lru_cache(maxsize=1024)

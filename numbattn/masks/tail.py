@@ -79,18 +79,22 @@ class Tail(Mask):
 
     def _cropped(self, crop: Crop) -> Bits:
         (array,) = self._arrays().values()
-        whole = self._fit((*array.shape[:-2], crop.seqlen_q, crop.seqlen_k))
-        return whole._bits(crop.seqlen_q, crop.seqlen_k, None, array)._cropped(crop)
+        whole = self._fit((*array.shape[:-2], crop.seqlen_q, crop.keys))
+        words = whole._words(crop.seqlen_q, crop.keys, crop.seqlen_k - crop.seqlen_q - crop.first_key, array)
+        return Bits(crop.of_queries("mask: Tail", words))
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
-        """Words before the tail have all bits set, those that it lies in are packed, and what is behind them is beyond
-        all keys."""
         first: Any = frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else seqlen_k - seqlen_q
+        return Bits(self._words(seqlen_q, seqlen_k, first, array))
+
+    def _words(self, seqlen_q: int, seqlen_k: int, first: Any, array: Any) -> Any:
+        """Of Bits, where the tail begins at the key `first`. Words before it have all bits set, those that it lies in
+        are packed, and what is behind them is beyond all keys."""
         first = np.asarray(first, np.int64, like=array)[..., None, None]
         key = np.arange(-(-(seqlen_q + WORD - 1) // WORD) * WORD, like=array) - first % WORD  # of the tail
         words = Bits.pack(_taken(self._inner.dense(seqlen_q, seqlen_q), key) | (key < 0)).words
         word = np.arange(-(-seqlen_k // WORD), like=array) - first // WORD
-        return Bits(np.where(word < 0, np.uint32(2**WORD - 1), _taken(words, word)))
+        return np.where(word < 0, np.uint32(2**WORD - 1), _taken(words, word))
 
 
 def _taken(x: Any, at: Any) -> Any:

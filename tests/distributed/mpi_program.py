@@ -18,12 +18,16 @@ def same(ring, world):
     """As on one device, and as on as many simulated ranks, bit for bit."""
     score = [na.Alibi(np.array([0.1, 0.2])), na.Sink(0.5), na.Score(lambda s, batch, head, i, j: s - 0.01 * abs(i - j))]
     options = {"causal": True, "dropout": na.Dropout(0.3, 1), "score": score}
-    o, backprop = nad.attention_vjp(ring, *map(ring.split, (Q, K, V)), **options)
-    grads = backprop(ring.split(DO))
-    got = [*map(ring.join, (o, *grads)), *grads.score]
     want_o, want = na.attention_vjp(Q, K, V, **options)
-    for x, y in zip(got, (want_o, *want(DO), *want(DO).score), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+    for plan in ("ring", "heads"):
+        o, backprop = nad.attention_vjp(ring, *map(ring.split, (Q, K, V)), plan=plan, **options)
+        grads = backprop(ring.split(DO))
+        got = [*map(ring.join, (o, *grads)), *grads.score]
+        for x, y in zip(got, (want_o, *want(DO), *want(DO).score), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+    own = na.KVCache(*(x[None] for x in map(ring.split, (K, V))), np.array([ring.split(K).shape[1]], np.int32))
+    o = nad.attention_over_keys(ring, Q[None, :, -4:], own, score=na.Sink(0.5))
+    np.testing.assert_allclose(o[0], na.attention(Q[:, -4:], K, V, score=na.Sink(0.5)), rtol=1e-12, atol=1e-12)
     bits = [x.astype(ml_dtypes.bfloat16) for x in (Q, K, V)]
     simulated = nad.Simulated(ring.ranks)
     alike = simulated.join(nad.attention(simulated, *map(simulated.split, bits)))

@@ -12,17 +12,18 @@ class SplitProblem(Problem):
     def __init__(self, seed, number):
         super().__init__(seed, number, LIMITS["cpu"])
         self.ring = nad.Simulated(int(self.rng.integers(1, 9)), self.one_of("zigzag", "contiguous"))
+        self.plan = self.one_of("ring", None)
 
     def run(self):
         split, join = self.ring.split, self.ring.join
-        o, saved = nad.attention_forward(self.ring, *map(split, self.arrays), **self.options)
+        o, saved = nad.attention_forward(self.ring, *map(split, self.arrays), plan=self.plan, **self.options)
         dlse = None if self.dlse is None else split(self.dlse, axis=-1)
         grads = nad.attention_backward(self.ring, split(self.do), saved, dlse=dlse, deterministic=self.deterministic)
         lse = join([x.lse for x in saved], axis=-1)
         return join(o), lse, *map(join, grads), *present(grads.score)
 
     def __repr__(self):
-        return f"{self.ring.ranks} ranks, {self.ring.order}, {super().__repr__()}"
+        return f"{self.ring.ranks} ranks, {self.ring.order}, plan {self.plan}, {super().__repr__()}"
 
 
 def found_wrong(seed, number):

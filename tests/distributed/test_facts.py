@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from numbattn.distributed.facts import value
 from numbattn.distributed.messages import Gather
-from numbattn.distributed.ring import forward
+from numbattn.distributed.passes import forward
 from numbattn.distributed.share import Call, Place
 
 X = np.zeros((2, 32, 8))

@@ -1,0 +1,239 @@
+"""Heads are split instead of sequences: each rank computes all queries and keys of its share of the heads.
+
+Jacobs et al., "DeepSpeed Ulysses" (2023). A rank sends each other one its own tokens of that one's heads, of q, k, v,
+and of arrays in masks and scores that have the rows of its own queries alone. Then it computes one call, and o travels
+back in the same way. All of it is in the dtype of the inputs, but for gradients of what heads share, which are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import reduce
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..api import _run
+from ..masks import Mask, Tail
+from ..masks.logic import Joined
+from ..origin import Origin
+from ..problem import Gradients, describe
+from ..scores import ArrayPart, Part
+from .facts import LENGTHS, ROWS
+from .messages import Exchange, Like, Sum, Wait
+from .pieces import _along, joined, part_of
+from .ring import Messages, Saved
+from .share import Pieces, Place, Share
+
+
+class Axes(NamedTuple):
+    """Of an array: where it has tokens, and heads."""
+
+    tokens: int
+    pieces: Pieces  # how ranks split them; none where each has all
+    heads: int | None  # None where heads share the array
+
+
+def why_not(share: Share) -> str:
+    """Why heads cannot be split, for an error, or nothing."""
+    heads, ranks = share.problem.heads_k, share.place.ranks
+    if not heads or heads % ranks:
+        return f"for {heads} heads of k and v on {ranks} ranks, expected as many heads as ranks, or a multiple"
+    own_rows = [rows for rows, alone in zip(zip(*(x[ROWS] for x in share.facts)), share.alone) if alone]
+    queries = [x[LENGTHS][0] for x in share.facts]
+    if any(rows not in (1, size) for of_value in own_rows for rows, size in zip(of_value, queries)):
+        return "beside an array with all rows on some ranks and their own on others, expected the same on all ranks"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------- forward
+def forward(share: Share) -> Messages:
+    """o and what is saved."""
+    inputs, place, heads = share.inputs, share.place, share.problem.heads
+    rows = rows_of(share)
+    q, k, v, *rest = yield from to_heads(share, [*zip(inputs[:3], axes_of_inputs(share)), *rows])
+    values = of_heads(share, iter(rest))
+    score = [next(values) for _ in share.score]
+    block, given = describe(
+        q, k, v, False, joined_again(share.mask, values), inputs.scale, inputs.dropout, score,
+        origin=Origin(head=place.rank * heads // place.ranks, heads=heads), wide=sums_over_ranks(share),
+    )  # fmt: skip
+    o, saved = _run(block, "forward", block, given)
+    o, lse = yield from to_tokens(share, list(zip((o.astype(q.dtype, copy=False), saved.lse), axes_of_results(share))))
+    return o, Saved(share, o, lse, saved)
+
+
+def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
+    """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
+    share, state = saved.share, cast(Any, saved.of_heads)
+    given = [(x, axes) for x, axes in zip((do, dlse), axes_of_results(share)) if x is not None]
+    do, dlse = [*(yield from to_heads(share, given)), None][:2]
+    grads: Gradients[Any] = _run(state.problem, "backward", state, do, dlse, deterministic)
+    weights = weights_of(share)
+    found = {n: dx for n, dx in enumerate((*grads, *grads.score)) if dx is not None}
+    split = {n: (found[n], *weights[n]) for n in found if weights[n].axes.pieces}
+    travels = [(dx if axes.heads is None else dx.astype(x.dtype, copy=False), axes)
+               for dx, x, axes, _ in split.values()]  # fmt: skip
+    found |= zip(split, (yield from to_tokens(share, travels)))
+    whole = {n: in_whole(share, found[n], weights[n]) for n in found if n not in split}
+    found |= zip(whole, (yield Sum([*whole.values()])) if whole else ())
+    dq, dk, dv, *score = (found[n].astype(x.dtype, copy=False) if n in found else None
+                          for n, (x, _, _) in enumerate(weights))  # fmt: skip
+    return dq, dk, dv, tuple(score)
+
+
+class Weight(NamedTuple):
+    """What may have a gradient: q, k, v, and the arrays of the score."""
+
+    x: Any
+    axes: Axes
+    wanted: bool
+
+
+def weights_of(share: Share) -> list[Weight]:
+    found = [Weight(x, axes, True) for x, axes in zip(share.inputs, axes_of_inputs(share))]
+    for part, alone in zip(share.score, share.alone):
+        own = own_axes(part)
+        for name, x in zip(part._arrays(), part._weights):
+            axes = Axes(part._axis_of_queries or 0, share.queries if alone else (), axis_of_heads(x, own.get(name)))
+            found.append(Weight(x, axes, part._wants_gradient))
+    return found
+
+
+def sums_over_ranks(share: Share) -> bool:
+    """Whether gradients are summed over ranks: then each rank's have the dtype of sums."""
+    return any(wanted and axes.heads is None for _, axes, wanted in weights_of(share))
+
+
+def in_whole(share: Share, dx: Any, weight: Weight) -> Any:
+    """The gradient of an array that all ranks hold, 0 for heads of others."""
+    found = np.zeros(weight.x.shape, share.problem.sum_dtype, like=dx)
+    own_heads(found, weight.axes.heads, share.place)[...] = dx
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- what travels
+def to_heads(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
+    """Of each array all tokens, and the rank's heads."""
+    place = share.place
+
+    def sent(to: int) -> list[Any]:
+        return [own_heads(x, axes.heads, place._replace(rank=to)) for x, axes in given]
+
+    def expected(source: int) -> list[Like]:
+        return [Like(with_tokens(x.shape, axes, source), x.dtype) for x, (_, axes) in zip(sent(place.rank), given)]
+
+    by_rank = yield from all_to_all(place, sent, expected)
+    return [joined(list(parts), place.order, axes.tokens) for parts, (_, axes) in zip(zip(*by_rank), given)]
+
+
+def to_tokens(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
+    """The inverse: of each array the rank's tokens, and all heads; where these share it, the sum over ranks."""
+    place = share.place
+
+    def sent(to: int) -> list[Any]:
+        return [part_of(x, axes.pieces[to], axes.tokens) for x, axes in given]
+
+    def expected(source: int) -> list[Like]:
+        return [Like(with_tokens(x.shape, axes, place.rank), x.dtype) for x, axes in given]
+
+    by_rank = yield from all_to_all(place, sent, expected)
+    return [reduce(np.add, parts) if axes.heads is None else np.concatenate(parts, axis=axes.heads)
+            for parts, (_, axes) in zip(zip(*by_rank), given)]  # fmt: skip
+
+
+def all_to_all(place: Place, sent: Callable[[int], list[Any]], expected: Callable[[int], list[Like]]) -> Messages:
+    """By rank, the arrays that each has sent to this one."""
+    rank, ranks, _ = place
+    tickets = {}
+    for step in range(1, ranks):
+        to, source = place.behind(step), place.before(step)
+        tickets[source] = yield Exchange(to, sent(to), source, expected(source))
+    found = {rank: sent(rank)}
+    for source, ticket in tickets.items():
+        found[source] = yield Wait(ticket)
+    return [found[source] for source in range(ranks)]
+
+
+def axes_of_inputs(share: Share) -> list[Axes]:
+    """Of q, k and v."""
+    pieces = share.queries, share.keys, share.keys
+    return [Axes(-2, own, axis_of_heads(x, 2)) for own, x in zip(pieces, share.inputs)]
+
+
+def axes_of_results(share: Share) -> list[Axes]:
+    """Of o and lse."""
+    axis = -3 if share.problem.heads > 1 else None
+    return [Axes(-2, share.queries, axis), Axes(-1, share.queries, axis and axis + 1)]
+
+
+def rows_of(share: Share) -> list[tuple[Any, Axes]]:
+    """The arrays of which each rank has the rows of its own queries alone."""
+    found = []
+    for value, alone in zip(share.values, share.alone):
+        if alone:
+            arrays = value._like(share.inputs.q)._arrays().values()
+            for x, axes in zip(arrays, axes_of_rows(share, value)):
+                found.append((np.broadcast_to(x, with_tokens(x.shape, axes, share.place.rank)), axes))
+    return found
+
+
+def axes_of_rows(share: Share, value: Part | Mask) -> list[Axes]:
+    axis, own = cast(int, value._axis_of_queries), own_axes(value)
+    return [Axes(axis, share.queries, axis_of_heads(x, own[name])) for name, x in value._arrays().items()]
+
+
+def with_tokens(shape: tuple[int, ...], axes: Axes, rank: int) -> tuple[int, ...]:
+    """The shape with as many tokens as a rank has."""
+    sizes = list(shape)
+    sizes[axes.tokens] = sum(piece.length for piece in axes.pieces[rank])
+    return tuple(sizes)
+
+
+# ---------------------------------------------------------------------------------------------------- some of the heads
+def own_heads(x: Any, axis: int | None, place: Place) -> Any:
+    """What an array has for a rank's heads."""
+    if axis is None:
+        return x
+    size = x.shape[axis] // place.ranks
+    return x[_along(x, axis, slice(place.rank * size, (place.rank + 1) * size))]
+
+
+def axis_of_heads(x: Any, own: int | None) -> int | None:
+    """Where an array with so many axes behind the batch axes has heads; None where they share it."""
+    return None if own is None or x.ndim <= own or x.shape[-1 - own] == 1 else -1 - own
+
+
+def of_heads(share: Share, rows: Iterator[Any]) -> Iterator[Any]:
+    """The parts of the score and of the mask for the rank's heads; rows: the arrays of `rows_of`, for all queries."""
+    for value, alone in zip(share.values, share.alone):
+        arrays, own = value._arrays(), own_axes(value)
+        if alone:
+            yield with_arrays(value, {name: next(rows) for name in arrays})
+        else:
+            axes = {name: axis_of_heads(x, own.get(name)) for name, x in arrays.items()}
+            yield with_arrays(value, {name: own_heads(arrays[name], axis, share.place)
+                                      for name, axis in axes.items() if axis is not None})  # fmt: skip
+
+
+def own_axes(value: Part | Mask) -> dict[str, int]:
+    """By name of each array over the batch axes, how many axes it has behind them."""
+    found = {held.name: len(held.shape) for held in value._held(0, 0)}
+    if isinstance(value, ArrayPart):
+        found[fields(cast(Any, value))[0].name] = len(value._whole_shape((), 0, 0))
+    return found
+
+
+def with_arrays(value: Any, arrays: dict[str, Any]) -> Any:
+    """A mask or a part of a score with other arrays; itself where there are none."""
+    if not arrays:
+        return value
+    return Tail(with_arrays(value.mask, arrays)) if isinstance(value, Tail) else replace(value, **arrays)
+
+
+def joined_again(mask: Mask, leaves: Iterator[Any]) -> Mask:
+    """A mask made of other leaves."""
+    if not isinstance(mask, Joined):
+        return next(leaves)
+    return mask._with(tuple([joined_again(part, leaves) for part in mask.of]))

@@ -1,0 +1,113 @@
+"""Few queries over many keys, as in decoding: each rank has all queries, and computes with the keys that it holds.
+
+What travels are results, o and lse, in the dtype of sums, which each rank merges in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..api import _run
+from ..checks import flag
+from ..masks import Causal, Lengths, Mask, Prefix, Tail, Window, as_mask, cropped
+from ..merging import merge
+from ..origin import FAR, Crop
+from ..problem import Inputs, Problem, _check_held, describe
+from ..scores import Alibi, Part, RelativeBias, Sink, Softcap, as_parts, sink_of
+from .facts import LENGTHS, Facts, agreed
+from .heads import all_to_all
+from .messages import Like
+from .pieces import Piece
+from .ring import Messages, add_sink
+from .share import Call, Place, Share, _facts, _pieces
+
+MASKS, SCORES = (Causal, Window, Lengths, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
+
+
+def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
+    """o, in a tuple."""
+    own: Facts | Exception
+    try:
+        mask, score = as_mask(call.mask), as_parts(call.score)
+        mask = Causal() & mask if flag("causal", call.causal) else mask
+        problem, inputs = describe(q, k, v, scale=call.scale)
+        if inputs.cache is not None:
+            check_beside_cache(problem, mask, score)
+        kind = "arrays" if inputs.cache is None else "a KVCache"
+        own = {"k and v": kind, "seqlen_q": problem.seqlen_q, **_facts(problem, mask, inputs.scale, None, score)}
+    except (TypeError, ValueError) as error:
+        own = error
+    facts = yield from agreed(place.rank, own)
+    lengths = None
+    if inputs.cache is not None and (mask._leaves or not all(isinstance(part, Softcap | Sink) for part in score)):
+        lengths = yield from gathered(place, [inputs.cache.lengths])
+    own = {"fits": True, **facts[place.rank]}
+    try:
+        if inputs.cache is None:
+            blocks = blocks_of_arrays(place, problem, inputs, mask, score, facts)
+        else:
+            blocks = [block_of_cache(place, problem, inputs, mask, score, lengths)]
+    except (TypeError, ValueError) as error:
+        own = error
+    yield from agreed(place.rank, own)
+    o, lse = (np.zeros(shape, problem.sum_dtype, like=q) for shape in (problem.out_shape, problem.lse_shape))
+    lse[...] = -np.inf
+    parts = [_run(block, "forward", block, given) for block, given in blocks]
+    o, lse = merge([(o, lse), *((part, saved.lse) for part, saved in parts)])
+    o, lse = merge((yield from gathered(place, [o, lse])))
+    add_sink(sink_of(score), o, lse)
+    return (o.astype(problem.dtype, copy=False),)
+
+
+def gathered(place: Place, arrays: list[Any]) -> Messages:
+    """By rank, its arrays, which are of one kind on all."""
+    return (yield from all_to_all(place, lambda to: arrays, lambda source: [Like(x.shape, x.dtype) for x in arrays]))
+
+
+def blocks_of_arrays(
+    place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], facts: list[Facts]
+) -> list[tuple[Problem, Inputs]]:
+    """The calls of all queries with each of the rank's pieces of keys that they may see."""
+    keys = _pieces("k and v", tuple([found[LENGTHS][1] for found in facts]), place)
+    queries = ((Piece(0, problem.seqlen_q, 0),) if problem.seqlen_q else (),) * place.ranks
+    share = Share(place, problem, inputs, mask, score, queries, keys, facts)
+    share.check()
+    return [share.call(block, inputs.k[..., block.keys, :], inputs.v[..., block.keys, :])
+            for block in share.between(place.rank, place.rank).blocks]  # fmt: skip
+
+
+def block_of_cache(
+    place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], lengths: Any
+) -> tuple[Problem, Inputs]:
+    """The call with the rank's cache. Its tokens are behind those of the ranks before it, which for each sequence are
+    so many; lengths: of all ranks, or None where they do not matter."""
+    q, parts = inputs.q, [part for part in score if not isinstance(part, Sink)]
+    if lengths is not None:
+        counts = [of_rank[:, None].astype(np.int64) for (of_rank,) in lengths]
+        first, seqlen_k = (sum(some, np.zeros_like(counts[0])) for some in (counts[: place.rank], counts))
+        crop = Crop(0, problem.seqlen_q, first, problem.seqlen_k, problem.seqlen_q, seqlen_k, 0, problem.seqlen_q)
+        mask = cropped(mask._like(q), crop)
+        parts = [part._like(q)._cropped(crop, None) for part in parts]
+    return describe(q, inputs.cache, None, mask=mask, scale=inputs.scale, score=parts, wide=True)
+
+
+def check_beside_cache(problem: Problem, mask: Mask, score: tuple[Part, ...]) -> None:
+    """Refuse what does not fit, and what has columns for keys, which are others in each sequence."""
+    whole = replace(problem, seqlen_k=FAR)
+    for leaf in mask._leaves:
+        if not isinstance(leaf, MASKS):
+            raise ValueError(f"mask: got {leaf} beside KVCaches of several ranks, expected {_names(MASKS)}, or what & "
+                             "and | make of them")
+        _check_held(whole, "mask", leaf._fit((*whole.batch, whole.seqlen_q, whole.seqlen_k)))
+    for part in score:
+        if not isinstance(part, SCORES):
+            raise ValueError(f"score: got {part} beside KVCaches of several ranks, expected {_names(SCORES)}")
+        part._fit(whole.batch, whole.seqlen_q, whole.seqlen_k)
+        _check_held(whole, "score", part)
+
+
+def _names(kinds: tuple[type, ...]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds)

@@ -1,0 +1,38 @@
+"""The generators of a rank: what it computes and, in messages, what it sends and what arrives. Drivers run them.
+
+When all ranks agree, a plan computes: `ring` or `heads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..checks import flag, words_for
+from ..problem import checked_gradients
+from . import heads, ring
+from .facts import Facts, agreed
+from .plan import HEADS, plan_of
+from .ring import Messages, Saved
+from .share import Call, Place, share_of
+
+
+def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
+    """o and what is saved."""
+    share = yield from share_of(place, q, k, v, call)
+    plan = heads if plan_of(share, call.plan) == HEADS else ring
+    return (yield from plan.forward(share))
+
+
+def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool) -> Messages:
+    """dq, dk, dv and the gradients of the score."""
+    own: Facts | Exception
+    try:
+        if not isinstance(saved, Saved):
+            raise TypeError(f"saved: got {words_for(saved)}, expected what distributed.attention_forward returned")
+        do, dlse = checked_gradients(saved._as_of_a_call, do, dlse)
+        own = {"deterministic": flag("deterministic", deterministic), "dlse": "None" if dlse is None else "an array"}
+    except (TypeError, ValueError) as error:
+        own = error
+    yield from agreed(place.rank, own)
+    plan = ring if saved.of_heads is None else heads
+    return (yield from plan.backward(saved, do, dlse, deterministic))
