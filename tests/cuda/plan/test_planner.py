@@ -458,7 +458,7 @@ def test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece():
     assert [[x.view.pointer for x in step.arguments if isinstance(x, At)][:2] for step in forward.steps] == [
         [0, 0], [3 * 8 * 100 * 64 * 2, 0]]  # fmt: skip
     elements = [step.arguments[step.arguments.index("key_high") + 1] for step in forward.steps]
-    assert elements == [0, 3]                               # the first one of the batch, for dropout
+    assert elements == [0, 3]                               # the number of the first one, for dropout
 
 
 def test_blocks_that_draw_work_are_one_a_multiprocessor():
