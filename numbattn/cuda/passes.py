@@ -105,18 +105,19 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     """
     _, _, _, mask, scale, dropout, parts, _, origin = inputs
     score = of_mask = of_score = misaligned = ()
-    if mask._holds_arrays:
-        masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
-        arrays.update(in_mask)
-    else:
-        masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
-    if problem.is_empty or not (masked.last_key and masked.last_query):
-        gpu.addresses(arrays)
-        return False
-    for part in parts:
-        lowered, in_part, of_part = lowered_part(part, len(score), problem)
-        arrays.update(in_part)
-        score, of_score = (*score, lowered), (*of_score, of_part)
+    with gpu.scratch_memory((mask._holds_arrays or parts) and gpu.stream().is_capturing()):
+        if mask._holds_arrays:
+            masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
+            arrays.update(in_mask)
+        else:
+            masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
+        if problem.is_empty or not (masked.last_key and masked.last_query):
+            gpu.addresses(arrays)
+            return False
+        for part in parts:
+            lowered, in_part, of_part = lowered_part(part, len(score), problem)
+            arrays.update(in_part)
+            score, of_score = (*score, lowered), (*of_score, of_part)
     addresses, odd = gpu.addresses(arrays)
     if odd:
         misaligned = tuple([address % VECTOR_BYTES for address in addresses])

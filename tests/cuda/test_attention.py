@@ -203,6 +203,7 @@ def test_graphs(rng, options):
             want = run(*arrays, **options)
             for _ in range(3):      # who took memory that is the graph's would see NaN, or leave it there
                 others = [cupy.full_like(x, np.nan) for x in (*arrays, *results) for _ in range(3)]
+                others += [cupy.full(B, np.nan) for _ in range(100)]    # as large as a mask's
             graph.launch()
             assert_all_equal(results, want)
             assert all(np.isnan(to_numpy(x)).all() for x in others)

@@ -223,12 +223,12 @@ def test_nan_stays_in_its_segment(rng, where, d, dtype, latest):
 @pytest.mark.gpu
 @KERNELS
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("d", [24, 64, 128, 256])
+@pytest.mark.parametrize("d", [24, 128])
 @pytest.mark.parametrize("kinds", PACKED_PARTS)
 def test_gradients_by_segment(rng, kinds, d, deterministic, dtype, latest):
     heads_k = 2 if deterministic else 4
     q, k, v = (random(rng, (1, heads, 1000, d), dtype) for heads in (4, heads_k, heads_k))
-    score = [kind(random(rng, 4, dtype) / 9) for kind in PACKED_PARTS[kinds]]
+    score = [kind(random(rng, 4, dtype) / 30) for kind in PACKED_PARTS[kinds]]
     mask = na.Segments(np.array([3, 70, 171, 171, 300, 990])) & na.Causal()
     with tier(latest):
         check(q, k, v, rng, cupy, mask=mask, score=score, deterministic=deterministic, bits=ONE_KEY)
