@@ -72,6 +72,7 @@ BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its ta
     row("backward_mma", "bfloat16", 256, 256, ALL, cc=(8, 6), **DROPOUT),
     row("backward_mma", "bfloat16", 128, 128, "dense", cc=(8, 0), **DETERMINISTIC),
     row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
+    row("backward_q", "float16", 128, 128, "packed", cc=(8, 0), **DETERMINISTIC),
 ]
 FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
     row("forward_mma", "bfloat16", 128, 128, cc=(8, 0)),
@@ -154,6 +155,7 @@ SPILLS = [
     # dK and dV in float64
     row("backward_kv", "float64", 64, 64, EDGES, cc=(8, 0), **DROPOUT, spills=64),
     row("backward_kv", "float64", 128, 128, "bits", cc=(7, 5), spills=384),
+    row("backward_kv", "float64", 256, 256, "packed", spills=64),
     # where much is looked up, or a derivative is: dP is started behind dV
     row("backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
     row("backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),
