@@ -38,7 +38,7 @@ class Devices(Simulated):
     Notes
     -----
     Kernels run on each device's current stream, copies from another device on a stream of their own. Nothing waits for
-    a device on the host.
+    a device on the host. Arrays in masks and scores are to be NumPy's, which each device copies.
 
     Examples
     --------
