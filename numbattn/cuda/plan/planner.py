@@ -173,7 +173,7 @@ class Planner:
         if aligned and not fits_tensor_map(given):
             columns = VECTOR_BYTES // dtype.itemsize
             shape = *shape[:-1], -(-shape[-1] // columns) * columns
-            why = "does not lie as tensor maps need it"
+            why = "does not lie in vectors of 16 bytes, or has negative strides"
         if why is not None:
             self.stand_ins[name] = StandIn(name, shape, dtype, why, is_result)
             self.layouts[name] = contiguous(shape, dtype)
