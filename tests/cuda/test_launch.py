@@ -111,7 +111,7 @@ def test_every_number_arrives(monkeypatch):
     kinds = [*launching.KINDS, *["float32"] * (len(NUMBERS) - len(launching.KINDS))]
     types = {"int32": I32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": F32}
     run, driver = launches(monkeypatch, NUMBERS, [(kind,) for kind in kinds], [types[kind] for kind in kinds])
-    integers = -1, -(2**31), 2**31 - 1, 4, 5, 6, 7, 8, 2**32 - 1, 10, 2**64 - 1, 12, 13, -14
+    integers = -1, -(2**31), 2**31 - 1, 4, 5, 6, 7, 8, 2**32 - 1, 10, 2**64 - 1, 12, 13, -14, 15, 16, -17
     given = [*integers, *0.5 ** np.arange(len(kinds) - len(integers))]
     run([0, 0, 0], given, None)
     assert driver.found == [(None, "handle", *given)]
