@@ -195,8 +195,10 @@ def assert_nan_stays_in_its_segment(rng, where, xp, bounds, d, heads, dtype):
 
 @simulated_only
 @pytest.mark.parametrize(("device", "dtype"), [
-    (HOPPER, np.float16), (AMPERE, np.float16), (TURING, np.float32),
-], ids=["warpgroups", "warps", "CUDA cores"])  # fmt: skip
+    pytest.param(HOPPER, np.float16, id="warpgroups"),
+    pytest.param(AMPERE, np.float16, id="warps", marks=pytest.mark.slow),
+    pytest.param(TURING, np.float32, id="CUDA cores", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_nan_stays_in_its_segment_simulated(rng, device, dtype):
     """With dQ by a kernel of its own; where it is added up, the same one loads what might be NaN."""
     with on(device):
