@@ -252,9 +252,7 @@ def describe(
 
     origin, wide: of a part of a larger attention, whose results are put together in the dtype of sums.
     """
-    given = NOTHING_HIDDEN if mask is None else as_mask(mask)
-    if causal is not False and flag("causal", causal):
-        given = CAUSAL if mask is None else given._and_causal
+    given = mask_of(causal, mask)
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
     cache = k if isinstance(k, KVCache) else None
@@ -283,6 +281,14 @@ def describe(
     if out is not None:
         _check_out(problem, inputs, out)
     return problem, inputs
+
+
+def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
+    """That of a call which is given these two."""
+    given = NOTHING_HIDDEN if mask is None else as_mask(mask)
+    if causal is not False and flag("causal", causal):
+        given = CAUSAL if mask is None else given._and_causal
+    return given
 
 
 def _opened(cache: KVCache, q: Any, v: Any, mask: Mask) -> tuple[Mask, Any, Any]:

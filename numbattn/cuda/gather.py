@@ -11,7 +11,7 @@ import numpy as np
 from .kernel import launch
 from .kernels.shared.cached import tokens_step
 from .kernels.shared.schedule import split
-from .plan.views import alignment, layout_of
+from .plan.views import alignment_of
 from .tile import (
     Alignment,
     bitcast,
@@ -39,7 +39,7 @@ def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = 
     batch, heads, capacity, features = dense.shape
     if not features:
         return
-    nbytes = alignment(layout_of(held, held.ctypes.data if isinstance(held, np.ndarray) else held.data.ptr))
+    nbytes = alignment_of(held)
     scales = () if scale is None else (scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)),)
     kernel = kernel_of(features, held.dtype, 0 if table is None else held.shape[2], nbytes)
     tables, blocks = () if table is None else (table,), -(-capacity // ROWS) * heads * batch

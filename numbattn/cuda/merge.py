@@ -8,7 +8,7 @@ import numpy as np
 from .kernel import launch
 from .kernels.shared.schedule import split
 from .kernels.shared.softmax import LN_2, LOG2_E
-from .plan.views import alignment, layout_of
+from .plan.views import alignment_of
 from .tile import (
     Alignment,
     aligned,
@@ -31,16 +31,12 @@ def merge_into(o: Any, lse: Any, part: Any, part_lse: Any) -> None:
     """As `numbattn.merging.merge_into`. o and lse are contiguous but for their rows; o is finite where lse is -inf."""
     if not part.size:
         return
-    nbytes = min(alignment(layout_of(x, address_of(x))) for x in (o, part))
+    nbytes = min(map(alignment_of, (o, part)))
     seqlen_q, features = part.shape[-2:]
     o, part = (x.reshape(-1, seqlen_q, features) for x in (o, part))
     lse, part_lse = (x.reshape(-1, seqlen_q) for x in (lse, part_lse))
     kernel = kernel_of(features, o.dtype, nbytes)
     launch(kernel, (-(-seqlen_q // ROWS) * len(o), 1, 1), THREADS, 0, o, lse, part, part_lse)
-
-
-def address_of(x):
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..masks import All, Causal, Lengths, Mask, Window, cropped
 from ..origin import Crop
-from .pieces import Piece
+from .pieces import Piece, tokens_of
 
 
 class Block(NamedTuple):
@@ -54,7 +54,7 @@ class Hop(NamedTuple):
 
 def hop_of(mask: Mask, queries: tuple[Piece, ...], keys: tuple[Piece, ...], sizes: tuple[int, int], joins: bool) -> Hop:
     """With pieces of one rank's queries and another one's keys. joins: whether a call may have several of them."""
-    rows = sum(piece.length for piece in queries)
+    rows = tokens_of(queries)
     blocks = [Block.of(mask, a, b, sizes, rows) for a in queries for b in keys]
     seen = [block for block in blocks if block.may_show]
     if not seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import fields
 from typing import Any
 from zlib import crc32
@@ -65,6 +65,18 @@ def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]
             got = ", ".join(f"{x} on {_ranks(numbers)}" for x, numbers in ranks.items())
             raise ValueError(f"{name}: got {got}, expected the same on all ranks")
     return list(gathered)
+
+
+def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Generator[Any, Any, Any]:
+    """What check() returns, when it has raised an error on no rank; facts: of all ranks, which have agreed."""
+    found: Any = None
+    own: Facts | Exception = {"fits": True, **facts[rank]}
+    try:
+        found = check()
+    except (TypeError, ValueError) as error:
+        own = error
+    yield from agreed(rank, own)
+    return found
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -22,7 +22,7 @@ from ..problem import Gradients, describe
 from ..scores import ArrayPart, Part
 from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait
-from .pieces import _along, joined, part_of
+from .pieces import _along, joined, part_of, tokens_of
 from .ring import Messages, Saved
 from .share import Pieces, Place, Share
 
@@ -187,7 +187,7 @@ def axes_of_rows(share: Share, value: Part | Mask) -> list[Axes]:
 def with_tokens(shape: tuple[int, ...], axes: Axes, rank: int) -> tuple[int, ...]:
     """The shape with as many tokens as a rank has."""
     sizes = list(shape)
-    sizes[axes.tokens] = sum(piece.length for piece in axes.pieces[rank])
+    sizes[axes.tokens] = tokens_of(axes.pieces[rank])
     return tuple(sizes)
 
 

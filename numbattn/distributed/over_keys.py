@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..api import _run
-from ..checks import flag
-from ..masks import Causal, Lengths, Mask, Prefix, Tail, Window, as_mask, cropped
+from ..masks import Causal, Lengths, Mask, Prefix, Tail, Window, cropped
 from ..merging import merge
 from ..origin import FAR, Crop
-from ..problem import Inputs, Problem, _check_held, describe
+from ..problem import Inputs, Problem, _check_held, describe, mask_of
 from ..scores import Alibi, Part, RelativeBias, Sink, Softcap, as_parts, sink_of
-from .facts import LENGTHS, Facts, agreed
+from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all
 from .messages import Like
 from .pieces import Piece
@@ -31,8 +30,7 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     """o, in a tuple."""
     own: Facts | Exception
     try:
-        mask, score = as_mask(call.mask), as_parts(call.score)
-        mask = Causal() & mask if flag("causal", call.causal) else mask
+        mask, score = mask_of(call.causal, call.mask), as_parts(call.score)
         problem, inputs = describe(q, k, v, scale=call.scale)
         if inputs.cache is not None:
             check_beside_cache(problem, mask, score)
@@ -44,15 +42,13 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     lengths = None
     if inputs.cache is not None and (mask._leaves or not all(isinstance(part, Softcap | Sink) for part in score)):
         lengths = yield from gathered(place, [inputs.cache.lengths])
-    own = {"fits": True, **facts[place.rank]}
-    try:
+
+    def blocks_of() -> list[tuple[Problem, Inputs]]:
         if inputs.cache is None:
-            blocks = blocks_of_arrays(place, problem, inputs, mask, score, facts)
-        else:
-            blocks = [block_of_cache(place, problem, inputs, mask, score, lengths)]
-    except (TypeError, ValueError) as error:
-        own = error
-    yield from agreed(place.rank, own)
+            return blocks_of_arrays(place, problem, inputs, mask, score, facts)
+        return [block_of_cache(place, problem, inputs, mask, score, lengths)]
+
+    blocks = yield from agreed_fit(place.rank, facts, blocks_of)
     o, lse = (np.zeros(shape, problem.sum_dtype, like=q) for shape in (problem.out_shape, problem.lse_shape))
     lse[...] = -np.inf
     parts = [_run(block, "forward", block, given) for block, given in blocks]

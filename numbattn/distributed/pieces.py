@@ -51,7 +51,12 @@ def pieces_of(length: int, ranks: int, order: str) -> tuple[tuple[Piece, ...], .
 
 def lengths_of(length: int, ranks: int, order: str) -> list[int]:
     """How many tokens each rank has."""
-    return [sum(piece.length for piece in own) for own in pieces_of(length, ranks, order)]
+    return list(map(tokens_of, pieces_of(length, ranks, order)))
+
+
+def tokens_of(pieces: tuple[Piece, ...]) -> int:
+    """How many tokens these have."""
+    return sum(piece.length for piece in pieces)
 
 
 def part_of(x: Any, pieces: tuple[Piece, ...], axis: int) -> Any:

@@ -11,7 +11,7 @@ from ..masks import All, AnyOf, Mask
 from ..masks.logic import Joined, _keys
 from .driver import Together
 from .heads import Axes, axes_of_results, rows_of, weights_of, why_not
-from .pieces import lengths_of
+from .pieces import lengths_of, tokens_of
 from .ring import Messages
 from .share import Call, Place, Share, share_of
 
@@ -120,17 +120,13 @@ def cost_of_heads(share: Share) -> Cost:
 def _to_heads(share: Share, rank: int, nbytes: int, axes: Axes) -> int:
     """What a rank sends of an array, so many bytes a token."""
     ranks = share.place.ranks
-    return _tokens(axes, rank) * nbytes * (ranks - 1) // (1 if axes.heads is None else ranks)
+    return tokens_of(axes.pieces[rank]) * nbytes * (ranks - 1) // (1 if axes.heads is None else ranks)
 
 
 def _to_tokens(share: Share, rank: int, nbytes: int, axes: Axes) -> int:
     ranks = share.place.ranks
-    others = sum(_tokens(axes, other) for other in range(ranks) if other != rank)
+    others = sum(tokens_of(axes.pieces[other]) for other in range(ranks) if other != rank)
     return others * nbytes // (1 if axes.heads is None else ranks)
-
-
-def _tokens(axes: Axes, rank: int) -> int:
-    return sum(piece.length for piece in axes.pieces[rank])
 
 
 def _of_a_token(x: Any, axes: Axes, itemsize: int) -> int:

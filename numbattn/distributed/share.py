@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import flag
 from ..dropout import Dropout
-from ..masks import All, Mask, as_mask, cropped
+from ..masks import All, Mask, cropped
 from ..masks.logic import Joined
 from ..origin import Origin
-from ..problem import CAUSAL, NOTHING_HIDDEN, Inputs, Problem, _check_held, _check_numbers, describe, refuse_cache
+from ..problem import Inputs, Problem, _check_held, _check_numbers, describe, mask_of, refuse_cache
 from ..scores import Part, Sink, Softcap, as_parts, sink_of
 from .blocks import Block, Hop, hop_by_numbers, hop_of
-from .facts import LENGTHS, ROWS, Facts, agreed, options
+from .facts import LENGTHS, ROWS, Facts, agreed, agreed_fit, options
 from .pieces import Piece, lengths_of, pieces_of
 
 Pieces = tuple[tuple[Piece, ...], ...]  # of each rank
@@ -150,9 +149,7 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     own: Facts | Exception
     try:
         refuse_cache(k)
-        mask, score = NOTHING_HIDDEN if call.mask is None else as_mask(call.mask), as_parts(call.score)
-        if flag("causal", call.causal):
-            mask = CAUSAL if call.mask is None else mask._and_causal
+        mask, score = mask_of(call.causal, call.mask), as_parts(call.score)
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
         facts_of = _facts if _holds_arrays(mask, score) else _facts_of_numbers
         own = {"plan": call.plan, **facts_of(problem, mask, inputs.scale, inputs.dropout, score)}
@@ -165,12 +162,7 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     if not share.holds_arrays:
         share.check()
         return share
-    own = {"fits": True, **facts[place.rank]}
-    try:
-        share.check()
-    except (TypeError, ValueError) as error:
-        own = error
-    yield from agreed(place.rank, own)
+    yield from agreed_fit(place.rank, facts, share.check)
     return share
 
 

@@ -65,6 +65,11 @@ def alignment(layout):
     return common if common >= dtype.itemsize else 0
 
 
+def alignment_of(x):
+    """The same of an array of NumPy or CuPy."""
+    return alignment(layout_of(x, x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr))
+
+
 def fits_tensor_map(layout):
     """Whether the tensor memory accelerator can move all the matrices of an array as it lies."""
     return layout.shape[-1] > 0 and alignment(layout) == VECTOR_BYTES and min(layout.strides) >= 0

@@ -7,7 +7,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, register_model
 
-from ..plan.views import alignment, layout_of
+from ..plan.views import alignment_of
 from .emit import GLOBAL, I8, I32, I64
 from .fragment import ANY, LLVM, constant, name_of
 
@@ -28,7 +28,7 @@ class Alignment:
     @classmethod
     def of(cls, array):
         """The widest alignment that holds for all the matrices (last two axes) of a NumPy array."""
-        return cls(alignment(layout_of(array, array.ctypes.data)))
+        return cls(alignment_of(array))
 
 
 class MatrixType(types.Type):
