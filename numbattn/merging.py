@@ -112,14 +112,25 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
     return (o.astype(dtype, copy=False), lse), backprop
 
 
-def merge_into(o: Any, lse: Any, part: Any, part_lse: Any) -> None:
-    """Add attention over other keys to o and lse, all of the dtype of sums."""
+def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
+    """Add attention over other keys to o and lse, all of the dtype of sums: o in out, which may be o, or be of another
+    dtype; lse where it lies."""
     if library(o) == "cupy":
         from .cuda.merge import merge_into  # imported when first needed, since importing Numba takes its time
 
-        merge_into(o, lse, part, part_lse)
+        merge_into(out, o, lse, part, part_lse)
     else:
-        o[...], lse[...], _ = _merged([(o, lse), (part, part_lse)])
+        out[...], lse[...], _ = _merged([(o, lse), (part, part_lse)])
+
+
+def sum_into(out: Any, *terms: Any) -> None:
+    """Add up arrays of the dtype of sums, in out, which may be one of them, or be of another dtype."""
+    if library(out) == "cupy":
+        from .cuda.merge import sum_into
+
+        sum_into(out, *terms)
+    else:
+        out[...] = reduce(np.add, terms)
 
 
 def _merged(states: list[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:

@@ -1,4 +1,4 @@
-"""Attention over other keys, merged into o and lse where they lie: one pass over memory."""
+"""Parts of an attention put together, in the dtype of sums or, at last, in another one: one pass over memory each."""
 
 from functools import cache
 from typing import Any
@@ -24,40 +24,70 @@ from .tile import (
     where,
 )
 
-THREADS, ROWS = 128, 16
+THREADS, ROWS = 128, 16  # of a block
 
 
-def merge_into(o: Any, lse: Any, part: Any, part_lse: Any) -> None:
-    """As `numbattn.merging.merge_into`. o and lse are contiguous but for their rows; o is finite where lse is -inf."""
-    if not part.size:
-        return
-    nbytes = min(map(alignment_of, (o, part)))
-    seqlen_q, features = part.shape[-2:]
-    o, part = (x.reshape(-1, seqlen_q, features) for x in (o, part))
-    lse, part_lse = (x.reshape(-1, seqlen_q) for x in (lse, part_lse))
-    kernel = kernel_of(features, o.dtype, nbytes)
-    launch(kernel, (-(-seqlen_q // ROWS) * len(o), 1, 1), THREADS, 0, o, lse, part, part_lse)
+def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
+    """As `numbattn.merging.merge_into`. Arrays are contiguous but for their rows; o is finite where lse is -inf."""
+    run(merge_kernel, out, (o, part), lse, part_lse)
+
+
+def sum_into(out: Any, *terms: Any) -> None:
+    """As `numbattn.merging.sum_into`, of one or two. Arrays are contiguous but for their rows."""
+    run(sum_kernel, out, terms)
+
+
+def run(kernel_of: Any, out: Any, terms: tuple[Any, ...], *vectors: Any) -> None:
+    """A kernel that takes the same rows of matrices and of vectors, of all heads and all of a batch."""
+    rows, features = out.shape[-2:]
+    if out.size:
+        nbytes = min(map(alignment_of, (out, *terms)))
+        kernel = kernel_of(features, terms[0].dtype, nbytes, len(terms))
+        out, *terms = (x.reshape(-1, rows, features) for x in (out, *terms))
+        vectors = [x.reshape(-1, rows) for x in vectors]
+        launch(kernel, (-(-rows // ROWS) * len(out), 1, 1), THREADS, 0, out, tuple(terms), *vectors)
+
+
+def tile_of(features, dtype):
+    """The layout of a block's rows."""
+    vector = 16 // dtype.itemsize
+    return copy_layout(ROWS, -(-features // vector) * vector, THREADS, vector)
 
 
 @cache
-def kernel_of(features, dtype, nbytes):
-    """The kernel: a block merges ROWS rows."""
-    ACC, vector = dtype.type, 16 // dtype.itemsize
-    TILE, ROWS_OF = copy_layout(ROWS, -(-features // vector) * vector, THREADS, vector), Alignment(nbytes)
+def merge_kernel(features, dtype, nbytes, terms):
+    ACC, TILE, ROWS_OF = dtype.type, tile_of(features, dtype), Alignment(nbytes)
     VECTOR, INFINITE, LOG2E, LN2 = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E), ACC(LN_2)
 
-    def kernel(mO, mLse, mPart, mPartLse):
-        _, seqlen_q, _ = shape(mO)
+    def kernel(mOut, mTerms, mLse, mPartLse):
+        _, seqlen_q, _ = shape(mOut)
         number, tile = split(block_index(), (seqlen_q + ROWS - 1) // ROWS)
-        row, O = tile * ROWS, aligned(mO[number], ROWS_OF)
+        row = tile * ROWS
         lse, part_lse = load(mLse[number], VECTOR, row), load(mPartLse[number], VECTOR, row)
         highest = maximum(lse, part_lse)
         m = where(highest == -INFINITE, 0, highest)  # finite where both are empty, since (-inf) - (-inf) is NaN
         weight, part_weight = exp2((lse - m) * LOG2E), exp2((part_lse - m) * LOG2E)
         l = weight + part_weight
-        o = load(O, TILE, row) * weight + load(aligned(mPart[number], ROWS_OF), TILE, row) * part_weight
-        save(O, o * (1 / where(l == 0, 1, l)), row)
+        O = load(aligned(mTerms[0][number], ROWS_OF), TILE, row) * weight
+        O = O + load(aligned(mTerms[1][number], ROWS_OF), TILE, row) * part_weight
+        save(aligned(mOut[number], ROWS_OF), O * (1 / where(l == 0, 1, l)), row)
         sync_threads()  # all of a row have read its lse
         save(mLse[number], where(highest == INFINITE, highest, m + log2(l) * LN2), row)
+
+    return kernel
+
+
+@cache
+def sum_kernel(features, dtype, nbytes, terms):
+    TILE, ROWS_OF, TWO = tile_of(features, dtype), Alignment(nbytes), terms == 2
+
+    def kernel(mOut, mTerms):
+        _, seqlen, _ = shape(mOut)
+        number, tile = split(block_index(), (seqlen + ROWS - 1) // ROWS)
+        row = tile * ROWS
+        X = load(aligned(mTerms[0][number], ROWS_OF), TILE, row)
+        if TWO:
+            X = X + load(aligned(mTerms[1][number], ROWS_OF), TILE, row)
+        save(aligned(mOut[number], ROWS_OF), X, row)
 
     return kernel

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..api import _run
 from ..masks import Causal, Lengths, Mask, Prefix, Tail, Window, cropped
-from ..merging import merge
 from ..origin import FAR, Crop
 from ..problem import Inputs, Problem, _check_held, describe, mask_of
 from ..scores import Alibi, Part, RelativeBias, Sink, Softcap, as_parts, sink_of
@@ -20,8 +19,9 @@ from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all
 from .messages import Like
 from .pieces import Piece
-from .ring import Messages, add_sink
+from .ring import Messages
 from .share import Call, Place, Share, _facts, _pieces
+from .totals import Output
 
 MASKS, SCORES = (Causal, Window, Lengths, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
 
@@ -49,13 +49,15 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
         return [block_of_cache(place, problem, inputs, mask, score, lengths)]
 
     blocks = yield from agreed_fit(place.rank, facts, blocks_of)
-    o, lse = (np.zeros(shape, problem.sum_dtype, like=q) for shape in (problem.out_shape, problem.lse_shape))
-    lse[...] = -np.inf
-    parts = [_run(block, "forward", block, given) for block, given in blocks]
-    o, lse = merge([(o, lse), *((part, saved.lse) for part, saved in parts)])
-    o, lse = merge((yield from gathered(place, [o, lse])))
-    add_sink(sink_of(score), o, lse)
-    return (o.astype(problem.dtype, copy=False),)
+    queries, part, whole = slice(0, problem.seqlen_q), Output(problem, q), Output(problem, q)
+    for block, given in blocks:
+        o, saved = _run(block, "forward", block, given)
+        part.add(queries, o, saved.lse)
+    part.settle()
+    for o, lse in (yield from gathered(place, [part.whole, part.lse])):
+        whole.add(queries, o, lse)
+    whole.add_sink(sink_of(score))
+    return (whole.result(problem.dtype),)
 
 
 def gathered(place: Place, arrays: list[Any]) -> Messages:

@@ -7,7 +7,6 @@ Partial results are of the dtype of sums, whatever that of q, k and v.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 
 from .. import problem
 from ..api import _run
-from ..merging import merge_into
 from ..origin import Crop
 from ..scores import ArrayPart, Part, Sink
 from .messages import Exchange, Like, Sum, Wait
@@ -38,7 +36,7 @@ class Saved:
     """
 
     share: Share
-    o: Any  # of the dtype of sums in a ring
+    o: Any
     lse: Any
     of_heads: problem.Saved[Any] | None = None  # where heads are split: of the call on those of the rank
 
@@ -57,21 +55,15 @@ def forward(share: Share) -> Messages:
         yield from send_keys(share, step + 1, sent)
         hop = share.hop(step)
         for block in hop.blocks:
+            output.settle()
             attention, inputs = share.call(block, *rows_of(keys, hop.keys_of(block)))
             o, state = _run(attention, "forward", attention, inputs)
             output.add(block.queries, o, state.lse)
-            del o, state  # their memory is free for those of the next one
+            del o, state  # their memory is free when they are added
         keys = yield from arrived(sent)
-    o, lse = output.whole
-    add_sink(share.sink, o, lse)
-    return o.astype(share.problem.dtype, copy=False), Saved(share, o, lse)
-
-
-def add_sink(sink: Sink | None, o: Any, lse: Any) -> None:
-    """As keys without values, where a query sees any."""
-    if sink is not None:
-        logits = np.where(lse == -math.inf, lse, sink._like(o)._logits(lse))
-        merge_into(o, lse, np.broadcast_to(np.zeros((), o.dtype, like=o), o.shape), logits)
+    output.add_sink(share.sink)
+    o = output.result(share.problem.dtype)
+    return o, Saved(share, o, output.lse)
 
 
 # ----------------------------------------------------------------------------------------------------------- exchanges
@@ -109,7 +101,7 @@ def likes_of(arrays: list[Any], rows: slice, dtype: Any = None) -> list[Like]:
 def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
-    place, (dq, dk, dv) = share.place, (Total(x, sums) for x in (inputs.q, inputs.k, inputs.v))
+    place, (dq, dk, dv) = share.place, (Total(x, x.shape, sums) for x in inputs[:3])
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
     keys = rows_of([inputs.k, inputs.v], share.hop(0).keys)
     sent: Tickets = []
@@ -117,8 +109,9 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     for step in range(place.ranks):
         yield from send_keys(share, step + 1, sent)
         hop = share.hop(step)
-        totals = [Total(x, sums) for x in keys]
+        totals = [Total(x, x.shape, sums) for x in keys]
         for block in hop.blocks:
+            dq.settle()
             rows, some = hop.keys_of(block), block.queries
             attention, given = share.call(block, *rows_of(keys, rows))
             state = problem.Saved(attention, given, saved.o[..., some, :], saved.lse[..., some])
@@ -128,7 +121,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
                 total.add(at, dx)
             add_gradients(share, of_score, block.crop, grads.score)
             del grads
-        found = [total.whole for total in totals]
+        found = [total.result(sums) for total in totals]
         if step == 0:
             add_rows((dk, dv), hop.keys, found)
         else:
@@ -137,8 +130,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
         keys = yield from arrived(sent)
     add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))
     score = yield from gradients_of_score(share, saved, do, dlse, of_score)
-    grads = (total.whole.astype(x.dtype, copy=False) for total, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v)))
-    return *grads, score
+    return *(total.result(x.dtype) for total, x in zip((dq, dk, dv), inputs)), score
 
 
 def add_rows(totals: tuple[Total, Total], rows: slice, arrays: list[Any]) -> None:
@@ -173,7 +165,7 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
             of_part = next(rest)
             found += [of_part._weights[0]] if part._wants_gradient else [None] * len(part._weights)
         elif part.gradient:
-            delta = np.einsum("...mc,...mc->...m", do.astype(saved.o.dtype, copy=False), saved.o)
+            delta = np.einsum("...mc,...mc->...m", *(x.astype(saved.lse.dtype, copy=False) for x in (do, saved.o)))
             delta = delta - (0 if dlse is None else dlse)
             found.append(part._like(do)._gradient(None, saved.lse, delta))
         else:

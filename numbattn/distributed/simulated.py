@@ -80,24 +80,31 @@ class Turns:
         self.done: dict[int, Any] = {}
 
     def results(self) -> list[Any]:
-        answers: list[Any] = [None] * len(self.generators)
+        ranks = range(len(self.generators))
+        answers: dict[int, Any] = dict.fromkeys(ranks)
         while True:
-            for rank, answer in enumerate(answers):
-                self.go_on(rank, answer)
-            if len(self.done) == len(answers):
-                return [self.done[rank] for rank in range(len(answers))]
-            answers = self.meet()
+            while answers:
+                answers = self.turn(answers)
+            if len(self.done) == len(ranks):
+                return [self.done[rank] for rank in ranks]
+            answers = dict(enumerate(self.meet()))
 
-    def go_on(self, rank: int, answer: Any) -> None:
-        """Until the next message that all ranks have to meet for."""
-        with self.ring._at(rank):
-            try:
-                message = self.generators[rank].send(answer)
-                while isinstance(message, Wait):
-                    message = self.generators[rank].send(self.ring._arrived(*message.ticket))
-                self.waiting[rank] = message
-            except StopIteration as end:
-                self.waiting[rank], self.done[rank] = None, end.value
+    def turn(self, answers: dict[int, Any]) -> dict[int, Any]:
+        """Each rank that has an answer goes on until it asks again. Returns the answers to those that wait for what is
+        on its way: devices of other ranks get work before these go on."""
+        found = {}
+        for rank, answer in answers.items():
+            with self.ring._at(rank):
+                try:
+                    message = self.generators[rank].send(answer)
+                except StopIteration as end:
+                    self.waiting[rank], self.done[rank] = None, end.value
+                    continue
+                if isinstance(message, Wait):
+                    found[rank] = self.ring._arrived(*message.ticket)
+                else:
+                    self.waiting[rank] = message
+        return found
 
     def meet(self) -> list[Any]:
         """The answers to what all ranks ask for together."""

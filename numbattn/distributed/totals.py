@@ -1,5 +1,8 @@
-"""What a rank adds up from step to step, in as few passes over memory as may be: what comes first and has all rows, as
-the only result of a step has, is taken as it is."""
+"""What a rank adds up from step to step, in as few passes over memory as may be.
+
+What comes first and has all rows, as the only result of a step has, is taken as it is; what comes last is added while
+the sum is rounded.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +11,79 @@ from typing import Any
 
 import numpy as np
 
-from ..merging import merge_into
+from ..merging import merge_into, sum_into
 from ..problem import Problem
+from ..scores import Sink
 
 
 class Total:
-    """A sum of arrays that have some of the rows each: of the shape of `like`, in its library, in the dtype of sums."""
+    """A sum of arrays that have some of the rows each: of the library of `like`, in the dtype of sums."""
 
-    def __init__(self, like: Any, dtype: Any) -> None:
-        self.like, self.dtype = like, dtype
+    def __init__(self, like: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        self.like, self.shape, self.dtype = like, shape, dtype
         self.sum: Any = None
+        self.last: tuple[slice, tuple[Any, ...]] | None = None  # not yet added
 
-    def add(self, rows: slice, x: Any) -> None:
-        if self.sum is None and x.shape == self.like.shape:
-            self.sum = x
+    def add(self, rows: slice, *part: Any) -> None:
+        self.settle()
+        if self.sum is None and part[0].shape == self.shape:
+            self._take(*part)
         else:
-            whole = self.whole[..., rows, :]
-            whole += x
+            self.last = rows, part
+
+    def settle(self) -> None:
+        """Add what came last, whose memory is free then."""
+        if self.last is not None:
+            rows, part = self.last
+            self._write(self.whole[..., rows, :], rows, part)
+            self.last = None
+
+    def result(self, dtype: Any) -> Any:
+        """The sum in this dtype."""
+        if dtype == self.dtype:
+            self.settle()
+            return self.whole
+        out, whole = np.empty(self.shape, dtype, like=self.like), self.whole
+        rows, part = self.last or (slice(0, 0), ())
+        if part:
+            self._write(out[..., rows, :], rows, part)
+        for others in slice(0, rows.start), slice(rows.stop, self.shape[-2]):
+            sum_into(out[..., others, :], whole[..., others, :])
+        return out
 
     @property
     def whole(self) -> Any:
+        """The sum but for what came last."""
         if self.sum is None:
-            self.sum = np.zeros(self.like.shape, self.dtype, like=self.like)
+            self._take(np.zeros(self.shape, self.dtype, like=self.like))
         return self.sum
 
+    def _take(self, *part: Any) -> None:
+        (self.sum,) = part
 
-class Output:
+    def _write(self, out: Any, rows: slice, part: tuple[Any, ...]) -> None:
+        """These rows of the sum, and the part."""
+        sum_into(out, self.whole[..., rows, :], *part)
+
+
+class Output(Total):
     """o and lse of all queries of a rank over the keys so far, in the dtype of sums."""
 
     def __init__(self, problem: Problem, like: Any) -> None:
-        self.problem, self.like = problem, like
-        self.o: Any = None
+        super().__init__(like, problem.out_shape, problem.sum_dtype)
         self.lse: Any = None
 
-    def add(self, rows: slice, o: Any, lse: Any) -> None:
-        """Those of some queries over other keys."""
-        if self.o is None and o.shape == self.problem.out_shape:
-            self.o, self.lse = o, lse
-        else:
-            all_o, all_lse = self.whole
-            merge_into(all_o[..., rows, :], all_lse[..., rows], o, lse)
+    def add_sink(self, sink: Sink | None) -> None:
+        """As keys without values, where a query sees any."""
+        if sink is not None:
+            self.settle()
+            o, lse = self.whole, self.lse
+            logits = np.where(lse == -math.inf, lse, sink._like(o)._logits(lse))
+            self.last = slice(0, self.shape[-2]), (np.broadcast_to(np.zeros((), o.dtype, like=o), o.shape), logits)
 
-    @property
-    def whole(self) -> tuple[Any, Any]:
-        if self.o is None:
-            sums = self.problem.sum_dtype
-            self.o = np.zeros(self.problem.out_shape, sums, like=self.like)
-            self.lse = np.zeros(self.problem.lse_shape, sums, like=self.like)
-            self.lse[...] = -math.inf
-        return self.o, self.lse
+    def _take(self, *part: Any) -> None:
+        self.sum, *lse = part
+        self.lse = lse[0] if lse else np.full(self.shape[:-1], -math.inf, self.dtype, like=self.like)
+
+    def _write(self, out: Any, rows: slice, part: tuple[Any, ...]) -> None:
+        merge_into(out, self.whole[..., rows, :], self.lse[..., rows], *part)

@@ -214,13 +214,13 @@ def passes(ring, n=256, **options):
 
 
 def test_arrays_are_on_their_way_while_ranks_compute(logged):
-    """Keys of the next step, gradients of the last: all ranks have sent what they can before any of them computes. And
-    nobody writes to what is on its way."""
+    """Keys of the next step, gradients of the last: all ranks have sent what they can before any of them computes. No
+    rank computes twice before all have computed once. And nobody writes to what is on its way."""
     forward, backward = passes(logged(3))
-    exchange, own = 3 * ["exchange"], 3 * ["compute", "wait"]
-    assert forward == [*exchange, *own, *exchange, *3 * ["compute", "wait", "compute"]]
-    second = [*exchange, *3 * ["compute"], *exchange]  # keys; gradients
-    assert backward == [*exchange, *own, *second, *3 * ["wait", "compute", "wait"], *exchange, *3 * ["wait"]]
+    exchange, compute, step, wait = (3 * names for names in (["exchange"], ["compute"], ["compute", "wait"], ["wait"]))
+    assert forward == [*exchange, *step, *exchange, *step, *compute]
+    second, third = [*exchange, *compute, *exchange, *wait], [*step, *exchange, *wait]  # keys, gradients; gradients
+    assert backward == [*exchange, *step, *second, *third]
 
 
 @pytest.mark.parametrize(("order", "options", "calls"), [
