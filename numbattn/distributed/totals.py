@@ -83,7 +83,11 @@ class Output(Total):
 
     def _take(self, *part: Any) -> None:
         self.sum, *lse = part
-        self.lse = lse[0] if lse else np.full(self.shape[:-1], -math.inf, self.dtype, like=self.like)
+        if lse:
+            (self.lse,) = lse
+        else:
+            self.lse = np.zeros(self.shape[:-1], self.dtype, like=self.like)
+            self.lse[...] = -math.inf
 
     def _write(self, out: Any, rows: slice, part: tuple[Any, ...]) -> None:
         merge_into(out, self.whole[..., rows, :], self.lse[..., rows], *part)
