@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .driver import Together
-from .messages import Exchange, Gather, Sum, Wait
+from .messages import Exchange, Gather, Near, Sum, Wait
 from .pieces import ZIGZAG
 from .share import Place
 
@@ -58,6 +58,10 @@ class Simulated(Together):
         """Where a rank computes."""
         return nullcontext()
 
+    def _near(self, values: list[Any], rank: int) -> list[Any]:
+        """Masks and parts of scores, with their arrays where a rank computes."""
+        return values
+
     def _begun(self, arrays: list[Any], source: int, to: int) -> Any:
         """Copies of arrays of one rank for another one, on their way."""
         return [self._delivered(x, source, to) for x in arrays]
@@ -93,11 +97,17 @@ class Turns:
         with self.ring._at(rank):
             try:
                 message = self.generators[rank].send(answer)
-                while isinstance(message, Wait):
-                    message = self.generators[rank].send(self.ring._arrived(*message.ticket))
+                while isinstance(message, Wait | Near):
+                    message = self.generators[rank].send(self.at_once(rank, message))
                 self.waiting[rank] = message
             except StopIteration as end:
                 self.waiting[rank], self.done[rank] = None, end.value
+
+    def at_once(self, rank: int, message: Wait | Near) -> list[Any]:
+        """The answer to what no rank has to meet the others for."""
+        if isinstance(message, Near):
+            return self.ring._near(message.values, rank)
+        return self.ring._arrived(*message.ticket)
 
     def meet(self) -> list[Any]:
         """The answers to what all ranks ask for together."""
