@@ -51,7 +51,7 @@ class Pair:
         for process in self.processes:
             process.kill()
             process.join()
-        self.__init__()
+        self.processes, self.pipes = [], []
 
 
 def received(pipe):
@@ -73,5 +73,5 @@ def serve(rank, unique_id, pipe):
         try:
             work(ring, cupy, *arguments)
             pipe.send("")
-        except Exception:
+        except BaseException:  # that of pytest.raises, too
             pipe.send(traceback.format_exc())

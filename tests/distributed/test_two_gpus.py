@@ -17,7 +17,8 @@ from numbattn import reference
 from ..accuracy import assert_all_accurate, random
 from .pair import Pair
 
-M, N, HEADS, HEADS_K, DIM = 301, 333, 4, 2, 32  # of the whole: lengths that are multiples of nothing
+M, N, HEADS, HEADS_K = 301, 333, 4, 2  # of the whole: lengths that are multiples of nothing
+DIM = {"float32": 32, "bfloat16": 64}  # of the latter Hopper adds dQ up by atomics, unless it is to be deterministic
 DTYPE = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -122,8 +123,8 @@ CASES = {  # of few kinds of kernels, which take their time to compile
 def inputs(dtype):
     """do, q, k, v, dlse: the same in all processes."""
     rng = np.random.default_rng(1)
-    shapes = (HEADS, M, DIM), (HEADS, M, DIM), (HEADS_K, N, DIM), (HEADS_K, N, DIM)
-    return *[random(rng, (1, *shape), DTYPE[dtype]) for shape in shapes], random(rng, (1, HEADS, M), np.float32)
+    others = [random(rng, (1, *shape, DIM[dtype]), DTYPE[dtype]) for shape in [(HEADS, M)] * 2 + [(HEADS_K, N)] * 2]
+    return *others, random(rng, (1, HEADS, M), np.float32)
 
 
 def split(ring, xp, arrays):
@@ -168,14 +169,13 @@ def test_gradients_are_equal_bit_for_bit(pair, driver):
 
 # ----------------------------------------------------------------------------------------------------------- decoding
 def check_decoding(ring, xp, dtype):
-    """Over arrays, and over a cache on each rank, with as many tokens of one sequence and of the other one as may be.
-    """
-    rng = np.random.default_rng(3)
-    q, k, v = (random(rng, (2, heads, n, DIM), DTYPE[dtype]) for heads, n in ((HEADS, 3), (HEADS_K, N), (HEADS_K, N)))
+    """Over arrays, and over caches: the first rank's has nothing of the second sequence."""
+    rng, dim = np.random.default_rng(3), DIM[dtype]
+    q, k, v = (random(rng, (2, heads, n, dim), DTYPE[dtype]) for heads, n in ((HEADS, 3), (HEADS_K, N), (HEADS_K, N)))
     tokens = [np.array([100, 0]), np.array([N - 100, N])]
 
     def cache(rank):
-        found = na.KVCache.zeros(2, HEADS_K, 352, DIM, like=xp.asarray(q))
+        found = na.KVCache.zeros(2, HEADS_K, 352, dim, like=xp.asarray(q))
         first, end = (sum(tokens[:n], np.zeros(2, int)) for n in (rank, rank + 1))
         packed = (np.concatenate([x[b, :, first[b] : end[b]] for b in range(2)], axis=1) for x in (k, v))
         found.append(*map(xp.asarray, packed), segments=np.append(0, tokens[rank].cumsum()))
@@ -269,7 +269,7 @@ def test_a_rank_with_another_shape(pair, driver):
 
 def one_is_gone(ring, cupy):
     """All that a rank knows after one call is that the other one has to send something in the next."""
-    x = cupy.zeros((2, 64, DIM), np.float32)
+    x = cupy.zeros((2, 64, DIM["float32"]), np.float32)
     nad.attention(ring, x, x, x, plan="ring")
     ring.synchronize(timeout=60)
     if ring.rank == 1:
