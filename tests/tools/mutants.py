@@ -351,6 +351,12 @@ TABLE = [
         "self.devices.index(x.device.id) if is_here else 0": "0",
         "x.device.id in self.devices": "True",
     }),
+    Faults("distributed/share.py", ["distributed/test_devices.py"], {
+        "mask, near = yield from near_by(mask, score)": "near = score",
+    }),
+    Faults("distributed/over_keys.py", ["distributed/test_devices.py"], {
+        "    mask, score = yield from near_by(mask, score)": "    pass",
+    }),
     Faults("distributed/nccl.py", ["distributed/test_nccl.py"], {
         "self.check == ALWAYS or own not in self.known": "True",
         "if self.check == ALWAYS or": "if",
