@@ -16,7 +16,7 @@ import numpy as np
 from .checks import Array, integer, number, words_for
 from .frozen import frozen
 from .scores import Part, _checked
-from .values import moved, shown
+from .values import shown
 
 IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
@@ -89,8 +89,8 @@ class Score(Part):
     def _arrays(self) -> dict[str, Any]:
         return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
 
-    def _like(self, array: Any) -> Score:
-        copies = tuple(moved(x, array) for x in self.arrays)
+    def _mapped(self, function: Callable[[Any], Any]) -> Score:
+        copies = tuple(map(function, self.arrays))
         if all(x is y for x, y in zip(copies, self.arrays)):
             return self
         made = object.__new__(Score)  # with the function as it was taken

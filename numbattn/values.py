@@ -5,6 +5,7 @@ Also what both do with arrays, of NumPy or of CuPy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
@@ -36,8 +37,11 @@ class Value:
 
     def _like(self: V, array: Any) -> V:
         """The value with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""
-        own = self._arrays()
-        copies = {name: copy for name, x in own.items() if (copy := moved(x, array)) is not x}
+        return self._mapped(lambda x: moved(x, array))
+
+    def _mapped(self: V, function: Callable[[Any], Any]) -> V:
+        """The value with what a function returns for each of its arrays; itself where these are its own."""
+        copies = {name: copy for name, x in self._arrays().items() if (copy := function(x)) is not x}
         return replace(cast(Any, self), **copies) if copies else self
 
     def _key(self) -> tuple[Any, ...]:

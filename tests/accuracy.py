@@ -9,7 +9,7 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
-from numbattn.scores import sink_of
+from numbattn.scores import as_parts, sink_of
 
 
 def random(rng, shape, dtype):
@@ -133,19 +133,23 @@ def check(q, k, v, rng, xp=np, bits=4, deterministic=False, **options):
     results = o, saved.lse, *grads, *of_score
     assert all(isinstance(x, xp.ndarray) for x in results)
     o, lse, *grads = map(to_numpy, results)
-    call = do, *map(to_numpy, (q, k, v)), dlse
     options["mask"] = as_mask(options.get("mask"))._like(do)
+    assert_all_accurate((o, lse, *grads), do, *map(to_numpy, (q, k, v)), dlse, bits, **options)
+    return o, lse, grads
+
+
+def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
+    """o, lse, dq, dk, dv and the gradients of the score's arrays, all of NumPy."""
+    o, lse, *_ = results
+    call, arrays = (do, q, k, v, dlse), differentiated(as_parts(options.get("score")))
     wanted, others = exact(*call, **options), plain(*call, **options)
     names = "o", "lse", "dq", "dk", "dv", *(f"gradient {i} of score" for i in range(len(arrays)))
     coarser = [max(x.dtype, lse.dtype, key=lambda dtype: ml_dtypes.finfo(dtype).eps) for x in arrays]
     dtypes = o.dtype, lse.dtype, *[o.dtype] * 3, *coarser
     # sums for an array in a score may cancel: what counts is how large their terms are
     terms = [abs(x).max(initial=0) for x in plain(*call, of_dS=abs, **options)[5:]] if arrays else []
-    for name, dtype, largest, *results in zip(
-        names, dtypes, [None] * 5 + terms, (o, lse, *grads), wanted, others, strict=True
-    ):
-        assert_accurate(name, *results, dtype, bits, largest)
-    return o, lse, grads
+    for name, dtype, largest, *pair in zip(names, dtypes, [None] * 5 + terms, results, wanted, others, strict=True):
+        assert_accurate(name, *pair, dtype, bits, largest)
 
 
 # ----------------------------------------------------------------------------------------------------- random problems

@@ -8,7 +8,7 @@ from ..dropout import Dropout
 from ..masks import Mask
 from ..problem import Gradients
 from ..scores import Scores
-from .driver import Ring, Together
+from .driver import Ring
 from .over_keys import over_keys
 from .passes import backward, forward
 from .share import Call
@@ -149,7 +149,7 @@ def attention_backward(ring: Ring, do: Any, saved: Any, *, dlse: Any = None, det
     [(8, 36, 16), (8, 64, 16)]
     """
     dq, dk, dv, score = ring._run(backward, {"do": do, "dlse": dlse, "saved": saved}, deterministic)
-    return Gradients(dq, dk, dv, score[0] if isinstance(ring, Together) else score)
+    return Gradients(dq, dk, dv, ring._of_score(score, saved))
 
 
 def attention_vjp(

@@ -38,7 +38,8 @@ class Devices(Simulated):
     Notes
     -----
     Kernels run on each device's current stream, copies from another device on a stream of their own. Nothing waits for
-    a device on the host. Arrays in masks and scores are to be NumPy's, which each device copies.
+    a device on the host. Arrays in masks and scores may be NumPy's, or lie on any device: each call copies them to the
+    others. Their gradients are where they lie, if that is on a rank's device; if not, they are on the first rank's.
 
     Examples
     --------
@@ -76,6 +77,24 @@ class Devices(Simulated):
 
     def _at(self, rank: int) -> AbstractContextManager[Any]:
         return self.cupy.cuda.Device(self.devices[rank])
+
+    def _near(self, values: list[Any], rank: int) -> list[Any]:
+        return [value._mapped(lambda x: self._brought(x, self.devices[rank])) for value in values]
+
+    def _brought(self, x: Any, to: int) -> Any:
+        """An array on a device: itself if it is there, or on the host."""
+        stays = not isinstance(x, self.cupy.ndarray) or x.device.id == to
+        return x if stays else self._copied(x, x.device.id, to)
+
+    def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
+        """Each of the rank where its array lies."""
+        weights = [x for part in saved[0].share.given for x in part._weights]
+        return tuple(grads[self._rank_of(x)][number] for number, x in enumerate(weights))
+
+    def _rank_of(self, x: Any) -> int:
+        """The first one on an array's device; the first of all for an array elsewhere."""
+        is_here = isinstance(x, self.cupy.ndarray) and x.device.id in self.devices
+        return self.devices.index(x.device.id) if is_here else 0
 
     def _begun(self, arrays: list[Any], source: int, to: int) -> Transfer:
         return self._sent(arrays, self.devices[source], self.devices[to])

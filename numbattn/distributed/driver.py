@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..checks import integer, library, words_for
-from .messages import Message
+from .messages import Message, Near
 from .pieces import ORDERS, joined, part_of, pieces_of
 from .share import Place
 
@@ -86,6 +86,10 @@ class Ring:
         """The results of the generators work(place, *by_rank, *others)."""
         raise NotImplementedError
 
+    def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
+        """The gradients of the score; grads, saved: of the ranks that this process holds."""
+        raise NotImplementedError
+
 
 class Together(Ring):
     """All ranks are in this process: of each array there is a list."""
@@ -99,6 +103,10 @@ class Together(Ring):
 
     def _all(self, parts: Any) -> list[Any]:
         return self._listed("parts", parts)
+
+    def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
+        """The first rank's: all have the same."""
+        return grads[0]
 
     def _listed(self, name: str, parts: Any) -> list[Any]:
         if not isinstance(parts, list | tuple) or len(parts) != self.ranks:
@@ -124,7 +132,10 @@ class Apart(Ring):
                 message, answer = generator.send(answer), None
             except StopIteration as end:
                 return end.value
-            answer = self._answer(message)
+            answer = message.values if isinstance(message, Near) else self._answer(message)
+
+    def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
+        return grads
 
     def _answer(self, message: Message) -> Any:
         """Carry out what the generator asks for."""

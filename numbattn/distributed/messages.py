@@ -13,6 +13,12 @@ class Gather(NamedTuple):
     value: Any
 
 
+class Near(NamedTuple):
+    """Answered by these masks and parts of scores, with their arrays where the rank computes."""
+
+    values: list[Any]
+
+
 class Like(NamedTuple):
     """An array that is to be received."""
 
@@ -45,4 +51,4 @@ class Sum(NamedTuple):
     arrays: list[Any]
 
 
-Message = Gather | Exchange | Wait | Sum
+Message = Gather | Near | Exchange | Wait | Sum

@@ -20,7 +20,7 @@ from .heads import all_to_all
 from .messages import Like
 from .pieces import Piece
 from .ring import Messages
-from .share import Call, Place, Share, _facts, _pieces
+from .share import Call, Place, Share, _facts, _pieces, near_by
 from .totals import Output
 
 MASKS, SCORES = (Causal, Window, Lengths, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
@@ -39,6 +39,7 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     except (TypeError, ValueError) as error:
         own = error
     facts = yield from agreed(place.rank, own)
+    mask, score = yield from near_by(mask, score)
     lengths = None
     if inputs.cache is not None and (mask._leaves or not all(isinstance(part, Softcap | Sink) for part in score)):
         lengths = yield from gathered(place, [inputs.cache.lengths])

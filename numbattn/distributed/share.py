@@ -17,6 +17,7 @@ from ..problem import Inputs, Problem, _check_held, _check_numbers, describe, ma
 from ..scores import Part, Sink, Softcap, as_parts, sink_of
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import LENGTHS, ROWS, Facts, agreed, agreed_fit, options
+from .messages import Near
 from .pieces import Piece, lengths_of, pieces_of
 
 Pieces = tuple[tuple[Piece, ...], ...]  # of each rank
@@ -59,6 +60,7 @@ class Share:
     queries: Pieces
     keys: Pieces
     facts: list[Facts]  # of all ranks
+    given: tuple[Part, ...] = ()  # the score, with its arrays where they lie
     known: dict[tuple[int, int], Hop] = field(default_factory=dict)  # by rank and source
 
     @cached_property
@@ -158,12 +160,21 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     facts = yield from agreed(place.rank, own)
     queries, keys = (_pieces(name, tuple([found[LENGTHS][side] for found in facts]), place)
                      for side, name in enumerate(("q", "k and v")))  # fmt: skip
-    share = Share(place, problem, inputs, mask, score, queries, keys, facts)
+    mask, near = yield from near_by(mask, score)
+    share = Share(place, problem, inputs, mask, near, queries, keys, facts, score)
     if not share.holds_arrays:
         share.check()
         return share
     yield from agreed_fit(place.rank, facts, share.check)
     return share
+
+
+def near_by(mask: Mask, score: tuple[Part, ...]) -> Generator[Any, Any, tuple[Mask, tuple[Part, ...]]]:
+    """Both, with their arrays where the rank computes."""
+    if not _holds_arrays(mask, score):
+        return mask, score
+    mask, *parts = yield Near([mask, *score])
+    return mask, tuple(parts)
 
 
 @lru_cache(maxsize=1024)

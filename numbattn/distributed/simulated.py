@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .driver import Together
-from .messages import Exchange, Gather, Sum, Wait
+from .messages import Exchange, Gather, Near, Sum, Wait
 from .pieces import ZIGZAG
 from .share import Place
 
@@ -58,6 +58,10 @@ class Simulated(Together):
         """Where a rank computes."""
         return nullcontext()
 
+    def _near(self, values: list[Any], rank: int) -> list[Any]:
+        """Masks and parts of scores, with their arrays where a rank computes."""
+        return values
+
     def _begun(self, arrays: list[Any], source: int, to: int) -> Any:
         """Copies of arrays of one rank for another one, on their way."""
         return [self._delivered(x, source, to) for x in arrays]
@@ -90,8 +94,8 @@ class Turns:
             answers = dict(enumerate(self.meet()))
 
     def turn(self, answers: dict[int, Any]) -> dict[int, Any]:
-        """Each rank that has an answer goes on until it asks again. Returns the answers to those that wait for what is
-        on its way: devices of other ranks get work before these go on."""
+        """Each rank that has an answer goes on until it asks again. Returns the answers to those that need not meet the
+        others for it: devices of other ranks get work before they go on."""
         found = {}
         for rank, answer in answers.items():
             with self.ring._at(rank):
@@ -102,6 +106,8 @@ class Turns:
                     continue
                 if isinstance(message, Wait):
                     found[rank] = self.ring._arrived(*message.ticket)
+                elif isinstance(message, Near):
+                    found[rank] = self.ring._near(message.values, rank)
                 else:
                     self.waiting[rank] = message
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, TypeVar, cast
@@ -33,8 +34,8 @@ class Joined(Mask):
     def _fit(self, shape: tuple[int, ...]) -> Mask:
         return self._with(tuple(mask._fit(shape) for mask in self.of))
 
-    def _like(self: J, array: Any) -> J:
-        return self._with(tuple(mask._like(array) for mask in self.of))
+    def _mapped(self: J, function: Callable[[Any], Any]) -> J:
+        return self._with(tuple(mask._mapped(function) for mask in self.of))
 
     def _with(self: J, of: tuple[Mask, ...]) -> J:
         """These, joined in the same way; itself if they are its own."""

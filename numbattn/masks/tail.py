@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,8 @@ class Tail(Mask):
     def _arrays(self) -> dict[str, Any]:
         return self._inner._arrays()
 
-    def _like(self, array: Any) -> Tail:
-        return self._with(self._inner._like(array))
+    def _mapped(self, function: Callable[[Any], Any]) -> Tail:
+        return self._with(self._inner._mapped(function))
 
     def _fit(self, shape: tuple[int, ...]) -> Tail:
         return self._with(self._inner._fit((*shape[:-1], shape[-2])))

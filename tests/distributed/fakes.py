@@ -84,6 +84,11 @@ class Cupy:
     def asnumpy(self, x):
         return np.array(x)
 
+    def on(self, device, x):
+        """A copy there."""
+        with self.device(device):
+            return self.placed(x.copy())
+
     def placed(self, x):
         x = x.view(Array)
         x.place = self.current[-1]

@@ -7,6 +7,8 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
+from numbattn.distributed import heads, over_keys, ring
+from numbattn.masks.base import arrays_of
 
 from .fakes import Array, Cupy
 
@@ -35,6 +37,96 @@ def test_each_rank_computes_on_its_device(rng, cupy):
     cupy.log.clear()
     ring.join(o)
     assert {entry[1] for entry in cupy.log if entry[0] == "copy"} == {"second of 3"}
+
+
+def arrays_in(value):
+    return arrays_of(value) if isinstance(value, na.Mask) else list(value._arrays().values())
+
+
+@pytest.fixture
+def where(cupy, monkeypatch):
+    """Of all calls of kernels the devices, and with each the devices of the arrays in masks and scores there."""
+    found = set()
+
+    def watched(run):
+        def watching(problem, name, *given):
+            inputs = given[1] if name == "forward" else given[0].inputs
+            arrays = [x for value in (inputs.mask, *inputs.score) for x in arrays_in(value)]
+            found.update((cupy.current[-1], x.place) for x in arrays if isinstance(x, Array))
+            return run(problem, name, *given)
+
+        return watching
+
+    for module in (heads, over_keys, ring):
+        monkeypatch.setattr(module, "_run", watched(module._run))
+    return found
+
+
+@pytest.mark.parametrize("plan", ["ring", "heads"])
+def test_arrays_in_masks_and_scores_lie_on_any_device(rng, cupy, where, plan):
+    """Each rank computes with copies on its device. Gradients are where the arrays are, of one on no rank's device on
+    the first rank's."""
+    ring, (q, k, v, do) = nad.Devices([3, 5]), rng.standard_normal((4, 3, 2, 200, 8))
+
+    def options(on, at):
+        return {"mask": na.Causal(on(3, np.array([[0], [9], [50]]))) & na.Window(150, 0), "score": [
+            na.Alibi(on(at, np.array([0.1, 0.2])), offset=on(5, np.array([[0, 3]]))), na.Sink(on(5, np.array(0.5))),
+        ]}  # fmt: skip
+
+    o, backprop = na.attention_vjp(q, k, v, **options(lambda _, x: x, 0))
+    expected = backprop(do)
+    for at in (0, 3, 5):
+        o_parts, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)), plan=plan, **options(cupy.on, at))
+        grads = backprop(ring.split(do))
+        for got, exact in zip((o_parts, *grads), (o, *expected)):
+            np.testing.assert_allclose(ring.join(got), exact, atol=1e-12)
+        for got, exact in zip(grads.score, expected.score, strict=True):
+            np.testing.assert_allclose(got, exact, rtol=1e-11)
+        assert [x.place for x in grads.score] == [at or 3, 5]
+    assert where == {(3, 3), (5, 5)}
+
+
+def test_caches_beside_arrays_of_any_device(rng, cupy, where):
+    ring, (k, v) = nad.Devices([3, 5]), rng.standard_normal((2, 1, 2, 100, 8))
+    queries, caches = [], []
+    for device, first, end in ((3, 0, 70), (5, 70, 100)):
+        own = k[:, :, first:end], v[:, :, first:end], np.array([end - first], np.int32)
+        caches.append(na.KVCache(*(cupy.on(device, x) for x in own)))
+        queries.append(cupy.on(device, k[:, :, -2:]))
+
+    def options(on):
+        return {"mask": na.Lengths(on(3, np.array([[90]]))), "score": na.Alibi(on(5, np.array([0.1, 0.2])))}
+
+    found = nad.attention_over_keys(ring, queries, caches, **options(cupy.on))
+    expected = na.attention(k[:, :, -2:], k, v, **options(lambda _, x: x))
+    for o in found:
+        np.testing.assert_allclose(o, expected, atol=1e-13)
+    assert where == {(3, 3), (5, 5)}
+
+
+def test_arrays_are_copied_where_they_are_not(rng, cupy):
+    """In each call: they may have been written to since."""
+    ring, slopes = nad.Devices([3, 5]), cupy.on(5, np.zeros(2))
+    x, score = rng.standard_normal((2, 100, 8)), na.Alibi(slopes)
+    for slope in (0.0, 1.0):
+        slopes[...] = slope
+        parts = ring.split(x)
+        cupy.log.clear()
+        o = nad.attention(ring, *[parts] * 3, causal=True, plan="ring", score=score)
+        copies = [entry for entry in cupy.log if entry[0] == "copy" and entry[2] == slopes.nbytes]
+        assert copies == [("copy", "second of 3", slopes.nbytes)]
+        np.testing.assert_allclose(ring.join(o), na.attention(x, x, x, causal=True, score=na.Alibi(slope)), atol=1e-13)
+
+
+def test_all_kinds_of_masks_and_scores_are_copied(cupy):
+    """What lies on the device, or on the host, is not."""
+    ring, x, numbers = nad.Devices([3, 5]), cupy.on(3, np.ones((8, 8), bool)), cupy.on(3, np.arange(9.0))
+    values = [na.Dense(x), na.Lengths(cupy.on(3, np.arange(2))) | na.Tail(x), na.Causal() & na.BlockSparse(x, (8, 8)),
+              na.Bias(numbers), na.Score(lambda s, b, h, i, j, x: s, arrays=[numbers])]  # fmt: skip
+    assert ring._near(values, 0) == values
+    near = ring._near([*values, na.Alibi(np.ones(2))], 1)
+    assert [[x.place for x in arrays_in(value)] for value in near[:-1]] == [[5], [5, 5], [5], [5], [5]]
+    assert near[-1].slopes.__class__ is np.ndarray
 
 
 def test_a_copy_is_behind_what_it_reads_and_before_what_overwrites_it(cupy):

@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.distributed.facts import value
-from numbattn.distributed.messages import Gather
+from numbattn.distributed.messages import Gather, Near
 from numbattn.distributed.passes import forward
 from numbattn.distributed.share import Call, Place
 
@@ -22,7 +22,8 @@ def errors(*by_rank):
         found = []
         for generator in running:
             try:
-                messages.append(generator.send(answer))
+                message = generator.send(answer)
+                messages.append(generator.send(message.values) if isinstance(message, Near) else message)
             except (TypeError, ValueError) as error:
                 found.append(f"{type(error).__name__} {error}")
         if found:

@@ -347,6 +347,17 @@ TABLE = [
         "for device in (source, to)": "for device in (to,)",
         "self.cupy.cuda.Device(self.devices[rank])": "self.cupy.cuda.Device(0)",
         "[self.cupy.ascontiguousarray(x) for x in arrays]": "arrays",
+        "x.device.id == to": "False",
+        "not isinstance(x, self.cupy.ndarray) or x.device.id == to": "True",
+        "self._brought(x, self.devices[rank])": "self._brought(x, self.devices[0])",
+        "self.devices.index(x.device.id) if is_here else 0": "0",
+        "x.device.id in self.devices": "True",
+    }),
+    Faults("distributed/share.py", ["distributed/test_devices.py"], {
+        "mask, near = yield from near_by(mask, score)": "near = score",
+    }),
+    Faults("distributed/over_keys.py", ["distributed/test_devices.py"], {
+        "    mask, score = yield from near_by(mask, score)": "    pass",
     }),
     Faults("distributed/nccl.py", ["distributed/test_nccl.py"], {
         "self.check == ALWAYS or own not in self.known": "True",
