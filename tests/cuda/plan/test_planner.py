@@ -134,6 +134,16 @@ def test_heads_go_over_their_keys_while_these_are_in_l2():
     assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
 
 
+@pytest.mark.parametrize(("options", "expected"), [
+    ({}, 2), ({"mask_kinds": (na.Dense,)}, 2), ({"mask_kinds": (na.Causal,)}, 8),
+    ({"mask_kinds": (na.Causal,), "seqlen_q": 3000}, 5),
+    ({"mask_kinds": (na.Causal, na.Dense), "seqlen_q": 1 << 16}, 4),
+])  # fmt: skip
+def test_matrices_whose_gradients_are_computed_at_once(options, expected):
+    """Fewer where all blocks take equally long, or what they read is large."""
+    assert backward_mma.SPEC.numbers(work(d=128, e=128, **{"seqlen_q": 0} | options), None) == {"at_once": expected}
+
+
 # -------------------------------------------------------------------------------------------------------------- plans
 Q = array(2, 8, 1000, 64)
 

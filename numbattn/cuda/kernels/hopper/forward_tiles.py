@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
 from ..scores import looks_up, number_of_tma_bias, parts_of
-from ..shared.visibility import GRIDS, PACKED, is_looked_up
+from ..shared.visibility import PACKED, has_band, is_looked_up
 from .choice import Row, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
@@ -133,10 +133,9 @@ def is_for_hopper(work):
 
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `forward`."""
-    has_band = any(kind not in GRIDS for kind in work.problem.mask_kinds)
     # Some tiles of queries see more keys than others
-    uneven = has_band and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
+    uneven = has_band(work.problem) and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
     together = heads_per_tile(tiles, work)
-    at_once = matrices_in_l2(work.problem.head_dim) if has_band or is_looked_up(work.mask) else 1
+    at_once = matrices_in_l2(work.problem.head_dim) if has_band(work.problem) or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
     return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}

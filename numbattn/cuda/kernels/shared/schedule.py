@@ -1,6 +1,7 @@
 """The tile schedulers: which tile of which matrix a block works on."""
 
 from ...tile import atomic_add, atomic_inc, device, minimum
+from .visibility import has_band
 
 
 @device
@@ -28,13 +29,24 @@ def place_grouped(number, tiles, matrices, heads, at_once):
     return tile, batch, head
 
 
-def at_once(work, tiles):
-    """Matrices at a time, so that blocks that run together read the same Q and dO; see `place_grouped`.
+L2_BYTES, FLOAT = 16 << 20, 4  # of Q and dO that are read at once, and of dQ, to which blocks add
 
-    Of 1 to 32 none was faster than 8 by more than 5 %, at seqlen 512 to 16384; all at once take 1.4 times as long at
-    2048. As a constant in the kernels it made them up to 3 % slower.
+
+def at_once(work, tiles):
+    """Matrices at a time in a backward pass, so that blocks that run together read the same Q and dO; see
+    `place_grouped`.
+
+    Without a band all blocks take equally long. 1 and 2 are as fast, 8 is slower by up to 7 % at head_dim 128 and 14 %
+    at 256, and on one of three machines took twice as long at seqlen 65536. With one, long and short blocks of several
+    matrices share a GPU better: at seqlen 2048 8 is faster than 4 by up to 12 %, from 4096 on 4 is as fast. As a
+    constant in the kernels it made them up to 3 % slower.
     """
-    return {"at_once": 8}
+    problem = work.problem
+    if not has_band(problem):
+        return {"at_once": 2}
+    of_q_and_do = (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
+    nbytes = problem.seqlen_q * (FLOAT * problem.head_dim + of_q_and_do)
+    return {"at_once": min(max(4, L2_BYTES // max(nbytes, 1)), 8)}
 
 
 # -------------------------------------------------------------------------------------------- persistent workers

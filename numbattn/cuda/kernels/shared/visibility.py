@@ -131,6 +131,11 @@ def band_kinds(mask):
     return tuple(sides_of(mask))
 
 
+def has_band(problem):
+    """Whether the mask has anything but grids."""
+    return any(kind not in GRIDS for kind in problem.mask_kinds)
+
+
 def diagonals_of(mask):
     return [kind for kind in mask if kind in DIAGONALS]
 
