@@ -16,6 +16,7 @@ from .pieces import ZIGZAG
 FIRST, ALWAYS = CHECKS = "first", "always"
 MOST_KNOWN = 4096  # kinds of calls
 NAP = 1e-4  # seconds between two looks whether a stream is done
+HIGH = -1  # a priority: whose blocks start first
 
 
 class Ticket(NamedTuple):
@@ -71,7 +72,7 @@ class Nccl(Apart):
             raise ValueError(f"check: got {check!r}, allowed {' or '.join(map(repr, CHECKS))}")
         self.cupy, self.nccl, self.communicator, self.check = cupy, nccl, communicator, check
         self.rank, self.ranks = communicator.rank_id(), communicator.size()
-        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream, self.in_flight = cupy.cuda.Stream(non_blocking=True, priority=HIGH), 0
         self.known: dict[bytes, list[Any]] = {}  # what all ranks have said, by what this one said
 
     def synchronize(self, timeout: float = 600.0) -> None:
@@ -128,13 +129,19 @@ class Nccl(Apart):
         return Ticket([x for _, x in received], sent, self.stream.record())
 
     def _second_stream(self) -> int:
-        """Behind what has made the arrays, and what their memory was used for, on the current one."""
-        self.stream.wait_event(self.cupy.cuda.get_current_stream().record())
+        """Behind what has made the arrays, and what their memory was used for, on the current one. What is launched on
+        that one next starts behind NCCL's kernel: a persistent kernel leaves no multiprocessor to what comes later."""
+        current = self.cupy.cuda.get_current_stream()
+        self.stream.wait_event(current.record())
+        if not self.in_flight:  # what is on its way would be waited for, too
+            current.wait_event(self.stream.record())
+        self.in_flight += 1
         return self.stream.ptr
 
     def _arrived(self, ticket: Ticket) -> list[Any]:
         """Behind this what was sent may be written to, and its memory have another use."""
         self.cupy.cuda.get_current_stream().wait_event(ticket.done)
+        self.in_flight -= 1
         return ticket.received
 
     def _summed(self, x: Any) -> Any:

@@ -69,7 +69,7 @@ class Cupy:
     def stream(self):
         return Stream(f"{self.current[-1]}", self.log)
 
-    def second_stream(self, non_blocking):
+    def second_stream(self, non_blocking, priority=0):
         assert non_blocking
         return Stream(f"second of {self.current[-1]}", self.log)
 

@@ -83,10 +83,18 @@ def test_only_so_many_kinds_are_known(ranks_of, monkeypatch):
 def test_a_copy_runs_beside_what_is_computed_until_the_rank_waits(ranks_of):
     (ring,), _ = ranks_of(1)
     log = ring.cupy.log
-    ticket = ring._answer(Exchange(0, [np.arange(3.0)], 0, [Like((3,), np.dtype(float))]))
-    assert log == [("record", "0"), ("wait", "second of 0", 0), ("record", "second of 0")]
+    exchange = Exchange(0, [np.arange(3.0)], 0, [Like((3,), np.dtype(float))])
+    ticket = ring._answer(exchange)
+    copied = [("record", "0"), ("wait", "second of 0", 0)]
+    started = [("record", "second of 0"), ("wait", "0", 2)]  # what is computed behind it starts later, then
+    assert log == [*copied, *started, ("record", "second of 0")]
+    log.clear()
+    other = ring._answer(exchange)
+    assert log == [*copied, ("record", "second of 0")]  # and does not wait for the first one
+    ring._answer(Wait(other))
+    log.clear()
     np.testing.assert_array_equal(ring._answer(Wait(ticket)), [[0, 1, 2]])
-    assert log[3:] == [("wait", "0", 2)]
+    assert log == [("wait", "0", 4)]
 
 
 def test_a_rank_that_is_gone_is_noticed(ranks_of, monkeypatch):
