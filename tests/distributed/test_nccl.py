@@ -95,6 +95,9 @@ def test_a_copy_runs_beside_what_is_computed_until_the_rank_waits(ranks_of):
     log.clear()
     np.testing.assert_array_equal(ring._answer(Wait(ticket)), [[0, 1, 2]])
     assert log == [("wait", "0", 4)]
+    log.clear()
+    ring._answer(exchange)
+    assert log == [*copied, *started, ("record", "second of 0")]
 
 
 def test_a_rank_that_is_gone_is_noticed(ranks_of, monkeypatch):
