@@ -10,6 +10,7 @@ from ..build import Source
 from ..plan.arguments import Matrix, Statistic, Word
 from ..plan.spec import Spec
 from ..tile import (
+    WARP,
     Alignment,
     SharedMemory,
     aligned,
@@ -44,7 +45,7 @@ from .shared.softmax import LN_2, logsumexp, softmax_steps
 from .shared.tables import rounded
 from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
 
-WARP, THREADS = 32, 128
+THREADS = 128
 PARTS = 16  # sums of a row
 
 

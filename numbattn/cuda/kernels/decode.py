@@ -22,6 +22,7 @@ from ..plan.steps import At
 from ..plan.views import VECTOR_BYTES, View
 from ..tile import (
     INDEX,
+    WARP,
     Alignment,
     SharedMemory,
     allocate,
@@ -68,7 +69,7 @@ from .shared.softmax import softmax_steps
 from .shared.tables import has_tensor_cores, head_dims
 from .shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
-WARP, WARPS, ROWS = 32, 4, 16  # threads of a warp, warps of a block, rows of a work tile
+WARPS, ROWS = 4, 16  # warps of a block, rows of a work tile
 MANY, LONG = 16, 32  # numbers that are drawn at once, after so many draws of nothing
 FEW = 16  # queries, at most
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.combine import PARTS, THREADS, WARP, combine
+from numbattn.cuda.kernels.combine import PARTS, THREADS, combine
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.kernels.shared.chunks import SHORT
 from numbattn.cuda.kernels.shared.visibility import Sight
+from numbattn.cuda.tile import WARP
 from tests.tools.launch import launch, poisoned
 
 pytestmark = pytest.mark.usefixtures("world")

@@ -19,6 +19,7 @@ from ...plan.spec import Spec
 from ...plan.views import VECTOR_BYTES
 from ...tile import (
     INDEX,
+    WARP,
     WARPGROUP,
     Alignment,
     Pipeline,
@@ -135,7 +136,7 @@ def forward(
     schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = consumers, tile_n, REGISTERS[consumers]
     ZERO, LN2 = ACC(0), ACC(LN_2)
-    LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
+    LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + WARP      # threads of different warps
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
