@@ -1127,11 +1127,13 @@ TABLE = [
     }),
     Faults("cuda/kernels/forward_mma_tiles.py", ["cuda/plan/test_planner.py"], {
         "room <= work.device.shared": "room <= 1 << 30",
-        "MmaTiles(128, 32, 128, False)": "MmaTiles(128, 64, 128, False)",
-        "<= size)": "< size)",
+        "ForwardTiles(128, 32, 128, False)": "ForwardTiles(128, 64, 128, False)",
         "problem.group_size * min": "min",
         "max(1, L2_BYTES // max(nbytes, 1))": "L2_BYTES",
         "min(max(1, L2_BYTES": "max(max(1, L2_BYTES",
+    }),
+    Faults("cuda/kernels/shared/tables.py", ["cuda/plan/test_planner.py"], {
+        "if size >= max(": "if size > max(",
     }),
     Faults("cuda/plan/tiers.py", ["cuda/plan/test_tiers.py"], {
         "latest.reset(token)": "pass",

@@ -8,7 +8,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.backward_mma import TILES as TABLE
-from numbattn.cuda.kernels.backward_mma import UNDER_PRESSURE, MmaTiles, backward_mma, sizes
+from numbattn.cuda.kernels.backward_mma import UNDER_PRESSURE, BackwardTiles, backward_mma, sizes
 from numbattn.cuda.kernels.round_dq import Part, round_dq
 from numbattn.cuda.kernels.shared.layouts import warps_across
 from numbattn.cuda.kernels.shared.tables import HEAD_DIMS
@@ -20,8 +20,8 @@ from .calls import call, padded
 
 DTYPE = np.float16
 TILES = {
-    "whole rows": MmaTiles(16, 64, 64, stages=2), "shared rows": MmaTiles(32, 64, 128, stages=2),
-    "one stage": MmaTiles(32, 64, 128, stages=1),
+    "whole rows": BackwardTiles(16, 64, 64, stages=2), "shared rows": BackwardTiles(32, 64, 128, stages=2),
+    "one stage": BackwardTiles(32, 64, 128, stages=1),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("tiles", TILES)
 
@@ -95,9 +95,9 @@ def test_without_dq(rng, tiles):
 
 @compiled_only
 @pytest.mark.parametrize(("tiles", "cc", "size"), [
-    (MmaTiles(32, 128, 128, 2), (8, 0), 64), (MmaTiles(64, 128, 256, 2, swizzled=True), (8, 0), 128),
-    (MmaTiles(64, 64, 128, 1), (8, 6), 128), (MmaTiles(64, 64, 256, 2), (9, 0), 192),
-    (MmaTiles(32, 32, 128, 1), (8, 9), 256),
+    (BackwardTiles(32, 128, 128, 2), (8, 0), 64), (BackwardTiles(64, 128, 256, 2, swizzled=True), (8, 0), 128),
+    (BackwardTiles(64, 64, 128, 1), (8, 6), 128), (BackwardTiles(64, 64, 256, 2), (9, 0), 192),
+    (BackwardTiles(32, 32, 128, 1), (8, 9), 256),
 ], ids=str)  # fmt: skip
 def test_no_bank_conflicts(rng, tiles, cc, size):
     """Rows of tables, with aligned rows."""

@@ -46,6 +46,11 @@ def head_dims(problem):
     return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
 
 
+def size_of_rows(work):
+    """The head_dim under which tables have the rows for this work."""
+    return next(size for size in (64, 128, 256) if size >= max(head_dims(work.problem)))
+
+
 def has_tensor_cores(device):
     return device.cc >= (8, 0)
 
@@ -58,8 +63,7 @@ def is_under_pressure(work):
 def rows_of(table, under_pressure, work):
     """The rows for this work; under register pressure, those of `under_pressure` come first.
     Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
-    unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
-    size = next(size for size in (64, 128, 256) if size >= largest)
+    unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
     return tuple([row for rows in tables for row in rows.get(unit, {}).get(size, ())])
 
