@@ -42,10 +42,10 @@ from ..tile import (
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .shared.layouts import DTYPES, array_type, left_operand, result_types, sum_type, sums, vector
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
-from .shared.tables import Staged, parameters, rows_of
+from .shared.tables import Staged, rows_of, with_results
 from .shared.visibility import (
     MASK,
     band_of,
@@ -152,9 +152,8 @@ def backward_kv(
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
         DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
@@ -243,10 +242,9 @@ def backward_q(
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dq, statistic, statistic, sight_type(mask), scores_type(score, dtype), DROPS,
-        INDEX, number, number
+        *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -328,11 +326,6 @@ UNDER_PRESSURE_Q = {
     (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
     (True, 8): {128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128))},
 }
-
-
-def with_results(*names):
-    """`parameters` and the dtypes of these results."""
-    return lambda work, tiles: parameters(work, tiles) | {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")

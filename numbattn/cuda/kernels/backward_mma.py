@@ -55,11 +55,11 @@ from . import backward, delta
 from .round_dq import DQ_SUMS, Part, round_spec
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, dropout_steps
-from .shared.layouts import DTYPES, array_type, save_sums_step, vector, warps_across
+from .shared.layouts import DTYPES, array_type, result_types, save_sums_step, vector, warps_across
 from .shared.query_tiles import QueryTile, key_lengths, keys_step, padded_number, queries_steps
 from .shared.schedule import at_once
 from .shared.segments import keys_of
-from .shared.tables import compiled_in, has_tensor_cores, head_dims, is_under_pressure, size_of_rows
+from .shared.tables import compiled_in, dtypes_of, has_tensor_cores, head_dims, is_under_pressure, size_of_rows
 from .shared.visibility import MASK, band_of, element_test, sight_type
 
 FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
@@ -168,10 +168,9 @@ def backward_mma(
         save_dv(mDV[batch, tile.head_k][first:end], dV * kept_scale, sV, n0)
 
     matrix, number = array_type(dtype, 4), types.float32
-    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, FLOATS, FLOATS, FLOATS, sight_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, number, number, INDEX, number
+        *[matrix] * 4, *result_types(out_dtypes), *[FLOATS] * 3, sight_type(mask), scores_type(score, dtype), DROPS,
+        INDEX, *[number] * 3, INDEX, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
@@ -259,9 +258,8 @@ def adds_in_lines(work):
 
 def parameters(adds_dq):
     def found(work, tiles):
-        results = tuple(work.dtypes[name].name for name in ("dk", "dv"))
-        about = {"out_dtypes": results, "nbytes": work.nbytes, "adds_dq": adds_dq, "in_lines": adds_in_lines(work)}
-        return compiled_in(work, tiles, sizes(work, tiles)) | about
+        about = {"nbytes": work.nbytes, "adds_dq": adds_dq, "in_lines": adds_in_lines(work)}
+        return compiled_in(work, tiles, sizes(work, tiles)) | dtypes_of(work, "dk", "dv") | about
 
     return found
 

@@ -39,10 +39,10 @@ from ..tile import (
 )
 from .scores import SCORE, may_be_far, scores_type, sink_steps
 from .shared.chunks import chunks_between, count_of_chunks
-from .shared.layouts import DTYPES, array_type, sum_type
+from .shared.layouts import DTYPES, array_type, result_types, sum_type
 from .shared.schedule import split
 from .shared.softmax import LN_2, logsumexp, softmax_steps
-from .shared.tables import rounded
+from .shared.tables import dtypes_of, rounded
 from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
 
 THREADS = 128
@@ -76,7 +76,7 @@ class RowThreads(NamedTuple):
     unit, tile_m, tile_n = "fma", 1, 1
 
 
-def combine(*, dtype, out_dtype, head_dim_v, threads, mask, score):
+def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
     """The kernel. A row is a query of a head.
 
     Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
@@ -137,7 +137,7 @@ def combine(*, dtype, out_dtype, head_dim_v, threads, mask, score):
 
     number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
     signature = types.void(
-        partial, partial, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
+        partial, partial, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
         scores_type(score, dtype), number, number,
     )  # fmt: skip
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
@@ -159,7 +159,7 @@ SPEC = Spec(
     (*PARTIALS, Matrix("o"), Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
-        "dtype": work.problem.dtype.name, "out_dtype": work.dtypes["o"].name, "threads": tiles.threads,
+        "dtype": work.problem.dtype.name, "threads": tiles.threads, **dtypes_of(work, "o"),
         "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
         "score": work.score,
     },

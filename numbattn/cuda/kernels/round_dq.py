@@ -19,9 +19,10 @@ from ..tile import (
     shape,
     wait_on_dependencies,
 )
-from .shared.layouts import DTYPES, array_type, save_sums_step
+from .shared.layouts import DTYPES, array_type, result_types, save_sums_step
 from .shared.schedule import place
 from .shared.segments import queries_of, slot_step
+from .shared.tables import dtypes_of
 from .shared.visibility import PACKING, packing_of, packing_type
 
 
@@ -56,8 +57,7 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
             first, end = queries_of(segment)
             save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * scale, allocate(PLACE), m0)     # line 24
 
-    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(array_type(np.float32, 3), dq, types.float32, packing_type(mask))
+    signature = types.void(array_type(np.float32, 3), *result_types(out_dtypes), types.float32, packing_type(mask))
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 
@@ -75,7 +75,7 @@ def round_spec(part_of):
         (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
         tiles=lambda work: (part_of(work),),
         parameters=lambda work, part: {
-            "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,), "nbytes": work.nbytes,
+            "dtype": work.problem.dtype.name, **dtypes_of(work, "dq"), "nbytes": work.nbytes,
             "col_parts": col_parts(work, part), "mask": packing_of(work.mask), **part._asdict(),
         },
         blocks=lambda work, part, m_blocks, n_blocks: (

@@ -38,9 +38,9 @@ from ...tile import (
 )
 from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
 from ..shared.dropout import DROPOUT, DROPS
-from ..shared.layouts import DTYPES, array_type, save_sums_step
+from ..shared.layouts import array_type, result_types, save_sums_step
 from ..shared.schedule import at_once
-from ..shared.tables import compiled_in
+from ..shared.tables import compiled_in, dtypes_of
 from ..shared.visibility import MASK, several, sight_type
 from .forward import warp_specialised
 from .forward_tiles import ROWS, head_dims
@@ -152,11 +152,10 @@ FLOATS = array_type(np.float32, 3)
 
 def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
     """tiles: of what is given; sums: their types, if the kernel takes some behind its results."""
-    results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
-    statistics, maps = [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
+    number, statistics, maps = types.float32, [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
     signature = types.void(
-        *[types.uint64] * 4, maps, *results, *sums, *statistics, sight_type(mask), scores_type(score, dtype), DROPS,
-        INDEX, *[number] * 3, INDEX, number,
+        *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, sight_type(mask),
+        scores_type(score, dtype), DROPS, INDEX, *[number] * 3, INDEX, number,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 
@@ -178,8 +177,8 @@ def size_of(work):
 
 def with_results(*names):
     def parameters(work, tiles):
-        results = tuple(work.dtypes[name].name for name in names)
-        return compiled_in(work, tiles, head_dims(work.problem)) | {"out_dtypes": results, "nbytes": work.nbytes}
+        common = compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
+        return common | dtypes_of(work, *names)
 
     return parameters
 

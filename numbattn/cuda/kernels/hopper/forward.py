@@ -70,10 +70,10 @@ from ..scores import (
     within_segment,
 )
 from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, sum_type
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.tables import compiled_in
+from ..shared.tables import compiled_in, dtypes_of
 from ..shared.visibility import (
     MASK,
     PACKED,
@@ -101,7 +101,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a produ
 
 
 def forward(
-    *, dtype, out_dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
     bias_dtype="",
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
@@ -118,7 +118,7 @@ def forward(
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
-    IS_STAGED = DTYPES[out_dtype] == dtype
+    IS_STAGED = out_dtypes == (dtype.name,)
     SHARED_O = SHARED_Q.of_columns(head_dim_v) if IS_STAGED else None
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
@@ -343,7 +343,7 @@ def forward(
             args = by_rows, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
             compute(ForwardArguments(*args))
 
-    number, matrix = getattr(types, ACC.__name__), array_type(DTYPES[out_dtype], 4)
+    number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
     signature = types.void(
         *[types.uint64] * 3, types.uint64 if IS_STAGED else matrix, several(types.uint64, HAS_TMA_BIAS),
         several(matrix, IS_PACKED), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS,
@@ -367,8 +367,8 @@ SPEC = Spec(
      RaggedMatrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale",
      "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-        "out_dtype": work.dtypes["o"].name, "bias_dtype": dtype_of_tma_bias(work),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o") | {
+        "bias_dtype": dtype_of_tma_bias(work),
     },
     numbers=numbers,
     persistent=True,

@@ -37,6 +37,11 @@ def array_type(dtype, ndim):
     return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
 
 
+def result_types(out_dtypes):
+    """Numba's types of the matrices that a kernel writes."""
+    return [array_type(DTYPES[out], 4) for out in out_dtypes]
+
+
 def vector(dtype):
     """Elements in a vector of 16 bytes."""
     return VECTOR_BYTES // dtype.itemsize

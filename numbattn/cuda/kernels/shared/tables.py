@@ -80,3 +80,13 @@ def compiled_in(work, tiles, head_dims):
 def parameters(work, tiles):
     """The parameters of the kernels for any GPU."""
     return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
+
+
+def dtypes_of(work, *names):
+    """The parameter that says what a kernel rounds these results to."""
+    return {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
+
+
+def with_results(*names):
+    """`parameters`, and the dtypes of these results."""
+    return lambda work, tiles: parameters(work, tiles) | dtypes_of(work, *names)
