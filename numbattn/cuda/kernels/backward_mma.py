@@ -52,7 +52,7 @@ from ..tile import (
     where,
 )
 from . import backward, delta
-from .round_dq import DQ_SUMS, Part, round_spec
+from .round_dq import DQ_SUMS, DqPart, round_spec
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, dropout_steps
 from .shared.layouts import DTYPES, array_type, result_types, save_sums_step, vector, warps_across
@@ -269,7 +269,7 @@ def part_of_dq(work):
     tiles = SPEC.fitting(work)
     head_dim, _ = sizes(work, tiles)
     across = warps_across(tiles.tile_m, head_dim, tiles.threads)
-    return Part(tiles.tile_m, head_dim, tiles.threads, across, adds_in_lines(work))
+    return DqPart(tiles.tile_m, head_dim, tiles.threads, across, adds_in_lines(work))
 
 
 GIVEN = AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("do")

@@ -53,7 +53,7 @@ from .shared.tables import compiled_in, dtypes_of, has_tensor_cores, head_dims
 from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
-class QueryTile(NamedTuple):
+class KeptQueries(NamedTuple):
     """A block's queries, from m0 of a segment on, and the tiles of keys in their sight, which end before n_blocks."""
 
     batch: Any
@@ -151,7 +151,7 @@ def forward_mma(
         sight, m0 = sight_of(sight, segment), m_block * TILE_M
         band = band_at(sight, batch, head)
         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
-        tile = QueryTile(batch, head, m_block, m0, (end + TILE_N - 1) // TILE_N, band, segment)
+        tile = KeptQueries(batch, head, m_block, m0, (end + TILE_N - 1) // TILE_N, band, segment)
         return tile, next_n_block(tile, sight, first // TILE_N), sight
 
     @device

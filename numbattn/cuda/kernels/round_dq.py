@@ -26,7 +26,7 @@ from .shared.tables import dtypes_of
 from .shared.visibility import PACKING, packing_of, packing_type
 
 
-class Part(NamedTuple):
+class DqPart(NamedTuple):
     """What a block rounds: sums that lie as mma deals them, in lines or else in register order: see
     tile.accumulation."""
 

@@ -9,7 +9,7 @@ import pytest
 import numbattn as na
 from numbattn.cuda.kernels.backward_mma import TILES as TABLE
 from numbattn.cuda.kernels.backward_mma import UNDER_PRESSURE, BackwardTiles, backward_mma, sizes
-from numbattn.cuda.kernels.round_dq import Part, round_dq
+from numbattn.cuda.kernels.round_dq import DqPart, round_dq
 from numbattn.cuda.kernels.shared.layouts import warps_across
 from numbattn.cuda.kernels.shared.tables import HEAD_DIMS
 from numbattn.cuda.tile import mma
@@ -45,7 +45,7 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
         case.kept_scale, np.int32(at_once), case.delta_scale, cc=cc,
     )  # fmt: skip
     if adds_dq:
-        part = Part(tiles.tile_m, size, tiles.threads, warps_across(tiles.tile_m, size, tiles.threads), in_lines)
+        part = DqPart(tiles.tile_m, size, tiles.threads, warps_across(tiles.tile_m, size, tiles.threads), in_lines)
         source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
         parts = batches * heads * rows // tiles.tile_m
         launch(source.function, (parts, 1, 1), tiles.threads, source.shared, sums, grads["q"], case.ds_scale, (), cc=cc)
