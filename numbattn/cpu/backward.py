@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..problem import Gradients, sum_to
+from ..gradients import Gradients, sum_to
 from ..scores import Sink
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
 from .compile import kernel

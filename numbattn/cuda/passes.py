@@ -11,8 +11,9 @@ from typing import Any
 
 from ..dual import naming
 from ..functions import Score
+from ..gradients import Gradients, sum_to
 from ..kv_cache import bits_of
-from ..problem import Gradients, Saved, describe, sum_to
+from ..problem import Saved, describe
 from .gather import gather
 from .kernels import BACKWARD, FORWARD
 from .kernels.decode import reads
