@@ -27,7 +27,7 @@ from .checks import (
 )  # fmt: skip
 from .dropout import Dropout
 from .fitting import check_numbers, fitted_mask, fitted_score
-from .kv_cache import KVCache, Layout
+from .kv_cache import CacheLayout, KVCache
 from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
 from .scores import ArrayPart, Part, Scores, as_parts
@@ -58,7 +58,7 @@ class Problem:
     mask_kinds: tuple[type, ...]
     score_kinds: tuple[tuple[Any, ...], ...]
     dropout: bool
-    cache: Layout | None = None  # of the KVCache that holds k and v
+    cache: CacheLayout | None = None  # of the KVCache that holds k and v
     wide: bool = False  # whether results are of the dtype of sums: parts that are still to be put together
 
     def __hash__(self) -> int:
@@ -299,7 +299,7 @@ def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
 def _problem(
     xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
     strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...],
-    dropout: bool, cache: Layout | None, wide: bool,
+    dropout: bool, cache: CacheLayout | None, wide: bool,
 ) -> Problem:  # fmt: skip
     """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
     q, k, v = shapes

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import kv_cache
+from .. import eight_bits
 from ..checks import DTYPES
 from ..masks import Grid, Rows, drawn
 from ..origin import Origin
@@ -92,7 +92,7 @@ NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
-KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, kv_cache.INT8: INT8, kv_cache.FLOAT8: FLOAT8}
+KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, eight_bits.INT8: INT8, eight_bits.FLOAT8: FLOAT8}
 NO_DROPS = DropoutNumbers(*[np.uint64(0)] * 4, Origin())
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from ..dual import naming
+from ..eight_bits import bits_of
 from ..functions import Score
 from ..gradients import Gradients, sum_to
-from ..kv_cache import bits_of
 from ..problem import Saved, describe
 from .gather import gather
 from .kernels import BACKWARD, FORWARD
