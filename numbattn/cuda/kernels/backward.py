@@ -24,7 +24,6 @@ from ..tile import (
     block_index,
     capped,
     copy_async,
-    copy_layout,
     device,
     dot,
     exp2,
@@ -42,7 +41,7 @@ from ..tile import (
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, left_operand, result_types, sum_type, sums, vector
+from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
 from .shared.tables import Staged, rows_of, with_results
@@ -69,12 +68,9 @@ def backward_kv(
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
     COLS = S_TILE.col_vector()
     shared = SharedMemory()
-    (SHARED_K, COPY_K), (SHARED_V, COPY_V), (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = (
-        (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
-        for count, *shape in (
-            (1, tile_n, head_dim), (1, tile_n, head_dim_v), (stages, tile_m, head_dim), (stages, tile_m, head_dim_v)
-        )
-    )  # fmt: skip
+    widths = head_dim, head_dim_v
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
@@ -151,12 +147,7 @@ def backward_kv(
         save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
-    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    signature = types.void(
-        *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, number
-    )
-    return Source(kernel, signature, threads, shared=shared.nbytes)
+    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
 
 
 def backward_q(
@@ -169,12 +160,9 @@ def backward_q(
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
     ROWS = S_TILE.row_vector()
     shared = SharedMemory()
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
-        for count, *shape in (
-            (1, tile_m, head_dim), (1, tile_m, head_dim_v), (stages, tile_n, head_dim), (stages, tile_n, head_dim_v)
-        )
-    )  # fmt: skip
+    widths = head_dim, head_dim_v
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
     ZERO = ACC(0)
@@ -241,10 +229,16 @@ def backward_q(
                 fetch_tile(stage, K, V, n_block * TILE_N)
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
+    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
+
+
+def source(kernel, dtype, out_dtypes, mask, score, threads, shared, *behind):
+    """behind: types of what is given behind group_size and a number."""
+    ACC = sum_type(dtype)
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
         *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, number
+        DROPS, INDEX, number, *behind
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 

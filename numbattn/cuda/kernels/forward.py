@@ -19,7 +19,6 @@ from ..tile import (
     allocate,
     block_index,
     copy_async,
-    copy_layout,
     dot,
     full,
     maximum,
@@ -33,7 +32,7 @@ from ..tile import (
 )
 from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, left_operand, result_types, sum_type, sums, vector
+from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
 from .shared.schedule import place
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps
@@ -53,10 +52,8 @@ def forward(
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
-    (SHARED_Q, COPY_Q), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype), copy_layout(*shape, threads, vector(dtype)))
-        for shape in ((tile_m, head_dim), (tile_n, head_dim), (tile_n, head_dim_v))
-    )
+    ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)

@@ -47,6 +47,13 @@ def vector(dtype):
     return VECTOR_BYTES // dtype.itemsize
 
 
+def buffers(shared, dtype, threads, rows, widths, stages=1):
+    """For each width a place of tiles in shared memory, and the layout in which so many threads copy one there."""
+    return [
+        (shared.tile(rows, cols, dtype, stages), copy_layout(rows, cols, threads, vector(dtype))) for cols in widths
+    ]
+
+
 def sums(unit, lanes, rows, cols, threads, run=1):
     """The layout of an accumulator: of mma.sync on tensor cores, of fused multiply-adds on CUDA cores."""
     if unit == "mma":
