@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..dropout import Dropout
-from ..fitting import check_mask, check_numbers
+from ..fitting import check_mask, check_numbers, check_part
 from ..masks import All, Mask, cropped
 from ..masks.logic import Joined
 from ..origin import Origin
@@ -138,9 +136,11 @@ class Share:
         check_mask(_without_rows(self.mask)._fit(shape), shape, xp)
         for a in self.queries[self.place.rank][:1]:
             for b in [b for own in self.keys for b in own][:1]:
-                k, v = (np.broadcast_to(np.zeros((), x.dtype, like=x), (*x.shape[:-2], b.length, x.shape[-1]))
-                        for x in (self.inputs.k, self.inputs.v))  # fmt: skip
-                self.call(Block.of(self.mask, a, b, self.sizes, self.problem.seqlen_q), k, v)
+                block = Block.of(self.mask, a, b, self.sizes, self.problem.seqlen_q)
+                shape = *batch, a.length, b.length
+                check_mask(block.mask._fit(shape), shape, xp)
+                for part in self.parts:
+                    check_part(part._cropped(block.crop, self.mask._frame), shape, xp)
         if self.sink is not None:
             self.sink._fit(batch, *self.sizes)
 
@@ -176,7 +176,7 @@ def _facts(problem: Problem, mask: Mask, scale: float, dropout: Dropout | None, 
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
-    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: [_rows(value) for value in (*score, *mask._leaves)]}
+    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: tuple(map(_rows, (*score, *mask._leaves)))}
     return {**shapes, **options(mask, scale, dropout, score), **own}
 
 

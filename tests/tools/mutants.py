@@ -276,7 +276,8 @@ TABLE = [
         "check_mask(_without_rows(self.mask)._fit(shape), shape, xp)": "pass",
         "check_numbers(self.mask, shape, xp)": "pass",
         "self.sink._fit(batch, *self.sizes)": "pass",
-        "                self.call(Block.of(": "                (Block.of(",
+        "check_mask(block.mask._fit(shape), shape, xp)": "pass",
+        "check_part(part._cropped(block.crop, self.mask._frame), shape, xp)": "pass",
         "if got != length": "if got > length + 99",
     }),
     Faults("distributed/facts.py", ["distributed/test_facts.py"], {
