@@ -316,23 +316,10 @@ def _problem(
         raise ValueError(f"v: got {v[-2]} rows, expected {k[-2]}, one for each row of k")
     batch, heads, heads_k = _broadcast(q, k, v)
     return Problem(
-        xp=xp,
-        dtype=dtypes[0],
-        batch=batch,
-        heads=heads,
-        heads_k=heads_k,
-        seqlen_q=q[-2],
-        seqlen_k=k[-2],
-        head_dim=q[-1],
-        head_dim_v=v[-1],
-        shapes=shapes,
-        strides=strides,
-        mask_kinds=mask_kinds,
-        score_kinds=score_kinds,
-        dropout=dropout,
-        cache=cache,
-        wide=wide,
-    )
+        xp=xp, dtype=dtypes[0], batch=batch, heads=heads, heads_k=heads_k, seqlen_q=q[-2], seqlen_k=k[-2],
+        head_dim=q[-1], head_dim_v=v[-1], shapes=shapes, strides=strides, mask_kinds=mask_kinds,
+        score_kinds=score_kinds, dropout=dropout, cache=cache, wide=wide,
+    )  # fmt: skip
 
 
 def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any, Any]:
