@@ -22,7 +22,6 @@ from ..tile import (
     exp2,
     full,
     get,
-    launch_dependents,
     load,
     put,
     row_index,
@@ -34,13 +33,12 @@ from ..tile import (
     sync_threads,
     sync_warp,
     thread_index,
-    wait_on_dependencies,
     where,
 )
 from .scores import SCORE, may_be_far, scores_type, sink_steps
 from .shared.chunks import chunks_between, count_of_chunks
 from .shared.layouts import DTYPES, array_type, result_types, sum_type
-from .shared.schedule import split
+from .shared.schedule import overlap_launches, split
 from .shared.softmax import LN_2, logsumexp, softmax_steps
 from .shared.tables import dtypes_of, rounded
 from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
@@ -113,8 +111,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
         return l, o
 
     def kernel(mPartial, mStatistics, mO, mLse, sight, scores, scale_log2, kept_scale):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, _, seqlen_q, _ = shape(mPartial)
         place = thread_index() // SHARE
         rest, query = split(block_index() * COUNT + place, seqlen_q)

@@ -39,7 +39,6 @@ from ..tile import (
     get_number,
     grid_size,
     index,
-    launch_dependents,
     load,
     maximum,
     minimum,
@@ -54,7 +53,6 @@ from ..tile import (
     sync_warp,
     thread_index,
     wait_copies,
-    wait_on_dependencies,
     where,
 )
 from .combine import PARTIALS
@@ -64,7 +62,7 @@ from .shared.chunks import count_of_chunks, first_key, longest_steps
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, sum_type, vector
 from .shared.packing import packing_steps, queries_of, shares_keys
-from .shared.schedule import finish, next_number, split
+from .shared.schedule import finish, next_number, overlap_launches, split
 from .shared.softmax import softmax_steps
 from .shared.tables import has_tensor_cores, head_dims
 from .shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
@@ -252,8 +250,7 @@ def decode(
 
     def kernel(mQ, mK, mV, cache, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
         start()
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
         of_chunk = tiles_of_chunk(batches, heads, group_size)
         tiles = of_chunk * chunks

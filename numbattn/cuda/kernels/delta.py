@@ -23,18 +23,16 @@ from ..tile import (
     convert,
     device,
     exp2,
-    launch_dependents,
     load,
     row_index,
     row_sum,
     save,
     shape,
     simt,
-    wait_on_dependencies,
     where,
 )
 from .shared.layouts import DTYPES, array_type, result_types, sum_type, vector
-from .shared.schedule import place
+from .shared.schedule import overlap_launches, place
 from .shared.segments import slot_step
 from .shared.softmax import LOG2_E
 from .shared.tables import dtypes_of, rounded
@@ -95,8 +93,7 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink
         return where(sees, lse_log2, INFINITE)
 
     def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
         segment, slot = segment_of(packing, batch, tile // TILES_A_SLOT, seqlen_q)

@@ -12,15 +12,13 @@ from ..tile import (
     SharedMemory,
     allocate,
     block_index,
-    launch_dependents,
     load_lines,
     load_registers,
     mma,
     shape,
-    wait_on_dependencies,
 )
 from .shared.layouts import DTYPES, array_type, result_types, save_sums_step
-from .shared.schedule import place
+from .shared.schedule import overlap_launches, place
 from .shared.segments import queries_of, slot_step
 from .shared.tables import dtypes_of
 from .shared.visibility import PACKING, packing_of, packing_type
@@ -45,8 +43,7 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
     save_part = save_sums_step(DTYPES[dtype], *out_dtypes, tile_m, tile_n, threads, nbytes)
 
     def kernel(mSums, mDQ, scale, packing):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, seqlen_q, _ = shape(mDQ)
         part, batch, head = place(block_index(), batches * heads, heads)
         down, col = part // COL_PARTS, part % COL_PARTS * TILE_N

@@ -35,7 +35,6 @@ from ...tile import (
     full,
     increase_registers,
     init_pipelines,
-    launch_dependents,
     maximum,
     minimum,
     opaque,
@@ -54,7 +53,6 @@ from ...tile import (
     sync_warpgroup,
     thread_index,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
@@ -71,6 +69,7 @@ from ..scores import (
 )
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.schedule import overlap_launches
 from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.tables import compiled_in, dtypes_of
@@ -321,8 +320,7 @@ def forward(
         matrices = batches * heads
         init_pipelines(WORK_PIPELINE, Q_PIPELINE, O_PIPELINE, K_PIPELINE, V_PIPELINE)
         put_columns()
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)

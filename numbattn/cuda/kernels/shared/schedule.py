@@ -1,6 +1,13 @@
 """The tile schedulers: which tile of which matrix a block works on."""
 
-from ...tile import atomic_add, atomic_inc, device, minimum
+from ...tile import atomic_add, atomic_inc, device, launch_dependents, minimum, wait_on_dependencies
+
+
+@device
+def overlap_launches():
+    """With the stream's next kernel, whose blocks may start now; what the kernels before have written is there."""
+    launch_dependents()
+    wait_on_dependencies()
 
 
 @device
