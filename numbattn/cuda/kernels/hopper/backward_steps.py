@@ -14,6 +14,7 @@ As in `backward` MASK follows the exponential. lse is in base 2, and +inf where 
 beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +38,10 @@ from ...tile import (
     tma_load,
 )
 from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
+from ..shared import tables
 from ..shared.dropout import DROPOUT, DROPS
 from ..shared.layouts import array_type, result_types, save_sums_step
 from ..shared.schedule import at_once
-from ..shared.tables import compiled_in, dtypes_of
 from ..shared.visibility import MASK, several, sight_type
 from .forward import warp_specialised
 from .forward_tiles import ROWS, head_dims
@@ -175,12 +176,7 @@ def size_of(work):
     return max(head_dims(work.problem))
 
 
-def with_results(*names):
-    def parameters(work, tiles):
-        common = compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
-        return common | dtypes_of(work, *names)
-
-    return parameters
+with_results = partial(tables.with_results, sizes=head_dims)
 
 
 def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):

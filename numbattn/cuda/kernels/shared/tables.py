@@ -77,16 +77,16 @@ def compiled_in(work, tiles, head_dims):
     }  # fmt: skip
 
 
-def parameters(work, tiles):
-    """The parameters of the kernels for any GPU."""
-    return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
-
-
 def dtypes_of(work, *names):
     """The parameter that says what a kernel rounds these results to."""
     return {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
 
 
-def with_results(*names):
+def parameters(work, tiles, sizes=head_dims):
+    """Those of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
+    return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
+
+
+def with_results(*names, sizes=head_dims):
     """`parameters`, and the dtypes of these results."""
-    return lambda work, tiles: parameters(work, tiles) | dtypes_of(work, *names)
+    return lambda work, tiles: parameters(work, tiles, sizes) | dtypes_of(work, *names)
