@@ -3,6 +3,7 @@
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
 from .functions import Score, check_score
+from .gradients import Gradients
 from .kv_cache import KVCache
 from .masks import (
     Bits,
@@ -20,7 +21,7 @@ from .masks import (
     unpack,
 )
 from .merging import merge, merge_vjp
-from .problem import Gradients, Saved
+from .problem import Saved
 from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 
 __version__ = "0.1.0"

@@ -4,11 +4,12 @@ import math
 from typing import Any, Protocol
 
 from . import faults, reference
-from .checks import Array, flag
+from .checks import A, Array, flag
 from .dropout import Dropout
+from .gradients import Gradients
 from .kv_cache import KVCache
 from .masks import Mask
-from .problem import A, Gradients, Problem, Saved, checked_gradients, describe, refuse_cache, without_v
+from .problem import Problem, Saved, checked_gradients, describe, refuse_cache, without_v
 from .ragged import ragged
 from .scores import Scores
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +32,7 @@ class Array(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
+A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 Integers: TypeAlias = int | Sequence[int] | Array
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from .checks import (
@@ -22,18 +21,17 @@ from .checks import (
     same_library,
     words_for,
 )
+from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, to_float8, to_int8
 from .masks import All, Cached, Mask
 from .values import Memo, Value, moved
 
 # NumPy's functions pass CuPy's arrays on to CuPy
-INT8, FLOAT8 = EIGHT_BITS = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
-LARGEST = {INT8: np.float32(127), FLOAT8: np.float32(448)}
 NUMBERS = DTYPES + EIGHT_BITS
 INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 MASKS = Memo("masks")  # by a call's mask, what it is beside the cache
 
 
-class Layout(NamedTuple):
+class CacheLayout(NamedTuple):
     """What calls with a cache are planned by, beside shapes and strides."""
 
     dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
@@ -358,8 +356,8 @@ class KVCache(Value):
         return isinstance(self.k, np.ndarray)
 
     @property
-    def _layout(self) -> Layout:
-        return Layout(self.k.dtype, None if self.table is None else self.k.shape[2])
+    def _layout(self) -> CacheLayout:
+        return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
 
     def _dtypes_beside(self, dtype: Any) -> tuple[Any, Any]:
         """Of k and v, as a q of this dtype sees them."""
@@ -474,11 +472,6 @@ def _check_path(path: Any, nodes: int) -> None:
         raise ValueError(f"path: got {one[wrong][0]} before {other[wrong][0]}, expected ascending nodes, then -1")
 
 
-def bits_of(x: Any) -> Any:
-    """float8_e4m3fn as uint8, for CuPy, whose arrays may be views of that dtype, with which it computes nothing."""
-    return x.view(np.uint8) if x.dtype == FLOAT8 else x
-
-
 def _by_token(x: Any) -> Any:
     """(..., heads, tokens, features) as (tokens, heads, features)."""
     x = x.swapaxes(-2, -3)
@@ -489,14 +482,7 @@ def _write(tokens: Any, places: tuple[Any, Any], held: Any, scale: Any) -> None:
     """Tokens (tokens, heads, features) at these places of k or v, quantised if it is of 8 bits."""
     page, row = places
     if held.dtype == INT8:
-        tokens, scale[page, :, row] = _quantised(tokens.astype(np.float32))
+        tokens, scale[page, :, row] = to_int8(tokens.astype(np.float32))
     elif held.dtype == FLOAT8:
-        tokens = np.clip(tokens.astype(np.float32) / scale[:, None], -LARGEST[FLOAT8], LARGEST[FLOAT8])
+        tokens = to_float8(tokens.astype(np.float32), scale)
     held[page, :, row] = tokens
-
-
-def _quantised(x: Any) -> tuple[Any, Any]:
-    """x in int8 along its last axis, and the scale, without that axis."""
-    scale = abs(x).max(axis=-1, initial=0) / LARGEST[INT8]
-    scaled = np.rint(x / np.where(scale == 0, 1, scale)[..., None])
-    return np.clip(scaled, -LARGEST[INT8], LARGEST[INT8]).astype(np.int8), scale

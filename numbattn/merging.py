@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checks import DTYPES, FLOATING, Array, dtype_of_sums, library, same_library, words_for
-from .problem import A
+from .checks import DTYPES, FLOATING, A, Array, dtype_of_sums, library, same_library, words_for
 
 # NumPy's functions pass CuPy's arrays on to CuPy
 

@@ -1,9 +1,9 @@
-"""Arrays and options -> one frozen Problem, what is to be computed. Every error a user can make is raised here."""
+"""Arrays and options -> one frozen Problem, what is to be computed. Every error a user can make is raised here, or in
+fitting.py."""
 
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -14,8 +14,8 @@ import numpy as np
 from .checks import (
     DTYPES,
     FLOATING,
+    A,
     Array,
-    check_values,
     dtype_of_sums,
     flag,
     library,
@@ -23,21 +23,17 @@ from .checks import (
     overlap,
     overlaps_itself,
     same_library,
-    warn,
     words_for,
 )  # fmt: skip
 from .dropout import Dropout
-from .kv_cache import KVCache, Layout
-from .masks import All, Causal, Mask, as_mask, drawn
+from .fitting import check_numbers, fitted_mask, fitted_score
+from .kv_cache import CacheLayout, KVCache
+from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
 from .scores import ArrayPart, Part, Scores, as_parts
-from .values import Memo, sum_broadcast
 
-A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
-B = TypeVar("B", bound=Array)  # the same, of functions in a class
+B = TypeVar("B", bound=Array)  # as A, of functions in a class
 NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
-PLACED = Memo("placed")  # by shape, masks as they come to kernels; () for the mask itself
-CHECKED = Memo("checked")  # by shape, parts of scores that fit
 SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digits and is finite
     np.dtype(dtype): (float(np.finfo(dtype).tiny), float(np.finfo(dtype).max) / 2) for dtype in (np.float32, np.float64)
 }
@@ -62,7 +58,7 @@ class Problem:
     mask_kinds: tuple[type, ...]
     score_kinds: tuple[tuple[Any, ...], ...]
     dropout: bool
-    cache: Layout | None = None  # of the KVCache that holds k and v
+    cache: CacheLayout | None = None  # of the KVCache that holds k and v
     wide: bool = False  # whether results are of the dtype of sums: parts that are still to be put together
 
     def __hash__(self) -> int:
@@ -82,6 +78,11 @@ class Problem:
     @cached_property
     def lse_shape(self) -> tuple[int, ...]:
         return (*self.batch, self.seqlen_q)
+
+    @cached_property
+    def score_shape(self) -> tuple[int, ...]:
+        """Of S."""
+        return (*self.batch, self.seqlen_q, self.seqlen_k)
 
     @cached_property
     def sum_dtype(self) -> np.dtype[Any]:
@@ -137,42 +138,6 @@ class Inputs(NamedTuple):
     score: tuple[Part, ...]
     cache: KVCache | None = None  # which k and v are of
     origin: Origin = Origin()
-
-
-class Gradients(tuple[A, A, A]):
-    """dq, dk, dv: a named tuple of three, with the gradients of the score beside them.
-
-    Attributes
-    ----------
-    dq, dk, dv : arrays
-    score : tuple
-        The gradients of the arrays in `score`, in their order; None for one that is not wanted.
-    """
-
-    _fields = "dq", "dk", "dv"  # so libraries that look into named tuples, as JAX does, look into it
-    dq: A = property(operator.itemgetter(0))  # type: ignore[assignment]
-    dk: A = property(operator.itemgetter(1))  # type: ignore[assignment]
-    dv: A = property(operator.itemgetter(2))  # type: ignore[assignment]
-    score: tuple[A | None, ...]
-
-    def __new__(cls, dq: A, dk: A, dv: A, score: tuple[A | None, ...] = ()) -> Gradients[A]:
-        self = super().__new__(cls, (dq, dk, dv))
-        self.score = score
-        return self
-
-    def _asdict(self) -> dict[str, A]:
-        """Of the three."""
-        return dict(zip(self._fields, self))
-
-    def _replace(self, **values: Any) -> Gradients[A]:
-        """The same, but for these of dq, dk, dv and score."""
-        return Gradients(**{**self._asdict(), "score": self.score, **values})
-
-    def __repr__(self) -> str:
-        return f"Gradients(dq={self.dq!r}, dk={self.dk!r}, dv={self.dv!r}, score={self.score!r})"
-
-    def __getnewargs__(self) -> Any:  # for copies and pickle
-        return *self, self.score
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -270,11 +235,11 @@ def describe(
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
     if given._holds_arrays:
-        given = _placed(problem, given, q)
+        given = fitted_mask(given, q, problem.score_shape, xp)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
-        _check_numbers(problem, given)
+        check_numbers(given, problem.score_shape, xp)
     if parts:
-        parts = _placed_score(problem, parts, q, given._frame)
+        parts = fitted_score(parts, q, problem.score_shape, xp, given._frame)
     scale = problem.scale if scale is None else _scale(scale, problem)
     origin = Origin(heads=problem.heads) if origin is None else origin
     inputs = Inputs(q, k, v, given, scale, dropout, parts, cache, origin)
@@ -334,7 +299,7 @@ def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
 def _problem(
     xp: str, dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...],
     strides: tuple[tuple[int, ...], ...], mask_kinds: tuple[type, ...], score_kinds: tuple[tuple[Any, ...], ...],
-    dropout: bool, cache: Layout | None, wide: bool,
+    dropout: bool, cache: CacheLayout | None, wide: bool,
 ) -> Problem:  # fmt: skip
     """The Problem of q, k and v, given by dtypes, shapes and strides. Most calls find it in the cache."""
     q, k, v = shapes
@@ -351,23 +316,10 @@ def _problem(
         raise ValueError(f"v: got {v[-2]} rows, expected {k[-2]}, one for each row of k")
     batch, heads, heads_k = _broadcast(q, k, v)
     return Problem(
-        xp=xp,
-        dtype=dtypes[0],
-        batch=batch,
-        heads=heads,
-        heads_k=heads_k,
-        seqlen_q=q[-2],
-        seqlen_k=k[-2],
-        head_dim=q[-1],
-        head_dim_v=v[-1],
-        shapes=shapes,
-        strides=strides,
-        mask_kinds=mask_kinds,
-        score_kinds=score_kinds,
-        dropout=dropout,
-        cache=cache,
-        wide=wide,
-    )
+        xp=xp, dtype=dtypes[0], batch=batch, heads=heads, heads_k=heads_k, seqlen_q=q[-2], seqlen_k=k[-2],
+        head_dim=q[-1], head_dim_v=v[-1], shapes=shapes, strides=strides, mask_kinds=mask_kinds,
+        score_kinds=score_kinds, dropout=dropout, cache=cache, wide=wide,
+    )  # fmt: skip
 
 
 def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any, Any]:
@@ -400,15 +352,6 @@ def _check_result(
         raise TypeError(f"{name}: got {x.dtype}, expected {dtype}, the dtype of {like}")
 
 
-def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """A gradient (..., heads, rows, columns) of a broadcast input, summed to the input's own shape."""
-    if x.shape == shape:
-        return x
-    own = (1,) * (x.ndim - len(shape)) + shape
-    groups = own[-3], x.shape[-3] // max(own[-3], 1)
-    return sum_broadcast(x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]).sum(axis=-3), shape)
-
-
 def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
     """Batch axes of o (heads included), query heads, key heads, from the shapes of q, k and v."""
     try:
@@ -426,103 +369,6 @@ def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tu
     if max(map(len, (q, k, v))) == 2:
         return (), 1, 1
     return (*batch, heads), heads, heads_k
-
-
-def _placed(problem: Problem, mask: Mask, q: Any) -> Mask:
-    """A mask with arrays, checked, broadcast, and in the library of q."""
-    shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-    if problem.xp == "numpy" or not mask._lasts:
-        return _placed_anew(problem, mask, q, shape)
-    known = PLACED.get(mask, shape)
-    if known is None:
-        placed = _placed_anew(problem, mask, q, shape)
-        known = () if placed is mask else (placed,)     # not itself: no cycle, which only a collector would end
-        PLACED.keep(mask, shape, known)
-    return known[0] if known else mask
-
-
-def _placed_anew(problem: Problem, mask: Mask, q: Any, shape: tuple[int, ...]) -> Mask:
-    fitted = mask._fit(shape)
-    _check_mask(problem, fitted)
-    near = mask._like(q)  # arrays are copied to the device before they are broadcast
-    placed = fitted if near is mask else near._fit(shape)
-    final = drawn(placed, problem.seqlen_q, problem.seqlen_k, q)
-    return placed if final is placed else final._fit(shape)
-
-
-def _check_mask(problem: Problem, mask: Mask) -> None:
-    for part in mask._leaves:
-        _check_held(problem, "mask", part)
-
-
-def _check_held(problem: Problem, of: str, part: Mask | Part) -> None:
-    """Refuse arrays over the batch axes that do not fit, of a part of a mask or of a score."""
-    for name, array, shape, largest, rising in part._held(problem.seqlen_q, problem.seqlen_k):
-        name = f"{of}: {type(part).__name__} {name}"
-        if isinstance(array, int):
-            if largest is not None and not 0 <= array <= largest:
-                raise ValueError(f"{name}: got {array}, allowed 0 to {largest}")
-            continue
-        if library(array) != "numpy" and library(array) != problem.xp:
-            raise TypeError(f"{name}: got a {library(array)}.ndarray beside inputs of {problem.xp}")
-        lead = array.shape[: array.ndim - len(shape)]
-        fits = len(lead) == len(problem.batch) and all(a in (1, b) for a, b in zip(lead, problem.batch))
-        if not fits or array.shape[len(lead) :] != shape:
-            axes = [f"{b} or 1" if b != 1 else "1" for b in problem.batch] + [str(n) for n in shape]
-            raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
-                             "all batch axes, heads included, each of full size or 1"
-                             + _shape_to_pass(name.split()[-1], array.shape, problem.batch, shape))
-        if largest is not None and library(array) == "numpy":
-            check_values(name, array, largest, rising)
-            if rising:
-                _warn_of_lengths(name, array, largest)
-
-
-def _shape_to_pass(name: str, given: tuple[int, ...], batch: tuple[int, ...], own: tuple[int, ...]) -> str:
-    """How to give an array the batch axes that it lacks, for an error; "" if it does not fit anywhere."""
-    lead = given[: len(given) - len(own)]
-    ways: list[str] = []
-    for before in range(len(batch) - len(lead), -1, -1):
-        if given[len(lead):] == own and all(a in (1, b) for a, b in zip(lead, batch[before:])):
-            index = ["None"] * before + [":"] * len(lead) + ["None"] * (len(batch) - len(lead) - before)
-            shape = *(1,) * before, *lead, *(1,) * (len(batch) - len(lead) - before), *own
-            ways.insert(0, f"{name}[{', '.join(index)}], of the shape {shape}")
-    return f"; pass {' or '.join(dict.fromkeys(ways))}" if ways else ""
-
-
-def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:
-    first, last = offsets[..., :1], offsets[..., -1:]
-    if offsets.size and first.all() and (last != length).all() and (offsets.sum(-1) <= length).all():
-        warn(f"{name}: got offsets from {first.min()} to {last.max()} for {length} tokens: "
-             "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")
-
-
-_check_numbers = lru_cache(maxsize=1024)(_check_mask)  # of masks without arrays, which do not change
-
-
-def _placed_score(problem: Problem, parts: tuple[Part, ...], q: Any, frame: Mask | None) -> tuple[Part, ...]:
-    """The parts of a score, checked, with arrays in the library of q, beside a mask with this frame."""
-    return tuple([_placed_part(problem, part, q)._within(frame) for part in parts])
-
-
-def _placed_part(problem: Problem, part: Part, q: Any) -> Part:
-    if problem.xp == "numpy" or part._is_on_host:
-        return _placed_part_anew(problem, part, q)
-    shape = *problem.batch, problem.seqlen_q, problem.seqlen_k
-    if not CHECKED.get(part, shape):
-        _placed_part_anew(problem, part, q)
-        CHECKED.keep(part, shape, True)
-    return part
-
-
-def _placed_part_anew(problem: Problem, part: Part, q: Any) -> Part:
-    for name, array in part._arrays().items():
-        if library(array) not in ("numpy", problem.xp):
-            raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray beside inputs of "
-                            f"{problem.xp}")
-    part._fit(problem.batch, problem.seqlen_q, problem.seqlen_k)
-    _check_held(problem, "score", part)
-    return part._like(q)
 
 
 def _scale(scale: Any, problem: Problem) -> float:

@@ -14,8 +14,9 @@ import numpy as np
 from .checks import Array
 from .dropout import Dropout, dropout_mask
 from .functions import Score
+from .gradients import Gradients, sum_to
 from .masks import Mask
-from .problem import Gradients, Inputs, Problem, describe, sum_to
+from .problem import Inputs, Problem, describe
 from .scores import Part, Scores, sink_of
 from .values import moved
 
@@ -72,7 +73,7 @@ def weights(problem: Problem, inputs: Inputs) -> Any:
     """P, dropped, in the dtype of the problem. A user's function is compiled: what it does in Python, where a division
     by zero is an error, nobody asks."""
     _, _, _, P, Z, _, _ = _recompute(problem, inputs, _compiled)
-    return (P * Z).astype(problem.dtype).reshape(*problem.batch, problem.seqlen_q, problem.seqlen_k)
+    return (P * Z).astype(problem.dtype).reshape(problem.score_shape)
 
 
 def _plainly(part: Part, S: Any) -> Any:
@@ -93,9 +94,8 @@ def _recompute(
     part of the score."""
     k, v = (inputs.k, inputs.v) if inputs.cache is None else inputs.cache._dense()
     Q, K, V = (_heads(x, problem) for x in (inputs.q, k, v))
-    shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
-    visible: Any = np.asarray(inputs.mask.dense(*shape[-2:]), like=Q)
-    visible = np.broadcast_to(visible, shape).reshape(*Q.shape[:-1], problem.seqlen_k)
+    visible: Any = np.asarray(inputs.mask.dense(problem.seqlen_q, problem.seqlen_k), like=Q)
+    visible = np.broadcast_to(visible, problem.score_shape).reshape(*Q.shape[:-1], problem.seqlen_k)
     # queries that see nothing, and keys that no query sees, may be NaN: keep them out of the sums
     Q = np.where(visible.any(axis=-1)[..., None], Q, 0)
     K, V = (np.where(visible.any(axis=-2)[..., None], X, 0) for X in (K, V))
@@ -117,7 +117,7 @@ def _recompute(
     lse = np.where(seen, m + np.log(l), -math.inf)[..., 0]
     Z: Any = 1.0
     if inputs.dropout is not None:
-        kept = dropout_mask(inputs.dropout, shape).reshape(S.shape)
+        kept = dropout_mask(inputs.dropout, problem.score_shape).reshape(S.shape)
         Z = np.asarray(kept, like=Q) * inputs.dropout.scale
     return Q, K, V, P, Z, lse, scores
 

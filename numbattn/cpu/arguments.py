@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import kv_cache
+from .. import eight_bits
 from ..checks import DTYPES
 from ..masks import Grid, Rows, drawn
 from ..origin import Origin
@@ -43,7 +43,7 @@ class Tokens(NamedTuple):
     scales: Place  # of numbers of 8 bits, a float32 a token
 
 
-class Tiles(NamedTuple):
+class WorkTiles(NamedTuple):
     """Tiles of queries, none of which lies in two segments. Without Segments all is one segment."""
 
     table: Any  # int64 (tiles, 7): batch, head, m0, m_end; of the segment first and end of its keys, and its offset
@@ -53,7 +53,7 @@ class Tiles(NamedTuple):
     by_head: bool  # whether heads have segments of their own
 
 
-class Sight(NamedTuple):
+class MaskArrays(NamedTuple):
     """A mask, as kernels take it."""
 
     band: tuple  # lo, hi, queries, keys
@@ -64,7 +64,7 @@ class Sight(NamedTuple):
     grids: Any  # int64 (grids, 7): rows and columns of cells, and strides; rows, columns and packed of a cell
 
 
-class Drops(NamedTuple):
+class DropoutNumbers(NamedTuple):
     """A Dropout, as kernels take it; threshold 0 drops nothing."""
 
     threshold: Any
@@ -92,8 +92,8 @@ NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
-KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, kv_cache.INT8: INT8, kv_cache.FLOAT8: FLOAT8}
-NO_DROPS = Drops(*[np.uint64(0)] * 4, Origin())
+KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, eight_bits.INT8: INT8, eight_bits.FLOAT8: FLOAT8}
+NO_DROPS = DropoutNumbers(*[np.uint64(0)] * 4, Origin())
 
 
 def compact(x):
@@ -155,7 +155,7 @@ def _offsets(shape, strides, batch, heads):
 
 
 def tiles_of(problem, mask, tile_m, at_multiples=False):
-    """The Tiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
+    """The WorkTiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
     if mask._segments is not None:
         rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
         return _tiles(problem.batch, rows, tile_m, at_multiples)
@@ -170,7 +170,7 @@ def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
 
 
 def _tiles_of_cache(problem, tiles, lengths):
-    """The Tiles where each sequence, a segment of its own, has so many keys, (batch, 1)."""
+    """The WorkTiles where each sequence, a segment of its own, has so many keys, (batch, 1)."""
     table, end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]
     table[:, 5], table[:, 6] = end, end - problem.seqlen_q
     pairs = int(((table[:, 3] - table[:, 2]) * end).sum())
@@ -178,7 +178,7 @@ def _tiles_of_cache(problem, tiles, lengths):
 
 
 def _tiles(batch, rows, tile_m, at_multiples):
-    """The Tiles where queries lie in the segments that the Rows say."""
+    """The WorkTiles where queries lie in the segments that the Rows say."""
     *lead, seqlen_q = rows.own.shape
     rows = [x.reshape(math.prod(lead), seqlen_q) for x in rows]
     cuts = [_cut(*row, tile_m, at_multiples) for row in zip(*rows)]
@@ -188,7 +188,7 @@ def _tiles(batch, rows, tile_m, at_multiples):
     table = np.column_stack([*np.divmod(matrix, batch[-1] if batch else 1), cut])
     m0, m_end, first, end, _ = cut.T
     pairs, longest = int(((m_end - m0) * (end - first)).sum()), int((end - first).max(initial=0))
-    return Tiles(table, np.append(0, np.cumsum(counts)), pairs, longest, bool(lead) and lead[-1] > 1)
+    return WorkTiles(table, np.append(0, np.cumsum(counts)), pairs, longest, bool(lead) and lead[-1] > 1)
 
 
 def _cut(first, end, own, tile_m, at_multiples):
@@ -205,7 +205,7 @@ def _cut(first, end, own, tile_m, at_multiples):
 
 
 def sight_of(problem, mask):
-    """The Sight of a mask, and the arrays to keep alive."""
+    """The MaskArrays of a mask, and the arrays to keep alive."""
     return _sight_of(problem, mask) if mask._holds_arrays else _sight_of_numbers(problem, mask)
 
 
@@ -223,19 +223,19 @@ def _sight_of(problem, mask):
             bands[..., side] = number
         band, bands = (0, 0, 0, 0), bands.reshape(*problem.matrices, 4)
     if not problem.mask_kinds:
-        return Sight(tuple(band), bands, NO_INTERVALS, NO_CELLS, NO_GRIDS), ()
+        return MaskArrays(tuple(band), bands, NO_INTERVALS, NO_CELLS, NO_GRIDS), ()
     intervals, alive = _intervals(problem, mask)
     if not (grids := mask._grids()):
-        return Sight(tuple(band), bands, intervals, NO_CELLS, NO_GRIDS), alive
+        return MaskArrays(tuple(band), bands, intervals, NO_CELLS, NO_GRIDS), alive
     grids = [_compact(grid) for grid in grids]
     matrices = [matrices_of(grid.cells, problem) for grid in grids]
     cells = np.stack([x.address + x.offsets for x in matrices])
     numbers = [(*x.shape[-2:], *x.strides[-2:], rows, cols, packed) for x, rows, cols, packed in grids]
-    return Sight(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (alive, grids)
+    return MaskArrays(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (alive, grids)
 
 
 def _intervals(problem, mask):
-    """The intervals of a mask and their gaps, as in a Sight, and the array to keep alive."""
+    """The intervals of a mask and their gaps, as in MaskArrays, and the array to keep alive."""
     interval = mask._interval(np.arange(problem.seqlen_q), problem.seqlen_k)
     if interval is None:
         return NO_INTERVALS, None
@@ -256,10 +256,10 @@ def _compact(grid):
 
 
 def drops_of(dropout, origin):
-    """The Drops of a Dropout or of None, and the scale of kept elements."""
+    """The DropoutNumbers of a Dropout or of None, and the scale of kept elements."""
     if dropout is None:
         return NO_DROPS, 1.0
-    return Drops(*map(np.uint64, dropout._numbers), origin), dropout.scale
+    return DropoutNumbers(*map(np.uint64, dropout._numbers), origin), dropout.scale
 
 
 def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..problem import Gradients, sum_to
+from ..gradients import Gradients, sum_to
 from ..scores import Sink
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
 from .compile import kernel
@@ -194,7 +194,7 @@ def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curve
 
 @inline
 def queries_of(scratch, given, row):
-    """The Queries in a row of Tiles.table, not loaded yet."""
+    """The Queries in a row of WorkTiles.table, not loaded yet."""
     batch, head, m0, m_end, segment, segment_end, offset = row
     band, intervals = band_of(given.sight, batch, head), intervals_of(given.sight, batch, head)
     m_end = max(min(m_end, band[2]), m0)

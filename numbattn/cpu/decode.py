@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arguments import Tiles, scratch_of, tiles_of
+from .arguments import WorkTiles, scratch_of, tiles_of
 from .compile import kernel
 from .launch import launch
 from .product import product_few, product_nt
@@ -49,7 +49,7 @@ READING = 32  # what a number of K or V costs, in multiplications: as long as it
 class Few(NamedTuple):
     """Tiles of few queries, a row for all heads that share keys, and their chunks, one after the other."""
 
-    table: Any  # as Tiles.table; a row's head is the first of them
+    table: Any  # as WorkTiles.table; a row's head is the first of them
     starts: Any  # row number n has the chunks starts[n]:starts[n + 1], at least one
     packed: int  # heads
     rows: int  # the most of a tile: packed x queries
@@ -57,7 +57,7 @@ class Few(NamedTuple):
 
 
 def split(problem, mask, tile_m):
-    """The Tiles of many queries, and the Few."""
+    """The WorkTiles of many queries, and the Few."""
     if mask._frame is None:
         return _split_uncut(problem, mask, tile_m)
     return _split(problem, tiles_of(problem, mask, tile_m))
@@ -77,7 +77,7 @@ def _split(problem, tiles):
     starts = np.append(0, np.cumsum(np.maximum(-(-keys // CHUNK), 1)))
     few = Few(tiles.table[some], starts, packed, packed * int((m_end - m0)[some].max(initial=0)), int(keys.sum()))
     pairs = int(((m_end - m0) * (end - segment))[~is_few].sum())
-    return Tiles(tiles.table[~is_few], None, pairs, tiles.longest, tiles.by_head), few
+    return WorkTiles(tiles.table[~is_few], None, pairs, tiles.longest, tiles.by_head), few
 
 
 def launch_decode(problem, few, arrays, options):

@@ -74,7 +74,7 @@ class Vectors:
             self.call(f"llvm.masked.store.{self.name}.p0", ir.VoidType(), value, place, self.align, self.mask)
 
 
-class Matrix:
+class Elements:
     """LLVM IR for the elements of an array of two axes. contiguous: whether its rows are."""
 
     def __init__(self, context, builder, kind, value, contiguous=True):
@@ -101,7 +101,7 @@ def block_product(transposed, block_rows, vectors, masked):
     @intrinsic
     def block(typingctx, out, a, b, alpha, add, row, col):
         def generate(context, builder, signature, args):
-            mOut, mA, mB = (Matrix(context, builder, kind, x, contiguous)
+            mOut, mA, mB = (Elements(context, builder, kind, x, contiguous)
                             for kind, x, contiguous in zip(signature.args, args[:3], (True, False, True)))  # fmt: skip
             alpha, add, row, col = args[3:]
             (height, width), (depth, _) = mOut.shape, mB.shape
@@ -173,7 +173,7 @@ def block_dots(block_rows):
     @intrinsic
     def block(typingctx, out, a, b, row, col):
         def generate(context, builder, signature, args):
-            mOut, mA, mB = (Matrix(context, builder, kind, x) for kind, x in zip(signature.args, args[:3]))
+            mOut, mA, mB = (Elements(context, builder, kind, x) for kind, x in zip(signature.args, args[:3]))
             (row, col), (height, width), depth = args[3:], mOut.shape, mB.shape[1]
             unit = Vectors(builder, out.dtype)
             block_cols = unit.width // block_rows

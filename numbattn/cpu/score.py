@@ -233,7 +233,7 @@ class Sums(NamedTuple):
     """The gradient of an array while it is summed up, a block for each of the shares of each of its own matrices."""
 
     dx: Any  # (parts, own matrices, rows, columns); the parts are sums over different tiles of queries
-    tiles: Any  # of all score matrices, as Tiles.table
+    tiles: Any  # of all score matrices, as WorkTiles.table
     starts: Any  # tiles[starts[b]:starts[b + 1]] belong to block b
     shares: int  # so many blocks for each matrix
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from .kernel import launch
 from .tile import (
+    WARP,
     bitcast,
     block_index,
     capped,
@@ -26,7 +27,6 @@ from .tile import (
     where,
 )
 
-WARP = 32
 HEADS = 8  # copied at once
 
 

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from ..dual import naming
+from ..eight_bits import bits_of
 from ..functions import Score
-from ..kv_cache import bits_of
-from ..problem import Gradients, Saved, describe, sum_to
+from ..gradients import Gradients, sum_to
+from ..problem import Saved, describe
 from .gather import gather
 from .kernels import BACKWARD, FORWARD
 from .kernels.decode import reads

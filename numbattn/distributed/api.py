@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..dropout import Dropout
+from ..gradients import Gradients
 from ..masks import Mask
-from ..problem import Gradients
 from ..scores import Scores
 from .driver import Ring
 from .over_keys import over_keys

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ..api import _run
+from ..gradients import Gradients
 from ..masks import Mask, Tail
 from ..masks.logic import Joined
 from ..origin import Origin
-from ..problem import Gradients, describe
+from ..problem import describe
 from ..scores import ArrayPart, Part
 from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait

@@ -5,15 +5,15 @@ What travels are results, o and lse, in the dtype of sums, which each rank merge
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..api import _run
+from ..fitting import check_mask, check_part
 from ..masks import Causal, Lengths, Mask, Prefix, Tail, Window, cropped
 from ..origin import FAR, Crop
-from ..problem import Inputs, Problem, _check_held, describe, mask_of
+from ..problem import Inputs, Problem, describe, mask_of
 from ..scores import Alibi, Part, RelativeBias, Sink, Softcap, as_parts, sink_of
 from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all
@@ -95,17 +95,16 @@ def block_of_cache(
 
 def check_beside_cache(problem: Problem, mask: Mask, score: tuple[Part, ...]) -> None:
     """Refuse what does not fit, and what has columns for keys, which are others in each sequence."""
-    whole = replace(problem, seqlen_k=FAR)
+    shape = *problem.batch, problem.seqlen_q, FAR
     for leaf in mask._leaves:
         if not isinstance(leaf, MASKS):
             raise ValueError(f"mask: got {leaf} beside KVCaches of several ranks, expected {_names(MASKS)}, or what & "
                              "and | make of them")
-        _check_held(whole, "mask", leaf._fit((*whole.batch, whole.seqlen_q, whole.seqlen_k)))
+        check_mask(leaf._fit(shape), shape, problem.xp)
     for part in score:
         if not isinstance(part, SCORES):
             raise ValueError(f"score: got {part} beside KVCaches of several ranks, expected {_names(SCORES)}")
-        part._fit(whole.batch, whole.seqlen_q, whole.seqlen_k)
-        _check_held(whole, "score", part)
+        check_part(part, shape, problem.xp)
 
 
 def _names(kinds: tuple[type, ...]) -> str:

@@ -17,7 +17,7 @@ from .share import Call, Place, Share, share_of
 
 RING, HEADS = PLANS = "ring", "heads"
 UNEQUAL = 1.1  # a busiest rank that has so many times the work of the other plan's outweighs all that travels
-KNOWN: dict[tuple[str, str], str] = {}  # by what all ranks have said, the plan
+KNOWN: dict[tuple[Any, ...], str] = {}  # by what all ranks have said, the plan
 MOST_KNOWN = 256
 
 
@@ -48,7 +48,7 @@ def plan_of(share: Share, wanted: Any) -> str:
         raise ValueError(f"plan: got {HEADS!r} {reason}")
     if wanted is not None or reason:
         return wanted or RING
-    key = share.place.order, repr(share.facts)
+    key = share.place.order, *(tuple(found.values()) for found in share.facts)
     if key not in KNOWN:
         if len(KNOWN) >= MOST_KNOWN:
             KNOWN.clear()

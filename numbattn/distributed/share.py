@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..dropout import Dropout
+from ..fitting import check_mask, check_numbers, check_part
 from ..masks import All, Mask, cropped
 from ..masks.logic import Joined
 from ..origin import Origin
-from ..problem import Inputs, Problem, _check_held, _check_numbers, describe, mask_of, refuse_cache
+from ..problem import Inputs, Problem, describe, mask_of, refuse_cache
 from ..scores import Part, Sink, Softcap, as_parts, sink_of
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import LENGTHS, ROWS, Facts, agreed, agreed_fit, options
@@ -131,19 +130,21 @@ class Share:
 
     def check(self) -> None:
         """Refuse masks and scores that do not fit the whole, or the rank's rows of it."""
-        whole = _whole(self.problem, *self.sizes)
+        batch, xp = self.problem.batch, self.problem.xp
+        shape = *batch, *self.sizes
         if not self.holds_arrays:
-            _check_numbers(whole, self.mask)
+            check_numbers(self.mask, shape, xp)
             return
-        for leaf in _without_rows(self.mask)._fit((*whole.batch, *self.sizes))._leaves:
-            _check_held(whole, "mask", leaf)
+        check_mask(_without_rows(self.mask)._fit(shape), shape, xp)
         for a in self.queries[self.place.rank][:1]:
             for b in [b for own in self.keys for b in own][:1]:
-                k, v = (np.broadcast_to(np.zeros((), x.dtype, like=x), (*x.shape[:-2], b.length, x.shape[-1]))
-                        for x in (self.inputs.k, self.inputs.v))  # fmt: skip
-                self.call(Block.of(self.mask, a, b, self.sizes, self.problem.seqlen_q), k, v)
+                block = Block.of(self.mask, a, b, self.sizes, self.problem.seqlen_q)
+                shape = *batch, a.length, b.length
+                check_mask(block.mask._fit(shape), shape, xp)
+                for part in self.parts:
+                    check_part(part._cropped(block.crop, self.mask._frame), shape, xp)
         if self.sink is not None:
-            self.sink._fit(whole.batch, *self.sizes)
+            self.sink._fit(batch, *self.sizes)
 
 
 def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any, Any, Share]:
@@ -177,11 +178,6 @@ def near_by(mask: Mask, score: tuple[Part, ...]) -> Generator[Any, Any, tuple[Ma
     return mask, tuple(parts)
 
 
-@lru_cache(maxsize=1024)
-def _whole(problem: Problem, seqlen_q: int, seqlen_k: int) -> Problem:
-    return replace(problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-
-
 def _holds_arrays(mask: Mask, score: tuple[Part, ...]) -> bool:
     return mask._holds_arrays or any(part._arrays() for part in score)
 
@@ -191,7 +187,7 @@ def _facts(problem: Problem, mask: Mask, scale: float, dropout: Dropout | None, 
         name: f"{problem.dtype} of {problem.xp}, ({''.join(f'{n}, ' for n in shape[:-2])}..., {shape[-1]})"
         for name, shape in zip("qkv", problem.shapes)
     }
-    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: [_rows(value) for value in (*score, *mask._leaves)]}
+    own = {LENGTHS: (problem.seqlen_q, problem.seqlen_k), ROWS: tuple(map(_rows, (*score, *mask._leaves)))}
     return {**shapes, **options(mask, scale, dropout, score), **own}
 
 

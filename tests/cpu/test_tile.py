@@ -163,7 +163,7 @@ def test_gaps(seed, count):
     bounds = np.random.default_rng(seed).integers(4, 13, (1 + count, 2, M_END)).astype(np.int64)
     bounds[0].sort(axis=0)
     bounds[1:, :, :] += np.random.default_rng(seed).choice([0, 0, 5]) * np.array([[[-1], [1]]])
-    sight, S = arguments.Sight((0, 0, 0, 0), arguments.NO_BANDS, *UNUSED), np.zeros((4, 3), np.float32)
+    sight, S = arguments.MaskArrays((0, 0, 0, 0), arguments.NO_BANDS, *UNUSED), np.zeros((4, 3), np.float32)
     state = seen_beside_gaps(sight, bounds.reshape(-1, M_END), S)
     j = np.arange(N0, N_END)[:, None]
     inside = (bounds[:, 0, None, M0:] <= j) & (j < bounds[:, 1, None, M0:])

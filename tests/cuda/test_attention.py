@@ -294,7 +294,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     from numbattn.origin import Origin
 
     source = forward(
-        dtype="float32", out_dtype="float32", head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128,
+        dtype="float32", out_dtypes=("float32",), head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128,
         unit="fma", lanes=8, mask=(), score=(), dropout=False, nbytes=16,
     )  # fmt: skip
     q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))

@@ -7,7 +7,7 @@ import pytest
 import numbattn as na
 from numbattn.cuda import gather as module
 from numbattn.cuda.gather import gather
-from numbattn.kv_cache import FLOAT8, INT8, bits_of
+from numbattn.eight_bits import FLOAT8, INT8, bits_of
 from tests.tools.launch import launch
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

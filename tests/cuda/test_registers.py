@@ -15,13 +15,17 @@ from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.kernels.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.kv_cache import FLOAT8, INT8, Layout
+from numbattn.eight_bits import FLOAT8, INT8
+from numbattn.kv_cache import CacheLayout
 from tests.cuda.plan.test_planner import work
 
 EDGES = "lo+hi+queries+keys"
 ALL = "keys+blocks+dense"
 FEW, LONG = {"keys": 100, "seqlen_k": 100}, {"keys": MANY, "seqlen_k": MANY}  # which rows are taken
 NARROW = {"keys": 100}
+PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
+    {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None))
+)
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
 
 
@@ -93,10 +97,10 @@ DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "bfloat16", 128, 128, "", "bias float16 16, softcap", seqlen_q=3),
     row("decode", "bfloat16", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, **DROPOUT),
     row("decode", "float64", 64, 64, EDGES, cc=(8, 0), seqlen_q=1),
-    row("decode", "bfloat16", 64, 64, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, cache=Layout(INT8, 16), spills=16),
-    row("decode", "float16", 128, 128, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, cache=Layout(FLOAT8, None)),
-    row("decode", "bfloat16", 128, 128, ALL, "sink, alibi", seqlen_q=3, cache=Layout(INT8, None)),
-    row("decode", "bfloat16", 128, 128, EDGES, "softcap", seqlen_q=1, cache=Layout(FLOAT8, None)),
+    row("decode", "bfloat16", 64, 64, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, spills=16, **PAGES_OF_INT8),
+    row("decode", "float16", 128, 128, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, **OF_FLOAT8),
+    row("decode", "bfloat16", 128, 128, ALL, "sink, alibi", seqlen_q=3, **OF_INT8),
+    row("decode", "bfloat16", 128, 128, EDGES, "softcap", seqlen_q=1, **OF_FLOAT8),
     row("combine", "bfloat16", 128, 128, EDGES, "sink", seqlen_q=1),
     row("combine", "bfloat16", 256, 256, seqlen_q=1),
 ]

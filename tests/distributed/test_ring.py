@@ -288,6 +288,7 @@ X = [np.zeros((2, 32, 8))] * 2
     ({"score": na.Alibi(1.0, offset=np.ones(3, int))}, ValueError, r"score: Alibi offset: got the shape \(3,\)"),
     ({"mask": na.Causal(-99) & np.ones((33, 64), bool)}, ValueError, "mask: Dense: got 33 rows for queries"),
     ({"mask": na.Causal(-99), "score": na.Bias(np.ones((64, 32)))}, ValueError, "score: Bias: got 32 columns for keys"),
+    ({"mask": na.Causal(-99) & np.ones((3, 32, 64), bool)}, ValueError, r"mask: got booleans of the shape \(3, "),
     ({"scale": -1.0}, ValueError, "scale: got -1.0"),
     ({"dropout": 0.1}, TypeError, "dropout: got 0.1"),
     ({"causal": 1}, TypeError, "causal: got 1"),

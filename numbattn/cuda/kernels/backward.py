@@ -24,7 +24,6 @@ from ..tile import (
     block_index,
     capped,
     copy_async,
-    copy_layout,
     device,
     dot,
     exp2,
@@ -42,10 +41,10 @@ from ..tile import (
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
-from .shared.tables import Staged, parameters, rows_of
+from .shared.tables import Staged, rows_of, with_results
 from .shared.visibility import (
     MASK,
     band_of,
@@ -69,12 +68,9 @@ def backward_kv(
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
     COLS = S_TILE.col_vector()
     shared = SharedMemory()
-    (SHARED_K, COPY_K), (SHARED_V, COPY_V), (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = (
-        (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
-        for count, *shape in (
-            (1, tile_n, head_dim), (1, tile_n, head_dim_v), (stages, tile_m, head_dim), (stages, tile_m, head_dim_v)
-        )
-    )  # fmt: skip
+    widths = head_dim, head_dim_v
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
@@ -151,13 +147,7 @@ def backward_kv(
         save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
-    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, statistic, statistic, sight_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, number
-    )
-    return Source(kernel, signature, threads, shared=shared.nbytes)
+    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
 
 
 def backward_q(
@@ -170,12 +160,9 @@ def backward_q(
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
     ROWS = S_TILE.row_vector()
     shared = SharedMemory()
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
-        for count, *shape in (
-            (1, tile_m, head_dim), (1, tile_m, head_dim_v), (stages, tile_n, head_dim), (stages, tile_n, head_dim_v)
-        )
-    )  # fmt: skip
+    widths = head_dim, head_dim_v
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
     ZERO = ACC(0)
@@ -242,11 +229,16 @@ def backward_q(
                 fetch_tile(stage, K, V, n_block * TILE_N)
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
+    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
+
+
+def source(kernel, dtype, out_dtypes, mask, score, threads, shared, *behind):
+    """behind: types of what is given behind group_size and a number."""
+    ACC = sum_type(dtype)
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dq, statistic, statistic, sight_type(mask), scores_type(score, dtype), DROPS,
-        INDEX, number, number
+        *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, *behind
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -328,11 +320,6 @@ UNDER_PRESSURE_Q = {
     (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
     (True, 8): {128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128))},
 }
-
-
-def with_results(*names):
-    """`parameters` and the dtypes of these results."""
-    return lambda work, tiles: parameters(work, tiles) | {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")

@@ -52,14 +52,14 @@ from ..tile import (
     where,
 )
 from . import backward, delta
-from .round_dq import DQ_SUMS, Part, round_spec
+from .round_dq import DQ_SUMS, DqPart, round_spec
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, dropout_steps
-from .shared.layouts import DTYPES, array_type, save_sums_step, vector, warps_across
+from .shared.layouts import DTYPES, array_type, result_types, save_sums_step, vector, warps_across
 from .shared.query_tiles import QueryTile, key_lengths, keys_step, padded_number, queries_steps
 from .shared.schedule import at_once
 from .shared.segments import keys_of
-from .shared.tables import compiled_in, has_tensor_cores, head_dims, is_under_pressure
+from .shared.tables import compiled_in, dtypes_of, has_tensor_cores, head_dims, is_under_pressure, size_of_rows
 from .shared.visibility import MASK, band_of, element_test, sight_type
 
 FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
@@ -168,10 +168,9 @@ def backward_mma(
         save_dv(mDV[batch, tile.head_k][first:end], dV * kept_scale, sV, n0)
 
     matrix, number = array_type(dtype, 4), types.float32
-    dk, dv = (array_type(DTYPES[out], 4) for out in out_dtypes)
     signature = types.void(
-        matrix, matrix, matrix, matrix, dk, dv, FLOATS, FLOATS, FLOATS, sight_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, number, number, INDEX, number
+        *[matrix] * 4, *result_types(out_dtypes), *[FLOATS] * 3, sight_type(mask), scores_type(score, dtype), DROPS,
+        INDEX, *[number] * 3, INDEX, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
@@ -208,7 +207,7 @@ def dq_steps(place, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines):
     return share_for_dq if HAS_WHOLE_ROWS else share, add_dq, DQ_LATE
 
 
-class MmaTiles(NamedTuple):
+class BackwardTiles(NamedTuple):
     """A row: tiles of tile_m queries and tile_n keys."""
 
     tile_m: int
@@ -222,19 +221,19 @@ class MmaTiles(NamedTuple):
 
 # {largest head_dim: rows}, see shared.tables. TFLOP/s: bfloat16 on an H200, full, seqlen 1024, 4096, 16384
 TILES = {
-    64: (MmaTiles(32, 128, 128, 2),),   # 280, 320, 328: 163 KB hold two blocks, 99 KB one
+    64: (BackwardTiles(32, 128, 128, 2),),  # 280, 320, 328: 163 KB hold two blocks, 99 KB one
     128: (
-        MmaTiles(64, 128, 256, 2),      # 271, 316, 325
-        MmaTiles(64, 128, 256, 2, True),  # 271, 307: for 163 KB; with one stage 261, 294
-        MmaTiles(64, 64, 128, 1),       # what 99 KB have room for
+        BackwardTiles(64, 128, 256, 2),  # 271, 316, 325
+        BackwardTiles(64, 128, 256, 2, True),  # 271, 307: for 163 KB; with one stage 261, 294
+        BackwardTiles(64, 64, 128, 1),  # what 99 KB have room for
     ),
     256: (
-        MmaTiles(64, 64, 256, 2, True),  # 224, 249, 258; dV before dS is as fast
-        MmaTiles(64, 64, 256, 1),       # 220, 244: 163 KB
-        MmaTiles(32, 32, 128, 1),       # 181, 191: 99 KB
+        BackwardTiles(64, 64, 256, 2, True),  # 224, 249, 258; dV before dS is as fast
+        BackwardTiles(64, 64, 256, 1),  # 220, 244: 163 KB
+        BackwardTiles(32, 32, 128, 1),  # 181, 191: 99 KB
     ),
 }  # fmt: skip
-UNDER_PRESSURE = {256: (MmaTiles(32, 64, 256, 2),)}  # half as many registers for dQ
+UNDER_PRESSURE = {256: (BackwardTiles(32, 64, 256, 2),)}  # half as many registers for dQ
 
 
 def takes(work):
@@ -242,8 +241,7 @@ def takes(work):
 
 
 def rows(work):
-    largest = max(head_dims(work.problem))
-    size = next(size for size in TILES if size >= largest)
+    size = size_of_rows(work)
     return (UNDER_PRESSURE.get(size, ()) if is_under_pressure(work) else ()) + TILES[size]
 
 
@@ -260,9 +258,8 @@ def adds_in_lines(work):
 
 def parameters(adds_dq):
     def found(work, tiles):
-        results = tuple(work.dtypes[name].name for name in ("dk", "dv"))
-        about = {"out_dtypes": results, "nbytes": work.nbytes, "adds_dq": adds_dq, "in_lines": adds_in_lines(work)}
-        return compiled_in(work, tiles, sizes(work, tiles)) | about
+        about = {"nbytes": work.nbytes, "adds_dq": adds_dq, "in_lines": adds_in_lines(work)}
+        return compiled_in(work, tiles, sizes(work, tiles)) | dtypes_of(work, "dk", "dv") | about
 
     return found
 
@@ -272,7 +269,7 @@ def part_of_dq(work):
     tiles = SPEC.fitting(work)
     head_dim, _ = sizes(work, tiles)
     across = warps_across(tiles.tile_m, head_dim, tiles.threads)
-    return Part(tiles.tile_m, head_dim, tiles.threads, across, adds_in_lines(work))
+    return DqPart(tiles.tile_m, head_dim, tiles.threads, across, adds_in_lines(work))
 
 
 GIVEN = AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("do")

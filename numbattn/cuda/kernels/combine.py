@@ -10,6 +10,7 @@ from ..build import Source
 from ..plan.arguments import Matrix, Statistic, Word
 from ..plan.spec import Spec
 from ..tile import (
+    WARP,
     Alignment,
     SharedMemory,
     aligned,
@@ -21,7 +22,6 @@ from ..tile import (
     exp2,
     full,
     get,
-    launch_dependents,
     load,
     put,
     row_index,
@@ -33,18 +33,17 @@ from ..tile import (
     sync_threads,
     sync_warp,
     thread_index,
-    wait_on_dependencies,
     where,
 )
 from .scores import SCORE, may_be_far, scores_type, sink_steps
 from .shared.chunks import chunks_between, count_of_chunks
-from .shared.layouts import DTYPES, array_type, sum_type
-from .shared.schedule import split
+from .shared.layouts import DTYPES, array_type, result_types, sum_type
+from .shared.schedule import overlap_launches, split
 from .shared.softmax import LN_2, logsumexp, softmax_steps
-from .shared.tables import rounded
+from .shared.tables import dtypes_of, rounded
 from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
 
-WARP, THREADS = 32, 128
+THREADS = 128
 PARTS = 16  # sums of a row
 
 
@@ -75,7 +74,7 @@ class RowThreads(NamedTuple):
     unit, tile_m, tile_n = "fma", 1, 1
 
 
-def combine(*, dtype, out_dtype, head_dim_v, threads, mask, score):
+def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
     """The kernel. A row is a query of a head.
 
     Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
@@ -112,8 +111,7 @@ def combine(*, dtype, out_dtype, head_dim_v, threads, mask, score):
         return l, o
 
     def kernel(mPartial, mStatistics, mO, mLse, sight, scores, scale_log2, kept_scale):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, _, seqlen_q, _ = shape(mPartial)
         place = thread_index() // SHARE
         rest, query = split(block_index() * COUNT + place, seqlen_q)
@@ -136,7 +134,7 @@ def combine(*, dtype, out_dtype, head_dim_v, threads, mask, score):
 
     number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
     signature = types.void(
-        partial, partial, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
+        partial, partial, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
         scores_type(score, dtype), number, number,
     )  # fmt: skip
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
@@ -158,7 +156,7 @@ SPEC = Spec(
     (*PARTIALS, Matrix("o"), Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
-        "dtype": work.problem.dtype.name, "out_dtype": work.dtypes["o"].name, "threads": tiles.threads,
+        "dtype": work.problem.dtype.name, "threads": tiles.threads, **dtypes_of(work, "o"),
         "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
         "score": work.score,
     },

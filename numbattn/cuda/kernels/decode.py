@@ -22,6 +22,7 @@ from ..plan.steps import At
 from ..plan.views import VECTOR_BYTES, View
 from ..tile import (
     INDEX,
+    WARP,
     Alignment,
     SharedMemory,
     allocate,
@@ -38,7 +39,6 @@ from ..tile import (
     get_number,
     grid_size,
     index,
-    launch_dependents,
     load,
     maximum,
     minimum,
@@ -53,7 +53,6 @@ from ..tile import (
     sync_warp,
     thread_index,
     wait_copies,
-    wait_on_dependencies,
     where,
 )
 from .combine import PARTIALS
@@ -63,12 +62,12 @@ from .shared.chunks import count_of_chunks, first_key, longest_steps
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import DTYPES, array_type, sum_type, vector
 from .shared.packing import packing_steps, queries_of, shares_keys
-from .shared.schedule import finish, next_number, split
+from .shared.schedule import finish, next_number, overlap_launches, split
 from .shared.softmax import softmax_steps
 from .shared.tables import has_tensor_cores, head_dims
 from .shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 
-WARP, WARPS, ROWS = 32, 4, 16  # threads of a warp, warps of a block, rows of a work tile
+WARPS, ROWS = 4, 16  # warps of a block, rows of a work tile
 MANY, LONG = 16, 32  # numbers that are drawn at once, after so many draws of nothing
 FEW = 16  # queries, at most
 
@@ -251,8 +250,7 @@ def decode(
 
     def kernel(mQ, mK, mV, cache, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
         start()
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
         of_chunk = tiles_of_chunk(batches, heads, group_size)
         tiles = of_chunk * chunks

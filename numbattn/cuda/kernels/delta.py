@@ -23,21 +23,19 @@ from ..tile import (
     convert,
     device,
     exp2,
-    launch_dependents,
     load,
     row_index,
     row_sum,
     save,
     shape,
     simt,
-    wait_on_dependencies,
     where,
 )
-from .shared.layouts import DTYPES, array_type, sum_type, vector
-from .shared.schedule import place
+from .shared.layouts import DTYPES, array_type, result_types, sum_type, vector
+from .shared.schedule import overlap_launches, place
 from .shared.segments import slot_step
 from .shared.softmax import LOG2_E
-from .shared.tables import rounded
+from .shared.tables import dtypes_of, rounded
 from .shared.visibility import PACKING, packing_of, packing_type
 
 
@@ -52,8 +50,8 @@ TILES = QueryTiles(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, bounded, mask=(), sink=False):
-    """The kernel; out_dtype: that of O; dlse says whether lse has a gradient. sink: whether a sink's logits have one,
+def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink=False):
+    """The kernel; out_dtypes: that of O; dlse says whether lse has a gradient. sink: whether a sink's logits have one,
     which is left to be summed over the queries: a sink has no dP, so that its dS is -P delta.
 
     bounded: whether lse is rounded up where its last bits are not enough for exp(S - lse): P is at most 1 then, as it
@@ -95,8 +93,7 @@ def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, bounded, mask=(), sink=
         return where(sees, lse_log2, INFINITE)
 
     def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
         segment, slot = segment_of(packing, batch, tile // TILES_A_SLOT, seqlen_q)
@@ -109,15 +106,17 @@ def delta(*, dtype, out_dtype, head_dim_v, dlse, nbytes, bounded, mask=(), sink=
             save(mLseLog2[batch, head], to_log2(lse, sees), padded_row)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
-    dO, O, statistic = array_type(dtype, 4), array_type(DTYPES[out_dtype], 4), array_type(ACC, 3)
+    dO, statistic = array_type(dtype, 4), array_type(ACC, 3)
     sinks = types.Tuple((array_type(ACC, 2), statistic) if sink else ())
-    signature = types.void(dO, O, statistic, statistic, sinks, statistic, statistic, packing_type(mask))
+    signature = types.void(
+        dO, *result_types(out_dtypes), statistic, statistic, sinks, statistic, statistic, packing_type(mask)
+    )
     return Source(kernel, signature, THREADS, overlaps=True)
 
 
 def parameters(bounded):
     return lambda work, tiles: {
-        "dtype": work.problem.dtype.name, "out_dtype": work.dtypes["o"].name, "dlse": "dlse" in work.dtypes,
+        "dtype": work.problem.dtype.name, **dtypes_of(work, "o"), "dlse": "dlse" in work.dtypes,
         "nbytes": work.nbytes, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
         "sink": work.sink is not None, "mask": packing_of(work.mask), "bounded": bounded,
     }  # fmt: skip

@@ -19,7 +19,6 @@ from ..tile import (
     allocate,
     block_index,
     copy_async,
-    copy_layout,
     dot,
     full,
     maximum,
@@ -33,16 +32,16 @@ from ..tile import (
 )
 from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
 from .shared.schedule import place
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps
-from .shared.tables import Tiles, parameters, rows_of
+from .shared.tables import Tiles, rows_of, with_results
 from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
 def forward(
-    *, dtype, out_dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -53,10 +52,8 @@ def forward(
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
-    (SHARED_Q, COPY_Q), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype), copy_layout(*shape, threads, vector(dtype)))
-        for shape in ((tile_m, head_dim), (tile_n, head_dim), (tile_n, head_dim_v))
-    )
+    ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
@@ -115,7 +112,7 @@ def forward(
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
+        matrix, matrix, matrix, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
         scores_type(score, dtype), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
@@ -158,6 +155,6 @@ SPEC = Spec(
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, "group_size",
      "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
-    parameters=lambda work, tiles: parameters(work, tiles) | {"out_dtype": work.dtypes["o"].name},
+    parameters=with_results("o"),
     packs=True,
 )  # fmt: skip

@@ -45,15 +45,15 @@ from ..tile import (
 from .forward_mma_tiles import matrices_at_once, rows
 from .scores import SCORE, may_be_far, scores_type, sink_steps, softmax_score_steps, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, vector
+from .shared.layouts import DTYPES, array_type, result_types, vector
 from .shared.schedule import place_grouped
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_parts
-from .shared.tables import compiled_in, has_tensor_cores, head_dims
+from .shared.tables import compiled_in, dtypes_of, has_tensor_cores, head_dims
 from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
-class QueryTile(NamedTuple):
+class KeptQueries(NamedTuple):
     """A block's queries, from m0 of a segment on, and the tiles of keys in their sight, which end before n_blocks."""
 
     batch: Any
@@ -78,7 +78,7 @@ class ForwardCall(NamedTuple):
 
 
 def forward_mma(
-    *, dtype, out_dtype, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -96,7 +96,7 @@ def forward_mma(
     SHARED_Q = shared.boxes(tile_m, head_dim, dtype, at=SHARED_V if held else None)  # until V comes
     SHARED_O = shared.tile(tile_m, head_dim_v, dtype, at=SHARED_K)  # when all else is done
     TILE_M, TILE_N, HELD, VECTORS = tile_m, tile_n, held, Alignment(VECTOR_BYTES)
-    IS_STAGED = DTYPES[out_dtype] == dtype
+    IS_STAGED = out_dtypes == (dtype.name,)
     ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -151,7 +151,7 @@ def forward_mma(
         sight, m0 = sight_of(sight, segment), m_block * TILE_M
         band = band_at(sight, batch, head)
         first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
-        tile = QueryTile(batch, head, m_block, m0, (end + TILE_N - 1) // TILE_N, band, segment)
+        tile = KeptQueries(batch, head, m_block, m0, (end + TILE_N - 1) // TILE_N, band, segment)
         return tile, next_n_block(tile, sight, first // TILE_N), sight
 
     @device
@@ -192,7 +192,7 @@ def forward_mma(
 
     matrix = array_type(dtype, 4)
     signature = types.void(
-        matrix, matrix, matrix, array_type(DTYPES[out_dtype], 4), array_type(ACC, 3), sight_type(mask),
+        matrix, matrix, matrix, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
         scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
     )  # fmt: skip
     return Source(kernel, signature, threads, shared=shared.nbytes)
@@ -207,9 +207,7 @@ SPEC = Spec(
     (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), Statistic("lse"), MASK,
      SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-        "out_dtype": work.dtypes["o"].name,
-    },
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o"),
     numbers=lambda work, tiles: {"at_once": matrices_at_once(work.problem)},
     packs=True,
 )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from .shared.tables import head_dims
+from .shared.tables import size_of_rows
 
 KB = 1024
 
 
-class MmaTiles(NamedTuple):
+class ForwardTiles(NamedTuple):
     """A row: tiles of tile_m queries and tile_n keys."""
 
     tile_m: int
@@ -25,26 +25,26 @@ class MmaTiles(NamedTuple):
 # faster than warps of 16 queries, which do not: with a relative bias by 1.25
 TILES = {
     227 * KB: {  # 9.0, 10.0: FlashAttention-2's, but for 64 keys at head_dim 64: 128 would spill
-        64: MmaTiles(128, 64, 128, True),                       # 300, 327: two blocks
-        128: MmaTiles(128, 64, 128, False),                     # 350, 382; two; O and S leave Q no registers
-        256: MmaTiles(64, 64, 128, False),                      # 302, 326; two; 64 x 32 265, 286
+        64: ForwardTiles(128, 64, 128, True),                   # 300, 327: two blocks
+        128: ForwardTiles(128, 64, 128, False),                 # 350, 382; two; O and S leave Q no registers
+        256: ForwardTiles(64, 64, 128, False),                  # 302, 326; two; 64 x 32 265, 286
     },
     163 * KB: {  # 8.0
-        64: MmaTiles(128, 64, 128, True),
-        128: MmaTiles(128, 64, 128, False),
-        256: MmaTiles(128, 64, 256, False),                     # 288, 312; 64 x 64 would be alone with 4 warps
+        64: ForwardTiles(128, 64, 128, True),
+        128: ForwardTiles(128, 64, 128, False),
+        256: ForwardTiles(128, 64, 256, False),                 # 288, 312; 64 x 64 would be alone with 4 warps
     },
     99 * KB: {  # 8.6, 8.9, 12.0: two blocks have 49 KB each
-        64: MmaTiles(128, 64, 128, True),
-        128: MmaTiles(128, 32, 128, False),                     # 312, 340: two; 64 x 64, Q in registers, 297, 326
-        256: MmaTiles(64, 64, 128, False),                      # 96 KB, one block
+        64: ForwardTiles(128, 64, 128, True),
+        128: ForwardTiles(128, 32, 128, False),                 # 312, 340: two; 64 x 64, Q in registers, 297, 326
+        256: ForwardTiles(64, 64, 128, False),                  # 96 KB, one block
     },
 }
 
 
 def rows(work):
     table = next(table for room, table in TILES.items() if room <= work.device.shared)
-    return (table[next(size for size in table if max(head_dims(work.problem)) <= size)],)
+    return (table[size_of_rows(work)],)
 
 
 L2_BYTES, MANY = 16 << 20, 64  # of keys and values that are read at once; matrices of fewer keys

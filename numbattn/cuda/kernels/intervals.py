@@ -23,15 +23,13 @@ from ..tile import (
     block_index,
     device,
     index,
-    launch_dependents,
     maximum,
     minimum,
     shape,
     thread_index,
-    wait_on_dependencies,
 )
 from .scores import takes_offsets
-from .shared.schedule import place
+from .shared.schedule import overlap_launches, place
 from .shared.visibility import EDGE, LINE, several
 
 SEGMENTS = "segments queries keys"
@@ -110,8 +108,7 @@ def intervals(*, parts, offsets):
     seen = reduce(both, steps_of(parts), all_of_segment)
 
     def kernel(mask, seqlen_q, seqlen_k):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, _ = shape(mask.first)
         tile, batch, head = place(block_index(), batches * heads, heads)
         i = tile * QUERIES + thread_index()

@@ -12,20 +12,19 @@ from ..tile import (
     SharedMemory,
     allocate,
     block_index,
-    launch_dependents,
     load_lines,
     load_registers,
     mma,
     shape,
-    wait_on_dependencies,
 )
-from .shared.layouts import DTYPES, array_type, save_sums_step
-from .shared.schedule import place
+from .shared.layouts import DTYPES, array_type, result_types, save_sums_step
+from .shared.schedule import overlap_launches, place
 from .shared.segments import queries_of, slot_step
+from .shared.tables import dtypes_of
 from .shared.visibility import PACKING, packing_of, packing_type
 
 
-class Part(NamedTuple):
+class DqPart(NamedTuple):
     """What a block rounds: sums that lie as mma deals them, in lines or else in register order: see
     tile.accumulation."""
 
@@ -44,8 +43,7 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
     save_part = save_sums_step(DTYPES[dtype], *out_dtypes, tile_m, tile_n, threads, nbytes)
 
     def kernel(mSums, mDQ, scale, packing):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         batches, heads, seqlen_q, _ = shape(mDQ)
         part, batch, head = place(block_index(), batches * heads, heads)
         down, col = part // COL_PARTS, part % COL_PARTS * TILE_N
@@ -56,8 +54,7 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
             first, end = queries_of(segment)
             save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * scale, allocate(PLACE), m0)     # line 24
 
-    (dq,) = (array_type(DTYPES[out], 4) for out in out_dtypes)
-    signature = types.void(array_type(np.float32, 3), dq, types.float32, packing_type(mask))
+    signature = types.void(array_type(np.float32, 3), *result_types(out_dtypes), types.float32, packing_type(mask))
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 
@@ -75,7 +72,7 @@ def round_spec(part_of):
         (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
         tiles=lambda work: (part_of(work),),
         parameters=lambda work, part: {
-            "dtype": work.problem.dtype.name, "out_dtypes": (work.dtypes["dq"].name,), "nbytes": work.nbytes,
+            "dtype": work.problem.dtype.name, **dtypes_of(work, "dq"), "nbytes": work.nbytes,
             "col_parts": col_parts(work, part), "mask": packing_of(work.mask), **part._asdict(),
         },
         blocks=lambda work, part, m_blocks, n_blocks: (

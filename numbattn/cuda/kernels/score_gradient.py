@@ -8,9 +8,6 @@ All recompute S, P and dS, as in `backward`: no temporaries of the size of S, no
 
 from typing import Any, NamedTuple
 
-from numba.cuda import types
-
-from ..build import Source
 from ..plan.arguments import Matrix, Own, Statistic
 from ..plan.spec import Spec
 from ..tile import (
@@ -23,7 +20,6 @@ from ..tile import (
     capped,
     convert,
     copy_async,
-    copy_layout,
     device,
     dot,
     exp2,
@@ -40,12 +36,15 @@ from ..tile import (
     wait_copies,
     where,
 )
-from .backward import TILES_Q, UNDER_PRESSURE_Q
-from .scores import SCORE, distance_steps, entry_steps, parts_of, score_steps, scores_type
-from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, sum_type, sums, vector
+from .backward import TILES_Q, UNDER_PRESSURE_Q, source
+from .scores import SCORE, distance_steps, entry_steps, parts_of, score_steps
+from .shared.dropout import DROPOUT, drop_step
+from .shared.layouts import DTYPES, array_type, buffers, sum_type, sums
 from .shared.tables import Tiles, parameters, rows_of
-from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
+from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test
+
+OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
+OWN_TYPES = [INDEX] * len(OWN_NUMBERS)
 
 
 class DsArguments(NamedTuple):
@@ -66,10 +65,8 @@ def ds_step(dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, m
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     ROWS, shared, ROWS_OF = S_TILE.row_vector(), SharedMemory(), Alignment(nbytes)
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
-        (shared.tile(*shape, dtype), copy_layout(*shape, threads, vector(dtype)))
-        for shape in ((tile_m, head_dim), (tile_m, head_dim_v), (tile_n, head_dim), (tile_n, head_dim_v))
-    )
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, [head_dim, head_dim_v])
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     TILE_M, TILE_N = tile_m, tile_n
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
@@ -217,7 +214,7 @@ def bias_gradient(*, out_dtype, behind, weight, sums_rows, sums_cols, **about):
                 dB = dB + convert(load(target, S_TILE, m0), ACC)
             save(target, dB, m0)
 
-    return _source(kernel, dtype, DTYPES[out_dtype], mask, score, about["threads"], shared)
+    return source(kernel, DTYPES[dtype], [out_dtype], mask, score, about["threads"], shared, *OWN_TYPES)
 
 
 def diagonal_sums(*, behind, **about):
@@ -257,7 +254,8 @@ def diagonal_sums(*, behind, **about):
             sync_threads()
             sum_along(mSums[at.own_batch, at.own_head, at.number], mPlain[place], adds)
 
-    return _source(kernel, dtype, ACC, mask, score, about["threads"], shared, [array_type(ACC, 3)] * 2)
+    scratch = [array_type(ACC, 3)] * 2
+    return source(kernel, DTYPES[dtype], [ACC.__name__], mask, score, about["threads"], shared, *OWN_TYPES, *scratch)
 
 
 def entry_sums(*, behind, **about):
@@ -311,17 +309,7 @@ def entry_sums(*, behind, **about):
             sums = sums + load(target, ROWS, 0)
         save(target, sums, 0)
 
-    return _source(kernel, dtype, ACC, mask, score, about["threads"], shared)
-
-
-def _source(kernel, dtype, out, mask, score, threads, shared, scratch=()):
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    signature = types.void(
-        matrix, matrix, matrix, matrix, array_type(out, 4), statistic, statistic, sight_type(mask),
-        scores_type(score, dtype), DROPS, INDEX, number, INDEX, INDEX, INDEX, *scratch,
-    )  # fmt: skip
-    return Source(kernel, signature, threads, shared=shared.nbytes)
+    return source(kernel, DTYPES[dtype], [ACC.__name__], mask, score, about["threads"], shared, *OWN_TYPES)
 
 
 TILES = {  # where there is none, those of `backward` for dQ: dS takes its place
@@ -350,9 +338,6 @@ def rows(factory, work, sums_cols=False, **others):
     tables = (SUMMED, TILES[factory]) if sums_cols or factory is entry_sums else (TILES[factory],)
     found = (rows_of(table, {}, work) for table in tables)
     return next(filter(None, found), tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work)))
-
-
-OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
 
 
 def spec_of(factory, name, **about):

@@ -17,14 +17,12 @@ from ..tile import (
     ballot,
     block_index,
     device,
-    launch_dependents,
     maximum,
     minimum,
     shape,
     thread_index,
-    wait_on_dependencies,
 )
-from .shared.schedule import place, split
+from .shared.schedule import overlap_launches, place, split
 from .shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, sight_type
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
@@ -89,8 +87,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     state = reduce(least, states + by_intervals)
 
     def kernel(sight, seqlen_q, seqlen_k):
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         out = sight.states[0]
         batches, heads, kept_tiles, words = shape(out)
         words = words // 2

@@ -71,7 +71,7 @@ from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
 from .global_memory import has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
-from .layout import ONE, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
+from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
@@ -113,6 +113,7 @@ from .world import device
 __all__ = [
     "INDEX",
     "ONE",
+    "WARP",
     "WARPGROUP",
     "WARPGROUP_ROWS",
     "Alignment",

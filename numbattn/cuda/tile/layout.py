@@ -6,8 +6,9 @@ from functools import cache, cached_property
 import numpy as np
 
 WARP_BITS = 5
+WARP = 1 << WARP_BITS  # threads
 WARPGROUP_BITS = 7
-WARPGROUP = 1 << WARPGROUP_BITS  # threads
+WARPGROUP = 1 << WARPGROUP_BITS
 WARPGROUP_ROWS = 64  # of its sums
 
 
@@ -297,7 +298,7 @@ def mma(rows, cols, threads, across=1):
     >>> mma(32, 32, 128, across=2).slots, mma(32, 32, 128, across=2).cols.offsets
     ((2, 4), (0, 1, 16, 17))
     """
-    warps = threads // 32 // across
+    warps = threads // WARP // across
     row_axis = Axis(
         rows,
         ((2, 3, 1), (WARP_BITS + log2(across), log2(warps), 16)),

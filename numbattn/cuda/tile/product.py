@@ -20,9 +20,9 @@ from .fragment import FLOATS, ConstantType, Fragment, FragmentType, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import places
-from .layout import Layout
+from .layout import WARP, Layout
 from .shared_memory import SharedTile, Tile, TileType
-from .simulator import WARP, gather_lanes
+from .simulator import gather_lanes
 from .simulator import thread_index as my_index
 from .tensor_cores import check_mma, emit_mma
 from .warpgroup import check_wgmma, emit_wgmma, start_product

@@ -20,7 +20,8 @@ from .fragment import (
     name_of,
     registers,
 )
-from .simulator import WARP, gather_lanes
+from .layout import WARP
+from .simulator import gather_lanes
 from .simulator import thread_index as my_index
 from .world import primitive
 

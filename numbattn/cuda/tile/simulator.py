@@ -16,9 +16,8 @@ from collections import deque
 
 import numpy as np
 
-from .layout import WARP_BITS
+from .layout import WARP
 
-WARP = 1 << WARP_BITS
 GRANULE = 2  # bytes of shared memory that share one record
 WORKERS = 32  # units of a block, at most, that work in the background
 PAGE_BITS = 10  # of granules: by pages it is quickly seen that nobody has read something lately

@@ -8,8 +8,8 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.backward_mma import TILES as TABLE
-from numbattn.cuda.kernels.backward_mma import UNDER_PRESSURE, MmaTiles, backward_mma, sizes
-from numbattn.cuda.kernels.round_dq import Part, round_dq
+from numbattn.cuda.kernels.backward_mma import UNDER_PRESSURE, BackwardTiles, backward_mma, sizes
+from numbattn.cuda.kernels.round_dq import DqPart, round_dq
 from numbattn.cuda.kernels.shared.layouts import warps_across
 from numbattn.cuda.kernels.shared.tables import HEAD_DIMS
 from numbattn.cuda.tile import mma
@@ -20,8 +20,8 @@ from .calls import call, padded
 
 DTYPE = np.float16
 TILES = {
-    "whole rows": MmaTiles(16, 64, 64, stages=2), "shared rows": MmaTiles(32, 64, 128, stages=2),
-    "one stage": MmaTiles(32, 64, 128, stages=1),
+    "whole rows": BackwardTiles(16, 64, 64, stages=2), "shared rows": BackwardTiles(32, 64, 128, stages=2),
+    "one stage": BackwardTiles(32, 64, 128, stages=1),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("tiles", TILES)
 
@@ -45,7 +45,7 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
         case.kept_scale, np.int32(at_once), case.delta_scale, cc=cc,
     )  # fmt: skip
     if adds_dq:
-        part = Part(tiles.tile_m, size, tiles.threads, warps_across(tiles.tile_m, size, tiles.threads), in_lines)
+        part = DqPart(tiles.tile_m, size, tiles.threads, warps_across(tiles.tile_m, size, tiles.threads), in_lines)
         source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
         parts = batches * heads * rows // tiles.tile_m
         launch(source.function, (parts, 1, 1), tiles.threads, source.shared, sums, grads["q"], case.ds_scale, (), cc=cc)
@@ -95,9 +95,9 @@ def test_without_dq(rng, tiles):
 
 @compiled_only
 @pytest.mark.parametrize(("tiles", "cc", "size"), [
-    (MmaTiles(32, 128, 128, 2), (8, 0), 64), (MmaTiles(64, 128, 256, 2, swizzled=True), (8, 0), 128),
-    (MmaTiles(64, 64, 128, 1), (8, 6), 128), (MmaTiles(64, 64, 256, 2), (9, 0), 192),
-    (MmaTiles(32, 32, 128, 1), (8, 9), 256),
+    (BackwardTiles(32, 128, 128, 2), (8, 0), 64), (BackwardTiles(64, 128, 256, 2, swizzled=True), (8, 0), 128),
+    (BackwardTiles(64, 64, 128, 1), (8, 6), 128), (BackwardTiles(64, 64, 256, 2), (9, 0), 192),
+    (BackwardTiles(32, 32, 128, 1), (8, 9), 256),
 ], ids=str)  # fmt: skip
 def test_no_bank_conflicts(rng, tiles, cc, size):
     """Rows of tables, with aligned rows."""

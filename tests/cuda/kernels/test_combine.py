@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.combine import PARTS, THREADS, WARP, combine
+from numbattn.cuda.kernels.combine import PARTS, THREADS, combine
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.kernels.shared.chunks import SHORT
 from numbattn.cuda.kernels.shared.visibility import Sight
+from numbattn.cuda.tile import WARP
 from tests.tools.launch import launch, poisoned
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -24,7 +25,7 @@ def call(rng, chunks, threads, band, score=(), scores=(), shift=0):
     o[:, :, hidden], m[:, :, hidden], l[:, :, hidden] = np.nan, np.nan, np.nan
     statistics = np.stack([m, l], -1)
     out, lse = poisoned((1, HEADS, QUERIES, COLS)), poisoned((1, HEADS, QUERIES))
-    source = combine(dtype="float32", out_dtype="float32", head_dim_v=COLS, threads=threads, mask=(), score=score)
+    source = combine(dtype="float32", out_dtypes=("float32",), head_dim_v=COLS, threads=threads, mask=(), score=score)
     blocks = -(-HEADS * QUERIES * threads // THREADS)
     sight = Sight(*map(np.int32, band))
     launch(source.function, (blocks, 1, 1), source.threads, source.shared, o, statistics, out, lse, sight, scores,

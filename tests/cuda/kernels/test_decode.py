@@ -10,7 +10,7 @@ from numbattn.cuda.kernels.decode import LONG
 from numbattn.cuda.kernels.shared.chunks import SHORT
 from numbattn.cuda.kernels.shared.schedule import next_number
 from numbattn.cuda.plan.planner import DEVICES as GPUS
-from numbattn.kv_cache import FLOAT8
+from numbattn.eight_bits import FLOAT8
 from numbattn.masks import as_mask
 from tests.accuracy import assert_accurate, exact, plain, random
 from tests.test_kv_cache import laid_out

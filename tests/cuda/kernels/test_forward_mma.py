@@ -21,8 +21,8 @@ def check(case, held=True, at_once=1, tile_n=TILE):
     """o and lse. Returns what is known of the PTX, see `launch`."""
     dtype = case.q.dtype
     source = forward_mma(
-        dtype=dtype.name, out_dtype=dtype.name, head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=tile_n, threads=THREADS,
-        held=held, mask=case.mask, score=(), dropout=case.kept_scale != 1,
+        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=tile_n,
+        threads=THREADS, held=held, mask=case.mask, score=(), dropout=case.kept_scale != 1,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape)
     batches, heads, m = lse.shape

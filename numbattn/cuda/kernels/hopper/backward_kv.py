@@ -25,7 +25,6 @@ from ...tile import (
     increase_registers,
     index,
     init_pipelines,
-    launch_dependents,
     operand,
     prefetch_tensor_map,
     release,
@@ -38,7 +37,6 @@ from ...tile import (
     thread_index,
     tma_load_part,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
@@ -49,6 +47,7 @@ from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segm
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
+from ..shared.schedule import overlap_launches
 from ..shared.segments import keys_of
 from ..shared.visibility import (
     band_of,
@@ -347,8 +346,7 @@ def backward_kv(
         scale_log2, kept_scale, at_once, delta_scale,
     ):
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE)
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
         if tile.first >= tile.end:
             return

@@ -22,7 +22,6 @@ from ...tile import (
     full,
     increase_registers,
     init_pipelines,
-    launch_dependents,
     load,
     minimum,
     opaque,
@@ -39,7 +38,6 @@ from ...tile import (
     tma_load,
     tma_load_part,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
@@ -48,7 +46,7 @@ from ...tile import (
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
-from ..shared.schedule import at_once, place_grouped
+from ..shared.schedule import at_once, overlap_launches, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
@@ -240,8 +238,7 @@ def backward_q(
         m_blocks = tiles_of(sight.packing, seqlen_q)
         tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
         init_pipelines(Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE)
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - tile, seqlen_q)  # heaviest first, if causal
         sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
         if m_block * TILE_M >= m_end:                           # a slot without a tile

@@ -14,6 +14,7 @@ As in `backward` MASK follows the exponential. lse is in base 2, and +inf where 
 beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +38,10 @@ from ...tile import (
     tma_load,
 )
 from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
+from ..shared import tables
 from ..shared.dropout import DROPOUT, DROPS
-from ..shared.layouts import DTYPES, array_type, save_sums_step
+from ..shared.layouts import array_type, result_types, save_sums_step
 from ..shared.schedule import at_once
-from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, several, sight_type
 from .forward import warp_specialised
 from .forward_tiles import ROWS, head_dims
@@ -152,11 +153,10 @@ FLOATS = array_type(np.float32, 3)
 
 def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
     """tiles: of what is given; sums: their types, if the kernel takes some behind its results."""
-    results, number = [array_type(DTYPES[out], 4) for out in out_dtypes], types.float32
-    statistics, maps = [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
+    number, statistics, maps = types.float32, [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
     signature = types.void(
-        *[types.uint64] * 4, maps, *results, *sums, *statistics, sight_type(mask), scores_type(score, dtype), DROPS,
-        INDEX, *[number] * 3, INDEX, number,
+        *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, sight_type(mask),
+        scores_type(score, dtype), DROPS, INDEX, *[number] * 3, INDEX, number,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
 
@@ -176,12 +176,7 @@ def size_of(work):
     return max(head_dims(work.problem))
 
 
-def with_results(*names):
-    def parameters(work, tiles):
-        results = tuple(work.dtypes[name].name for name in names)
-        return compiled_in(work, tiles, head_dims(work.problem)) | {"out_dtypes": results, "nbytes": work.nbytes}
-
-    return parameters
+with_results = partial(tables.with_results, sizes=head_dims)
 
 
 def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):

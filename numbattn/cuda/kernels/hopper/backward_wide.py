@@ -20,7 +20,6 @@ from ...tile import (
     get_registers,
     increase_registers,
     init_pipelines,
-    launch_dependents,
     operand,
     prefetch_tensor_map,
     put_registers,
@@ -30,7 +29,6 @@ from ...tile import (
     sync_warpgroup,
     thread_index,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
@@ -40,6 +38,7 @@ from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import key_lengths, keys_step, queries_steps
+from ..shared.schedule import overlap_launches
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
 from .backward_steps import (
@@ -194,8 +193,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE)
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
         if tile.first >= tile.end:
             return

@@ -8,6 +8,7 @@ from ...plan.arguments import Matrix, TmaMatrix
 from ...plan.spec import Spec
 from ...plan.views import VECTOR_BYTES
 from ...tile import (
+    WARP,
     Pipeline,
     advance,
     clear,
@@ -24,7 +25,7 @@ from ...tile import (
 )
 from ...tile.boxes import fits_pages
 from .. import decode as any_gpu
-from ..decode import ARGUMENTS, WARP, WARPS, KeyTiles, Loads, blocks, parameters
+from ..decode import ARGUMENTS, WARPS, KeyTiles, Loads, blocks, parameters
 from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
 

@@ -24,7 +24,7 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ..round_dq import Part, round_spec
+from ..round_dq import DqPart, round_spec
 from .backward_steps import CONSUMERS, PART
 
 
@@ -117,4 +117,4 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
     return share, dq_part, put_dq, finish_dq
 
 
-SPEC = round_spec(lambda work: Part(PART, PART, WARPGROUP, across=1))
+SPEC = round_spec(lambda work: DqPart(PART, PART, WARPGROUP, across=1))

@@ -19,6 +19,7 @@ from ...plan.spec import Spec
 from ...plan.views import VECTOR_BYTES
 from ...tile import (
     INDEX,
+    WARP,
     WARPGROUP,
     Alignment,
     Pipeline,
@@ -34,7 +35,6 @@ from ...tile import (
     full,
     increase_registers,
     init_pipelines,
-    launch_dependents,
     maximum,
     minimum,
     opaque,
@@ -53,7 +53,6 @@ from ...tile import (
     sync_warpgroup,
     thread_index,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
@@ -69,10 +68,11 @@ from ..scores import (
     within_segment,
 )
 from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, sum_type
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.schedule import overlap_launches
 from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.tables import compiled_in
+from ..shared.tables import compiled_in, dtypes_of
 from ..shared.visibility import (
     MASK,
     PACKED,
@@ -100,7 +100,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a produ
 
 
 def forward(
-    *, dtype, out_dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
     bias_dtype="",
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
@@ -117,7 +117,7 @@ def forward(
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
-    IS_STAGED = DTYPES[out_dtype] == dtype
+    IS_STAGED = out_dtypes == (dtype.name,)
     SHARED_O = SHARED_Q.of_columns(head_dim_v) if IS_STAGED else None
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
@@ -135,7 +135,7 @@ def forward(
     schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = consumers, tile_n, REGISTERS[consumers]
     ZERO, LN2 = ACC(0), ACC(LN_2)
-    LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + 32       # threads of different warps
+    LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + WARP      # threads of different warps
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
@@ -320,8 +320,7 @@ def forward(
         matrices = batches * heads
         init_pipelines(WORK_PIPELINE, Q_PIPELINE, O_PIPELINE, K_PIPELINE, V_PIPELINE)
         put_columns()
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(PRODUCER_REGISTERS)
@@ -342,7 +341,7 @@ def forward(
             args = by_rows, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
             compute(ForwardArguments(*args))
 
-    number, matrix = getattr(types, ACC.__name__), array_type(DTYPES[out_dtype], 4)
+    number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
     signature = types.void(
         *[types.uint64] * 3, types.uint64 if IS_STAGED else matrix, several(types.uint64, HAS_TMA_BIAS),
         several(matrix, IS_PACKED), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS,
@@ -366,8 +365,8 @@ SPEC = Spec(
      RaggedMatrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale",
      "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-        "out_dtype": work.dtypes["o"].name, "bias_dtype": dtype_of_tma_bias(work),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o") | {
+        "bias_dtype": dtype_of_tma_bias(work),
     },
     numbers=numbers,
     persistent=True,

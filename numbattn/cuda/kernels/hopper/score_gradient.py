@@ -30,7 +30,6 @@ from ...tile import (
     grid_size,
     increase_registers,
     init_pipelines,
-    launch_dependents,
     load,
     minimum,
     prefetch_tensor_map,
@@ -45,7 +44,6 @@ from ...tile import (
     tma_load,
     tma_load_part,
     wait,
-    wait_on_dependencies,
     warpgroup_index,
     wgmma,
     wgmma_wait,
@@ -54,6 +52,7 @@ from ...tile import (
 from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps, matrices_of
 from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
+from ..shared.schedule import overlap_launches
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, PRODUCER, ROWS, ZERO, WgmmaTiles, save_step, size_of
@@ -188,8 +187,7 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
         m_tile, n0 = tile // n_count, tile % n_count * TILE_N
         at = Diagonal(tile, *matrices_of(matrix, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
         init_pipelines(K_PIPELINE, V_PIPELINE, B_PIPELINE)
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         sync_threads()
         if warpgroup_index() == CONSUMERS:
             decrease_registers(OF_PRODUCER)
@@ -234,8 +232,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
         init_pipelines(K_PIPELINE, V_PIPELINE)
-        launch_dependents()
-        wait_on_dependencies()
+        overlap_launches()
         sync_threads()
         K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         if warpgroup_index() == CONSUMERS:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...tile import (
+    WARP,
     Alignment,
     aligned,
     allocate,
@@ -21,7 +22,6 @@ from ...tile import (
 )
 from .layouts import array_type
 
-WARP = 32
 EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # which arrays hold them
 
 

@@ -6,6 +6,7 @@ A chunk's partial result is written and read again, which long chunks make rare;
 import numpy as np
 
 from ...tile import (
+    WARP,
     allocate,
     device,
     full,
@@ -21,8 +22,6 @@ from ...tile import (
     thread_index,
 )
 from .visibility import sides_of
-
-WARP = 32
 
 SHORT, LONG = 1024, 2048  # keys; 64 sequences of 4096 in chunks of 512 take 3 % longer, of 256 20 %
 MANY = 32768  # keys in short chunks

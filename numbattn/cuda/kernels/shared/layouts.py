@@ -37,9 +37,21 @@ def array_type(dtype, ndim):
     return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
 
 
+def result_types(out_dtypes):
+    """Numba's types of the matrices that a kernel writes."""
+    return [array_type(DTYPES[out], 4) for out in out_dtypes]
+
+
 def vector(dtype):
     """Elements in a vector of 16 bytes."""
     return VECTOR_BYTES // dtype.itemsize
+
+
+def buffers(shared, dtype, threads, rows, widths, stages=1):
+    """For each width a place of tiles in shared memory, and the layout in which so many threads copy one there."""
+    return [
+        (shared.tile(rows, cols, dtype, stages), copy_layout(rows, cols, threads, vector(dtype))) for cols in widths
+    ]
 
 
 def sums(unit, lanes, rows, cols, threads, run=1):

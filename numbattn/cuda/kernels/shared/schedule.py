@@ -1,7 +1,14 @@
 """The tile schedulers: which tile of which matrix a block works on."""
 
-from ...tile import atomic_add, atomic_inc, device, minimum
+from ...tile import atomic_add, atomic_inc, device, launch_dependents, minimum, wait_on_dependencies
 from .visibility import has_band
+
+
+@device
+def overlap_launches():
+    """With the stream's next kernel, whose blocks may start now; what the kernels before have written is there."""
+    launch_dependents()
+    wait_on_dependencies()
 
 
 @device

@@ -13,11 +13,9 @@ to a score counts from those of the packed arrays.
 from typing import Any, NamedTuple
 
 from ...plan.spec import PADDED
-from ...tile import ballot, device, index, lowest_bit, maximum, minimum, shape, thread_index
+from ...tile import WARP, ballot, device, index, lowest_bit, maximum, minimum, shape, thread_index
 from ..intervals import inside
 from .visibility import PACKED, Sight
-
-WARP = 32
 
 
 class Segment(NamedTuple):

@@ -46,6 +46,11 @@ def head_dims(problem):
     return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
 
 
+def size_of_rows(work):
+    """The head_dim under which tables have the rows for this work."""
+    return next(size for size in (64, 128, 256) if size >= max(head_dims(work.problem)))
+
+
 def has_tensor_cores(device):
     return device.cc >= (8, 0)
 
@@ -58,8 +63,7 @@ def is_under_pressure(work):
 def rows_of(table, under_pressure, work):
     """The rows for this work; under register pressure, those of `under_pressure` come first.
     Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
-    unit, largest = (has_tensor_cores(work.device), work.problem.dtype.itemsize), max(head_dims(work.problem))
-    size = next(size for size in (64, 128, 256) if size >= largest)
+    unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
     return tuple([row for rows in tables for row in rows.get(unit, {}).get(size, ())])
 
@@ -73,6 +77,16 @@ def compiled_in(work, tiles, head_dims):
     }  # fmt: skip
 
 
-def parameters(work, tiles):
-    """The parameters of the kernels for any GPU."""
-    return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
+def dtypes_of(work, *names):
+    """The parameter that says what a kernel rounds these results to."""
+    return {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
+
+
+def parameters(work, tiles, sizes=head_dims):
+    """Those of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
+    return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
+
+
+def with_results(*names, sizes=head_dims):
+    """`parameters`, and the dtypes of these results."""
+    return lambda work, tiles: parameters(work, tiles, sizes) | dtypes_of(work, *names)

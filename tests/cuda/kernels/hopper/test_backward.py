@@ -7,7 +7,7 @@ import numbattn as na
 from numbattn.cuda.kernels.hopper.backward_kv import backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import backward_q
 from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
-from numbattn.cuda.kernels.round_dq import Part, round_dq
+from numbattn.cuda.kernels.round_dq import DqPart, round_dq
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
@@ -49,7 +49,7 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
         case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if adds_dq:
-        part = Part(64, 64, 128, across=1)
+        part = DqPart(64, 64, 128, across=1)
         source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
         parts = batches * heads * -(-m // 64)
         launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
