@@ -27,7 +27,7 @@ def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, 
          deterministic=False, score=(), slopes=None, **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
     about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1,
-             "page_size": 0, "cache": None, "sharers": 1} | sizes
+             "page_size": 0, "cache": None, "sharers": 1, "batch": (16, 16)} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
     dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], problem.dtype)
@@ -72,7 +72,9 @@ def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
 
 
 def row(head_dim, keys=1000, seqlen_k=1000, **others):
-    found, _ = hopper.forward.SPEC.tiles(work(d=head_dim, keys=keys, seqlen_k=seqlen_k, **others))
+    """Of as many queries as fill all work tiles, and work tiles as keep all multiprocessors busy, if not of others."""
+    sizes = {"seqlen_k": seqlen_k, "seqlen_q": 1536, "batch": (HOPPER.multiprocessors,)} | others
+    found, _ = hopper.forward.SPEC.tiles(work(d=head_dim, keys=keys, **sizes))
     return found
 
 
@@ -102,9 +104,21 @@ def test_few_queries_have_the_row_in_which_most_heads_share(keys):
 
     instead = (NARROW if keys < MANY else LONG)[128]
     assert (instead.consumers, USUAL[128].consumers) == (3, 2)
-    assert found(128, 8, 64) == found(128, 2, 1) == USUAL[128]
-    assert {found(128, *others) for others in [(1, 1), (3, 64), (8, 65), (8, 64, "keys")]} == {instead}
+    assert found(128, 3, 64) == found(128, 1, 192) == instead
+    assert found(128, 8, 64) == found(128, 2, 1) == found(128, 3, 64, "keys") == USUAL[128]
     assert found(64, 8, 128) == USUAL[64]
+
+
+@pytest.mark.parametrize(("batch", "queries", "options", "table"), [
+    ((4, 16), 4096, {}, LONG),                                # 11 waves of 192, 16 of 128
+    ((16,), 4096, {}, USUAL),                                 # 3, 4
+    ((16,), 2048, {}, USUAL),                                 # 2, 2
+    ((16,), 2048, {"mask_kinds": (na.Causal,)}, LONG),        # light tiles fill up what is left
+    ((16,), 2048, {"mask_kinds": (na.Window,), "seqlen_k": 8192}, USUAL),
+    ((1,), 192, {}, USUAL), ((264,), 192, {}, LONG),          # 256 rows for 192 queries
+])  # fmt: skip
+def test_multiprocessors_do_not_wait_for_a_last_few_tiles(batch, queries, options, table):
+    assert row(128, MANY, **{"seqlen_k": MANY} | options, batch=batch, seqlen_q=queries) == table[128]
 
 
 @pytest.mark.parametrize(("cc", "dtype", "takes"), [

@@ -1,5 +1,6 @@
 """Which tiles the forward kernel on Hopper takes: tables, each row as measured, and which table is for which work."""
 
+import math
 from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
@@ -37,6 +38,7 @@ LONG = {  # instead, where a query sees MANY keys or more
     128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
 }
 MANY = 2048
+GAIN = 1.07  # by which these are faster than the usual ones, at least, where neither wastes anything
 NARROW = {  # instead, for bands narrower than seqlen_k: smaller tiles waste less at its edges
     128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 6 % faster than 128 keys
 }
@@ -93,11 +95,12 @@ def traits(work):
 
 
 def warpgroups(work):
-    """The row for this work; with few queries, the usual one if that packs more heads of a group into a work tile."""
+    """The row for this work; the usual one if that packs more heads of a group into a work tile, or wastes less."""
     size, found = max(head_dims(work.problem)), traits(work)
-    table = first_of(CHOICES, found)
-    rows = (table[size],) if found & REGISTERS else (table[size], USUAL[size])
-    return max(rows, key=lambda row: heads_per_tile(row, work))
+    row, usual = first_of(CHOICES, found)[size], USUAL[size]
+    if found & REGISTERS:
+        return row
+    return max((row, usual), key=lambda x: (heads_per_tile(x, work), busy(x, work) * (GAIN if x is row else 1)))
 
 
 def rows(work):
@@ -113,6 +116,22 @@ def heads_per_tile(row, work):
     group_size, seqlen_q = work.problem.group_size, work.problem.seqlen_q
     divisors = (n for n in range(1, row.consumers + 1) if row.consumers % n == group_size % n == 0)
     return max(n for n in divisors if n == 1 or n * seqlen_q <= row.tile_m)
+
+
+def busy(row, work):
+    """Of the multiprocessors' time the share that is spent on queries, where all work tiles take equally long: they
+    wait for the last ones, whose rows may be beyond the queries."""
+    if is_uneven(work):
+        return 1
+    together, seqlen_q, matrices = heads_per_tile(row, work), work.problem.seqlen_q, math.prod(work.problem.batch)
+    tiles = matrices // together * -(-seqlen_q * together // row.tile_m)
+    all_at_once = work.device.multiprocessors
+    return matrices * seqlen_q / (-(-tiles // all_at_once) * all_at_once * row.tile_m)
+
+
+def is_uneven(work):
+    """Whether some tiles of queries see more keys than others."""
+    return has_band(work.problem) and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
 
 
 def matrices_in_l2(head_dim):
@@ -133,9 +152,7 @@ def is_for_hopper(work):
 
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `forward`."""
-    # Some tiles of queries see more keys than others
-    uneven = has_band(work.problem) and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
     together = heads_per_tile(tiles, work)
     at_once = matrices_in_l2(work.problem.head_dim) if has_band(work.problem) or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
-    return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not uneven)}
+    return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not is_uneven(work))}
