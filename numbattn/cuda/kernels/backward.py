@@ -45,7 +45,7 @@ from ..tile import (
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, left_operand, sum_type, sums, vector
+from .shared.layouts import DTYPES, array_type, left_operand, product_step, sum_type, sums, vector
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
 from .shared.tables import Staged, parameters, rows_of
@@ -62,15 +62,13 @@ from .shared.visibility import (
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
-    nbytes,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
+    dropout, nbytes,
 ):  # fmt: skip
     """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
-    COLS = S_TILE.col_vector()
     shared = SharedMemory()
     (SHARED_K, COPY_K), (SHARED_V, COPY_V), (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = (
         (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
@@ -78,6 +76,8 @@ def backward_kv(
             (1, tile_n, head_dim), (1, tile_n, head_dim_v), (stages, tile_m, head_dim), (stages, tile_m, head_dim_v)
         )
     )  # fmt: skip
+    S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC)
+    COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
@@ -91,8 +91,8 @@ def backward_kv(
     @device
     def fetch_q(stage, Q, lse, delta, m0):
         copy_async(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
-        copy_async(allocate(SHARED_LSE, stage), lse, COLS, m0)
-        copy_async(allocate(SHARED_DELTA, stage), delta, COLS, m0)
+        copy_async(allocate(SHARED_LSE, stage), lse, COPY_ROW, m0)
+        copy_async(allocate(SHARED_DELTA, stage), delta, COPY_ROW, m0)
 
     @device
     def fetch_do(stage, dO, m0):
@@ -140,11 +140,11 @@ def backward_kv(
                     fetch_do(1 - stage, dO, m_block * TILE_M)
                     fetch_q(1 - stage, Q, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
-                dP = dot(S_TILE, sV, sdO.T)                     # line 17: dP = dO V^T
+                dP = product(sV, sdO)                           # line 17: dP = dO V^T
                 if IN_TURN:
                     wait_copies()
                     sync_threads()                              # Q has arrived
-                S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
+                S = product(sK, sQ)                             # line 11: S = scale Q K^T, transposed
                 S, F = apply(S, scores, batch, head, query + m0, key + n0)
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
                 P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
@@ -175,14 +175,12 @@ def backward_kv(
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
-    nbytes,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
+    dropout, nbytes,
 ):  # fmt: skip
     """dQ; a row of S, P, dP and dS is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
-    ROWS = S_TILE.row_vector()
     shared = SharedMemory()
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO), (SHARED_K, COPY_K), (SHARED_V, COPY_V) = (
         (shared.tile(*shape, dtype, count), copy_layout(*shape, threads, vector(dtype)))
@@ -190,6 +188,8 @@ def backward_q(
             (1, tile_m, head_dim), (1, tile_m, head_dim_v), (stages, tile_n, head_dim), (stages, tile_n, head_dim_v)
         )
     )  # fmt: skip
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC)
+    ROWS = S_TILE.row_vector()
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
@@ -246,13 +246,13 @@ def backward_q(
                 fetch_v(1 - stage, V, n_block * TILE_N)
                 fetch_k(1 - stage, K, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
-            dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
+            dP = product(sdO, sV)                               # line 17: dP = dO V^T
             if IN_TURN:
                 wait_copies()
                 sync_threads()                                  # K has arrived, all have read V
                 if n_block < n_blocks:
                     fetch_v(stage, V, n_block * TILE_N)         # in flight while S and dQ are computed
-            S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
+            S = product(sQ, sK)                                 # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, query + m0, key + n0)
             P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
@@ -281,7 +281,7 @@ TILES_KV = {  # two accumulators, keys x head_dim
         64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
         128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2),       # both passes 32, 28
+            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2, True),     # both passes 32, 31
             Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8),
         ),
     },
@@ -289,8 +289,8 @@ TILES_KV = {  # two accumulators, keys x head_dim
         64: (Staged("mma", 16, 128, 256, stages=2), Staged("mma", 8, 64, 128)),       # 40; on CUDA cores 14
         128: (Staged("mma", 16, 64, 256, 8, 2), Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8)),
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 32, 256, 16), Staged("mma", 16, 32, 256, 16),           # both passes 21, 14
-            Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
+            Staged("mma", 32, 32, 256, 16), Staged("mma", 16, 32, 256, 16, 1, True),      # both passes 21, 17
+            Staged("mma", 8, 32, 256, 16, 2, True), Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
         ),
     },
     (False, 2): {
@@ -309,7 +309,12 @@ TILES_KV = {  # two accumulators, keys x head_dim
         256: (Staged("fma", 4, 8, 256, 32),),
     },
 }
-UNDER_PRESSURE_KV = {(True, 8): {64: (Staged("mma", 8, 128, 256, stages=2),)}}
+UNDER_PRESSURE_KV = {
+    (True, 8): {
+        64: (Staged("mma", 8, 128, 256, stages=2),),
+        256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 8, 32, 256, 16, 2, True)),
+    }
+}
 TILES_Q = {
     (True, 2): {
         64: (Staged("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
@@ -328,7 +333,7 @@ TILES_Q = {
         64: (Staged("mma", 128, 16, 256, stages=2), Staged("mma", 64, 16, 128, stages=2)),    # 37
         128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 128, 8),
+            Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 128, 8, 1, True),
             Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8),
         ),
     },
@@ -350,7 +355,10 @@ TILES_Q = {
 }
 UNDER_PRESSURE_Q = {
     (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
-    (True, 8): {128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128))},
+    (True, 8): {
+        128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128)),
+        256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 256, 16, 1, True)),
+    },
 }
 
 

@@ -42,21 +42,27 @@ BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 @simulated_only
 @BOTH
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("unit", "tile", "lanes"), [("fma", 16, 4), ("mma", 32, 4), ("mma", 16, 8)])
-def test_two_warps(rng, unit, tile, lanes, stages, sums_of):
-    """They share the tiles that they loop over; with 8 lanes the rows, too."""
+@pytest.mark.parametrize(("unit", "tile", "lanes", "sliced"), [
+    ("fma", 16, 4, False), ("mma", 32, 4, False), ("mma", 16, 8, False), ("mma", 16, 8, True),
+])  # fmt: skip
+def test_two_warps(rng, unit, tile, lanes, sliced, stages, sums_of):
+    """They share the tiles that they loop over; with 8 lanes the rows, too, or the depth of S and dP."""
     m, n, tile_m, tile_n = (16, 40, tile, 16) if sums_of == "q" else (40, 16, 16, tile)
-    check(call(rng, heads=2, m=m, n=n), sums_of, Staged(unit, tile_m, tile_n, 64, lanes, stages))
+    check(call(rng, heads=2, m=m, n=n), sums_of, Staged(unit, tile_m, tile_n, 64, lanes, stages, sliced), (16, 16))
 
 
 @compiled_only
 @pytest.mark.parametrize(("sums_of", "tiles", "dtype", "size"), [
     ("q", Staged("mma", 32, 32, 256, 16), "float64", 192), ("kv", Staged("mma", 32, 32, 256, 16), "float64", 192),
+    ("q", Staged("mma", 32, 16, 128, 8, 1, True), "float64", 256),
+    ("kv", Staged("mma", 16, 32, 256, 16, 1, True), "float64", 256),
+    ("kv", Staged("mma", 16, 64, 256, 8, 2, True), "float32", 256),
 ])  # fmt: skip
 def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
     """Those whose warps share rows, with aligned rows."""
     case = call(rng, np.dtype(dtype), m=70, n=40, d=size, e=size, causal=True)
-    check(case, sums_of, tiles, (size, size), nbytes=16)
+    known = check(case, sums_of, tiles, (size, size), nbytes=16)
+    assert not (tiles.sliced and +known.conflicts)
 
 
 MASKS = {
