@@ -56,6 +56,9 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("forward", "float32", 32, 64, "blocks", cc=(8, 9), **DROPOUT, **UNALIGNED),
     row("forward", "float32", 256, 64, "dense", cc=(10, 0)),
     row("backward_kv", "float32", 128, 32, cc=(12, 0)),
+    row("backward_kv", "float64", 256, 256, "packed"),
+    row("backward_kv", "float64", 256, 256, ALL, **DROPOUT),
+    row("backward_q", "float64", 256, 256, ALL, **DROPOUT),
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
     row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
     row("bias_gradient", "float16", 256, 256, "", "bias float16 16, softcap", keys=MANY),
@@ -159,7 +162,9 @@ SPILLS = [
     # dK and dV in float64
     row("backward_kv", "float64", 64, 64, EDGES, cc=(8, 0), **DROPOUT, spills=64),
     row("backward_kv", "float64", 128, 128, "bits", cc=(7, 5), spills=384),
-    row("backward_kv", "float64", 256, 256, "packed", spills=64),
+    row("backward_kv", "float64", 192, 192, "packed", **DROPOUT, spills=192),
+    row("backward_kv", "float64", 256, 256, "hi", spills=64),
+    row("backward_kv", "float32", 256, 256, ALL, **DROPOUT, spills=16),
     # where much is looked up, or a derivative is: dP is started behind dV
     row("backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
     row("backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),

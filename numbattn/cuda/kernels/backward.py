@@ -4,8 +4,11 @@ float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from 
 
 `backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
 queries and loops over the keys in its sight: dQ. Both recompute P from lse. Without atomics the gradients are bitwise
-reproducible. One source for tensor cores and CUDA cores, as in the forward pass. With two pipeline stages the next
-tile is in flight while this one is computed. Tiles of packed arrays end with their segment.
+reproducible. One source for tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
+their segment.
+
+With two pipeline stages the next tile is in flight while this one is computed. With one, Q and dO, or K and V, take
+turns: each is in flight while the products of the other one are computed, for which dP comes before S.
 
 Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP is masked too, since 0 * NaN is NaN.
 """
@@ -24,6 +27,7 @@ from ..tile import (
     block_index,
     capped,
     copy_async,
+    copy_layout,
     device,
     dot,
     exp2,
@@ -41,7 +45,17 @@ from ..tile import (
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
+from .shared.layouts import (
+    DTYPES,
+    array_type,
+    buffers,
+    left_operand,
+    product_step,
+    result_types,
+    sum_type,
+    sums,
+    vector,
+)
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
 from .shared.tables import Staged, rows_of, with_results
@@ -58,22 +72,22 @@ from .shared.visibility import (
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
-    nbytes,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
+    dropout, nbytes,
 ):  # fmt: skip
     """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
-    COLS = S_TILE.col_vector()
     shared = SharedMemory()
     widths = head_dim, head_dim_v
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
+    S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC)
+    COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
+    TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
     sees = element_test(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
@@ -82,11 +96,14 @@ def backward_kv(
     tile_of, sight_of, scores_of = slot_step(mask, "k", tile_n), sight_step(mask), within_segment(score)
 
     @device
-    def fetch_tile(stage, Q, dO, lse, delta, m0):
+    def fetch_q(stage, Q, lse, delta, m0):
         copy_async(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
+        copy_async(allocate(SHARED_LSE, stage), lse, COPY_ROW, m0)
+        copy_async(allocate(SHARED_DELTA, stage), delta, COPY_ROW, m0)
+
+    @device
+    def fetch_do(stage, dO, m0):
         copy_async(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
-        copy_async(allocate(SHARED_LSE, stage), lse, COLS, m0)
-        copy_async(allocate(SHARED_DELTA, stage), delta, COLS, m0)
 
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
         batches, heads, _ = shape(mLse)
@@ -115,35 +132,43 @@ def backward_kv(
             stage = index(0)
             sync_threads()                                      # all have read the last tile of the previous head
             if m_block < m_blocks:
-                fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
+                fetch_do(stage, dO, m_block * TILE_M)
+                if not IN_TURN:
+                    fetch_q(stage, Q, lse, delta, m_block * TILE_M)
             while m_block < m_blocks:                           # Alg. 4 line 9
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
                 m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
                 wait_copies()
-                sync_threads()                                  # this tile has arrived, all have read the last one
-                if STAGES == 2 and m_block < m_blocks:
-                    fetch_tile(1 - stage, Q, dO, lse, delta, m_block * TILE_M)
+                sync_threads()                                  # dO has arrived, or both; all have read the last Q
+                if IN_TURN:
+                    fetch_q(stage, Q, lse, delta, m0)           # in flight while dP is computed
+                elif m_block < m_blocks:
+                    fetch_do(1 - stage, dO, m_block * TILE_M)
+                    fetch_q(1 - stage, Q, lse, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
-                S = dot(S_TILE, sK, sQ.T)                       # line 11: S = scale Q K^T, transposed
+                dP = product(sV, sdO)                           # line 17: dP = dO V^T
+                if IN_TURN:
+                    wait_copies()
+                    sync_threads()                              # Q has arrived
+                S = product(sK, sQ)                             # line 11: S = scale Q K^T, transposed
                 S, F = apply(S, scores, batch, head, query + m0, key + n0)
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
                 P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
-                dP = dot(S_TILE, sV, sdO.T)                     # line 17: dP = dO V^T
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     visible = sees(sight, band, batch, head, m0, n0)
                     P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
                     F = where(visible, F, 0)
                 Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
                 dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
+                if IN_TURN and m_block < m_blocks:
+                    sync_threads()                              # all have read dO
+                    fetch_do(stage, dO, m_block * TILE_M)       # in flight while dK is computed
                 D = get(allocate(SHARED_DELTA, stage), COLS)
                 dS = pull_back(P * (dP * Z - D), F)             # lines 18 and 20: dS = P (dP Z - D)
                 dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
-                if STAGES == 2:
+                if not IN_TURN:
                     stage = 1 - stage
-                elif m_block < m_blocks:
-                    sync_threads()
-                    fetch_tile(stage, Q, dO, lse, delta, m_block * TILE_M)
         save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
@@ -151,20 +176,20 @@ def backward_kv(
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, mask, score, dropout,
-    nbytes,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
+    dropout, nbytes,
 ):  # fmt: skip
     """dQ; a row of S, P, dP and dS is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
-    ROWS = S_TILE.row_vector()
     shared = SharedMemory()
     widths = head_dim, head_dim_v
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC)
+    ROWS = S_TILE.row_vector()
     left = left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF, STAGES = tile_m, tile_n, Alignment(nbytes), stages
+    TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
@@ -172,8 +197,11 @@ def backward_q(
     sight_of, scores_of = sight_step(mask), within_segment(score)
 
     @device
-    def fetch_tile(stage, K, V, n0):
+    def fetch_k(stage, K, n0):
         copy_async(allocate(SHARED_K, stage), K, COPY_K, n0)
+
+    @device
+    def fetch_v(stage, V, n0):
         copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
 
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
@@ -198,7 +226,9 @@ def backward_q(
         sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), index(0)
         copy_async(sQ, aligned(mQ[batch, head][query : query + length_q], ROWS_OF), COPY_Q, m0)
         copy_async(sdO, aligned(mDO[batch, head][query : query + length_q], ROWS_OF), COPY_DO, m0)
-        fetch_tile(stage, K, V, n_block * TILE_N)
+        fetch_v(stage, V, n_block * TILE_N)
+        if not IN_TURN:
+            fetch_k(stage, K, n_block * TILE_N)
         lse_log2 = load(mLse[batch, head][row : row + length_q], ROWS, m0)
         D = load(mDelta[batch, head][row : row + length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
@@ -207,14 +237,22 @@ def backward_q(
             n_block += 1
             n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
             wait_copies()
-            sync_threads()                                      # this tile has arrived, all have read the last one
-            if STAGES == 2 and n_block < n_blocks:
-                fetch_tile(1 - stage, K, V, n_block * TILE_N)
+            sync_threads()                                      # V has arrived, or both; all have read the last K
+            if IN_TURN:
+                fetch_k(stage, K, n0)                           # in flight while dP is computed
+            elif n_block < n_blocks:
+                fetch_v(1 - stage, V, n_block * TILE_N)
+                fetch_k(1 - stage, K, n_block * TILE_N)
             sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
-            S = dot(S_TILE, sQ, sK.T)                           # line 11: S = scale Q K^T
+            dP = product(sdO, sV)                               # line 17: dP = dO V^T
+            if IN_TURN:
+                wait_copies()
+                sync_threads()                                  # K has arrived, all have read V
+                if n_block < n_blocks:
+                    fetch_v(stage, V, n_block * TILE_N)         # in flight while S and dQ are computed
+            S = product(sQ, sK)                                 # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, query + m0, key + n0)
             P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
-            dP = dot(S_TILE, sdO, sV.T)                         # line 17: dP = dO V^T
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(sight, band, batch, head, m0, n0)
                 P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
@@ -222,11 +260,8 @@ def backward_q(
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
-            if STAGES == 2:
+            if not IN_TURN:
                 stage = 1 - stage
-            elif n_block < n_blocks:
-                sync_threads()
-                fetch_tile(stage, K, V, n_block * TILE_N)
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
     return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
@@ -249,7 +284,7 @@ TILES_KV = {  # two accumulators, keys x head_dim
         64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
         128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2),       # both passes 32, 28
+            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2, True),     # both passes 32, 31
             Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8),
         ),
     },
@@ -257,8 +292,8 @@ TILES_KV = {  # two accumulators, keys x head_dim
         64: (Staged("mma", 16, 128, 256, stages=2), Staged("mma", 8, 64, 128)),       # 40; on CUDA cores 14
         128: (Staged("mma", 16, 64, 256, 8, 2), Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8)),
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 16, 32, 256, 16, 2), Staged("mma", 16, 32, 256, 16),        # both passes 15, 14
-            Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
+            Staged("mma", 32, 32, 256, 16), Staged("mma", 16, 32, 256, 16, 1, True),      # both passes 21, 17
+            Staged("mma", 8, 32, 256, 16, 2, True), Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
         ),
     },
     (False, 2): {
@@ -277,7 +312,12 @@ TILES_KV = {  # two accumulators, keys x head_dim
         256: (Staged("fma", 4, 8, 256, 32),),
     },
 }
-UNDER_PRESSURE_KV = {(True, 8): {64: (Staged("mma", 8, 128, 256, stages=2),)}}
+UNDER_PRESSURE_KV = {
+    (True, 8): {
+        64: (Staged("mma", 8, 128, 256, stages=2),),
+        256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 8, 32, 256, 16, 2, True)),
+    }
+}
 TILES_Q = {
     (True, 2): {
         64: (Staged("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
@@ -296,7 +336,7 @@ TILES_Q = {
         64: (Staged("mma", 128, 16, 256, stages=2), Staged("mma", 64, 16, 128, stages=2)),    # 37
         128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),
         256: (  # the first up to a head_dim of 192
-            Staged("mma", 32, 16, 128, 8, 2), Staged("mma", 32, 16, 128, 8),
+            Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 128, 8, 1, True),
             Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8),
         ),
     },
@@ -318,7 +358,10 @@ TILES_Q = {
 }
 UNDER_PRESSURE_Q = {
     (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
-    (True, 8): {128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128))},
+    (True, 8): {
+        128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128)),
+        256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 256, 16, 1, True)),
+    },
 }
 
 

@@ -12,7 +12,7 @@ plain one. Numbers take the dtype of the tile that they meet.
 | heads_as_rows, rows_of_pages | several as one | |
 | has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
-| SharedMemory, allocate | places in shared memory, and the tiles there | |
+| SharedMemory, allocate, columns | places in shared memory, the tiles there, some columns of one | |
 | put, get, clear | a tile to shared memory, from there; zeros | st.shared, stmatrix, ld.shared |
 | put_number, get_number | an integer, likewise | st.shared, ld.shared |
 | full, row_index, col_index, diagonal_index, cols_between | a number everywhere; where elements lie | mov, add |
@@ -77,7 +77,7 @@ from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pa
 from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
 from .product import dot
 from .reductions import part_sum, row_max, row_sum
-from .shared_memory import SharedMemory, allocate, clear, get, get_number, put, put_number
+from .shared_memory import SharedMemory, allocate, clear, columns, get, get_number, put, put_number
 from .simulator import DeadlockError, RaceError, simulate
 from .synchronisation import (
     atomic_add,
@@ -144,6 +144,7 @@ __all__ = [
     "col_index",
     "cols_between",
     "column_halves",
+    "columns",
     "commit",
     "commit_copies",
     "convert",

@@ -5,6 +5,8 @@ move 512 bytes of a tile at a time, and only a tile of the same layout finds its
 shared memory in that order, and from there added in the background, by one thread's order. Or each thread adds its own
 registers, one by one before 9.0: there they are better in lines, one register of thread 0, of thread 1, ...
 
+Shared memory alone holds float64 in that order, too: two registers of each thread.
+
     >>> TILE = simt(2, 64, 32, 16, 4)
     >>> PLACE = SharedMemory().tile(1, 128, np.float32)
     >>> def kernel(x, y):
@@ -28,7 +30,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from .emit import F32, GLOBAL, I32, I64, VOID, asm, capability, load_vector, store_vector, thread_index
-from .fragment import Fragment, FragmentType, check_tile, name_of
+from .fragment import FLOATS, Fragment, FragmentType, check_dtype, check_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .simulator import thread_index as my_index
@@ -36,7 +38,7 @@ from .synchronisation import emit_element
 from .tma import check_line, emit_commit, start_store
 from .world import primitive
 
-RUN = 4  # registers that are moved at once
+RUN = 4  # registers of float32 that are moved at once
 
 
 def _places(layout, run=RUN):
@@ -45,18 +47,22 @@ def _places(layout, run=RUN):
     return (i // run * layout.threads + my_index() % layout.threads) * run + i % run
 
 
-def _check(word, layout, holder, cols=None):
+def _check(word, layout, holder, cols=None, dtype="float32", run=RUN):
     size = prod(layout.shape)
-    if name_of(holder.dtype) != "float32" or (size if cols is None else cols) != size:
-        raise TypingError(f"{word}: no {cols or ''} {holder.dtype} hold {size} float32 of {layout}")
-    if prod(layout.slots) % RUN or layout.idle_bits():
-        raise TypingError(f"{word}: {layout} has no multiple of {RUN} registers, each its own")
+    if name_of(holder.dtype) != dtype or (size if cols is None else cols) != size:
+        raise TypingError(f"{word}: no {cols or ''} {holder.dtype} hold {size} {dtype} of {layout}")
+    if prod(layout.slots) % run or layout.idle_bits():
+        raise TypingError(f"{word}: {layout} has no multiple of {run} registers, each its own")
 
 
-def _check_shared(word, shared, layout):
-    _check(word, layout, shared.plan, shared.plan.cols)
-    if shared.plan.rows > 1:
-        raise TypingError(f"{word}: {shared.plan} has more than one row")
+def _check_shared(word, shared, layout, dtype):
+    """Returns how many registers are moved at once."""
+    plan = shared.plan
+    check_dtype(word, dtype, FLOATS)
+    _check(word, layout, plan, plan.cols, name_of(dtype), plan.vector)
+    if plan.rows > 1:
+        raise TypingError(f"{word}: {plan} has more than one row")
+    return plan.vector
 
 
 @primitive
@@ -72,21 +78,21 @@ def put_registers(shared, tile):
     >>> run(kernel, np.arange(128, dtype=np.float32).reshape(2, 64), np.zeros((1, 8)))
     array([[ 0.,  1., 32., 33.,  2.,  3., 34., 35.]])
     """
-    check_tile("put_registers", tile, {"float32"})
-    _check_shared("put_registers", shared, tile.layout)
-    shared.write(0, _places(tile.layout), tile.registers.reshape(-1))
+    check_tile("put_registers", tile)
+    run = _check_shared("put_registers", shared, tile.layout, tile.dtype)
+    shared.write(0, _places(tile.layout, run), tile.registers.reshape(-1))
 
 
 @put_registers.lowering
 def put_registers(shared, tile):
-    check_tile("put_registers", tile, {"float32"})
-    _check_shared("put_registers", shared, tile.layout)
+    check_tile("put_registers", tile)
+    run = _check_shared("put_registers", shared, tile.layout, tile.dtype)
 
     def generate(b, pointer, value):
         registers = [x for row in unpack(b, tile, value) for x in row]
-        start = _mine(b, tile.layout, pointer)
-        for at in range(0, len(registers), RUN):
-            store_vector(b, registers[at : at + RUN], b.gep(start, [I32(at * tile.layout.threads)]))
+        start = _mine(b, tile.layout, pointer, run)
+        for at in range(0, len(registers), run):
+            store_vector(b, registers[at : at + run], b.gep(start, [I32(at * tile.layout.threads)]))
 
     return types.void(shared, tile), generate
 
@@ -104,15 +110,15 @@ def get_registers(shared, layout):
     >>> run(kernel, np.arange(128, dtype=np.float32), np.zeros((1, 8)))
     array([[ 0.,  1.,  4.,  5.,  8.,  9., 12., 13.]])
     """
-    _check_shared("get_registers", shared, layout)
-    return Fragment(layout, shared.read(0, _places(layout)).reshape(layout.slots))
+    run = _check_shared("get_registers", shared, layout, shared.plan.dtype)
+    return Fragment(layout, shared.read(0, _places(layout, run)).reshape(layout.slots))
 
 
 @get_registers.lowering
 def get_registers(shared, layout):
-    _check_shared("get_registers", shared, layout.value)
-    out = FragmentType(layout.value, types.float32)
-    return out(shared, layout), lambda b, pointer, _: _gather(b, out, _mine(b, out.layout, pointer))
+    run = _check_shared("get_registers", shared, layout.value, shared.dtype)
+    out = FragmentType(layout.value, shared.dtype)
+    return out(shared, layout), lambda b, pointer, _: _gather(b, out, _mine(b, out.layout, pointer, run), run)
 
 
 @primitive

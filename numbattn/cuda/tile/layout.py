@@ -291,7 +291,8 @@ def copy_layout(rows, cols, threads, vector):
 def mma(rows, cols, threads, across=1):
     """Accumulators on the tensor cores, as mma.sync m16n8 and wgmma hold them: 16 rows a warp, one below the other.
 
-    `across` warps share these rows: 8 columns are dealt to each in turn.
+    `across` warps share these rows: 8 columns are dealt to each in turn. As many groups of warps have all of the rows,
+    one group after the other, each as in mma(rows, cols, threads // across).
 
     >>> mma(64, 32, 128).slots, mma(64, 32, 128).cols.offsets
     ((2, 8), (0, 1, 8, 9, 16, 17, 24, 25))
@@ -301,10 +302,10 @@ def mma(rows, cols, threads, across=1):
     warps = threads // WARP // across
     row_axis = Axis(
         rows,
-        ((2, 3, 1), (WARP_BITS + log2(across), log2(warps), 16)),
+        ((2, 3, 1), (WARP_BITS, log2(warps), 16)),
         tuple(start + i for start in range(0, rows, 16 * warps) for i in (0, 8)),
     )
-    dealt = deal(cols, WARP_BITS, across, 8)
+    dealt = deal(cols, WARP_BITS + log2(warps), across, 8)
     col_axis = Axis(cols, ((0, 2, 2), *dealt.fields), tuple(start + i for start in dealt.offsets[::8] for i in (0, 1)))
     return Layout(row_axis, col_axis, threads, "mma")
 

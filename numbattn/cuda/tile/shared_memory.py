@@ -57,9 +57,11 @@ class SharedTile(Place):
     """
 
     widened: Any = None  # the dtype that products widen elements of 8 bits to
+    whole: int = 0  # columns of the tile of which these are some; 0 if they are all
 
     def __str__(self):
-        return super().__str__() + (f", widened to {self.widened}" if self.widened is not None else "")
+        widened = f", widened to {self.widened}" if self.widened is not None else ""
+        return super().__str__() + widened + f", of {self.whole} columns" * bool(self.whole)
 
     @property
     def factor(self):
@@ -67,7 +69,8 @@ class SharedTile(Place):
 
     @property
     def pitch(self):
-        return self.cols + self.vector if self.rows > 1 else self.cols
+        cols = self.whole or self.cols
+        return cols + self.vector if self.rows > 1 else cols
 
     @property
     def nbytes(self):
@@ -222,6 +225,42 @@ def emit_stage(b, plan, stage):
     """The pointer to a stage."""
     at = b.gep(shared_memory(b, plan.offset), [b.mul(stage, I32(plan.stride))])
     return b.bitcast(at, ir.PointerType(LLVM[element_type(plan.dtype)], SHARED))
+
+
+@primitive
+def columns(tile, part, parts):
+    """The columns of one of so many parts of a tile, a literal; each part is of whole vectors of 16 bytes.
+
+    >>> WIDE = SharedMemory().tile(2, 8, np.float32)
+    >>> def kernel(x, y):
+    ...     for part in range(2):
+    ...         put(columns(allocate(WIDE), part, 2), load(x, TILE, 0))
+    ...     sync_threads()
+    ...     save(y, get(allocate(WIDE), simt(2, 8, 32, 4, 2)), 0)
+    >>> run(kernel, ARRAY, np.zeros((2, 8)))[0]
+    array([0., 1., 2., 3., 0., 1., 2., 3.])
+    """
+    plan = _part_of(tile.plan, parts)
+    first = int(part) * plan.cols
+    return Tile(plan, tile.memory, tile.values, tile.granules, tile.places[:, first : first + plan.cols])
+
+
+@columns.lowering
+def columns(tile, part, parts):
+    if not isinstance(parts, types.IntegerLiteral):
+        return None
+    plan = _part_of(tile.plan, parts.literal_value)
+
+    def generate(b, pointer, part, _):
+        return b.gep(pointer, [b.mul(part, I32(plan.cols))])
+
+    return TileType(plan)(tile, types.int32, parts), generate
+
+
+def _part_of(plan, parts):
+    if not isinstance(plan, SharedTile) or plan.transposed or plan.cols % (parts * plan.vector):
+        raise TypingError(f"columns: {plan} has no {parts} parts of whole vectors")
+    return replace(plan, cols=plan.cols // parts, whole=plan.whole or plan.cols)
 
 
 def check_shape(name, plan, layout):

@@ -1,49 +1,68 @@
-"""In tiles of 16 queries and keys, simulated; test_passes has those of a plan, compiled."""
+"""In tiles of 16 queries and keys, simulated, and rows of tables, compiled; test_passes has more of those of a plan."""
 
 import numpy as np
 import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.backward import backward_kv, backward_q
+from numbattn.cuda.kernels.shared.tables import Staged
 from tests.accuracy import assert_accurate
-from tests.tools.launch import launch, poisoned, simulated_only
+from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
 from .calls import call, padded
 
-pytestmark = simulated_only
+SMALL = Staged("fma", 16, 16, 32, 4)
 
 
-def check(case, sums_of, unit="fma", threads=32, tile=16, stages=1, lanes=4):
-    """The gradients of `sums_of`, "q" or "kv"."""
+def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
+    """The gradients of `sums_of`, "q" or "kv"; what is known of the PTX, compiled. sizes: the rounded head_dims."""
     dtype, kept = case.q.dtype, "q" if sums_of == "q" else "k"
     inputs = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
-    tiles = {"tile_m": tile, "tile_n": 16} if kept == "q" else {"tile_m": 16, "tile_n": tile}
     source = (backward_q if kept == "q" else backward_kv)(
-        dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=16, head_dim_v=8, threads=threads, unit=unit,
-        lanes=lanes, stages=stages, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0, **tiles,
+        dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
+        **tiles._asdict(), mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
     )  # fmt: skip
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]
-    launch(
-        source.function, (batches * heads * -(-rows // tile), 1, 1), threads, source.shared, case.q, case.k, case.v,
-        case.do, *grads.values(), *statistics, case.sight_of(kept, **tiles), (), case.drops, case.group_size,
-        case.scale, case.kept_scale,
+    blocks = batches * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
+    known = launch(
+        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *grads.values(),
+        *statistics, case.sight_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.scale,
+        case.kept_scale, cc=(9, 0),
     )  # fmt: skip
     for name in sums_of:
         assert_accurate("d" + name, grads[name], case.wanted["d" + name], case.plain["d" + name], dtype)
+    return known
 
 
 BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 
 
+@simulated_only
 @BOTH
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("unit", "tile", "lanes"), [("fma", 16, 4), ("mma", 32, 4), ("mma", 16, 8)])
-def test_two_warps(rng, unit, tile, lanes, stages, sums_of):
-    """They share the tiles that they loop over; with 8 lanes the rows, too."""
-    m, n = (16, 40) if sums_of == "q" else (40, 16)
-    check(call(rng, heads=2, m=m, n=n), sums_of, unit, 64, tile, stages, lanes)
+@pytest.mark.parametrize(("unit", "tile", "lanes", "sliced"), [
+    ("fma", 16, 4, False), ("mma", 32, 4, False), ("mma", 16, 8, False), ("mma", 16, 8, True),
+])  # fmt: skip
+def test_two_warps(rng, unit, tile, lanes, sliced, stages, sums_of):
+    """They share the tiles that they loop over; with 8 lanes the rows, too, or the depth of S and dP."""
+    m, n, tile_m, tile_n = (16, 40, tile, 16) if sums_of == "q" else (40, 16, 16, tile)
+    check(call(rng, heads=2, m=m, n=n), sums_of, Staged(unit, tile_m, tile_n, 64, lanes, stages, sliced), (16, 16))
+
+
+@compiled_only
+@pytest.mark.parametrize(("sums_of", "tiles", "dtype", "size"), [
+    ("q", Staged("mma", 32, 32, 256, 16), "float64", 192), ("kv", Staged("mma", 32, 32, 256, 16), "float64", 192),
+    ("q", Staged("mma", 32, 16, 128, 8, 1, True), "float64", 256),
+    ("kv", Staged("mma", 16, 32, 256, 16, 1, True), "float64", 256),
+    ("kv", Staged("mma", 16, 64, 256, 8, 2, True), "float32", 256),
+])  # fmt: skip
+def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
+    """Those whose warps share rows, with aligned rows."""
+    case = call(rng, np.dtype(dtype), m=70, n=40, d=size, e=size, causal=True)
+    known = check(case, sums_of, tiles, (size, size), nbytes=16)
+    assert not (tiles.sliced and +known.conflicts)
 
 
 MASKS = {
@@ -54,12 +73,14 @@ MASKS = {
 }
 
 
+@simulated_only
 @BOTH
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(rng, mask, sums_of):
     check(call(rng, heads=2, m=20, n=35, **MASKS[mask]), sums_of)
 
 
+@simulated_only
 @BOTH
 def test_dropout(rng, sums_of):
     check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)), sums_of)

@@ -70,10 +70,11 @@ def test_runs_come_in_periods(axis, run, period):
 def test_warps_share_rows_of_mma():
     layout = mma(32, 64, 128, across=2)
     assert not layout.has_whole_rows
+    assert layout.rows == mma(32, 64, 64).rows
     for thread in range(128):
         warp = thread // 32
-        assert layout.rows.base(thread) // 16 == warp // 2
-        assert layout.cols.base(thread) // 8 == warp % 2
+        assert layout.rows.base(thread) // 16 == warp % 2
+        assert layout.cols.base(thread) // 8 == warp // 2
     assert mma(32, 8, 128, across=2).has_whole_rows             # both hold them
 
 

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
+from numba.cuda.core.errors import TypingError as CudaTypingError
 
-from numbattn.cuda.tile import SharedMemory, allocate, get, load, put, save, sync_threads
+from numbattn.cuda.tile import SharedMemory, allocate, columns, dot, get, load, mma, put, save, sync_threads
 from tests.tools.launch import compiled_only, launch, poisoned
 
-from .tiles import ALL_LAYOUTS, DTYPES, THREADS, numbers
+from .tiles import ALL_LAYOUTS, DTYPES, THREADS, numbers, start
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,6 +50,33 @@ def test_stages_lie_apart():
 
     launch(copy, (1, 1, 1), THREADS, shared.nbytes, x, y)
     np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_products_of_some_columns(dtype):
+    """Summed over the parts it is the whole one."""
+    shared, layout = SharedMemory(), ALL_LAYOUTS["copy_layout"]
+    PLACE, SUMS = shared.tile(32, 32, dtype), mma(32, 32, THREADS)
+    x, y = np.rint(numbers((32, 32)) % 7).astype(np.float32), poisoned((32, 32))
+
+    def square(source, target):
+        put(allocate(PLACE), load(source, layout, 0))
+        sync_threads()
+        total = dot(SUMS, columns(allocate(PLACE), 0, 2), columns(allocate(PLACE), 0, 2).T)
+        save(target, dot(total, columns(allocate(PLACE), 1, 2), columns(allocate(PLACE), 1, 2).T), 0)
+
+    launch(square, (1, 1, 1), THREADS, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, x @ x.T)
+
+
+def test_parts_of_columns_are_whole_vectors():
+    PLACE, LAYOUT = SharedMemory().tile(32, 24, np.float16), ALL_LAYOUTS["mma"]
+
+    def kernel(x):
+        put(columns(allocate(PLACE), 0, 2), load(x, LAYOUT, 0))
+
+    with pytest.raises((TypingError, CudaTypingError), match="columns: float16 32x24 at 0 has no 2 parts of whole vec"):
+        start(kernel, THREADS, 1 << 12, numbers((32, 32)))
 
 
 def test_vectors_through_shared_memory():

@@ -10,16 +10,22 @@ from ...tile import (
     aligned,
     allocate,
     col_index,
+    columns,
     copy_layout,
     device,
+    dot,
     get,
+    get_registers,
     mma,
+    opaque,
     put,
+    put_registers,
     row_index,
     save,
     simt,
     sync_threads,
     sync_warp,
+    thread_index,
 )
 
 MMA_LANES = 4  # of a warp, to a row of an accumulator
@@ -59,6 +65,40 @@ def sums(unit, lanes, rows, cols, threads, run=1):
     if unit == "mma":
         return mma(rows, cols, threads, across=max(lanes // MMA_LANES, 1))
     return simt(rows, cols, threads, lanes, run)
+
+
+def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype):
+    """The layout of S and dP, and the device function (x, y): x y^T in it.
+
+    Warps that share rows have some columns each. Or each sums a slice of the depth, of all columns; then they add up
+    the slices, by way of shared memory, and all have whole rows: left operands that need not go there.
+    """
+    if not sliced:
+        TILE = sums(unit, lanes, rows, cols, threads)
+
+        @device
+        def product(x, y):
+            return dot(TILE, x, y.T)
+
+        return TILE, product
+
+    SLICES = lanes // MMA_LANES
+    THREADS = threads // SLICES  # of a slice
+    TILE, PLACE = mma(rows, cols, THREADS), shared.tile(1, rows * cols, dtype, SLICES)
+
+    @device
+    def sum_of_slices(x, y):
+        mine = opaque(thread_index() // THREADS)                # else addresses are kept in registers across loops
+        S = dot(TILE, columns(x, mine, SLICES), columns(y, mine, SLICES).T)
+        sync_threads()                                          # all have read the last ones
+        put_registers(allocate(PLACE, mine), S)
+        sync_threads()
+        total = get_registers(allocate(PLACE, 0), TILE)
+        for other in range(1, SLICES):
+            total = total + get_registers(allocate(PLACE, other), TILE)
+        return total
+
+    return TILE, sum_of_slices
 
 
 def warps_across(rows, cols, threads):

@@ -31,6 +31,7 @@ class Staged(NamedTuple):
     threads: int
     lanes: int = 0
     stages: int = 1
+    sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
 
 
 def rounded(name, head_dim):
