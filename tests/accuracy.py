@@ -146,9 +146,13 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
     names = "o", "lse", "dq", "dk", "dv", *(f"gradient {i} of score" for i in range(len(arrays)))
     coarser = [max(x.dtype, lse.dtype, key=lambda dtype: ml_dtypes.finfo(dtype).eps) for x in arrays]
     dtypes = o.dtype, lse.dtype, *[o.dtype] * 3, *coarser
-    # sums for an array in a score may cancel: what counts is how large their terms are
-    terms = [abs(x).max(initial=0) for x in plain(*call, of_dS=abs, **options)[5:]] if arrays else []
-    for name, dtype, largest, *pair in zip(names, dtypes, [None] * 5 + terms, results, wanted, others, strict=True):
+    # sums, over a batch or for an array in a score, may cancel: what counts is how large their terms are
+    lead, terms = np.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v))), [None] * 5
+    if any(x.shape[:-3] != lead for x in (q, k, v)):
+        whole = [np.broadcast_to(x, (*lead, *x.shape[-3:])) for x in (q, k, v)]
+        terms[2:] = [abs(x).max(initial=0) for x in plain(do, *whole, dlse, **options)[2:5]]
+    terms += [abs(x).max(initial=0) for x in plain(*call, of_dS=abs, **options)[5:]] if arrays else []
+    for name, dtype, largest, *pair in zip(names, dtypes, terms, results, wanted, others, strict=True):
         assert_accurate(name, *pair, dtype, bits, largest)
 
 

@@ -90,4 +90,4 @@ def test_split_over_ranks(rng):
         o_parts, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)), plan="ring", **options)
         found = backprop(ring.split(do))
     for got, want in zip([*map(ring.join, (o_parts, *found)), *found.score], [o, *grads, *grads.score], strict=True):
-        np.testing.assert_allclose(got, want, atol=2e-3 * max(1, abs(want).max()))
+        np.testing.assert_allclose(got, want, atol=4e-3 * max(1, abs(want).max()))
