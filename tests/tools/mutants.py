@@ -813,6 +813,17 @@ TABLE = [
     ], {
         "row._replace(q_stages=row.consumers)": "row",
     }),
+    Faults("cuda/kernels/hopper/forward_tiles.py", ["cuda/plan/test_planner.py"], {
+        "(GAIN if x is row else 1)": "1",
+        "if is_uneven(work):": "if False:",
+        "has_band(work.problem) and (": "(",
+        "all_at_once * row.tile_m)": "all_at_once)",
+        "-(-seqlen_q // row.tile_m)": "(seqlen_q // row.tile_m)",
+    }),
+    Faults("cuda/kernels/shared/schedule.py", ["cuda/plan/test_planner.py"], {
+        "if not has_band(problem):": "if False:",
+        "min(max(4, L2_BYTES // max(nbytes, 1)), 8)": "min(L2_BYTES // max(nbytes, 1), 8)",
+    }),
     Faults("cuda/kernels/hopper/variants.py", [
         "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up"
     ], {

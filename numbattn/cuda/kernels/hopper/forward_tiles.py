@@ -123,9 +123,8 @@ def busy(row, work):
     wait for the last ones, whose rows may be beyond the queries."""
     if is_uneven(work):
         return 1
-    together, seqlen_q, matrices = heads_per_tile(row, work), work.problem.seqlen_q, math.prod(work.problem.batch)
-    tiles = matrices // together * -(-seqlen_q * together // row.tile_m)
-    all_at_once = work.device.multiprocessors
+    matrices, seqlen_q, all_at_once = math.prod(work.problem.batch), work.problem.seqlen_q, work.device.multiprocessors
+    tiles = matrices * -(-seqlen_q // row.tile_m)
     return matrices * seqlen_q / (-(-tiles // all_at_once) * all_at_once * row.tile_m)
 
 
