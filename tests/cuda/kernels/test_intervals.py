@@ -121,7 +121,7 @@ def test_small_problems(rng, sizes, device, kind):
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", ["segments by head", "intervals"])
+@pytest.mark.parametrize("kind", [pytest.param("segments by head", marks=pytest.mark.slow), "intervals"])
 def test_compiled(rng, sizes, kind):
     """As the PTX says. Segments of all heads, which are packed: shared/test_segments."""
     sizes(1, 2, 70, 135)
@@ -131,7 +131,7 @@ def test_compiled(rng, sizes, kind):
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", ["stream", "segments"])
+@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "segments"])
 def test_unions_of_calls(rng, sizes, kind):
     """Two intervals a query, with a gap between them; on Hopper, and compiled."""
     sizes(1, 2, 70, 135)

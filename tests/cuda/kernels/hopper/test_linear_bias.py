@@ -18,7 +18,8 @@ pytestmark = compiled_only  # but for what says otherwise
     pytest.param("bfloat16", 1, 128, 400, 128, {"mask": na.Window(300, 0)}, marks=pytest.mark.slow),
     ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}),
     pytest.param("bfloat16", 1, 128, 192, 200, {"causal": True}, marks=simulated_only),
-    ("float16", 1, 100, 560, 8, {"mask": na.Segments(np.array([10, 40, 100]), np.array([0, 60, 560])) & na.Causal()}),
+    pytest.param("float16", 1, 100, 560, 8, {"mask": na.Segments([10, 40, 100], [0, 60, 560]) & na.Causal()},
+                 marks=pytest.mark.slow),
 ], ids=["both sides", "window", "diagonal elsewhere", "wide", "segments"])  # fmt: skip
 def test_slopes_far_from_the_diagonal(rng, sizes, dtype, heads, m, n, d, options):
     """There the tensor cores add them to S; slopes of which lse shows all the bits of a float32, and one beside which a

@@ -30,7 +30,7 @@ def test_offsets(rng, small, device, dtype, part, offset):
 
 @pytest.mark.parametrize(("device", "dtype", "kinds", "entries"), [
     pytest.param(TURING, np.float32, "slopes and table", 3, marks=simulated_only),
-    pytest.param(HOPPER, np.float16, "table", 161, marks=compiled_only),
+    pytest.param(HOPPER, np.float16, "table", 161, marks=[compiled_only, pytest.mark.slow]),
 ])  # fmt: skip
 def test_distances_within_segments_of_unequal_lengths(rng, device, dtype, kinds, entries):
     """Where tiles lie in several of them, each query has an offset of its own; no key may be as far as an entry."""
