@@ -101,7 +101,7 @@ def likes_of(arrays: list[Any], rows: slice, dtype: Any = None) -> list[Like]:
 def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
-    place, (dq, dk, dv) = share.place, (Total(x, x.shape, sums) for x in inputs[:3])
+    place, (dq, dk, dv) = share.place, map(Total, inputs[:3])
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
     keys = rows_of([inputs.k, inputs.v], share.hop(0).keys)
     sent: Tickets = []
@@ -109,7 +109,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     for step in range(place.ranks):
         yield from send_keys(share, step + 1, sent)
         hop = share.hop(step)
-        totals = [Total(x, x.shape, sums) for x in keys]
+        totals = [Total(x) for x in keys]
         for block in hop.blocks:
             dq.settle()
             rows, some = hop.keys_of(block), block.queries

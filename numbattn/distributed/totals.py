@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import dtype_of_sums
 from ..merging import merge_into, sum_into
 from ..problem import Problem
 from ..scores import Sink
 
 
 class Total:
-    """A sum of arrays that have some of the rows each: of the library of `like`, in the dtype of sums."""
+    """A sum of arrays that have some of the rows each: of the library of `like`, in the dtype of its sums, and of its
+    shape if no other one is given."""
 
-    def __init__(self, like: Any, shape: tuple[int, ...], dtype: Any) -> None:
-        self.like, self.shape, self.dtype = like, shape, dtype
+    def __init__(self, like: Any, shape: tuple[int, ...] | None = None) -> None:
+        self.like, self.shape, self.dtype = like, like.shape if shape is None else shape, dtype_of_sums(like.dtype)
         self.sum: Any = None
         self.last: tuple[slice, tuple[Any, ...]] | None = None  # not yet added
 
@@ -70,7 +72,7 @@ class Output(Total):
     """o and lse of all queries of a rank over the keys so far, in the dtype of sums."""
 
     def __init__(self, problem: Problem, like: Any) -> None:
-        super().__init__(like, problem.out_shape, problem.sum_dtype)
+        super().__init__(like, problem.out_shape)
         self.lse: Any = None
 
     def add_sink(self, sink: Sink | None) -> None:

@@ -292,7 +292,6 @@ TABLE = [
         "    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))": "    pass",
         "delta - (0 if dlse is None else dlse)": "delta",
         "if dx is not None and not alone": "if dx is not None",
-        "totals = [Total(x, x.shape, sums) for x in keys]": "totals = [Total(x, x.shape, x.dtype) for x in keys]",
     }),
     Faults("distributed/totals.py", ["distributed/test_ring.py"], {
         "self.sum is None and part": "part",
