@@ -155,7 +155,7 @@ SPILLS = [
     row("backward_mma", "float16", 128, 128, "packed", cc=(8, 6), spills=128, **NARROW),
     row("backward_mma", "bfloat16", 128, 128, "packed", cc=(10, 0), spills=32, **NARROW),
     # what an array of a mask and a score take beside dP, and the derivative of a score
-    row("backward_mma", "bfloat16", 128, 64, "intervals", "alibi query, relative query", cc=(12, 0), spills=80),
+    row("backward_mma", "bfloat16", 128, 64, "intervals", "alibi query, relative query", cc=(12, 0), spills=96),
     row("backward_mma", "float16", 64, 64, EDGES, "sink, alibi", cc=(8, 6), spills=16),
     row("backward_mma", "bfloat16", 64, 64, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=32),
     row("backward_mma", "bfloat16", 128, 128, EDGES, "bias float16 16, softcap", cc=(8, 0), spills=128),
