@@ -1,6 +1,6 @@
 """Parts of an attention put together, in the dtype of sums or, at last, in another one: one pass over memory each."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
 
 def sum_into(out: Any, *terms: Any) -> None:
     """As `numbattn.merging.sum_into`, of one or two. Arrays are contiguous but for their rows."""
-    run(sum_kernel, out, terms)
+    run(partial(sum_kernel, len(terms)), out, terms)
 
 
 def run(kernel_of: Any, out: Any, terms: tuple[Any, ...], *vectors: Any) -> None:
@@ -42,7 +42,7 @@ def run(kernel_of: Any, out: Any, terms: tuple[Any, ...], *vectors: Any) -> None
     rows, features = out.shape[-2:]
     if out.size:
         nbytes = min(map(alignment_of, (out, *terms)))
-        kernel = kernel_of(features, terms[0].dtype, nbytes, len(terms))
+        kernel = kernel_of(features, terms[0].dtype, nbytes)
         out, *terms = (x.reshape(-1, rows, features) for x in (out, *terms))
         vectors = [x.reshape(-1, rows) for x in vectors]
         launch(kernel, (-(-rows // ROWS) * len(out), 1, 1), THREADS, 0, out, tuple(terms), *vectors)
@@ -55,7 +55,7 @@ def tile_of(features, dtype):
 
 
 @cache
-def merge_kernel(features, dtype, nbytes, terms):
+def merge_kernel(features, dtype, nbytes):
     ACC, TILE, ROWS_OF = dtype.type, tile_of(features, dtype), Alignment(nbytes)
     VECTOR, INFINITE, LOG2E, LN2 = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E), ACC(LN_2)
 
@@ -78,7 +78,7 @@ def merge_kernel(features, dtype, nbytes, terms):
 
 
 @cache
-def sum_kernel(features, dtype, nbytes, terms):
+def sum_kernel(terms, features, dtype, nbytes):
     TILE, ROWS_OF, TWO = tile_of(features, dtype), Alignment(nbytes), terms == 2
 
     def kernel(mOut, mTerms):

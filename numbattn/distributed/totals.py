@@ -41,7 +41,7 @@ class Total:
             self.last = None
 
     def result(self, dtype: Any) -> Any:
-        """The sum in this dtype."""
+        """The sum in this dtype, once: in another one than that of sums, what came last is added on the way."""
         if dtype == self.dtype:
             self.settle()
             return self.whole
@@ -57,8 +57,12 @@ class Total:
     def whole(self) -> Any:
         """The sum but for what came last."""
         if self.sum is None:
-            self._take(np.zeros(self.shape, self.dtype, like=self.like))
+            self._take(*self._nothing())
         return self.sum
+
+    def _nothing(self) -> tuple[Any, ...]:
+        """What is there before anything is added."""
+        return (np.zeros(self.shape, self.dtype, like=self.like),)
 
     def _take(self, *part: Any) -> None:
         (self.sum,) = part
@@ -83,13 +87,13 @@ class Output(Total):
             logits = np.where(lse == -math.inf, lse, sink._like(o)._logits(lse))
             self.last = slice(0, self.shape[-2]), (np.broadcast_to(np.zeros((), o.dtype, like=o), o.shape), logits)
 
+    def _nothing(self) -> tuple[Any, ...]:
+        lse = np.zeros(self.shape[:-1], self.dtype, like=self.like)
+        lse[...] = -math.inf
+        return *super()._nothing(), lse
+
     def _take(self, *part: Any) -> None:
-        self.sum, *lse = part
-        if lse:
-            (self.lse,) = lse
-        else:
-            self.lse = np.zeros(self.shape[:-1], self.dtype, like=self.like)
-            self.lse[...] = -math.inf
+        self.sum, self.lse = part
 
     def _write(self, out: Any, rows: slice, part: tuple[Any, ...]) -> None:
         merge_into(out, self.whole[..., rows, :], self.lse[..., rows], *part)

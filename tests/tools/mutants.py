@@ -295,7 +295,7 @@ TABLE = [
     }),
     Faults("distributed/totals.py", ["distributed/test_ring.py"], {
         "self.sum is None and part": "part",
-        "self.lse[...] = -math.inf": "pass",
+        "        lse[...] = -math.inf": "        pass",
         "np.where(lse == -math.inf, lse, sink._like(o)._logits(lse))": "sink._like(o)._logits(lse)",
         "slice(rows.stop, self.shape[-2])": "slice(0, 0)",
         "        self.settle()\n        if self.sum": "        if self.sum",
