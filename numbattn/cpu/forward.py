@@ -5,6 +5,7 @@ O is divided by l once, in the epilogue.
 
 import numpy as np
 
+from ..merging import merge_into
 from ..problem import Saved
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tokens_of
 from .compile import kernel
@@ -37,8 +38,12 @@ TILE_M, TILE_N = 128, 128  # queries, keys: of 64 to 256 the fastest, forward an
 EXPONENTIAL = 32  # the cost of one, in multiplications
 
 
-def forward(problem, inputs, out=None, save=True):
-    """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
+def forward(problem, inputs, out=None, save=True, onto=None):
+    """o, in `out` if given, and what the backward pass needs, if it is to be saved.
+
+    onto: o and lse over other keys, in the dtype of sums, to which these are added: lse where it lies, and o, too, if
+    it is `out`.
+    """
     q, cache = readable(inputs.q, problem.sum_dtype), inputs.cache
     k, k_alive = tokens_of(inputs.k, problem, cache, cache and cache.k_scale)
     v, v_alive = tokens_of(inputs.v, problem, cache, cache and cache.v_scale)
@@ -57,7 +62,11 @@ def forward(problem, inputs, out=None, save=True):
     if len(few.table):
         launch_decode(problem, few, arrays, options)
     o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
-    if out is None:
+    if onto is not None:
+        before, part_lse, lse = onto[0], lse, onto[1]
+        out = np.empty(o.shape, problem.result_dtype) if out is None else out
+        merge_into(out, before, lse, o, part_lse)
+    elif out is None:
         out = o.astype(problem.result_dtype, copy=False)
     else:
         out[...] = o

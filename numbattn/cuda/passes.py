@@ -20,7 +20,7 @@ from .kernels.decode import reads
 from .plan.masks import lowered_mask, numbers_of
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
-from .plan.steps import Call, gradient_of_part
+from .plan.steps import BEFORE, Call, gradient_of_part
 from .plan.tiers import latest
 from .plan.views import VECTOR_BYTES, contiguous, layout_of
 
@@ -34,10 +34,14 @@ class Passes:
     def __init__(self, current: Any, forward: Any = FORWARD, backward: Any = BACKWARD) -> None:
         self.current, self.forward_plan, self.backward_plan = current, partial(plan, forward), partial(plan, backward)
 
-    def forward(self, problem, inputs, out=None, save=True):
-        """o, in `out` if given, and what the backward pass needs, if it is to be saved."""
-        gpu, lse, given = self.current(), None, (problem, inputs)
-        held = {}
+    def forward(self, problem, inputs, out=None, save=True, onto=None):
+        """o, in `out` if given, and what the backward pass needs, if it is to be saved.
+
+        onto: o and lse over other keys, in the dtype of sums, to which these are added: lse where it lies, and o, too,
+        if it is `out`.
+        """
+        gpu, given, held = self.current(), (problem, inputs), {}
+        before, lse = onto or (None, None)
         if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
             if reads(problem, gpu.device):
                 held = arrays_of(inputs.cache)
@@ -47,12 +51,17 @@ class Passes:
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o} | held
+        strides = [x if x is None else x.strides for x in (out, before, lse)]
+        if onto is not None:
+            arrays[BEFORE] = before
+        elif save:
+            lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
         if save:
-            arrays["lse"] = lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
-        strides = save, None if out is None else out.strides, *[layout_of(x, 0) for x in held.values()]
+            arrays["lse"] = lse
+        strides = save, *strides, *[layout_of(x, 0) for x in held.values()]
         if not run(gpu, self.forward_plan, problem, inputs, arrays, strides):
-            o.fill(0)
-            if save:
+            o[...] = 0 if onto is None else before
+            if save and onto is None:
                 lse.fill(-math.inf)
         return o, Saved(*given, o, lse) if save else None
 

@@ -49,17 +49,16 @@ class Saved:
 def forward(share: Share) -> Messages:
     """o and what is saved."""
     place, k, v = share.place, share.inputs.k, share.inputs.v
-    output, keys = Output(share.problem, share.inputs.q), rows_of([k, v], share.hop(0).keys)
+    hops = [share.hop(step) for step in range(place.ranks)]
+    output, keys = Output(share.problem, share.inputs.q), rows_of([k, v], hops[0].keys)
+    left = sum(len(hop.blocks) for hop in hops)
     sent: Tickets = []
-    for step in range(place.ranks):
+    for step, hop in enumerate(hops):
         yield from send_keys(share, step + 1, sent)
-        hop = share.hop(step)
         for block in hop.blocks:
-            output.settle()
-            attention, inputs = share.call(block, *rows_of(keys, hop.keys_of(block)))
-            o, state = _run(attention, "forward", attention, inputs)
-            output.add(block.queries, o, state.lse)
-            del o, state  # their memory is free when they are added
+            left -= 1
+            some = rows_of(keys, hop.keys_of(block))
+            output.attend(block.queries, *share.call(block, *some, wide=bool(left or share.sink)))
         keys = yield from arrived(sent)
     output.add_sink(share.sink)
     o = output.result(share.problem.dtype)

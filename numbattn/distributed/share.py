@@ -118,14 +118,14 @@ class Share:
             self.known[rank, source] = found
         return self.known[rank, source]
 
-    def call(self, block: Block, k: Any, v: Any) -> tuple[Problem, Inputs]:
-        """That of a block; k, v: of its keys."""
+    def call(self, block: Block, k: Any, v: Any, wide: bool = True) -> tuple[Problem, Inputs]:
+        """That of a block; k, v: of its keys; wide: whether its results are of the dtype of sums."""
         crop = block.crop
         mask = cropped(self.mask, crop) if self.mask._holds_arrays else block.mask
         return describe(
             self.inputs.q[..., block.queries, :], k, v, False, mask, self.inputs.scale, self.inputs.dropout,
             [part._cropped(crop, self.mask._frame) for part in self.parts],
-            origin=Origin(crop.first_query, crop.first_key, heads=self.problem.heads), wide=True,
+            origin=Origin(crop.first_query, crop.first_key, heads=self.problem.heads), wide=wide,
         )  # fmt: skip
 
     def check(self) -> None:

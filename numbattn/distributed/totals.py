@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..api import _run
 from ..checks import dtype_of_sums
 from ..merging import merge_into, sum_into
-from ..problem import Problem
+from ..problem import Inputs, Problem
 from ..scores import Sink
 
 
@@ -45,12 +46,16 @@ class Total:
         if dtype == self.dtype:
             self.settle()
             return self.whole
-        out, whole = np.empty(self.shape, dtype, like=self.like), self.whole
+        out = np.empty(self.shape, dtype, like=self.like)
         rows, part = self.last or (slice(0, 0), ())
         if part:
             self._write(out[..., rows, :], rows, part)
+        return self._with_others(out, rows)
+
+    def _with_others(self, out: Any, rows: slice) -> Any:
+        """What these rows of the sum are in already, and all others."""
         for others in slice(0, rows.start), slice(rows.stop, self.shape[-2]):
-            sum_into(out[..., others, :], whole[..., others, :])
+            sum_into(out[..., others, :], self.whole[..., others, :])
         return out
 
     @property
@@ -78,6 +83,23 @@ class Output(Total):
     def __init__(self, problem: Problem, like: Any) -> None:
         super().__init__(like, problem.out_shape)
         self.lse: Any = None
+        self.rounded: tuple[Any, slice] | None = None  # o in another dtype, and which of its rows are there
+
+    def attend(self, rows: slice, problem: Problem, inputs: Inputs) -> None:
+        """Add attention over other keys, which goes on from what is there. What has results of another dtype than that
+        of sums is the last."""
+        out = onto = None
+        if self.sum is not None or problem.out_shape != self.shape:
+            out, _ = onto = self.whole[..., rows, :], self.lse[..., rows]
+        if problem.result_dtype != self.dtype:
+            o = np.empty(self.shape, problem.result_dtype, like=self.like)
+            self.rounded, out = (o, rows), o[..., rows, :]
+        o, state = _run(problem, "forward", problem, inputs, out, onto=onto)
+        if onto is None:
+            self._take(o, state.lse)
+
+    def result(self, dtype: Any) -> Any:
+        return super().result(dtype) if self.rounded is None else self._with_others(*self.rounded)
 
     def add_sink(self, sink: Sink | None) -> None:
         """As keys without values, where a query sees any."""

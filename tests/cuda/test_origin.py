@@ -1,5 +1,7 @@
 """Parts of a larger attention on a GPU, and sequences split over several."""
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ import pytest
 import numbattn as na
 from numbattn import api
 from numbattn import distributed as nad
-from numbattn.origin import Origin
-from numbattn.problem import describe
+from numbattn.masks import cropped
+from numbattn.origin import Crop, Origin
+from numbattn.problem import describe, mask_of
+from numbattn.scores import as_parts
 from tests.accuracy import assert_accurate, assert_equal, exact, plain, random
 from tests.test_origin import assert_part_of_heads, assert_parts_make_the_whole
 from tests.tools.device import AMPERE, HOPPER, TURING, on
@@ -76,6 +80,51 @@ def test_wide_by_all_routes(rng, route):
     *sizes, options = ROUTES[route]
     with world_of("compiled"):
         check_wide(rng, *sizes, **options)
+
+
+# ---------------------------------------------------------------------------------------------- o and lse of other keys
+def check_goes_on(rng, device, dtype, m, n, d, e, deterministic=False, score=None, dropout=None, **options):
+    """Keys in three parts: what goes on from o and lse of those before is the whole. Some rows see nothing of the
+    first, the second, or any; o is in place, in the dtype of sums, but for the last."""
+    shapes = (1, 2, m, d), (1, 1, n, d), (1, 1, n, e)
+    q, k, v = (random(rng, shape, dtype) for shape in shapes)
+    bounds, visible = [0, 32, max(n // 32 * 16, 48), n], rng.random((m, n)) < 0.8
+    for row, first, end in (0, 0, 32), (1, 32, n), (2, 0, n):
+        visible[row, first:end] = False
+    mask, given, onto, out = mask_of(**options) & visible, as_parts(score), None, None
+    with on(device):
+        for first, end in pairwise(bounds):
+            crop, origin = Crop(0, m, first, end - first, m, n), Origin(0, first, heads=2)
+            problem, inputs = describe(
+                q, k[..., first:end, :], v[..., first:end, :], mask=cropped(mask, crop), dropout=dropout,
+                score=[part._cropped(crop, None) for part in given], origin=origin, wide=end < n,
+            )  # fmt: skip
+            if onto is not None:
+                out = onto[0] if end < n else np.empty(problem.out_shape, dtype)
+            o, saved = api._run(problem, "forward", problem, inputs, out, onto=onto)
+            assert onto is None or (o is out and saved.lse is onto[1])
+            onto = o, saved.lse
+    options = {"mask": mask, "score": score, "dropout": dropout}
+    do = np.ones_like(o)
+    for name, *results in zip(("o", "lse"), onto, exact(do, q, k, v, **options), plain(do, q, k, v, **options)):
+        assert_accurate(name, *results, dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [
+    pytest.param(HOPPER, BFLOAT16, id="hopper"), pytest.param(AMPERE, HALF, id="ampere"),
+    pytest.param(TURING, np.dtype(np.float32), id="turing"),
+])  # fmt: skip
+def test_goes_on(rng, device, dtype):
+    with world_of("simulated"):
+        check_goes_on(rng, device, dtype, 20, 100, 16, 16, causal=False, mask=None, dropout=na.Dropout(0.2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES)
+def test_goes_on_by_all_routes(rng, route):
+    *sizes, options = ROUTES[route]
+    with world_of("compiled"):
+        check_goes_on(rng, *sizes, **{"causal": False, "mask": None} | options)
 
 
 # ----------------------------------------------------------------------------------------------------- split over ranks

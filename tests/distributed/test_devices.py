@@ -7,7 +7,7 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed import heads, over_keys, ring
+from numbattn.distributed import heads, over_keys, ring, totals
 from numbattn.masks.base import arrays_of
 
 from .fakes import Array, Cupy
@@ -49,15 +49,15 @@ def where(cupy, monkeypatch):
     found = set()
 
     def watched(run):
-        def watching(problem, name, *given):
+        def watching(problem, name, *given, **onto):
             inputs = given[1] if name == "forward" else given[0].inputs
             arrays = [x for value in (inputs.mask, *inputs.score) for x in arrays_in(value)]
             found.update((cupy.current[-1], x.place) for x in arrays if isinstance(x, Array))
-            return run(problem, name, *given)
+            return run(problem, name, *given, **onto)
 
         return watching
 
-    for module in (heads, over_keys, ring):
+    for module in (heads, over_keys, ring, totals):
         monkeypatch.setattr(module, "_run", watched(module._run))
     return found
 

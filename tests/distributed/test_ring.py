@@ -11,6 +11,7 @@ import numbattn as na
 from numbattn import distributed as nad
 from numbattn import reference
 from numbattn.distributed import ring as ring_module
+from numbattn.distributed import totals
 from numbattn.distributed.messages import Exchange, Wait
 from numbattn.distributed.passes import backward, forward
 from numbattn.distributed.share import Call, Place
@@ -198,7 +199,8 @@ def logged(monkeypatch):
 
     def made(*args):
         ring = Logged(*args)
-        monkeypatch.setattr(ring_module, "_run", lambda *args: ring.log.append("compute") or run(*args))
+        for module in (ring_module, totals):
+            monkeypatch.setattr(module, "_run", lambda *args, **onto: ring.log.append("compute") or run(*args, **onto))
         return ring
 
     return made

@@ -9,7 +9,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Matrix, Statistic
+from ..plan.arguments import O_BEFORE, Matrix, Statistic
 from ..plan.spec import Spec
 from ..tile import (
     INDEX,
@@ -20,7 +20,6 @@ from ..tile import (
     block_index,
     copy_async,
     dot,
-    full,
     maximum,
     minimum,
     row_sum,
@@ -36,12 +35,23 @@ from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_ty
 from .shared.schedule import place
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps
+from .shared.start import start_step
 from .shared.tables import Tiles, rows_of, with_results
-from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from .shared.visibility import (
+    MASK,
+    band_of,
+    element_test,
+    keys_in_sight,
+    needs_test,
+    several,
+    sight_type,
+    steps_to_next,
+)
 
 
 def forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
+    resumes=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -50,20 +60,20 @@ def forward(
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
-    ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
-    ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
+    NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of = sight_step(mask), within_segment(score)
+    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
-    def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
+    def kernel(mQ, mK, mV, mO, before, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
         number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
@@ -80,7 +90,7 @@ def forward(
         K = aligned(mK[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
         V = aligned(mV[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
         sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
-        O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
+        O, m, l = start(before, mLse, segment, batch, head, m0, scale_log2, kept_scale)
         n_block = first // TILE_N
         n_blocks = (end + TILE_N - 1) // TILE_N
         n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
@@ -112,8 +122,8 @@ def forward(
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
-        scores_type(score, dtype), DROPS, INDEX, number, number
+        matrix, matrix, matrix, *result_types(out_dtypes), several(array_type(ACC, 4), resumes), array_type(ACC, 3),
+        sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -152,9 +162,9 @@ UNDER_PRESSURE = {
 }
 SPEC = Spec(
     forward,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, "group_size",
-     "scale_log2", "kept_scale"),
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT,
+     "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
-    parameters=with_results("o"),
+    parameters=lambda work, tiles: with_results("o")(work, tiles) | {"resumes": work.resumes},
     packs=True,
 )  # fmt: skip

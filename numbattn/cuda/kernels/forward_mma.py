@@ -12,7 +12,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import AlignedMatrix, Statistic
+from ..plan.arguments import O_BEFORE, AlignedMatrix, Statistic
 from ..plan.spec import Spec
 from ..plan.views import VECTOR_BYTES
 from ..tile import (
@@ -26,7 +26,6 @@ from ..tile import (
     copy_layout,
     device,
     dot,
-    full,
     get,
     maximum,
     minimum,
@@ -49,8 +48,18 @@ from .shared.layouts import DTYPES, array_type, result_types, vector
 from .shared.schedule import place_grouped
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_parts
+from .shared.start import start_step
 from .shared.tables import compiled_in, dtypes_of, has_tensor_cores, head_dims
-from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from .shared.visibility import (
+    MASK,
+    band_of,
+    element_test,
+    keys_in_sight,
+    needs_test,
+    several,
+    sight_type,
+    steps_to_next,
+)
 
 
 class KeptQueries(NamedTuple):
@@ -78,7 +87,7 @@ class ForwardCall(NamedTuple):
 
 
 def forward_mma(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout, resumes=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -86,7 +95,6 @@ def forward_mma(
     """
     dtype, ACC = DTYPES[dtype], np.float32
     S_TILE, O_TILE, Q_TILE = (mma(tile_m, cols, threads) for cols in (tile_n, head_dim_v, head_dim))
-    ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     COPY_Q, COPY_O, COPY_K, COPY_V = (
         copy_layout(rows, cols, threads, vector(dtype))
         for rows in (tile_m, tile_n) for cols in (head_dim, head_dim_v)
@@ -97,13 +105,14 @@ def forward_mma(
     SHARED_O = shared.tile(tile_m, head_dim_v, dtype, at=SHARED_K)  # when all else is done
     TILE_M, TILE_N, HELD, VECTORS = tile_m, tile_n, held, Alignment(VECTOR_BYTES)
     IS_STAGED = out_dtypes == (dtype.name,)
-    ZERO, NO_SCORE, LN2 = ACC(0), ACC(-np.inf), ACC(LN_2)
+    NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of, drop = sight_step(mask, tile_m), within_segment(score), drop_step(S_TILE, dropout)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC)
     NO_MAX, new_max, exponentials = softmax_parts(ACC, may_be_far(score))
     with_sink, inverse = sink_steps(score, ACC)
+    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
     @device
     def next_n_block(tile, sight, n_block):
@@ -158,7 +167,7 @@ def forward_mma(
     def left_operand(sQ):
         return get(sQ, Q_TILE) if HELD else sQ
 
-    def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale, at_once):
+    def kernel(mQ, mK, mV, mO, before, mLse, sight, scores, drops, group_size, scale_log2, kept_scale, at_once):
         batches, heads, seqlen_q = shape(mLse)
         tile, n_block, sight = query_tile(sight, seqlen_q, heads, batches * heads, at_once)
         segment, batch, head, head_k = tile.segment, tile.batch, tile.head, tile.head // group_size
@@ -178,7 +187,7 @@ def forward_mma(
         sync_threads()
         scores = scores_of(scores, segment)
         call = ForwardCall(left_operand(sQ), K, V, sight, scores, drops, scale_log2)
-        O, m, l = full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
+        O, m, l = start(before, mLse, segment, batch, head, tile.m0, scale_log2, kept_scale)
         while n_block < tile.n_blocks:
             O, m, l, n_block = step(O, m, l, tile, call, n_block)
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
@@ -192,8 +201,8 @@ def forward_mma(
 
     matrix = array_type(dtype, 4)
     signature = types.void(
-        matrix, matrix, matrix, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
-        scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
+        matrix, matrix, matrix, *result_types(out_dtypes), several(array_type(ACC, 4), resumes), array_type(ACC, 3),
+        sight_type(mask), scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
     )  # fmt: skip
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
@@ -204,10 +213,13 @@ def takes(work):
 
 SPEC = Spec(
     forward_mma,
-    (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), Statistic("lse"), MASK,
-     SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
+    (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), O_BEFORE,
+     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o"),
+    parameters=lambda work, tiles: (
+        compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o")
+        | {"resumes": work.resumes}
+    ),
     numbers=lambda work, tiles: {"at_once": matrices_at_once(work.problem)},
     packs=True,
 )  # fmt: skip

@@ -8,7 +8,7 @@ has, are beside that type: `kernels.shared.visibility.MASK` and PACKING, `kernel
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .steps import COUNTERS_ARRAY, SINK, SINK_BYTES, At, array_of_part, sums_by_row
+from .steps import BEFORE, COUNTERS_ARRAY, SINK, SINK_BYTES, At, array_of_part, sums_by_row
 from .views import View, contiguous
 
 
@@ -69,6 +69,21 @@ class RaggedMatrix(Word):
     def flat(self, planner, work):
         if work.segments:
             yield planner.at(self.name)
+
+
+class OBefore(Word):
+    """O over other keys, from which a call goes on, a Matrix; nothing where it starts: see kernels.shared.start."""
+
+    def find(self, planner, work):
+        if BEFORE in planner.layouts:
+            planner.find_matrix(BEFORE, "q", aligned=True)
+
+    def flat(self, planner, work):
+        if BEFORE in planner.layouts:
+            yield planner.at(BEFORE)
+
+
+O_BEFORE = OBefore()
 
 
 @dataclass(frozen=True)

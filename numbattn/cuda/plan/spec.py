@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .steps import BEFORE
+
 ORIGIN = "first_query", "first_key", "first_batch", "first_head", "heads_in_all"  # as numbattn.origin has them, int32
 NUMBERS = (
     "lo", "hi", "queries", "keys", "lo_shift", "hi_shift",  # of the mask's band, int32
@@ -50,6 +52,11 @@ class Work(NamedTuple):
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
+
+    @property
+    def resumes(self):
+        """Whether O and lse over other keys are given: see kernels.shared.start."""
+        return BEFORE in self.dtypes
 
     @property
     def padded_length(self):

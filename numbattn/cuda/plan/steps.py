@@ -11,6 +11,7 @@ from .views import View
 PLACE_BYTES = 512  # a temporary starts at a multiple of it, as what CuPy allocates does
 SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
 COUNTERS_ARRAY = "counters"
+BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
 OFFSETS = "offsets of own keys"  # of each query, within its segment

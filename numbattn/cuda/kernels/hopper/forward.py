@@ -14,7 +14,7 @@ import numpy as np
 from numba.cuda import types
 
 from ...build import Source, TensorMapArgument
-from ...plan.arguments import COUNTERS, RaggedMatrix, Statistic, TmaBias, TmaMatrix
+from ...plan.arguments import COUNTERS, O_BEFORE, RaggedMatrix, Statistic, TmaBias, TmaMatrix
 from ...plan.spec import Spec
 from ...plan.views import VECTOR_BYTES
 from ...tile import (
@@ -32,7 +32,6 @@ from ...tile import (
     device,
     dot,
     fence_async_proxy,
-    full,
     increase_registers,
     init_pipelines,
     maximum,
@@ -72,6 +71,7 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import overlap_launches
 from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.start import start_step
 from ..shared.tables import compiled_in, dtypes_of
 from ..shared.visibility import (
     MASK,
@@ -101,7 +101,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a produ
 
 def forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
-    bias_dtype="",
+    bias_dtype="", resumes=False,
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -114,7 +114,6 @@ def forward(
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
-    ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
     IS_STAGED = out_dtypes == (dtype.name,)
@@ -134,7 +133,7 @@ def forward(
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
     schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = consumers, tile_n, REGISTERS[consumers]
-    ZERO, LN2 = ACC(0), ACC(LN_2)
+    LN2 = ACC(LN_2)
     LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + WARP      # threads of different warps
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
@@ -146,6 +145,7 @@ def forward(
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     band_at, clear_keys = band_of(mask), clear_step(tile_n, consumers, has_key_lengths(mask))
+    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
     @device
     def clear_beyond(V, tile, sight, n_block):
@@ -229,7 +229,8 @@ def forward(
     @device
     def prologue(Q, K, tile, n_block, args):
         """The softmax of the first S."""
-        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        place = tile.segment, tile.batch, tile.head, tile.m0
+        O, m, l = start(args.before, args.mLse, *place, args.scale_log2, args.kept_scale)
         looked_up_ahead = looked_up(tile, args.scores, n_block)
         acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
@@ -241,7 +242,7 @@ def forward(
         if needs_mask(tile, args.sight, n_block):
             S = masked(S, tile, args.sight, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)
-        return ForwardAccumulators(full(O_TILE, ZERO), left_operand(P_f32, tile, args, n_block), m, l, alpha), K
+        return ForwardAccumulators(O, left_operand(P_f32, tile, args, n_block), m, l, alpha), K
 
     @device
     def main_loop(acc, Q, K, V, tile, before, end, args):
@@ -292,7 +293,7 @@ def forward(
         (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
         linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
         return ForwardArguments(
-            args.by_rows, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
+            args.by_rows, args.before, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
             args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
         )  # fmt: skip
 
@@ -313,8 +314,8 @@ def forward(
             sync_warp()                                         # reconverge: the first thread did more
 
     def kernel(
-        mQ, mK, mV, mO, biases, ragged, mLse, sight, scores, drops, counters, group_size, scale_log2, kept_scale,
-        at_once, heads_per_tile, ascending,
+        mQ, mK, mV, mO, biases, ragged, before, mLse, sight, scores, drops, counters, group_size, scale_log2,
+        kept_scale, at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         matrices = batches * heads
@@ -338,13 +339,14 @@ def forward(
         else:
             increase_registers(CONSUMER_REGISTERS)
             by_rows = ragged if IS_STAGED else (mO,)
-            args = by_rows, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
+            args = by_rows, before, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
             compute(ForwardArguments(*args))
 
     number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
     signature = types.void(
         *[types.uint64] * 3, types.uint64 if IS_STAGED else matrix, several(types.uint64, HAS_TMA_BIAS),
-        several(matrix, IS_PACKED), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype), DROPS,
+        several(matrix, IS_PACKED), several(array_type(ACC, 4), resumes), array_type(ACC, 3), sight_type(mask),
+        scores_type(score, dtype), DROPS,
         types.uint32[:], INDEX, number, number, *[INDEX] * 3,
     )  # fmt: skip
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
@@ -362,12 +364,14 @@ def warp_specialised(kernel, signature, consumers, shared, tiles):
 SPEC = Spec(
     forward,
     (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("o"), TmaBias(number_of_tma_bias),
-     RaggedMatrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2", "kept_scale",
-     "at_once", "heads_per_tile", "ascending"),
+     RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2",
+     "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o") | {
-        "bias_dtype": dtype_of_tma_bias(work),
-    },
+    parameters=lambda work, tiles: (
+        compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o") | {
+            "resumes": work.resumes, "bias_dtype": dtype_of_tma_bias(work)
+        }
+    ),
     numbers=numbers,
     persistent=True,
     arch="a",

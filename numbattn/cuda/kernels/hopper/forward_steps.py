@@ -40,6 +40,7 @@ class ForwardArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
     by_rows: Any  # O, where TMA does not store all of it
+    before: Any  # O over other keys, if there is one
     mLse: Any
     sight: Any
     scores: Any
