@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..checks import integer
 from .pieces import ZIGZAG
 from .simulated import Simulated
+from .travel import parts_of
 
 
 class Transfer(NamedTuple):
@@ -119,12 +120,12 @@ class Devices(Simulated):
         """Copies on another device's second stream, behind what has made the arrays and what has used the memory."""
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
-            arrays = [self.cupy.ascontiguousarray(x) for x in arrays]
+            sent = [self.cupy.ascontiguousarray(part) for x in arrays for part in parts_of(x)]
             made = cuda.get_current_stream().record()
         with cuda.Device(to):
             copies = [self.cupy.empty(x.shape, x.dtype) for x in arrays]
             for event in (made, cuda.get_current_stream().record()):
                 stream.wait_event(event)
-            for copy, x in zip(copies, arrays):
-                copy.data.copy_from_device_async(x.data, x.nbytes, stream)
-            return Transfer(copies, arrays, stream.record())
+            for copy, part in zip([part for x in copies for part in parts_of(x)], sent):
+                copy.data.copy_from_device_async(part.data, part.nbytes, stream)
+            return Transfer(copies, sent, stream.record())

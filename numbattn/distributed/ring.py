@@ -48,17 +48,17 @@ class Saved:
 # ------------------------------------------------------------------------------------------------------------- forward
 def forward(share: Share) -> Messages:
     """o and what is saved."""
-    place, k, v = share.place, share.inputs.k, share.inputs.v
+    place = share.place
     hops = [share.hop(step) for step in range(place.ranks)]
-    output, keys = Output(share.problem, share.inputs.q), rows_of([k, v], hops[0].keys)
+    output, keys = Output(share.problem, share.inputs.q), rows_of([share.inputs.k, share.inputs.v], hops[0].keys)
     left = sum(len(hop.blocks) for hop in hops)
     sent: Tickets = []
     for step, hop in enumerate(hops):
         yield from send_keys(share, step + 1, sent)
         for block in hop.blocks:
             left -= 1
-            some = rows_of(keys, hop.keys_of(block))
-            output.attend(block.queries, *share.call(block, *some, wide=bool(left or share.sink)))
+            k, v = rows_of(keys, hop.keys_of(block))
+            output.attend(block.queries, *share.call(block, k, v, wide=left > 0 or share.sink is not None))
         keys = yield from arrived(sent)
     output.add_sink(share.sink)
     o = output.result(share.problem.dtype)

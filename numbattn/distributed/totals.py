@@ -1,7 +1,7 @@
 """What a rank adds up from step to step, in as few passes over memory as may be.
 
 What comes first and has all rows, as the only result of a step has, is taken as it is; what comes last is added while
-the sum is rounded.
+the sum is rounded. Attention goes on from the o and lse of the keys so far, and rounds with the last ones.
 """
 
 from __future__ import annotations

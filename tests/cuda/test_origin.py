@@ -1,5 +1,6 @@
 """Parts of a larger attention on a GPU, and sequences split over several."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import ml_dtypes
@@ -13,7 +14,7 @@ from numbattn.masks import cropped
 from numbattn.origin import Crop, Origin
 from numbattn.problem import describe, mask_of
 from numbattn.scores import as_parts
-from tests.accuracy import assert_accurate, assert_equal, exact, plain, random
+from tests.accuracy import assert_accurate, assert_equal, exact, plain, random, to_numpy
 from tests.test_origin import assert_part_of_heads, assert_parts_make_the_whole
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import world_of
@@ -85,38 +86,41 @@ def test_wide_by_all_routes(rng, route):
 # ---------------------------------------------------------------------------------------------- o and lse of other keys
 def check_goes_on(rng, device, dtype, m, n, d, e, deterministic=False, score=None, dropout=None, **options):
     """Keys in three parts: what goes on from o and lse of those before is the whole. Some rows see nothing of the
-    first, the second, or any; o is in place, in the dtype of sums, but for the last."""
+    first, the second, or any; o is in place, in the dtype of sums, but for the last. On the GPU if there is no device.
+    """
     shapes = (1, 2, m, d), (1, 1, n, d), (1, 1, n, e)
     q, k, v = (random(rng, shape, dtype) for shape in shapes)
+    k[..., 32:48, :] *= 4                                       # larger scores than those before and behind
     bounds, visible = [0, 32, max(n // 32 * 16, 48), n], rng.random((m, n)) < 0.8
     for row, first, end in (0, 0, 32), (1, 32, n), (2, 0, n):
         visible[row, first:end] = False
     mask, given, onto, out = mask_of(**options) & visible, as_parts(score), None, None
-    with on(device):
+    there = np if device else pytest.importorskip("cupy")
+    with on(device) if device else nullcontext():
         for first, end in pairwise(bounds):
             crop, origin = Crop(0, m, first, end - first, m, n), Origin(0, first, heads=2)
             problem, inputs = describe(
-                q, k[..., first:end, :], v[..., first:end, :], mask=cropped(mask, crop), dropout=dropout,
-                score=[part._cropped(crop, None) for part in given], origin=origin, wide=end < n,
+                *map(there.asarray, (q, k[..., first:end, :], v[..., first:end, :])), mask=cropped(mask, crop),
+                dropout=dropout, score=[part._cropped(crop, None) for part in given], origin=origin, wide=end < n,
             )  # fmt: skip
             if onto is not None:
-                out = onto[0] if end < n else np.empty(problem.out_shape, dtype)
+                out = onto[0] if end < n else there.empty(problem.out_shape, dtype)
             o, saved = api._run(problem, "forward", problem, inputs, out, onto=onto)
             assert onto is None or (o is out and saved.lse is onto[1])
             onto = o, saved.lse
-    options = {"mask": mask, "score": score, "dropout": dropout}
-    do = np.ones_like(o)
-    for name, *results in zip(("o", "lse"), onto, exact(do, q, k, v, **options), plain(do, q, k, v, **options)):
+    options, do = {"mask": mask, "score": score, "dropout": dropout}, np.ones(o.shape, dtype)
+    wanted, others = (f(do, q, k, v, **options) for f in (exact, plain))
+    for name, *results in zip(("o", "lse"), map(to_numpy, onto), wanted, others):
         assert_accurate(name, *results, dtype)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [
-    pytest.param(HOPPER, BFLOAT16, id="hopper"), pytest.param(AMPERE, HALF, id="ampere"),
-    pytest.param(TURING, np.dtype(np.float32), id="turing"),
+@pytest.mark.parametrize(("device", "dtype", "m"), [
+    pytest.param(HOPPER, BFLOAT16, 20, id="hopper"), pytest.param(AMPERE, HALF, 20, id="ampere"),
+    pytest.param(TURING, np.dtype(np.float32), 20, id="turing"), pytest.param(AMPERE, HALF, 3, id="few queries"),
 ])  # fmt: skip
-def test_goes_on(rng, device, dtype):
+def test_goes_on(rng, device, dtype, m):
     with world_of("simulated"):
-        check_goes_on(rng, device, dtype, 20, 100, 16, 16, causal=False, mask=None, dropout=na.Dropout(0.2, 3))
+        check_goes_on(rng, device, dtype, m, 100, 16, 16, causal=False, mask=None, dropout=na.Dropout(0.2, 3))
 
 
 @pytest.mark.slow
@@ -125,6 +129,25 @@ def test_goes_on_by_all_routes(rng, route):
     *sizes, options = ROUTES[route]
     with world_of("compiled"):
         check_goes_on(rng, *sizes, **{"causal": False, "mask": None} | options)
+
+
+@pytest.mark.parametrize("where", [lambda: on(AMPERE), nullcontext], ids=["device", "cpu"])
+def test_keys_that_nobody_sees_add_nothing(rng, where):
+    q, k, v = random(rng, (3, 2, 20, 16), HALF)
+    before, lse = random(rng, (2, 20, 16), np.float32), random(rng, (2, 20), np.float32)
+    problem, inputs = describe(q, k, v, mask=na.Lengths(keys=0))
+    with where():
+        o, saved = api._run(problem, "forward", problem, inputs, onto=(before, lse_found := lse.copy()))
+    assert saved.lse is lse_found
+    assert_equal(o, before.astype(HALF))
+    np.testing.assert_allclose(lse_found, lse, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("route", ROUTES)
+def test_goes_on_on_a_gpu(rng, route):
+    _, dtype, *sizes, options = ROUTES[route]
+    check_goes_on(rng, None, dtype, *sizes, **{"causal": False, "mask": None} | options)
 
 
 # ----------------------------------------------------------------------------------------------------- split over ranks

@@ -27,6 +27,7 @@ PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
     {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None))
 )
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
+RESUMES = {"resumes": True}
 
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
@@ -128,6 +129,10 @@ FORWARD_ROWS = [
     row("forward", "float16", 128, 128, "", "sink, relative", keys=MANY),
     row("forward", "bfloat16", 256, 256, "packed", "relative segment", keys=MANY),
     row("forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    # O of other keys
+    row("forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
+    row("forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),
+    row("forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT, **RESUMES),
 ]
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
     row("backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED),

@@ -7,7 +7,7 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed import heads, over_keys, ring, totals
+from numbattn.distributed import heads, over_keys, ring, totals, travel
 from numbattn.masks.base import arrays_of
 
 from .fakes import Array, Cupy
@@ -20,7 +20,9 @@ def cupy(monkeypatch):
     return fake
 
 
-def test_each_rank_computes_on_its_device(rng, cupy):
+@pytest.mark.parametrize("large", [1, travel.LARGE], ids=["matrix by matrix", "whole"])
+def test_each_rank_computes_on_its_device(rng, cupy, monkeypatch, large):
+    monkeypatch.setattr(travel, "LARGE", large)
     q, k, v, do = rng.standard_normal((4, 2, 200, 8))
     ring = nad.Devices([3, 5])
     parts = ring.split(q)

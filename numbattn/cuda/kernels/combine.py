@@ -7,7 +7,7 @@ import numpy as np
 from numba.cuda import types
 
 from ..build import Source
-from ..plan.arguments import Matrix, Statistic, Word
+from ..plan.arguments import O_BEFORE, Matrix, Statistic, Word
 from ..plan.spec import Spec
 from ..tile import (
     WARP,
@@ -23,6 +23,7 @@ from ..tile import (
     full,
     get,
     load,
+    maximum,
     put,
     row_index,
     row_max,
@@ -40,8 +41,9 @@ from .shared.chunks import chunks_between, count_of_chunks
 from .shared.layouts import DTYPES, array_type, result_types, sum_type
 from .shared.schedule import overlap_launches, split
 from .shared.softmax import LN_2, logsumexp, softmax_steps
+from .shared.start import resume_step
 from .shared.tables import dtypes_of, rounded
-from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
+from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, several, sight_type
 
 THREADS = 128
 PARTS = 16  # sums of a row
@@ -74,7 +76,7 @@ class RowThreads(NamedTuple):
     unit, tile_m, tile_n = "fma", 1, 1
 
 
-def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
+def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=False):
     """The kernel. A row is a query of a head.
 
     Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
@@ -89,6 +91,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
     ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
     NO_MAX, _ = softmax_steps(ACC, may_be_far(score))
     band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
+    RESUMES, m_and_l = resumes, resume_step(ACC, NO_MAX)
     arrive = sync_warp if threads == WARP else sync_threads
 
     @device
@@ -110,7 +113,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
             o = o + x * weights
         return l, o
 
-    def kernel(mPartial, mStatistics, mO, mLse, sight, scores, scale_log2, kept_scale):
+    def kernel(mPartial, mStatistics, mO, before, mLse, sight, scores, scale_log2, kept_scale):
         overlap_launches()
         batches, heads, _, seqlen_q, _ = shape(mPartial)
         place = thread_index() // SHARE
@@ -122,20 +125,28 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score):
             O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
             maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]
             top = largest_of(maxima, end - first)
+            if RESUMES:
+                m_before, l_before = m_and_l(full(ONE, mLse[batch, head, query]), scale_log2)
+                top = maximum(top, m_before)
             l, o = sums_of(O, maxima, sums, end - first, top, scale_log2)
             put(allocate(SHARED_O, place), o)
             put(allocate(SHARED_L, place), l)
             arrive()
             total = row_sum(get(allocate(SHARED_L, place).T, SUMS))
+            o_line = row_sum(get(allocate(SHARED_O, place).T, COLUMNS))
+            if RESUMES:
+                weight = l_before * exp2((m_before - top) * scale_log2)
+                total = total + weight
+                o_line = o_line + load(before[0][batch, head, query], O_LINE, 0) * full(O_LINE, weight / kept_scale)
             m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
             factor = full(O_LINE, inverse(total, alpha) * kept_scale)
-            save(mO[batch, head, query], row_sum(get(allocate(SHARED_O, place).T, COLUMNS)) * factor, 0)
+            save(mO[batch, head, query], o_line * factor, 0)
             save(mLse[batch, head], logsumexp(m, total, LN2), query)
 
     number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
     signature = types.void(
-        partial, partial, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask),
-        scores_type(score, dtype), number, number,
+        partial, partial, *result_types(out_dtypes), several(array_type(ACC, 4), resumes), array_type(ACC, 3),
+        sight_type(mask), scores_type(score, dtype), number, number,
     )  # fmt: skip
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
 
@@ -153,12 +164,12 @@ def blocks(work, tiles, m_blocks, n_blocks):
 
 SPEC = Spec(
     combine,
-    (*PARTIALS, Matrix("o"), Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
+    (*PARTIALS, Matrix("o"), O_BEFORE, Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "threads": tiles.threads, **dtypes_of(work, "o"),
         "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
-        "score": work.score,
+        "score": work.score, "resumes": work.resumes,
     },
     blocks=blocks,
 )  # fmt: skip

@@ -398,7 +398,7 @@ def rows_for(problem):
 
 def has_few_queries(work):
     """Whether chunks of keys are computed by themselves. That, too, must not differ between sequences of a batch."""
-    return has_tensor_cores(work.device) and work.problem.seqlen_q <= FEW and not work.resumes
+    return has_tensor_cores(work.device) and work.problem.seqlen_q <= FEW
 
 
 def takes(work):

@@ -28,7 +28,7 @@ def check(case, held=True, at_once=1, tile_n=TILE):
     batches, heads, m = lse.shape
     found = launch(
         source.function, (batches * heads * -(-m // TILE), 1, 1), THREADS, source.shared, case.q, case.k, case.v, o,
-        lse, case.sight_of("q", TILE, tile_n), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        (), lse, case.sight_of("q", TILE, tile_n), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
         np.int32(at_once),
     )  # fmt: skip
     for name, got in (("o", o), ("lse", lse)):

@@ -13,7 +13,7 @@ from numbattn.cuda.kernels.shared import tables
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.plan.spec import Work
-from numbattn.cuda.plan.steps import SINK, At, Call
+from numbattn.cuda.plan.steps import BEFORE, SINK, At, Call
 from numbattn.cuda.plan.views import contiguous, without_memory
 from numbattn.problem import DTYPES, describe
 
@@ -24,13 +24,15 @@ EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.
 
 
 def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
-         deterministic=False, score=(), slopes=None, **sizes):  # fmt: skip
+         deterministic=False, score=(), slopes=None, resumes=False, **sizes):  # fmt: skip
     """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
     about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1,
              "page_size": 0, "cache": None, "sharers": 1, "batch": (16, 16)} | sizes
     problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
                               dropout=dropout, **about)  # fmt: skip
     dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], problem.dtype)
+    if resumes:
+        dtypes[BEFORE] = np.dtype(np.float32)
     return Work(problem, device, mask, keys, dtypes, nbytes, deterministic, score, slopes=slopes)
 
 

@@ -1,5 +1,7 @@
-"""What the loop over keys starts from: nothing, or O and lse over other keys, as in Algorithm 1 of FlashAttention, which
-loads O, l and m for each tile of keys. Attention that is computed part by part needs no pass to merge the parts then.
+"""What the loop over keys starts from: nothing, or O and lse over other keys.
+
+Algorithm 1 of FlashAttention goes on so, too: it loads O, l and m for each tile of keys. What is computed part by part
+needs no pass that merges the parts.
 """
 
 from ...plan.views import VECTOR_BYTES
@@ -8,13 +10,26 @@ from .segments import queries_of
 from .softmax import LN_2, LOG2_E
 
 
+def resume_step(ACC, NO_MAX):
+    """The device function (lse, scale_log2) -> m and l of keys that have this lse, for each row."""
+    LN2, LOG2E = ACC(LN_2), ACC(LOG2_E)
+
+    @device
+    def m_and_l(lse, scale_log2):
+        unit = scale_log2 * LN2                                 # of m, in natural units
+        m = minimum(maximum(lse / unit, NO_MAX), -NO_MAX)
+        return m, exp2((lse - m * unit) * LOG2E)                # l is about 1, or 0 where nothing is seen
+
+    return m_and_l
+
+
 def start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes):
     """The device function (before, mLse, segment, batch, head, m0, scale_log2, kept_scale) -> O, m and l.
 
     before: a tuple of the matrices O over other keys, whose lse is in mLse, or of none.
     """
     ROWS, PARTS, VECTORS = S_TILE.row_vector(), S_TILE.row_parts(), Alignment(VECTOR_BYTES)
-    ZERO, ONE, SHARE, LN2, LOG2E = map(ACC, (0, 1, 1 / PARTS.cols.size, LN_2, LOG2_E))
+    ZERO, ONE, SHARE, m_and_l = ACC(0), ACC(1), ACC(1 / PARTS.cols.size), resume_step(ACC, NO_MAX)
 
     @device
     def start(before, mLse, segment, batch, head, m0, scale_log2, kept_scale):
@@ -24,10 +39,7 @@ def start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes):
     def resume(before, mLse, segment, batch, head, m0, scale_log2, kept_scale):
         first, end = queries_of(segment)
         O = load(aligned(before[0][batch, head][first:end], VECTORS), O_TILE, m0) * (ONE / kept_scale)
-        lse = load(mLse[batch, head][first:end], ROWS, m0)
-        unit = scale_log2 * LN2                                 # m in natural units: it may be too small for lse / unit
-        m = minimum(maximum(lse / unit, NO_MAX), -NO_MAX)
-        l = exp2((lse - m * unit) * LOG2E)                      # 1, or 0 where nothing is seen, but for rounding
+        m, l = m_and_l(load(mLse[batch, head][first:end], ROWS, m0), scale_log2)
         return O, m, full(PARTS, SHARE) * l
 
     return resume if resumes else start

@@ -23,7 +23,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **p
     sight = case.sight_of("q", 64 * sizes["consumers"], sizes["tile_n"])
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]
     launch(
-        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), (), lse, sight, (), case.drops,
+        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), (), (), lse, sight, (), case.drops,
         counters, case.group_size, case.scale_log2, case.kept_scale,
         *map(np.int32, (at_once, heads_per_tile, ascending)),
         cc=(9, 0, "a"),
