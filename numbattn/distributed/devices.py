@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from ..checks import integer
 from .pieces import ZIGZAG
 from .simulated import Simulated
-from .travel import parts_of
+
+LEAST, MOST = 1 << 16, (1 << 31) - 1  # bytes: of a block, where copies of blocks are fast; from one to the next
 
 
 class Transfer(NamedTuple):
@@ -57,6 +59,15 @@ class Devices(Simulated):
         for device in self.devices:
             with cupy.cuda.Device(device):
                 self.streams[device] = cupy.cuda.Stream(non_blocking=True)
+        for device, other in permutations(self.streams, 2):
+            self._let_reach(device, other)
+
+    def _let_reach(self, device: int, other: int) -> None:
+        """Let a device reach another one's memory, if it can: else copies go through the host."""
+        runtime = self.cupy.cuda.runtime
+        if runtime.deviceCanAccessPeer(device, other):
+            with self.cupy.cuda.Device(device), suppress(runtime.CUDARuntimeError):  # raised if it is so already
+                runtime.deviceEnablePeerAccess(other)
 
     def _own(self, parts: list[Any]) -> list[Any]:
         """Each on its device, from another one or from the host."""
@@ -120,12 +131,43 @@ class Devices(Simulated):
         """Copies on another device's second stream, behind what has made the arrays and what has used the memory."""
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
-            sent = [self.cupy.ascontiguousarray(part) for x in arrays for part in parts_of(x)]
+            arrays = [x if blocks_of(x) else self.cupy.ascontiguousarray(x) for x in arrays]
             made = cuda.get_current_stream().record()
         with cuda.Device(to):
             copies = [self.cupy.empty(x.shape, x.dtype) for x in arrays]
             for event in (made, cuda.get_current_stream().record()):
                 stream.wait_event(event)
-            for copy, part in zip([part for x in copies for part in parts_of(x)], sent):
-                copy.data.copy_from_device_async(part.data, part.nbytes, stream)
-            return Transfer(copies, sent, stream.record())
+            for copy, x in zip(copies, arrays):
+                self._copy(copy, x, stream)
+            return Transfer(copies, arrays, stream.record())
+
+    def _copy(self, copy: Any, x: Any, stream: Any) -> None:
+        blocks, runtime = blocks_of(x), self.cupy.cuda.runtime
+        if blocks is None:
+            copy.data.copy_from_device_async(x.data, x.nbytes, stream)
+        else:
+            number, nbytes, step = blocks
+            places = copy.data.ptr, nbytes, x.data.ptr, step
+            runtime.memcpy2DAsync(*places, nbytes, number, runtime.memcpyDefault, stream.ptr)
+
+
+class Blocks(NamedTuple):
+    """Contiguous ones, equally far apart in memory, of which an array consists."""
+
+    number: int
+    nbytes: int
+    step: int  # bytes from one to the next
+
+
+def blocks_of(x: Any) -> Blocks | None:
+    """Those that a copy engine moves as they lie; None for an array that is contiguous, or has to be made so first."""
+    if x.flags.c_contiguous:
+        return None
+    axes = [(n, stride) for n, stride in zip(x.shape, x.strides) if n > 1]
+    nbytes = x.itemsize
+    while axes[-1][1] == nbytes:
+        nbytes *= axes.pop()[0]
+    number, step = axes.pop()
+    while axes and axes[-1][1] == number * step:
+        number *= axes.pop()[0]
+    return None if axes or nbytes < LEAST or not nbytes <= step <= MOST else Blocks(number, nbytes, step)

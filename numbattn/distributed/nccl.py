@@ -12,7 +12,6 @@ from ..checks import number, words_for
 from .driver import Apart
 from .messages import Exchange, Gather, Like, Message, Sum, Wait
 from .pieces import ZIGZAG
-from .travel import parts_of
 
 FIRST, ALWAYS = CHECKS = "first", "always"
 MOST_KNOWN = 4096  # kinds of calls
@@ -118,15 +117,14 @@ class Nccl(Apart):
 
     def _exchanged(self, sent: list[Any], expected: list[Any]) -> Ticket:
         """Of (rank, array) and (rank, Like)."""
-        sent = [(rank, self.cupy.ascontiguousarray(part)) for rank, x in sent for part in parts_of(x)]
+        sent = [(rank, self.cupy.ascontiguousarray(x)) for rank, x in sent]
         received = [(rank, self.cupy.empty(*like)) for rank, like in expected]
         stream, byte = self._second_stream(), self.nccl.NCCL_UINT8
         self.nccl.groupStart()
         for rank, x in received:
-            for part in parts_of(x):
-                self.communicator.recv(part.data.ptr, part.nbytes, byte, rank, stream)
-        for rank, part in sent:
-            self.communicator.send(part.data.ptr, part.nbytes, byte, rank, stream)
+            self.communicator.recv(x.data.ptr, x.nbytes, byte, rank, stream)
+        for rank, x in sent:
+            self.communicator.send(x.data.ptr, x.nbytes, byte, rank, stream)
         self.nccl.groupEnd()
         return Ticket([x for _, x in received], sent, self.stream.record())
 

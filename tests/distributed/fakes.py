@@ -42,7 +42,10 @@ class Event(int):
 class Stream(NamedTuple):
     name: str
     log: list
-    ptr: int = 0
+
+    @property
+    def ptr(self):
+        return self
 
     def record(self):
         self.log.append(("record", self.name))
@@ -50,6 +53,34 @@ class Stream(NamedTuple):
 
     def wait_event(self, event):
         self.log.append(("wait", self.name, event))
+
+
+class Runtime:
+    """CUDA's. Only so many devices reach each other's memory, once."""
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    memcpyDefault = 4
+
+    def __init__(self, current, reachable=8):
+        self.current, self.reachable, self.reached = current, reachable, set()
+
+    def deviceCanAccessPeer(self, device, other):
+        return max(device, other) < self.reachable
+
+    def deviceEnablePeerAccess(self, other):
+        pair = self.current[-1], other
+        assert self.deviceCanAccessPeer(*pair)
+        if pair in self.reached:
+            raise self.CUDARuntimeError
+        self.reached.add(pair)
+
+    def memcpy2DAsync(self, to, to_step, source, step, nbytes, count, kind, stream):
+        assert kind == self.memcpyDefault
+        stream.log.append(("copy", stream.name, count * nbytes))
+        for number in range(count):
+            ctypes.memmove(to + number * to_step, source + number * step, nbytes)
 
 
 class Cupy:
@@ -60,7 +91,8 @@ class Cupy:
     def __init__(self):
         self.log, self.current = [], [0]
         self.cuda = SimpleNamespace(
-            Device=self.device, get_current_stream=self.stream, Stream=self.second_stream, nccl=None
+            Device=self.device, get_current_stream=self.stream, Stream=self.second_stream, nccl=None,
+            runtime=Runtime(self.current),
         )
 
     def device(self, number):

@@ -7,7 +7,7 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed import heads, over_keys, ring, totals, travel
+from numbattn.distributed import devices, heads, over_keys, ring, totals
 from numbattn.masks.base import arrays_of
 
 from .fakes import Array, Cupy
@@ -20,9 +20,7 @@ def cupy(monkeypatch):
     return fake
 
 
-@pytest.mark.parametrize("large", [1, travel.LARGE], ids=["matrix by matrix", "whole"])
-def test_each_rank_computes_on_its_device(rng, cupy, monkeypatch, large):
-    monkeypatch.setattr(travel, "LARGE", large)
+def test_each_rank_computes_on_its_device(rng, cupy):
     q, k, v, do = rng.standard_normal((4, 2, 200, 8))
     ring = nad.Devices([3, 5])
     parts = ring.split(q)
@@ -39,6 +37,40 @@ def test_each_rank_computes_on_its_device(rng, cupy, monkeypatch, large):
     cupy.log.clear()
     ring.join(o)
     assert {entry[1] for entry in cupy.log if entry[0] == "copy"} == {"second of 3"}
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [
+    (np.s_[..., 2:6, :], (6, 128, 256)), (np.s_[1, :, 2:6], (3, 128, 256)), (np.s_[:, :1, 2:6], (2, 128, 768)),
+    (np.s_[..., 2:5, :], None), (np.s_[1], None),
+])  # fmt: skip
+def test_some_rows_of_all_matrices_are_copied_as_they_lie(rng, cupy, monkeypatch, rows, blocks):
+    """Unless there are few."""
+    monkeypatch.setattr(devices, "LEAST", 128)
+    monkeypatch.setattr(cupy, "ascontiguousarray", cupy.ascontiguousarray if blocks is None else None)
+    ring, x = nad.Devices([3, 5]), cupy.on(3, rng.standard_normal((2, 3, 8, 4)))[rows]
+    assert devices.blocks_of(x) == blocks
+    copy = ring._copied(x, 3, 5)
+    np.testing.assert_array_equal(copy, x)
+    assert copy.place == 5
+
+
+@pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0)])
+def test_transposed_arrays_are_packed(rng, cupy, monkeypatch, axes):
+    """Also those that are broadcast, and whose matrices are too far apart."""
+    monkeypatch.setattr(devices, "LEAST", 1)
+    ring, x = nad.Devices([3, 5]), cupy.on(3, rng.standard_normal((3, 4, 5)))
+    np.testing.assert_array_equal(ring._copied(x.transpose(axes), 3, 5), x.transpose(axes))
+    wide = np.broadcast_to(x, (2, 3, 4, 5)).view(type(x))
+    np.testing.assert_array_equal(ring._copied(wide, 3, 5), wide)
+    monkeypatch.setattr(devices, "MOST", 4 * 5 * 8 - 1)
+    assert devices.blocks_of(x[:, 1:]) is None
+
+
+def test_devices_reach_each_other_where_they_can(cupy):
+    cupy.cuda.runtime.reachable = 5
+    for _ in range(2):
+        nad.Devices([3, 5, 4, 3])
+    assert cupy.cuda.runtime.reached == {(3, 4), (4, 3)}
 
 
 def arrays_in(value):

@@ -9,7 +9,7 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed import nccl, travel
+from numbattn.distributed import nccl
 from numbattn.distributed.messages import Exchange, Like, Wait
 
 from .fakes import Cupy, Event, Nccl, Shared
@@ -38,9 +38,7 @@ def on_all(rings, work):
         return pool.map(work, rings, chunksize=1)
 
 
-@pytest.mark.parametrize("large", [1, travel.LARGE], ids=["matrix by matrix", "whole"])
-def test_as_on_one_device(rng, ranks_of, monkeypatch, large):
-    monkeypatch.setattr(travel, "LARGE", large)
+def test_as_on_one_device(rng, ranks_of):
     q, k, v, do = rng.standard_normal((4, 2, 300, 8))
     options = {"causal": True, "mask": na.Window(150, 0), "score": [na.Alibi(np.ones(2)), na.Sink(0.5)]}
     o, backprop = na.attention_vjp(q, k, v, **options)
