@@ -8,7 +8,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
@@ -132,11 +132,13 @@ def calls(draw):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(call=calls(), dtype=st.sampled_from(DTYPES))
+@example(call=([(2, 1, 1, 1, 4), (1, 2, 1, 15, 4), (1, 1, 1, 15, 6)], None, None), dtype=np.dtype(np.float32))
 def test_broadcasting(xp, call, dtype):
     shapes, mask, dropout = call
     rng = np.random.default_rng(1)
     q, k, v = (random(rng, shape, dtype) for shape in shapes)
-    o, _, _ = check(q, k, v, rng, xp, mask=mask, dropout=dropout)
+    bits = 8 if dtype == np.float32 else 4  # tensor cores multiply 22 bits of float32, which few terms do not average
+    o, _, _ = check(q, k, v, rng, xp, bits, mask=mask, dropout=dropout)
     lead = np.broadcast_shapes(*(shape[:-3] for shape in shapes))
     assert o.shape == (*lead, shapes[0][-3], q.shape[-2], v.shape[-1])
 

@@ -305,7 +305,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     blocks = 16 * 3 * -(-100 // 32)
     kernel = cuda.jit(source.function)
     kernel[blocks, source.threads, 0, source.shared](
-        q, k, v, o, lse, causal, (), Drops(np.uint32(0), *[np.uint64(0)] * 3, np.int32(0), origin), *numbers
+        q, k, v, o, (), lse, causal, (), Drops(np.uint32(0), *[np.uint64(0)] * 3, np.int32(0), origin), *numbers
     )
     want, saved = na.attention_forward(q, k, v, causal=True)
     np.testing.assert_allclose(to_numpy(o), to_numpy(want), atol=1e-5)
