@@ -61,8 +61,10 @@ def test_as_each_sequence_alone(kind, seed, sizes):
 
 
 @pytest.mark.parametrize(("unit", "kind"), [
-    ("CUDA cores", "causal"), ("tensor cores", "window"), ("tensor cores", "sink and softcap"),
-    ("warpgroups", "prefix"), ("warpgroups", "alibi"), ("warpgroups", "relative"),
+    ("CUDA cores", "causal"), ("tensor cores", "window"), ("warpgroups", "prefix"), ("warpgroups", "relative"),
+    *(pytest.param(*which, marks=pytest.mark.slow) for which in (
+        ("tensor cores", "sink and softcap"), ("warpgroups", "alibi"),
+    )),
 ])  # fmt: skip
 def test_on_devices(rng, unit, kind):
     with world_of("simulated"), on(BY_UNIT[unit]):

@@ -120,7 +120,7 @@ def check_goes_on(rng, device, dtype, m, n, d, e, deterministic=False, score=Non
 ])  # fmt: skip
 def test_goes_on(rng, device, dtype, m):
     with world_of("simulated"):
-        check_goes_on(rng, device, dtype, m, 100, 16, 16, causal=False, mask=None, dropout=na.Dropout(0.2, 3))
+        check_goes_on(rng, device, dtype, m, 64, 16, 16, causal=False, mask=None, dropout=na.Dropout(0.2, 3))
 
 
 @pytest.mark.slow

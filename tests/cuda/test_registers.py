@@ -194,7 +194,7 @@ SPILLS = [
 
 EVERY = [*ANY_GPU, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
 MARKED = [  # each takes 3 s
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 8 > 0))
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))
     for number, row in enumerate(EVERY)
 ]
 

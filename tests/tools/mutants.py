@@ -657,7 +657,7 @@ TABLE = [
                               "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
                               "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
                               "cuda/test_passes.py::test_shapes[pieces]"], {
-        "strides = save, None if": "strides = None if",
+        "strides = save, *strides": "strides = *strides",
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
         "scale * LOG2_E": "scale",
     }),
