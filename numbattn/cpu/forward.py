@@ -63,9 +63,10 @@ def forward(problem, inputs, out=None, save=True, onto=None):
         launch_decode(problem, few, arrays, options)
     o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
     if onto is not None:
-        before, part_lse, lse = onto[0], lse, onto[1]
+        before, lse_before = onto
         out = np.empty(o.shape, problem.result_dtype) if out is None else out
-        merge_into(out, before, lse, o, part_lse)
+        merge_into(out, before, lse_before, o, lse)
+        lse = lse_before
     elif out is None:
         out = o.astype(problem.result_dtype, copy=False)
     else:

@@ -48,8 +48,7 @@ class Saved:
 # ------------------------------------------------------------------------------------------------------------- forward
 def forward(share: Share) -> Messages:
     """o and what is saved."""
-    place = share.place
-    hops = [share.hop(step) for step in range(place.ranks)]
+    hops = [share.hop(step) for step in range(share.place.ranks)]
     output, keys = Output(share.problem, share.inputs.q), rows_of([share.inputs.k, share.inputs.v], hops[0].keys)
     left = sum(len(hop.blocks) for hop in hops)
     sent: Tickets = []

@@ -77,7 +77,7 @@ class RowThreads(NamedTuple):
 
 
 def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=False):
-    """The kernel. A row is a query of a head.
+    """The kernel. A row is a query of a head. resumes: whether O and lse over other keys are added, see `shared.start`.
 
     Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
     """

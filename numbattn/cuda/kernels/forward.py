@@ -55,7 +55,8 @@ def forward(
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes.
+    unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes. resumes:
+    whether the loop goes on from O and lse over other keys, see `shared.start`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)

@@ -91,7 +91,8 @@ def forward_mma(
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    held: whether Q stays in registers; else its tile is read for each tile of keys.
+    held: whether Q stays in registers; else its tile is read for each tile of keys. resumes: whether the loop goes on
+    from O and lse over other keys, see `shared.start`.
     """
     dtype, ACC = DTYPES[dtype], np.float32
     S_TILE, O_TILE, Q_TILE = (mma(tile_m, cols, threads) for cols in (tile_n, head_dim_v, head_dim))

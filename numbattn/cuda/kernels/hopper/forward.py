@@ -106,7 +106,8 @@ def forward(
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. bias_dtype: that of
-    a bias whose tiles come with those of K. An O of another dtype than q is not staged, nor is it a tensor map.
+    a bias whose tiles come with those of K. resumes: whether the loop goes on from O and lse over other keys, see
+    `shared.start`. An O of another dtype than q is not staged, nor is it a tensor map.
 
     Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
     packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
