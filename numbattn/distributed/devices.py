@@ -131,23 +131,23 @@ class Devices(Simulated):
         """Copies on another device's second stream, behind what has made the arrays and what has used the memory."""
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
-            arrays = [x if blocks_of(x) else self.cupy.ascontiguousarray(x) for x in arrays]
+            blocks = [blocks_of(x) for x in arrays]
+            arrays = [x if own else self.cupy.ascontiguousarray(x) for x, own in zip(arrays, blocks)]
             made = cuda.get_current_stream().record()
         with cuda.Device(to):
             copies = [self.cupy.empty(x.shape, x.dtype) for x in arrays]
             for event in (made, cuda.get_current_stream().record()):
                 stream.wait_event(event)
-            for copy, x in zip(copies, arrays):
-                self._copy(copy, x, stream)
+            for copy, x, own in zip(copies, arrays, blocks):
+                self._copy(copy, x, own, stream)
             return Transfer(copies, arrays, stream.record())
 
-    def _copy(self, copy: Any, x: Any, stream: Any) -> None:
-        blocks, runtime = blocks_of(x), self.cupy.cuda.runtime
+    def _copy(self, copy: Any, x: Any, blocks: Blocks | None, stream: Any) -> None:
         if blocks is None:
             copy.data.copy_from_device_async(x.data, x.nbytes, stream)
         else:
             number, nbytes, step = blocks
-            places = copy.data.ptr, nbytes, x.data.ptr, step
+            places, runtime = (copy.data.ptr, nbytes, x.data.ptr, step), self.cupy.cuda.runtime
             runtime.memcpy2DAsync(*places, nbytes, number, runtime.memcpyDefault, stream.ptr)
 
 

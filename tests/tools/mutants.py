@@ -351,7 +351,7 @@ TABLE = [
         "for transfer in (incoming, outgoing)": "for transfer in (incoming,)",
         "for device in (source, to)": "for device in (to,)",
         "self.cupy.cuda.Device(self.devices[rank])": "self.cupy.cuda.Device(0)",
-        "x if blocks_of(x) else self.cupy.ascontiguousarray(x)": "x",
+        "x if own else self.cupy.ascontiguousarray(x)": "x",
         "if n > 1]": "]",
         "axes[-1][1] == number * step": "False",
         "if axes or nbytes": "if nbytes",

@@ -41,9 +41,9 @@ from .shared.chunks import chunks_between, count_of_chunks
 from .shared.layouts import DTYPES, array_type, result_types, sum_type
 from .shared.schedule import overlap_launches, split
 from .shared.softmax import LN_2, logsumexp, softmax_steps
-from .shared.start import resume_step
-from .shared.tables import dtypes_of, rounded
-from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, several, sight_type
+from .shared.start import before_type, resume_step
+from .shared.tables import of_o, rounded
+from .shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
 
 THREADS = 128
 PARTS = 16  # sums of a row
@@ -145,7 +145,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
 
     number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
     signature = types.void(
-        partial, partial, *result_types(out_dtypes), several(array_type(ACC, 4), resumes), array_type(ACC, 3),
+        partial, partial, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
         sight_type(mask), scores_type(score, dtype), number, number,
     )  # fmt: skip
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
@@ -167,9 +167,9 @@ SPEC = Spec(
     (*PARTIALS, Matrix("o"), O_BEFORE, Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
-        "dtype": work.problem.dtype.name, "threads": tiles.threads, **dtypes_of(work, "o"),
+        "dtype": work.problem.dtype.name, "threads": tiles.threads, **of_o(work),
         "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
-        "score": work.score, "resumes": work.resumes,
+        "score": work.score,
     },
     blocks=blocks,
 )  # fmt: skip

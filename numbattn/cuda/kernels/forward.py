@@ -35,18 +35,9 @@ from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_ty
 from .shared.schedule import place
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps
-from .shared.start import start_step
-from .shared.tables import Tiles, rows_of, with_results
-from .shared.visibility import (
-    MASK,
-    band_of,
-    element_test,
-    keys_in_sight,
-    needs_test,
-    several,
-    sight_type,
-    steps_to_next,
-)
+from .shared.start import before_type, start_step
+from .shared.tables import Tiles, of_o, parameters, rows_of
+from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
 def forward(
@@ -123,7 +114,7 @@ def forward(
 
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        matrix, matrix, matrix, *result_types(out_dtypes), several(array_type(ACC, 4), resumes), array_type(ACC, 3),
+        matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
         sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes)
@@ -166,6 +157,6 @@ SPEC = Spec(
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT,
      "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
-    parameters=lambda work, tiles: with_results("o")(work, tiles) | {"resumes": work.resumes},
+    parameters=lambda work, tiles: parameters(work, tiles) | of_o(work),
     packs=True,
 )  # fmt: skip

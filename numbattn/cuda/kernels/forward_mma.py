@@ -48,18 +48,9 @@ from .shared.layouts import DTYPES, array_type, result_types, vector
 from .shared.schedule import place_grouped
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_parts
-from .shared.start import start_step
-from .shared.tables import compiled_in, dtypes_of, has_tensor_cores, head_dims
-from .shared.visibility import (
-    MASK,
-    band_of,
-    element_test,
-    keys_in_sight,
-    needs_test,
-    several,
-    sight_type,
-    steps_to_next,
-)
+from .shared.start import before_type, start_step
+from .shared.tables import compiled_in, has_tensor_cores, head_dims, of_o
+from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
 class KeptQueries(NamedTuple):
@@ -202,7 +193,7 @@ def forward_mma(
 
     matrix = array_type(dtype, 4)
     signature = types.void(
-        matrix, matrix, matrix, *result_types(out_dtypes), several(array_type(ACC, 4), resumes), array_type(ACC, 3),
+        matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
         sight_type(mask), scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
     )  # fmt: skip
     return Source(kernel, signature, threads, shared=shared.nbytes)
@@ -217,10 +208,7 @@ SPEC = Spec(
     (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), O_BEFORE,
      Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
     tiles=rows,
-    parameters=lambda work, tiles: (
-        compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o")
-        | {"resumes": work.resumes}
-    ),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | of_o(work),
     numbers=lambda work, tiles: {"at_once": matrices_at_once(work.problem)},
     packs=True,
 )  # fmt: skip

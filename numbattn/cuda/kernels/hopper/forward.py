@@ -71,8 +71,8 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import overlap_launches
 from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.start import start_step
-from ..shared.tables import compiled_in, dtypes_of
+from ..shared.start import before_type, start_step
+from ..shared.tables import compiled_in, of_o
 from ..shared.visibility import (
     MASK,
     PACKED,
@@ -346,7 +346,7 @@ def forward(
     number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
     signature = types.void(
         *[types.uint64] * 3, types.uint64 if IS_STAGED else matrix, several(types.uint64, HAS_TMA_BIAS),
-        several(matrix, IS_PACKED), several(array_type(ACC, 4), resumes), array_type(ACC, 3), sight_type(mask),
+        several(matrix, IS_PACKED), before_type(ACC, resumes), array_type(ACC, 3), sight_type(mask),
         scores_type(score, dtype), DROPS,
         types.uint32[:], INDEX, number, number, *[INDEX] * 3,
     )  # fmt: skip
@@ -368,11 +368,9 @@ SPEC = Spec(
      RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2",
      "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: (
-        compiled_in(work, tiles, head_dims(work.problem)) | dtypes_of(work, "o") | {
-            "resumes": work.resumes, "bias_dtype": dtype_of_tma_bias(work)
-        }
-    ),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | {
+        "bias_dtype": dtype_of_tma_bias(work),
+    },
     numbers=numbers,
     persistent=True,
     arch="a",

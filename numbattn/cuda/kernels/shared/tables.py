@@ -83,6 +83,11 @@ def dtypes_of(work, *names):
     return {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
 
 
+def of_o(work):
+    """The parameters that say what a kernel rounds O to, and whether it goes on from O over other keys."""
+    return dtypes_of(work, "o") | {"resumes": work.resumes}
+
+
 def parameters(work, tiles, sizes=head_dims):
     """Those of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
     return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
