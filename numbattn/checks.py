@@ -18,6 +18,18 @@ DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64
 FLOATING = ", ".join(map(str, DTYPES))
 
 
+class UserError(Exception):
+    """The user's error, even where a pass raises it: no fault of numbattn's, see faults.py."""
+
+
+class UserValueError(UserError, ValueError):
+    """As a ValueError."""
+
+
+class UserTypeError(UserError, TypeError):
+    """As a TypeError."""
+
+
 class Array(Protocol):
     """What type checkers know of arrays, NumPy's and CuPy's alike. At run time see `library`."""
 

@@ -18,6 +18,7 @@ from numba.core.errors import NumbaError, TypingError
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, lower_cast, models, overload, register_jitable, register_model
 
+from .checks import UserTypeError
 from .functions import IS_A_MASK
 
 REAL = (types.Float, types.Integer, types.Boolean)
@@ -388,11 +389,12 @@ def naming(*functions):
         codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
         where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
         if IS_A_MASK in text:
-            raise TypeError(f"score: {where}, {IS_A_MASK}") from None
+            raise UserTypeError(f"score: {where}, {IS_A_MASK}") from None
         if "Dual(" in text:
-            raise TypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
-                            "Write it down: Score(function, derivative=...), and compare both by check_score") from None
-        raise TypeError(f"score: Numba cannot compile {where}: {error}") from None
+            raise UserTypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
+                                "Write it down: Score(function, derivative=...), and compare both by "
+                                "check_score") from None
+        raise UserTypeError(f"score: Numba cannot compile {where}: {error}") from None
 
 
 def without_rule(text):

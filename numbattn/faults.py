@@ -1,18 +1,15 @@
 """Errors that are numbattn's own: what a user is told, and can report."""
 
 import platform
-import re
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from .checks import UserError
 from .problem import Problem
 
-STATED = NotImplementedError, MemoryError, OSError, ImportError, Warning  # say themselves what is wrong
-# what errors that users can make begin with
-NAMED = r"[qkvo]|lse|do|dlse|out|scale|dropout|score|Score|head_dim|head_dim_v|mask|lo|hi|queries|keys|cells"
-NAMING = re.compile(rf"({NAMED})\b.*?: ")
+STATED = UserError, NotImplementedError, MemoryError, OSError, ImportError, Warning  # say themselves what is wrong
 OURS = "numbattn", "numba", "llvmlite", "numpy", "cupy", "cuda"
 
 
@@ -21,11 +18,8 @@ class Fault(RuntimeError):
 
 
 def is_fault(error: Exception) -> bool:
-    """Whether no user can have made it: what does not name an argument, and was raised by numbattn or what it calls,
-    not by a signal handler."""
-    if isinstance(error, STATED) or NAMING.match(str(error)):
-        return False
-    return _where(error.__traceback__).partition(".")[0] in OURS
+    """Whether no user can have made it, and numbattn or what it calls raised it, not a signal handler."""
+    return not isinstance(error, STATED) and _where(error.__traceback__).partition(".")[0] in OURS
 
 
 def fault(error: Exception, problem: Problem, backend: Any) -> Fault:

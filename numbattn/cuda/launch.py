@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 import cupy
 import numpy as np
 
+from ..checks import UserValueError
 from .build import build
 from .counters import Counters
 from .plan.spec import NUMBERS, Device
@@ -53,8 +54,8 @@ class GPU:
         for name, x in arrays.items():
             memory = x.data
             if memory.device_id != self.index:
-                raise ValueError(f"{name}: got an array of device {memory.device_id}, expected device {self.index}, "
-                                 "CuPy's current one")
+                raise UserValueError(f"{name}: got an array of device {memory.device_id}, expected device "
+                                     f"{self.index}, CuPy's current one")
             address = memory.ptr
             odd |= address
             found.append(address)

@@ -6,6 +6,7 @@ H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 1
 
 from typing import NamedTuple
 
+from ....checks import UserValueError
 from ..scores import is_nonlinear, looks_up
 from .visibility import is_looked_up
 
@@ -39,7 +40,7 @@ def rounded(name, head_dim):
     for size in HEAD_DIMS:
         if head_dim <= size:
             return size
-    raise ValueError(f"{name}: got {head_dim}, at most {HEAD_DIMS[-1]} on a GPU")
+    raise UserValueError(f"{name}: got {head_dim}, at most {HEAD_DIMS[-1]} on a GPU")
 
 
 def head_dims(problem):
