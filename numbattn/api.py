@@ -10,7 +10,6 @@ from .gradients import Gradients
 from .kv_cache import KVCache
 from .masks import Mask
 from .problem import Problem, Saved, checked_gradients, describe, refuse_cache, without_v
-from .ragged import ragged
 from .scores import Scores
 
 
@@ -62,7 +61,8 @@ def attention(
         What happens to S = scale Q K^T before the mask, in this order. What it makes of a masked element does not
         matter.
     out : array, (..., seqlen_q, head_dim_v), optional
-        Where to put the result. It must not overlap q, k, v, an array of the mask or of the score, or itself.
+        Where to put the result; of packed queries (heads, total, head_dim_v). It must not overlap q, k, v, an array of
+        the cache, of the mask or of the score, or itself.
 
     Returns
     -------
@@ -264,7 +264,7 @@ def attention_weights(
     Returns
     -------
     weights : array, (..., seqlen_q, seqlen_k), of the dtype of q
-        Rows sum to 1, but for dropout, and to 0 where a query sees nothing.
+        Of packed queries (heads, total, capacity). Rows sum to 1, but for dropout, and to 0 where a query sees nothing.
 
     Raises
     ------
@@ -282,21 +282,20 @@ def attention_weights(
     """
     v = without_v(q, k, mask, score)
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
-    return reference.weights(problem, inputs)
+    P = reference.weights(problem, inputs)
+    return P if inputs.packing is None else inputs.packing.packed(P)
 
 
 def _forward(
     save: bool, q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: Any, dropout: Any, score: Any, out: Any
 ) -> tuple[Any, Any]:
     """o, and what is saved or None."""
-    packing = ragged(q, k, mask)
-    if packing is not None:
-        q, mask, given, out = packing.q, packing.mask, out, None
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
-    o, saved = _run(problem, "forward", problem, inputs, out, save=save)
+    packing = inputs.packing
+    o, saved = _run(problem, "forward", problem, inputs, out if packing is None else None, save=save)
     if packing is not None:
-        o = packing.packed(o, out=given)
-        saved = saved and Saved(problem, inputs, o, packing.packed(saved.lse, -math.inf))
+        o = packing.packed(o, out)
+        saved = saved and Saved(problem, inputs, o, packing.packed(saved.lse, fill=-math.inf))
     return o, saved
 
 

@@ -1,9 +1,10 @@
-"""Arrays and options -> one frozen Problem, what is to be computed. Every error a user can make is raised here, or in
-fitting.py."""
+"""Arrays and options -> one frozen Problem, what is to be computed. What does not fit in a call is refused here, in
+fitting.py and in ragged.py, but for what only some device cannot do, which its plan refuses."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -30,7 +31,9 @@ from .fitting import check_numbers, fitted_mask, fitted_score
 from .kv_cache import CacheLayout, KVCache
 from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
+from .ragged import Ragged, ragged
 from .scores import ArrayPart, Part, Scores, as_parts
+from .values import Value
 
 B = TypeVar("B", bound=Array)  # as A, of functions in a class
 NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
@@ -129,7 +132,7 @@ class Problem:
 class Inputs(NamedTuple):
     """The arrays of a call as they were given, its mask and score with arrays of q's library, and its numbers."""
 
-    q: Any
+    q: Any  # as a batch, where it was packed
     k: Any
     v: Any
     mask: Mask
@@ -138,6 +141,7 @@ class Inputs(NamedTuple):
     score: tuple[Part, ...]
     cache: KVCache | None = None  # which k and v are of
     origin: Origin = Origin()
+    packing: Ragged | None = None  # of q
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,20 +217,23 @@ def describe(
     dropout: Dropout | None = None, score: Scores = None, out: Any = None, origin: Origin | None = None,
     wide: bool = False,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
-    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v.
+    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, beside which q may be
+    packed: then the Problem is that of q as a batch, whose results `Inputs.packing` packs.
 
     origin, wide: of a part of a larger attention, whose results are put together in the dtype of sums.
     """
-    given = mask_of(causal, mask)
+    asked = given = mask_of(causal, mask)
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
-    cache = k if isinstance(k, KVCache) else None
+    cache, packing, passed = k if isinstance(k, KVCache) else None, None, q
     if cache is not None:
-        given, k, v = _opened(cache, q, v, given)
+        packing = _packing(cache, q, v, given)
+        q, given = (q, cache._beside(given)) if packing is None else (packing.q, packing.mask)
+        k, v = cache.k, cache.v
     xp = library(q)
     if xp is None or type(q) is not type(k) or type(k) is not type(v):
         xp = same_library(q=q, k=k, v=v)
-    parts = () if score is None else as_parts(score)
+    wanted = parts = () if score is None else as_parts(score)
     dtypes, shapes = (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape)
     if cache is not None:
         dtypes, shapes = (q.dtype, *cache._dtypes_beside(q.dtype)), (q.shape, *cache._shapes)
@@ -242,10 +249,11 @@ def describe(
         parts = fitted_score(parts, q, problem.score_shape, xp, given._frame)
     scale = problem.scale if scale is None else _scale(scale, problem)
     origin = Origin(heads=problem.heads) if origin is None else origin
-    inputs = Inputs(q, k, v, given, scale, dropout, parts, cache, origin)
     if out is not None:
-        _check_out(problem, inputs, out)
-    return problem, inputs
+        _check_out(out, passed, problem.out_shape if packing is None else packing.shape_of(problem.out_shape))
+        arrays, caches = ({"q": passed, "k": k, "v": v}, ()) if cache is None else ({"q": passed}, (cache,))
+        _check_apart(out, arrays, (*caches, *asked._leaves, *wanted))
+    return problem, Inputs(q, k, v, given, scale, dropout, parts, cache, origin, packing)
 
 
 def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
@@ -256,18 +264,18 @@ def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
     return given
 
 
-def _opened(cache: KVCache, q: Any, v: Any, mask: Mask) -> tuple[Mask, Any, Any]:
-    """The mask of a call with a cache, and the cache's k and v."""
+def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
+    """Check q beside a cache: a batch, or, beside Segments, packed queries, and then what they are as a batch."""
     if v is not None:
         raise TypeError(f"v: got {words_for(v)} beside a KVCache, which has its own: leave it out")
     same_library(q=q, KVCache=cache.k)
+    cache._check_contents()
+    if mask._segments is not None:
+        return ragged(q, cache, mask)
     if q.ndim != 4 or q.shape[0] != len(cache.lengths):
         raise ValueError(f"q: got the shape {q.shape}, expected ({len(cache.lengths)}, heads, seqlen_q, head_dim): as "
                          "many sequences as the KVCache has")
-    if mask._segments is not None:
-        raise ValueError("mask: got Segments beside a KVCache, which keeps its sequences apart by itself")
-    cache._check_contents()
-    return cache._beside(mask), cache.k, cache.v
+    return None
 
 
 def refuse_cache(k: Any) -> None:
@@ -380,20 +388,28 @@ def _scale(scale: Any, problem: Problem) -> float:
     return found
 
 
-def _check_out(problem: Problem, inputs: Inputs, out: Any) -> None:
-    same_library(q=inputs.q, out=out)
-    if out.shape != problem.out_shape:
-        raise ValueError(f"out: got the shape {out.shape}, expected {problem.out_shape}")
-    if out.dtype != problem.dtype:
-        raise TypeError(f"out: got {out.dtype}, expected {problem.dtype}, the dtype of q")
-    if problem.xp == "numpy" and not out.flags.writeable:
+def _check_out(out: Any, q: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what cannot take the result, of this shape."""
+    xp = same_library(q=q, out=out)
+    if out.shape != shape:
+        raise ValueError(f"out: got the shape {out.shape}, expected {shape}")
+    if out.dtype != q.dtype:
+        raise TypeError(f"out: got {out.dtype}, expected {q.dtype}, the dtype of q")
+    if xp == "cupy" and out.data.device_id != q.data.device_id:
+        raise ValueError(f"out: got an array of device {out.data.device_id}, expected device {q.data.device_id}, that "
+                         "of q")
+    if xp == "numpy" and not out.flags.writeable:
         raise ValueError("out: got a read-only array")
     if overlaps_itself(out):
         raise ValueError(f"out: got strides {out.strides} for the shape {out.shape}: elements share memory")
-    for name in "qkv":
-        if overlap(out, getattr(inputs, name)):
+
+
+def _check_apart(out: Any, arrays: dict[str, Any], values: Iterable[Value]) -> None:
+    """Refuse an out that shares memory with what a call is given: arrays, and those of its mask, score and cache."""
+    for name, array in arrays.items():
+        if overlap(out, array):
             raise ValueError(f"out: overlaps {name}")
-    for part in *inputs.mask._leaves, *inputs.score:
-        for name, array in part._arrays().items():
+    for value in values:
+        for name, array in value._arrays().items():
             if overlap(out, array):
-                raise ValueError(f"out: overlaps {type(part).__name__} {name}")
+                raise ValueError(f"out: overlaps {type(value).__name__} {name}")

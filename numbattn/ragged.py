@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import check_values, same_library
+from .checks import check_values
 from .kv_cache import KVCache
 from .masks import All, Bits, Cached, Mask, Tail
 from .values import moved
@@ -24,29 +24,26 @@ class Ragged(NamedTuple):
     row: Any  # (total,)
     inside: Any  # (total,), whether it is in a sequence, and one of the first max_queries there
 
-    def packed(self, x: Any, fill: float = 0, out: Any = None) -> Any:
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """(batch, heads, max_queries, ...) as (heads, total, ...)."""
-        inside = self.inside.reshape(-1, *(1,) * (x.ndim - 2))
-        nothing = np.zeros((len(self.inside), *x.shape[1:2], *x.shape[3:]), x.dtype, like=x)
-        nothing[...] = fill
-        found = (np.where(inside, x[self.sequence, :, self.row], nothing) if len(x) else nothing).swapaxes(0, 1)
+        _, heads, _, *others = shape
+        return heads, len(self.inside), *others
+
+    def packed(self, x: Any, out: Any = None, fill: float = 0) -> Any:
+        """A result of the batch as one of packed queries, in `out` if given; `fill` for those of no sequence."""
         if out is None:
-            return found
-        same_library(out=out, q=x)
-        if out.shape != found.shape or out.dtype != found.dtype:
-            raise ValueError(f"out: got {out.dtype} of the shape {out.shape}, expected {found.dtype} of the shape "
-                             f"{found.shape}")
-        out[...] = found
+            out = np.empty(self.shape_of(x.shape), x.dtype, like=x)
+        out[...] = fill
+        if len(x):
+            inside = self.inside.reshape(-1, *(1,) * (x.ndim - 3))
+            out[...] = np.where(inside, x[self.sequence, :, self.row].swapaxes(0, 1), out)
         return out
 
 
-def ragged(q: Any, k: Any, mask: Any) -> Ragged | None:
-    """The queries of a call with a cache and Segments; None for any other call."""
-    if mask is None or not isinstance(k, KVCache) or not isinstance(mask, Mask) or mask._segments is None:
-        return None
+def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
+    """Queries beside a cache, packed as the Segments of the mask say."""
     segments: Any = mask._segments
-    batch = len(k.lengths)
-    same_library(q=q, KVCache=k.k)
+    batch = len(cache.lengths)
     if q.ndim != 3:
         raise ValueError(f"q: got the shape {q.shape} beside Segments and a KVCache, expected (heads, total, head_dim)")
     if segments.keys is not None or segments.queries.shape != (batch + 1,):
@@ -62,7 +59,7 @@ def ragged(q: Any, k: Any, mask: Any) -> Ragged | None:
     sequence = np.clip(np.searchsorted(offsets, number, side="right") - 1, 0, max(batch - 1, 0))
     row, end = number - offsets[sequence], offsets[np.minimum(sequence + 1, batch)]
     inside = (row >= 0) & (row < np.minimum(end - offsets[sequence], most))
-    frame = Cached(k.lengths[:, None], counts[:, None])
+    frame = Cached(cache.lengths[:, None], counts[:, None])
     parts = (_unpacked(part, token, total) for part in mask._parts if part is not segments)
     rows = q[:, token] if total else np.zeros((len(q), batch, most, q.shape[2]), q.dtype, like=q)
     return Ragged(rows.swapaxes(0, 1), All((frame, *parts)), sequence, np.clip(row, 0, most - 1), inside)

@@ -493,8 +493,20 @@ CALLS = [
     (lambda f: f(Q, cache(4, table=np.array([[0, 4], [2, 9]], np.int32))), ValueError,
      "KVCache table: got values from 0 to 4, allowed 0 to 3"),
     (lambda f: f(Q, cache(), out=zeros(2, 4, 1, 4)), ValueError, r"out: got the shape \(2, 4, 1, 4\), expected"),
+    *((lambda f, name=name: overlapping(f, name), ValueError, f"out: overlaps KVCache {name}")
+      for name in ("k", "v", "lengths", "table", "k_scale", "v_scale")),
 ]  # fmt: skip
 CHANGED = MADE + APPENDED + KEPT
+
+
+def overlapping(function, name):
+    """A call whose out shares memory with an array of a cache."""
+    held = na.KVCache.zeros(2, 2, 8, 4, like=Q, head_dim_v=3, page_size=4, dtype=np.int8)
+    arrays = {x: getattr(held, x) for x in ("k", "v", "lengths", "table", "k_scale", "v_scale")}
+    memory, x = np.zeros(1000, np.uint8), arrays[name]
+    arrays[name] = memory[: x.nbytes].view(x.dtype).reshape(x.shape)
+    arrays[name][...] = x
+    function(Q, na.KVCache(**arrays), out=memory[:96].view(np.float32).reshape(2, 4, 1, 3))
 
 
 @pytest.mark.parametrize("number", range(len(CHANGED)))

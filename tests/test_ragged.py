@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn.api import BACKENDS
 from tests.tools.device import BY_UNIT, on
 from tests.tools.launch import world_of
 
@@ -109,7 +110,43 @@ def test_errors(rng, q, mask, error):
         na.attention(np.zeros(q), filled(rng, (5, 6)), mask=mask)
 
 
-def test_out_of_another_shape(rng):
-    q, cache = np.zeros((4, 3, 16)), filled(rng, (5, 6))
-    with pytest.raises(ValueError, match="out: got float64 of the shape"):
-        na.attention(q, cache, mask=na.Segments([0, 1, 3]), out=np.empty((4, 2, 16)))
+@pytest.mark.parametrize("function", [na.attention, na.attention_forward])
+@pytest.mark.parametrize(("make", "error", "words"), [
+    (lambda out, **_: out[:, :2], ValueError, r"out: got the shape \(4, 2, 16\), expected \(4, 3, 16\)"),
+    (lambda out, **_: out.astype(np.float32), TypeError, "out: got float32, expected float64, the dtype of q"),
+    (lambda out, **_: out.tolist(), TypeError, "out: got list, expected a numpy.ndarray"),
+    (lambda out, **_: np.broadcast_to(out[:1], out.shape), ValueError, "out: got a read-only array"),
+    (lambda out, **_: np.lib.stride_tricks.as_strided(out, strides=(0, 0, 8)), ValueError, "out: .* share memory"),
+    (lambda q, **_: q, ValueError, "out: overlaps q"),
+    (lambda cache, **_: cache.k.reshape(-1)[-192:].reshape(4, 3, 16), ValueError, "out: overlaps KVCache k"),
+    (lambda cache, **_: cache.v.reshape(-1)[:192].reshape(4, 3, 16), ValueError, "out: overlaps KVCache v"),
+    (lambda out, lengths, **_: lengths, ValueError, "out: overlaps KVCache lengths"),
+    (lambda out, offsets, **_: offsets, ValueError, "out: overlaps Segments queries"),
+    (lambda out, alibi, **_: alibi, ValueError, "out: overlaps Alibi slopes"),
+])  # fmt: skip
+def test_out_is_checked_before_anything_runs(rng, monkeypatch, function, make, error, words):
+    held = {name: np.zeros((4, 3, 16)) for name in ("q", "out", "lengths", "offsets", "alibi")}
+    lengths, offsets, slopes = (held[name].reshape(-1).view(kind)[:size] for name, kind, size in (
+        ("lengths", np.int32, 2), ("offsets", np.int64, 3), ("alibi", np.float64, 4),
+    ))  # fmt: skip
+    lengths[:], offsets[:] = (5, 6), (0, 1, 3)
+    cache = na.KVCache(*rng.standard_normal((2, 2, 2, 6, 16)), lengths)
+    monkeypatch.setitem(BACKENDS, "numpy", None)
+    with pytest.raises(error, match=words):
+        function(
+            held["q"], cache, mask=na.Segments(offsets), score=na.Alibi(slopes), out=make(cache=cache, **held)
+        )
+
+
+def test_weights(rng):
+    """Those of each sequence; of tokens in none, 0."""
+    lengths, offsets = (5, 0, 9), [1, 3, 4, 8]
+    cache, q = filled(rng, lengths), rng.standard_normal((4, 9, 16))
+    P = na.attention_weights(q, cache, causal=True, mask=na.Segments(offsets), score=na.Alibi(np.ones(4)))
+    want = np.zeros((4, 9, 9))
+    for b, (first, end) in enumerate(pairwise(offsets)):
+        k = cache.k[b, :, : lengths[b]]
+        want[:, first:end, : lengths[b]] = na.attention_weights(
+            q[:, first:end], k, causal=True, score=na.Alibi(np.ones(4))
+        )
+    np.testing.assert_allclose(P, want, atol=1e-12)

@@ -113,7 +113,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
     are new and contiguous.
     """
-    _, _, _, mask, scale, dropout, parts, _, origin = inputs
+    _, _, _, mask, scale, dropout, parts, _, origin, _ = inputs
     score = of_mask = of_score = misaligned = ()
     with gpu.scratch_memory((mask._holds_arrays or parts) and gpu.stream().is_capturing()):
         if mask._holds_arrays:
