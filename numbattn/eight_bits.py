@@ -9,6 +9,11 @@ import numpy as np
 
 INT8, FLOAT8 = EIGHT_BITS = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_INT8, LARGEST_FLOAT8 = np.float32(127), np.float32(448)
+FLOAT32 = np.finfo(np.float32)
+SCALES = FLOAT32.tiny, FLOAT32.max / LARGEST_FLOAT8  # of float8, from, to: what they multiply stays normal and finite
+# the largest number in int8: 127 times its scale is finite in float32
+LARGEST_IN_INT8 = 127.0 * float(np.nextafter(FLOAT32.max / LARGEST_INT8, np.float32(0)))
+ROUNDING = {"over": "ignore", "under": "ignore", "invalid": "ignore"}  # of NumPy's errors, those that quantising makes
 
 
 def bits_of(x: Any) -> Any:
@@ -17,12 +22,27 @@ def bits_of(x: Any) -> Any:
 
 
 def to_int8(x: Any) -> tuple[Any, Any]:
-    """x in int8 along its last axis, and the scale, without that axis."""
-    scale = abs(x).max(axis=-1, initial=0) / LARGEST_INT8
-    scaled = np.rint(x / np.where(scale == 0, 1, scale)[..., None])
-    return np.clip(scaled, -LARGEST_INT8, LARGEST_INT8).astype(np.int8), scale
+    """x in int8 along its last axis, and the scale, without that axis, in float32. What is finite and too large for
+    that becomes as large as can be."""
+    if x.dtype == np.float64:
+        x = np.where(np.isinf(x), x, np.clip(x, -LARGEST_IN_INT8, LARGEST_IN_INT8))
+    with np.errstate(**ROUNDING):
+        x = x.astype(np.float32)
+        scale = abs(x).max(axis=-1, initial=0) / LARGEST_INT8
+        scaled = np.rint(x / np.where(scale == 0, 1, scale)[..., None])
+        return np.clip(scaled, -LARGEST_INT8, LARGEST_INT8).astype(np.int8), scale
 
 
 def to_float8(x: Any, scale: Any) -> Any:
-    """x in float8_e4m3fn, but for the dtype; scale: without the last axis."""
-    return np.clip(x / scale[..., None], -LARGEST_FLOAT8, LARGEST_FLOAT8)
+    """x in float8_e4m3fn; scale: without the last axis. What is too large becomes the largest number."""
+    with np.errstate(**ROUNDING):
+        scaled = x.astype(np.float32) / scale[..., None]
+        return np.clip(scaled, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(FLOAT8)
+
+
+def check_scale(name: str, scale: Any) -> None:
+    """Refuse scales of float8, in a NumPy array, by which numbers are lost."""
+    smallest, largest = SCALES
+    if scale.size and not smallest <= scale.min() <= scale.max() <= largest:
+        raise ValueError(f"{name}: got values from {scale.min()} to {scale.max()}, allowed {smallest:.2g} to "
+                         f"{largest:.2g}")

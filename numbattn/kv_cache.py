@@ -21,7 +21,7 @@ from .checks import (
     same_library,
     words_for,
 )
-from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, to_float8, to_int8
+from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale, to_float8, to_int8
 from .masks import All, Cached, Mask
 from .values import Memo, Value, moved
 
@@ -60,7 +60,7 @@ class KVCache(Value):
         Page numbers beyond a sequence's length are never used, whatever they are.
     k_scale, v_scale : array of float32, optional
         What the numbers of 8 bits are multiplied by: of int8 one for each token and head, of the shape of k without
-        head_dim; of float8_e4m3fn one for each head, (heads,), by default 1.
+        head_dim; of float8_e4m3fn one for each head, (heads,), by default 1, from 1.2e-38 to 7.6e+35.
 
     See Also
     --------
@@ -107,9 +107,10 @@ class KVCache(Value):
                                  "memory")
         batch = len(self.k if self.table is None else self.table)
         _check("KVCache lengths", self.lengths, [INT32], (batch,))
-        self._set(k_scale=self._checked_scale("k_scale"), v_scale=self._checked_scale("v_scale"))
+        self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
+        self._check_scales()
 
-    def _checked_scale(self, name: str) -> Any:
+    def _scale_of(self, name: str) -> Any:
         scale = getattr(self, name)
         if self.k.dtype not in EIGHT_BITS:
             if scale is not None:
@@ -194,7 +195,7 @@ class KVCache(Value):
         k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
             Of the dtype of the cache; beside one of 8 bits of any floating dtype: they are quantised as they are
             written. Of int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn
-            become its largest.
+            become its largest, and so do those of float64 that are too large for int8's scales, of float32.
         segments : integer array, (batch + 1,), optional
             For a ragged batch: k and v are then packed, (heads, total, head_dim), and the tokens from segments[b] to
             segments[b + 1] belong to sequence b. See `pack`.
@@ -227,18 +228,23 @@ class KVCache(Value):
         _check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
         _check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
         if not self._is_numpy:
+            self._check_device(k=k, v=v)
             return self._append_on_gpu(k, v, segments)
+        self._check_writable()
+        self._check_scales()
         offsets = _offsets(segments, batch, k.shape[-2])
         counts = np.diff(offsets)
         for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
             raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
                              f"{self.capacity}")
         sequence = np.repeat(np.arange(batch), counts)
-        places = self._places(sequence, np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence])
+        page, row = self._places(sequence, np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence])
         tokens = slice(offsets[0], offsets[-1])
-        _write(_by_token(k)[tokens], places, self.k, self.k_scale)
-        _write(_by_token(v)[tokens], places, self.v, self.v_scale)
-        self.lengths[...] = lengths + counts
+        stored = _stored(_by_token(k)[tokens], self.k, self.k_scale)
+        stored += _stored(_by_token(v)[tokens], self.v, self.v_scale)
+        for x, of_tokens in stored:
+            x[page, :, row] = of_tokens
+        self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
         from .cuda.append import append  # imported when first needed, since importing Numba takes its time
@@ -285,6 +291,7 @@ class KVCache(Value):
         if steps.ndim != 2 or len(steps) != batch or steps.shape[1] > nodes:
             raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
         if self._is_numpy:
+            self._check_writable()
             _check_path(steps, nodes)
             if batch and lengths.min() < nodes:
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
@@ -293,9 +300,16 @@ class KVCache(Value):
         page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
         arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
-        for x, rows in zip(arrays, [x[page, :, row] for x in arrays]):  # all are read first: v may be a part of k
-            x[to_page, :, to_row] = rows
-        self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
+        rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]
+        try:
+            for x, moving in zip(arrays, rows):  # all have been read: v may be a part of k
+                x[to_page, :, to_row] = moving
+            self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
+        except BaseException:  # a signal's
+            for x, before_it in zip(arrays, held):
+                x[to_page, :, to_row] = before_it
+            self.lengths[...] = lengths
+            raise
 
     def truncate(self, lengths: Integers) -> None:
         """Drop what is beyond these lengths.
@@ -328,6 +342,7 @@ class KVCache(Value):
         if given.shape != held.shape:
             raise ValueError(f"lengths: got the shape {given.shape}, expected {held.shape}")
         if self._is_numpy:
+            self._check_writable("lengths")
             for b in np.flatnonzero((given < 0) | (given > held))[:1]:
                 raise ValueError(f"lengths: got {given[b]} for sequence {b}, allowed 0 to {held[b]}, its length")
         self.lengths[...] = np.clip(given, 0, held)
@@ -380,9 +395,11 @@ class KVCache(Value):
         return found
 
     def _check_contents(self) -> None:
-        """Refuse lengths beyond the capacity and pages that are not there; what is on a GPU is not looked into."""
+        """Refuse lengths beyond the capacity, pages that are not there and scales that are none; what is on a GPU is
+        not looked into."""
         if self._is_numpy:
             lengths = self._checked_lengths()
+            self._check_scales()
             if self.table is not None:
                 first = np.arange(self.table.shape[1]) * self.k.shape[2]
                 self._check_pages(self.table[first < lengths[:, None]])
@@ -391,6 +408,24 @@ class KVCache(Value):
         if self._is_numpy:
             check_values("KVCache lengths", self.lengths, self.capacity)
         return self.lengths.astype(np.int64)
+
+    def _check_scales(self) -> None:
+        if self.k.dtype == FLOAT8 and self._is_numpy:
+            check_scale("KVCache k_scale", self.k_scale)
+            check_scale("KVCache v_scale", self.v_scale)
+
+    def _check_writable(self, *names: str) -> None:
+        """Of NumPy arrays; by default all that `append` and `keep` write to."""
+        scales = ("k_scale", "v_scale") if self.k.dtype == INT8 else ()
+        for name in names or ("k", "v", "lengths", *scales):
+            if not getattr(self, name).flags.writeable:
+                raise ValueError(f"KVCache {name}: got a read-only array")
+
+    def _check_device(self, **new: Any) -> None:
+        """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
+        from .cuda.launch import current_gpu
+
+        current_gpu().addresses({**new, **{f"KVCache {name}": x for name, x in self._arrays().items()}})
 
     def _check_pages(self, pages: Any) -> None:
         if self._is_numpy:
@@ -478,11 +513,10 @@ def _by_token(x: Any) -> Any:
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
-def _write(tokens: Any, places: tuple[Any, Any], held: Any, scale: Any) -> None:
-    """Tokens (tokens, heads, features) at these places of k or v, quantised if it is of 8 bits."""
-    page, row = places
+def _stored(tokens: Any, held: Any, scale: Any) -> list[tuple[Any, Any]]:
+    """What of tokens (tokens, heads, features) is written to which array: to k or v, quantised if it is of 8 bits, and
+    to their scales."""
     if held.dtype == INT8:
-        tokens, scale[page, :, row] = to_int8(tokens.astype(np.float32))
-    elif held.dtype == FLOAT8:
-        tokens = to_float8(tokens.astype(np.float32), scale)
-    held[page, :, row] = tokens
+        tokens, scales = to_int8(tokens)
+        return [(held, tokens), (scale, scales)]
+    return [(held, to_float8(tokens, scale) if held.dtype == FLOAT8 else tokens)]

@@ -1,5 +1,6 @@
 """Caches: what is appended, kept and dropped, and attention over it, sequence by sequence."""
 
+import copy
 import itertools
 
 import ml_dtypes
@@ -541,6 +542,71 @@ def test_nothing_is_written_where_something_is_wrong(rng):
     assert held.lengths.tolist() == [2, 6]
     assert not held.k.any()
     assert not held.v.any()
+
+
+@pytest.mark.parametrize("name", ["k", "v", "lengths", "k_scale", "v_scale"])
+@pytest.mark.parametrize("change", [lambda x: x.append(*zeros(2, 2, 2, 1, 4)), lambda x: x.keep([[0], [1]], 2)])
+def test_what_is_read_only_is_not_changed_by_half(rng, name, change):
+    held = na.KVCache.zeros(2, 2, 8, 4, like=Q, dtype=np.int8)
+    held.append(*rng.standard_normal((2, 2, 2, 5, 4)))
+    before = copy.deepcopy(held)
+    getattr(held, name).flags.writeable = False
+    with pytest.raises(ValueError, match=f"KVCache {name}: got a read-only array"):
+        change(held)
+    if name == "lengths":
+        with pytest.raises(ValueError, match="KVCache lengths: got a read-only array"):
+            held.truncate(1)
+    for x in ("k", "v", "lengths", "k_scale", "v_scale"):
+        assert_equal(getattr(held, x), getattr(before, x))
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_keep_that_is_interrupted_has_changed_nothing(rng, which):
+    """A signal's exception comes before one of the arrays is written."""
+    writes = []
+
+    class Interrupted(np.ndarray):
+        def __setitem__(self, at, x):
+            if len(writes) == which:
+                writes.append(None)
+                raise KeyboardInterrupt
+            writes.append(at)
+            super().__setitem__(at, x)
+
+    held = na.KVCache.zeros(2, 2, 8, 4, like=Q, dtype=np.int8)
+    held.append(*rng.standard_normal((2, 2, 2, 5, 4)))
+    arrays = {x: getattr(held, x) for x in ("k", "v", "lengths", "k_scale", "v_scale")}
+    before = {name: x.copy() for name, x in arrays.items()}
+    with pytest.raises(KeyboardInterrupt):
+        na.KVCache(**{name: x.view(Interrupted) for name, x in arrays.items()}).keep([[1, 3], [0, -1]], nodes=4)
+    for name, x in arrays.items():
+        assert_equal(x, before[name])
+
+
+@pytest.mark.parametrize("scale", [0, -1, np.nan, np.inf, 1e-40, 1e36])
+def test_scales_of_float8(scale):
+    name = "v_scale" if scale else "k_scale"
+    bad = np.array([1, scale], np.float32)
+    words = f"KVCache {name}: got values from .* to .*, allowed 1.2e-38 to 7.6e.35"
+    with pytest.raises(ValueError, match=words):
+        cache(dtype=FLOAT8, **{name: bad})
+    held = cache(dtype=FLOAT8)
+    getattr(held, name)[...] = bad
+    with pytest.raises(ValueError, match=words):
+        held.append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3))
+    with pytest.raises(ValueError, match=words):
+        na.attention(Q, held)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, FLOAT8])
+def test_what_is_too_large_for_8_bits(dtype):
+    """Becomes as large as can be, and warns of nothing: what is lost is meant to be."""
+    x = np.array([[1e300, 1.0], [-3e38, 1e-300], [1e-42, 1e-45]]).reshape(1, 1, 3, 2)
+    held = na.KVCache.zeros(1, 1, 3, 2, like=x, dtype=dtype)
+    with np.errstate(all="raise"):
+        held.append(x, x)
+    largest, want = held._dense()[0][0, 0, :, 0], [3.4e38, -3e38, 0] if dtype == np.int8 else [448, -448, 0]
+    np.testing.assert_allclose(largest, want, rtol=0.01, atol=1e-40)
 
 
 def test_repr():

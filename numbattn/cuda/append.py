@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..eight_bits import LARGEST_IN_INT8
 from .kernel import launch
 from .tile import (
     WARP,
@@ -40,13 +41,13 @@ def append(held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = 
     """
     if new.size:
         tokens = new.shape[-2] if offsets is not None else new.shape[0] * new.shape[2]
-        kernel = kernel_of(new.shape[-1], held.dtype, table is not None, offsets is not None)
+        kernel = kernel_of(new.shape[-1], held.dtype, new.dtype == np.float64, table is not None, offsets is not None)
         arrays, scales = (tuple(x for x in xs if x is not None) for xs in ((table, offsets), (scale,)))
         launch(kernel, (tokens, 1, 1), WARP, 0, held, new, lengths, arrays, scales)
 
 
 @cache
-def kernel_of(features, dtype, has_table, has_offsets):
+def kernel_of(features, dtype, of_float64, has_table, has_offsets):
     """The kernel: a block of one warp writes a token of all heads."""
     TILE = copy_layout(HEADS, -(-features // WARP) * WARP, WARP, 1)
     ROWS = TILE.row_vector()
@@ -85,7 +86,7 @@ def kernel_of(features, dtype, has_table, has_offsets):
     @device
     def as_int8(X, scales, page, row, head):
         """Whose lowest 8 bits are those to write."""
-        X = convert(X, np.float32)
+        X = convert(capped_for_int8(X) if of_float64 else X, np.float32)
         largest = bitcast(row_max(bitcast(abs(X), np.uint32)), np.float32)  # as bits, of which NaN has the largest
         scale = largest / 127
         save(scales[0][page, :, row], scale, head)
@@ -108,6 +109,12 @@ def kernel_of(features, dtype, has_table, has_offsets):
                     save(held[page, :, row], as_held(load(x, TILE, head), scales, page, row, head), head)
 
     return kernel
+
+
+@device
+def capped_for_int8(X):
+    """What is finite and too large becomes as large as can be."""
+    return where(abs(X) < np.inf, minimum(maximum(X, -LARGEST_IN_INT8), LARGEST_IN_INT8), X)
 
 
 @device

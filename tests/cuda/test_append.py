@@ -78,9 +78,9 @@ def test_what_there_is_no_room_for_is_not_written(rng, paged, dtype):
     assert_equal(cache, other)
 
 
-def written(x, dtype):
+def written(x, dtype, of=FLOAT32):
     """Two caches of tokens (tokens, features), one written as on a GPU."""
-    k = x[None, None].astype(FLOAT32)
+    k = x[None, None].astype(of)
     cache, other = (na.KVCache.zeros(1, 1, len(x), x.shape[1], like=k, dtype=dtype) for _ in range(2))
     with np.errstate(all="ignore"):
         cache._append_on_gpu(k, k, None)
@@ -106,6 +106,15 @@ def test_edges_of_int8():
     halves = np.concatenate([[127], np.arange(-126.5, 127)])
     x = halves * np.array([[1], [0], [0.4 * 2.0**-149], [2.0**-149], [1.5 * 2.0**-149], [2.0**-130], [2.0**120]])
     assert_equal(*written(x, INT8))
+
+
+def test_float64_beyond_float32():
+    x = np.array([[1e300, 1e37], [-1e300, 2e38], [3.4028235e38, 1.0], [1e-300, 0]])
+    assert_equal(*written(x, FLOAT8, of=FLOAT64))
+    cache, other = written(x, INT8, of=FLOAT64)
+    assert_equal(cache, other)
+    np.testing.assert_array_equal(cache.k[0, 0], [[127, 4], [-127, 75], [127, 0], [0, 0]])
+    assert np.isfinite(127 * cache.k_scale).all()
 
 
 def test_what_is_not_finite_in_int8():
