@@ -13,7 +13,7 @@ FLOAT32 = np.finfo(np.float32)
 SCALES = FLOAT32.tiny, FLOAT32.max / LARGEST_FLOAT8  # of float8, from, to: what they multiply stays normal and finite
 # the largest number in int8: 127 times its scale is finite in float32
 LARGEST_IN_INT8 = 127.0 * float(np.nextafter(FLOAT32.max / LARGEST_INT8, np.float32(0)))
-ROUNDING = {"over": "ignore", "under": "ignore", "invalid": "ignore"}  # of NumPy's errors, those that quantising makes
+ROUNDING: dict[str, Any] = {"over": "ignore", "under": "ignore", "invalid": "ignore"}  # what quantising loses
 
 
 def bits_of(x: Any) -> Any:

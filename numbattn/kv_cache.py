@@ -423,9 +423,9 @@ class KVCache(Value):
 
     def _check_device(self, **new: Any) -> None:
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
-        from .cuda.launch import current_gpu
+        from .cuda.append import check_device
 
-        current_gpu().addresses({**new, **{f"KVCache {name}": x for name, x in self._arrays().items()}})
+        check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
 
     def _check_pages(self, pages: Any) -> None:
         if self._is_numpy:

@@ -46,6 +46,13 @@ def append(held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = 
         launch(kernel, (tokens, 1, 1), WARP, 0, held, new, lengths, arrays, scales)
 
 
+def check_device(arrays: dict[str, Any]) -> None:
+    """Refuse CuPy arrays that are not on its current device."""
+    from .launch import current_gpu  # needs CuPy
+
+    current_gpu().addresses(arrays)
+
+
 @cache
 def kernel_of(features, dtype, of_float64, has_table, has_offsets):
     """The kernel: a block of one warp writes a token of all heads."""

@@ -41,14 +41,15 @@ def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = 
         return
     nbytes = alignment_of(held)
     scales = () if scale is None else (scale.reshape(*scale.shape, *(1,) * (4 - scale.ndim)),)
-    kernel = kernel_of(features, held.dtype, 0 if table is None else held.shape[2], nbytes)
+    wide = np.float64 if dense.dtype == np.float64 else np.float32
+    kernel = kernel_of(features, held.dtype, wide, 0 if table is None else held.shape[2], nbytes)
     tables, blocks = () if table is None else (table,), -(-capacity // ROWS) * heads * batch
     launch(kernel, (blocks, 1, 1), THREADS, 0, dense, held, lengths, tables, scales)
 
 
 @cache
-def kernel_of(features, dtype, page_size, nbytes):
-    """The kernel: a block copies ROWS tokens of one head."""
+def kernel_of(features, dtype, wide, page_size, nbytes):
+    """The kernel: a block copies ROWS tokens of one head. wide: the dtype that numbers of 8 bits are multiplied in."""
     vector = 16 // dtype.itemsize
     TILE = copy_layout(ROWS, -(-features // vector) * vector, THREADS, vector)
     COLUMN, ROWS_OF, ONES = TILE.row_vector(), Alignment(nbytes), Alignment(0)
@@ -61,11 +62,11 @@ def kernel_of(features, dtype, page_size, nbytes):
     @device
     def of_int8(X, scales, tables, batch, head, count, row):
         of_tokens = rows_of(scales[0], tables, batch, head, count, ONES)
-        return convert(X, np.float32) * load(of_tokens, COLUMN, row)
+        return convert(X, wide) * convert(load(of_tokens, COLUMN, row), wide)
 
     @device
     def of_float8(X, scales, tables, batch, head, count, row):
-        return from_float8(convert(X, np.uint32)) * scales[0][head, 0, 0, 0]
+        return convert(from_float8(convert(X, np.uint32)), wide) * convert(scales[0][head, 0, 0, 0], wide)
 
     as_dense = {"int8": of_int8, "uint8": of_float8}.get(dtype.name, as_it_is)
 

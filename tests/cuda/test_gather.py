@@ -18,13 +18,16 @@ def in_world(world, monkeypatch):
     monkeypatch.setattr(module, "launch", launch)
 
 
-@pytest.mark.parametrize("page_size", [None, 10])
-@pytest.mark.parametrize(("dtype", "held"), [
-    (np.float32, np.float32), (BFLOAT16, BFLOAT16), (np.float32, INT8), (BFLOAT16, INT8), (np.float32, FLOAT8),
+@pytest.mark.parametrize(("dtype", "held", "page_size"), [
+    *((*dtypes, page_size) for page_size in (None, 10) for dtypes in (
+        (np.float32, np.float32), (BFLOAT16, BFLOAT16), (np.float32, INT8), (BFLOAT16, INT8), (np.float32, FLOAT8),
+    )), (np.float64, INT8, 10), (np.float64, FLOAT8, None),
 ])  # fmt: skip
 def test_as_the_reference_reads_them(rng, dtype, held, page_size):
     """Nothing is read or written beyond lengths, and nothing of pages in unused slots."""
     cache = na.KVCache.zeros(3, 2, 70, 24, like=np.zeros(0, dtype), head_dim_v=40, dtype=held, page_size=page_size)
+    if held == FLOAT8:
+        cache.k_scale[...], cache.v_scale[...] = rng.uniform(0.5, 2, (2, 2))
     new = rng.standard_normal((2, 110, 40)).astype(np.float32 if held != BFLOAT16 else held)
     cache.append(new[..., :24], new, segments=np.array([0, 37, 37, 107]))
     wanted = cache._dense()
@@ -34,7 +37,8 @@ def test_as_the_reference_reads_them(rng, dtype, held, page_size):
         found = np.full((3, 2, cache.capacity, size), 99, dtype)
         gather(found, bits_of(of), cache.lengths, cache.table, scale)
         for b, length in enumerate(cache.lengths):
-            np.testing.assert_allclose(found[b, :, :length].astype(float), x[b, :, :length].astype(dtype).astype(float))
+            got, want = found[b, :, :length].astype(float), x[b, :, :length].astype(dtype).astype(float)
+            np.testing.assert_allclose(got, want, rtol=1e-15 if dtype == np.float64 else 1e-7)
             assert (found[b, :, length:] == 99).all()
 
 
