@@ -37,7 +37,7 @@ from .fragment import (
 )
 from .fragment import fragment as pack
 from .fragment import registers as unpack
-from .matrices import GlobalMatrix, HeadRows, as_matrix, first_of
+from .matrices import GlobalMatrix, HeadRows, as_matrix, elements, first_of
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -78,10 +78,7 @@ def _check_first(word, first):
 
 def _gather(array, rows, cols, layout):
     inside = (rows >= 0) & (rows < array.shape[0]) & (cols >= 0) & (cols < array.shape[1])
-    if inside.all():
-        return Fragment(layout, array[rows, cols])
-    values = array[np.clip(rows, 0, array.shape[0] - 1), np.clip(cols, 0, array.shape[1] - 1)]
-    return Fragment(layout, np.where(inside, values, array.dtype.type(0)))
+    return Fragment(layout, array[rows, cols] if inside.all() else elements(array, inside, rows, cols))
 
 
 @load.lowering

@@ -127,6 +127,13 @@ def _packed(b, ty, parts):
     return value
 
 
+def elements(array, inside, *places):
+    """Of an array, which may be empty, at these places, where they are `inside`; 0 elsewhere."""
+    found = np.zeros(inside.shape, array.dtype)
+    found[inside] = array[tuple(x[inside] for x in np.broadcast_arrays(*places))]
+    return found
+
+
 class HeadRows:
     """In plain Python: matrices (heads, queries, columns) as one, row number r is row r % fold of matrix r // fold."""
 
@@ -137,17 +144,17 @@ class HeadRows:
         self.shape = len(array) * fold, array.shape[2]
 
     def __getitem__(self, places):
-        head, query, cols, inside = self._split(*places)
-        return np.where(inside, self.array[head, query, cols], self.dtype.type(0))
+        *places, inside = self._split(*places)
+        return elements(self.array, inside, *places)
 
     def __setitem__(self, places, values):
         *places, inside = self._split(*places)
         self.array[tuple(x[inside] for x in np.broadcast_arrays(*places))] = values[inside]
 
     def _split(self, rows, cols):
-        (head, query), queries = np.divmod(rows, self.fold), self.array.shape[1]
-        inside = np.broadcast_to(query < queries, np.broadcast(rows, cols).shape)
-        return head, np.minimum(query, queries - 1), cols, inside
+        head, query = np.divmod(rows, self.fold)
+        inside = np.broadcast_to(query < self.array.shape[1], np.broadcast(rows, cols).shape)
+        return head, query, cols, inside
 
 
 @primitive

@@ -44,6 +44,18 @@ def test_load_and_save_stop_at_the_end(layout, shape):
     assert np.isnan(y[:, 32:]).all()
 
 
+@pytest.mark.parametrize("layout", [mma(16, 16, 32), mma(16, 16, 32).folded(4)], ids=str)
+def test_load_behind_the_end(layout):
+    """Of no rows at all, as those of an empty segment behind all others."""
+    x, y = numbers((8, 16)), poisoned((16, 16))
+
+    def kernel(x, y):
+        save(y, load(x[8:9], layout, 0), 0)
+
+    launch(kernel, (1, 1, 1), 32, 0, x, y)
+    assert not y.any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strides", ["contiguous", "pitched", "every other", "transposed", "backwards", "broadcast"])
 def test_any_strides(dtype, strides):
