@@ -18,6 +18,9 @@ DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64
 FLOATING = ", ".join(map(str, DTYPES))
 
 
+MOST_AXES = 32  # of q, k and v: that of np.broadcast_shapes
+
+
 class UserError(Exception):
     """The user's error, even where a pass raises it: no fault of numbattn's, see faults.py."""
 
@@ -78,6 +81,15 @@ def words_for(x: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def cast_of(name: str, dtype: np.dtype[Any]) -> str:
+    """How an array whose numbers are of another kind can be passed, for an error; "" if they are no real ones."""
+    if dtype.kind not in "biuf":
+        return ""
+    native = dtype.newbyteorder("=")
+    wanted = native if native in DTYPES else np.dtype("float64" if dtype.kind == "f" else "float32")
+    return f"; pass {name}.astype(np.{wanted})"
+
+
 def number(name: str, value: Any) -> float:
     """As a float."""
     if isinstance(value, bool | np.bool_) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -114,7 +126,10 @@ def integers(name: str, value: Any) -> Any:
     """An int, or an integer array as it is; of lists a NumPy array is made."""
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
-    array = np.asarray(value) if isinstance(value, list | tuple | range) else value
+    try:
+        array = np.asarray(value) if isinstance(value, list | tuple | range) else value
+    except ValueError:
+        raise ValueError(f"{name}: got lists of different lengths, expected those of an array") from None
     if not library(array) or array.dtype.kind not in "iu":
         raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
     return array if array.ndim else int(array)

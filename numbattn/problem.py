@@ -15,8 +15,10 @@ import numpy as np
 from .checks import (
     DTYPES,
     FLOATING,
+    MOST_AXES,
     A,
     Array,
+    cast_of,
     dtype_of_sums,
     flag,
     library,
@@ -314,8 +316,10 @@ def _problem(
     for name, shape, dtype in zip("qkv", shapes, dtypes):
         if len(shape) < 2:
             raise ValueError(f"{name}: got the shape {shape}, expected (..., sequence, features)")
+        if len(shape) > MOST_AXES:
+            raise ValueError(f"{name}: got {len(shape)} axes, at most {MOST_AXES}")
         if dtype not in DTYPES:
-            raise TypeError(f"{name}: got {dtype}, allowed {FLOATING}")
+            raise TypeError(f"{name}: got {dtype}, allowed {FLOATING}{cast_of(name, dtype)}")
         if dtype != dtypes[0]:
             raise TypeError(f"{name}: got {dtype}, expected {dtypes[0]}, the dtype of q")
     if k[-1] != q[-1]:

@@ -69,9 +69,10 @@ NO_ARRAYS = {
     "cupy": (CupyLike(), "arrays of NumPy and CuPy do not mix: .* is a cupy.ndarray"),
 }
 DTYPES = {
-    "int": (int, "int64"), "bool": (bool, "bool"), "complex": (complex, "complex128"), "object": (object, "object"),
-    "big-endian": (">f4", ">f4"), "longdouble": (np.longdouble, "float128|longdouble"), "text": ("U3", "<U3"),
-    "float8": (ml_dtypes.float8_e4m3fn, "float8_e4m3fn"), "dates": ("M8[s]", "datetime64"),
+    "int": (int, "int64", "float32"), "bool": (bool, "bool", "float32"), "complex": (complex, "complex128", None),
+    "object": (object, "object", None), "big-endian": (">f4", ">f4", "float32"), "text": ("U3", "<U3", None),
+    "big-endian half": (">f2", ">f2", "float16"), "longdouble": (np.longdouble, "float128|longdouble", "float64"),
+    "float8": (ml_dtypes.float8_e4m3fn, "float8_e4m3fn", None), "dates": ("M8[s]", "datetime64", None),
 }  # fmt: skip
 SHAPES = [
     ((zeros(8), K, V), ValueError, r"q: got the shape \(8,\), expected \(..., sequence, features\)"),
@@ -89,6 +90,9 @@ SHAPES = [
     ((Q, zeros(2, 0, 7, 8), zeros(2, 0, 7, 3)), ValueError, r"q: got 4 heads, expected a multiple of 0"),
     ((Q, zeros(3, 2, 7, 8), zeros(3, 2, 7, 3)), ValueError, r"batch axes of q \(2,\), k \(3,\) and v \(3,\) do not"),
     ((Q, zeros(2, 5, 8), zeros(1, 2, 7, 3)), ValueError, r"v: got 7 rows, expected 5"),
+    ((zeros(*[1] * 31, 5, 8), K, V), ValueError, r"q: got 33 axes, at most 32"),
+    ((Q, zeros(*[1] * 60, 7, 8), V), ValueError, r"k: got 62 axes, at most 32"),
+    ((Q, K, V.astype(">f4")), TypeError, r"v: got >f4, allowed .*; pass v.astype\(np.float32\)"),
 ]  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------- options
@@ -365,6 +369,9 @@ VALUES = [
     (lambda: na.unpack([1], [0]), TypeError, r"packed: got list, expected a numpy.ndarray"),
     (lambda: na.unpack(zeros(3), [0]), ValueError, r"packed: got the shape \(3,\), expected \(..., total, features\)"),
     (lambda: na.unpack(Q, [[0, 5]]), ValueError, r"offsets: got the shape \(1, 2\), expected \(count \+ 1,\)"),
+    (lambda: na.unpack(Q, [[0, 3], [5]]), ValueError, r"offsets: got lists of different lengths, expected those of an"),
+    (lambda: na.Lengths([[1], [1, 2]]), ValueError, r"Lengths keys: got lists of different lengths"),
+    (lambda: na.pack(3), TypeError, r"arrays: got 3, expected a list of arrays"),
     (lambda: na.unpack(Q, [0, 6]), ValueError, r"offsets: got values from 0 to 6, allowed 0 to 5"),
     (lambda: na.unpack(Q, [0, 3, 2]), ValueError, r"offsets: got 3 before 2, expected offsets that do not decrease"),
     (lambda: na.BlockSparse(np.ones((2, 2))), TypeError, r"BlockSparse blocks: got numpy.ndarray of float64, .*bool"),
@@ -413,9 +420,10 @@ def calls():
             arrays[at] = x
             text = message if kind == "cupy" else f"{name}: {message}"
             yield f"{name} {kind}", lambda arrays=arrays: na.attention(*arrays), TypeError, text
-    for kind, (dtype, message) in DTYPES.items():
+    for kind, (dtype, message, cast) in DTYPES.items():
         arrays = [x.astype(dtype) for x in (Q, K, V)]
         text = f"q: got ({message}).*, allowed float16, bfloat16, float32, float64"
+        text += f"; pass q.astype\\(np.{cast}\\)$" if cast else "$"
         yield f"dtype {kind}", lambda arrays=arrays: na.attention(*arrays), TypeError, text
     for i, (arrays, error, message) in enumerate(SHAPES):
         yield f"shapes {i}", lambda arrays=arrays: na.attention(*arrays), error, message
