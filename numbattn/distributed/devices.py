@@ -70,6 +70,9 @@ class Devices(Simulated):
                 runtime.deviceEnablePeerAccess(other)
 
     def _own(self, parts: list[Any]) -> list[Any]:
+        return self._together("split", self._spread, parts)
+
+    def _spread(self, parts: list[Any]) -> list[Any]:
         """Each on its device, from another one or from the host."""
         found = []
         for rank, x in enumerate(parts):
@@ -82,10 +85,14 @@ class Devices(Simulated):
         with self._at(0):
             return super().join(parts, axis)
 
-    def _all(self, parts: Any) -> list[Any]:
+    def _brought_together(self, parts: list[Any]) -> list[Any]:
         """On the first device."""
-        listed = zip(super()._all(parts), self.devices)
-        return [self._copied(x, device, self.devices[0]) for x, device in listed]
+        return [self._copied(x, device, self.devices[0]) for x, device in zip(parts, self.devices)]
+
+    def _abandon(self) -> None:
+        """Wait for copies that nobody waits for any more: their memory has another use behind this."""
+        for stream in self.streams.values():
+            stream.synchronize()
 
     def _at(self, rank: int) -> AbstractContextManager[Any]:
         return self.cupy.cuda.Device(self.devices[rank])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 from zlib import crc32
@@ -17,6 +18,23 @@ from .messages import Gather
 
 Facts = dict[str, Any]  # by the argument's name, which an error names
 LENGTHS, ROWS = "lengths", "rows"  # in which ranks may differ
+
+
+class Agreed(Exception):
+    """An error that all ranks raise, at the same place: they can go on together."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextmanager
+def alike() -> Iterator[None]:
+    """Around what all ranks compute of the same facts: an error of one is one of all."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise Agreed(error) from None
 
 
 def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
@@ -50,12 +68,19 @@ def value(x: Any) -> str:
 
 def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
     """The Facts of all ranks. An error of one rank is one on all of them, as is a difference."""
-    gathered = yield Gather(f"{own}" if isinstance(own, Exception) else own)
+    gathered = yield Gather(f"{own}" or repr(own) if isinstance(own, Exception) else own)
     if isinstance(own, Exception):
-        raise own
-    for other, found in enumerate(gathered):
-        if isinstance(found, str):
-            raise ValueError(f"rank {other}: {found}")
+        raise Agreed(own)
+    with alike():
+        for other, found in enumerate(gathered):
+            if isinstance(found, str):
+                raise ValueError(f"rank {other}: {found}")
+        check_same(gathered)
+    return list(gathered)
+
+
+def check_same(gathered: list[Facts]) -> None:
+    """Refuse what differs between ranks."""
     names = dict.fromkeys(name for found in gathered for name in found if name not in (LENGTHS, ROWS))
     for name in names:
         ranks: dict[Any, list[int]] = {}
@@ -64,7 +89,6 @@ def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]
         if len(ranks) > 1:
             got = ", ".join(f"{x} on {_ranks(numbers)}" for x, numbers in ranks.items())
             raise ValueError(f"{name}: got {got}, expected the same on all ranks")
-    return list(gathered)
 
 
 def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Generator[Any, Any, Any]:
@@ -73,7 +97,7 @@ def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Gener
     own: Facts | Exception = {"fits": True, **facts[rank]}
     try:
         found = check()
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         own = error
     yield from agreed(rank, own)
     return found

@@ -245,7 +245,8 @@ def test_as_few_calls_as_masks_allow(logged, order, options, calls):
 def each(ring, work, *by_rank):
     """The results of generators that are given their own arguments."""
     places = [Place(rank, ring.ranks, ring.order) for rank in range(ring.ranks)]
-    return zip(*Turns(ring, [strict(work)(place, *own) for place, *own in zip(places, *by_rank)]).results())
+    turns = Turns(ring, [strict(work)(place, *own) for place, *own in zip(places, *by_rank)])
+    return zip(*ring._together("each", turns.results))
 
 
 @pytest.mark.parametrize("kind", ["dense", "bits", "intervals"])
