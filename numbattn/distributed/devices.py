@@ -139,15 +139,15 @@ class Devices(Simulated):
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
             blocks = [blocks_of(x) for x in arrays]
-            arrays = [x if own else self.cupy.ascontiguousarray(x) for x, own in zip(arrays, blocks)]
+            packed = [x if own else self.cupy.ascontiguousarray(x) for x, own in zip(arrays, blocks)]
             made = cuda.get_current_stream().record()
         with cuda.Device(to):
             copies = [self.cupy.empty(x.shape, x.dtype) for x in arrays]
             for event in (made, cuda.get_current_stream().record()):
                 stream.wait_event(event)
-            for copy, x, own in zip(copies, arrays, blocks):
+            for copy, x, own in zip(copies, packed, blocks):
                 self._copy(copy, x, own, stream)
-            return Transfer(copies, arrays, stream.record())
+            return Transfer(copies, packed, stream.record())
 
     def _copy(self, copy: Any, x: Any, blocks: Blocks | None, stream: Any) -> None:
         if blocks is None:

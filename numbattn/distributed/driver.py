@@ -179,17 +179,17 @@ class Apart(Ring):
 
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
         place = Place(self.rank, self.ranks, self.order)
-        return self._together(work.__name__, self._result, work(place, *by_rank.values(), *others))
+        with closing(work(place, *by_rank.values(), *others)) as generator:
+            return self._together(work.__name__, self._result, generator)
 
     def _result(self, generator: Generator[Message, Any, Any]) -> Any:
         answer = None
-        with closing(generator):
-            while True:
-                try:
-                    message, answer = generator.send(answer), None
-                except StopIteration as end:
-                    return end.value
-                answer = message.values if isinstance(message, Near) else self._answer(message)
+        while True:
+            try:
+                message, answer = generator.send(answer), None
+            except StopIteration as end:
+                return end.value
+            answer = message.values if isinstance(message, Near) else self._answer(message)
 
     def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
         return grads

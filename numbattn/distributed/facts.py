@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import fields
 from typing import Any
 from zlib import crc32
@@ -28,13 +27,17 @@ class Agreed(Exception):
         self.error = error
 
 
-@contextmanager
-def alike() -> Iterator[None]:
+class Alike:
     """Around what all ranks compute of the same facts: an error of one is one of all."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise Agreed(error) from None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, TypeError | ValueError):
+            raise Agreed(error) from None
+
+
+ALIKE = Alike()
 
 
 def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
@@ -71,7 +74,7 @@ def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]
     gathered = yield Gather(f"{own}" or repr(own) if isinstance(own, Exception) else own)
     if isinstance(own, Exception):
         raise Agreed(own)
-    with alike():
+    with ALIKE:
         for other, found in enumerate(gathered):
             if isinstance(found, str):
                 raise ValueError(f"rank {other}: {found}")
@@ -83,10 +86,9 @@ def check_same(gathered: list[Facts]) -> None:
     """Refuse what differs between ranks."""
     names = dict.fromkeys(name for found in gathered for name in found if name not in (LENGTHS, ROWS))
     for name in names:
-        ranks: dict[Any, list[int]] = {}
-        for number, found in enumerate(gathered):
-            ranks.setdefault(found.get(name), []).append(number)
-        if len(ranks) > 1:
+        values = [found.get(name) for found in gathered]
+        if values.count(values[0]) < len(values):
+            ranks = {x: [rank for rank, other in enumerate(values) if other == x] for x in values}
             got = ", ".join(f"{x} on {_ranks(numbers)}" for x, numbers in ranks.items())
             raise ValueError(f"{name}: got {got}, expected the same on all ranks")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checks import integer, library, words_for
-from .facts import LENGTHS, Facts, agreed, alike, check_same
+from .facts import ALIKE, LENGTHS, Facts, agreed, check_same
 from .heads import all_to_all
 from .messages import Like
 from .pieces import joined
@@ -23,7 +23,7 @@ def join(place: Place, part: Any, axis: int) -> Messages:
         own = error
     facts = yield from agreed(place.rank, own)
     lengths = lengths_in(facts)
-    with alike():
+    with ALIKE:
         pieces_by_rank("parts", lengths, place)
 
     def expected(source: int) -> list[Like]:

@@ -94,7 +94,7 @@ class Mpi(Apart):
         found = [np.empty(size, np.uint8) for size in sizes]
         self._swap([own] * self.ranks, found, FACTS)
         found[self.rank] = own
-        return [pickle.loads(x) for x in found]
+        return [pickle.loads(x.tobytes()) for x in found]
 
     def _summed(self, x: Any) -> Any:
         """Each rank adds up a part of it for all, in the order of the ranks."""

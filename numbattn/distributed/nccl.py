@@ -164,7 +164,7 @@ class Nccl(Apart):
 
     def _summed(self, x: Any) -> Any:
         kind = self.nccl.NCCL_FLOAT64 if x.dtype == np.float64 else self.nccl.NCCL_FLOAT32
-        x, total = self.cupy.ascontiguousarray(x), self.cupy.empty(x.shape, x.dtype)
+        total, x = self.cupy.empty(x.shape, x.dtype), self.cupy.ascontiguousarray(x)  # which has an axis at least
         stream = self._second_stream()
         self.communicator.allReduce(x.data.ptr, total.data.ptr, x.size, kind, self.nccl.NCCL_SUM, stream)
         return self._arrived(Ticket([total], x, self.stream.record()))[0]

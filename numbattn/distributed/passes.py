@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import flag, words_for
 from ..problem import checked_gradients
 from . import heads, ring
-from .facts import Facts, agreed, alike
+from .facts import ALIKE, Facts, agreed
 from .plan import HEADS, plan_of
 from .ring import Messages, Saved
 from .share import Call, Place, share_of
@@ -19,7 +19,7 @@ from .share import Call, Place, share_of
 def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     """o and what is saved."""
     share = yield from share_of(place, q, k, v, call)
-    with alike():
+    with ALIKE:
         plan = heads if plan_of(share, call.plan) == HEADS else ring
     return (yield from plan.forward(share))
 

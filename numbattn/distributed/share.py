@@ -15,7 +15,7 @@ from ..origin import Origin
 from ..problem import Inputs, Problem, describe, mask_of, refuse_cache
 from ..scores import Part, Sink, Softcap, as_parts, sink_of
 from .blocks import Block, Hop, hop_by_numbers, hop_of
-from .facts import LENGTHS, ROWS, Facts, agreed, agreed_fit, alike, options
+from .facts import ALIKE, LENGTHS, ROWS, Facts, agreed, agreed_fit, options
 from .messages import Near
 from .pieces import Piece, lengths_of, pieces_of
 
@@ -159,13 +159,13 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
     except Exception as error:
         own = error
     facts = yield from agreed(place.rank, own)
-    with alike():
+    with ALIKE:
         queries, keys = (pieces_by_rank(name, tuple([found[LENGTHS][side] for found in facts]), place)
                          for side, name in enumerate(("q", "k and v")))  # fmt: skip
     mask, near = yield from near_by(mask, score)
     share = Share(place, problem, inputs, mask, near, queries, keys, facts, score)
     if not share.holds_arrays:
-        with alike():
+        with ALIKE:
             share.check()
         return share
     yield from agreed_fit(place.rank, facts, share.check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .driver import Together
@@ -52,7 +52,10 @@ class Simulated(Together):
         lists = [[None] * self.ranks if x is None else self._listed(name, x) for name, x in by_rank.items()]
         places = [Place(rank, self.ranks, self.order) for rank in range(self.ranks)]
         turns = Turns(self, [work(place, *own, *others) for place, *own in zip(places, *lists)])
-        return tuple(map(list, zip(*self._together(work.__name__, turns.results))))
+        try:
+            return tuple(map(list, zip(*self._together(work.__name__, turns.results))))
+        finally:
+            turns.close()
 
     def _at(self, rank: int) -> AbstractContextManager[Any]:
         """Where a rank computes."""
@@ -84,12 +87,6 @@ class Turns:
         self.done: dict[int, Any] = {}
 
     def results(self) -> list[Any]:
-        with ExitStack() as stack:
-            for generator in self.generators:
-                stack.enter_context(closing(generator))
-            return self.met()
-
-    def met(self) -> list[Any]:
         ranks = range(len(self.generators))
         answers: dict[int, Any] = dict.fromkeys(ranks)
         while True:
@@ -140,6 +137,10 @@ class Turns:
                 answers.append([sum(self.ring._delivered(x, source, rank) for source, x in enumerate(of_ranks))
                                 for of_ranks in arrays])  # fmt: skip
         return answers
+
+    def close(self) -> None:
+        for generator in self.generators:
+            generator.close()
 
     def reason(self, rank: int) -> str:
         """Why a rank waits, for an error."""
