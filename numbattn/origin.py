@@ -60,7 +60,7 @@ class Crop(NamedTuple):
 
     def of_keys(self, name: str, x: Any) -> Any:
         """What an array has for its keys, along the last axis."""
-        if x.shape[-1] == 1:
+        if x.ndim == 0 or x.shape[-1] == 1:
             return x
         if x.shape[-1] != self.seqlen_k:
             raise ValueError(f"{name}: got {x.shape[-1]} columns for keys, expected {self.seqlen_k}, all of them")

@@ -27,7 +27,7 @@ For decoding, `attention_over_keys` leaves keys where they are: each rank has al
 
 from .api import attention, attention_backward, attention_forward, attention_over_keys, attention_vjp
 from .devices import Devices
-from .driver import Ring
+from .driver import Interrupted, Ring
 from .mpi import Mpi
 from .nccl import Nccl
 from .ring import Saved
@@ -36,6 +36,7 @@ from .simulated import Deadlock, Simulated
 __all__ = [
     "Deadlock",
     "Devices",
+    "Interrupted",
     "Mpi",
     "Nccl",
     "Ring",

@@ -70,6 +70,9 @@ class Devices(Simulated):
                 runtime.deviceEnablePeerAccess(other)
 
     def _own(self, parts: list[Any]) -> list[Any]:
+        return self._together("split", self._spread, parts)
+
+    def _spread(self, parts: list[Any]) -> list[Any]:
         """Each on its device, from another one or from the host."""
         found = []
         for rank, x in enumerate(parts):
@@ -82,10 +85,14 @@ class Devices(Simulated):
         with self._at(0):
             return super().join(parts, axis)
 
-    def _all(self, parts: Any) -> list[Any]:
+    def _brought_together(self, parts: list[Any]) -> list[Any]:
         """On the first device."""
-        listed = zip(super()._all(parts), self.devices)
-        return [self._copied(x, device, self.devices[0]) for x, device in listed]
+        return [self._copied(x, device, self.devices[0]) for x, device in zip(parts, self.devices)]
+
+    def _abandon(self) -> None:
+        """Wait for copies that nobody waits for any more: their memory has another use behind this."""
+        for stream in self.streams.values():
+            stream.synchronize()
 
     def _at(self, rank: int) -> AbstractContextManager[Any]:
         return self.cupy.cuda.Device(self.devices[rank])
@@ -132,15 +139,15 @@ class Devices(Simulated):
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
             blocks = [blocks_of(x) for x in arrays]
-            arrays = [x if own else self.cupy.ascontiguousarray(x) for x, own in zip(arrays, blocks)]
+            packed = [x if own else self.cupy.ascontiguousarray(x) for x, own in zip(arrays, blocks)]
             made = cuda.get_current_stream().record()
         with cuda.Device(to):
             copies = [self.cupy.empty(x.shape, x.dtype) for x in arrays]
             for event in (made, cuda.get_current_stream().record()):
                 stream.wait_event(event)
-            for copy, x, own in zip(copies, arrays, blocks):
+            for copy, x, own in zip(copies, packed, blocks):
                 self._copy(copy, x, own, stream)
-            return Transfer(copies, arrays, stream.record())
+            return Transfer(copies, packed, stream.record())
 
     def _copy(self, copy: Any, x: Any, blocks: Blocks | None, stream: Any) -> None:
         if blocks is None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, TypeVar
 
-from ..checks import integer, library, words_for
+from ..checks import integer, library, number, words_for
+from .facts import Agreed
+from .joining import axis_of, check_parts, join
 from .messages import Message, Near
 from .pieces import ORDERS, joined, part_of, pieces_of
 from .share import Place
+
+R = TypeVar("R")
+
+
+class Interrupted(RuntimeError):
+    """A call of this ring has ended halfway on some rank, as by a time-out or Ctrl-C. Ranks have to meet again, in
+    `Ring.reset`, before they can go on."""
 
 
 class Ring:
@@ -22,6 +32,7 @@ class Ring:
     """
 
     ranks: int
+    _interrupted = ""  # which call has ended halfway, until ranks have met again
 
     def __init__(self, order: str) -> None:
         if order not in ORDERS:
@@ -49,7 +60,7 @@ class Ring:
         """
         if library(x) is None:
             raise TypeError(f"x: got {words_for(x)}, expected an array of NumPy or CuPy")
-        axis = _axis(x, axis)
+        axis = axis_of(x, axis)
         return self._own([part_of(x, own, axis) for own in pieces_of(x.shape[axis], self.ranks, self.order)])
 
     def join(self, parts: Any, axis: int = -2) -> Any:
@@ -70,16 +81,51 @@ class Ring:
         Raises
         ------
         TypeError, ValueError
-            For what are no such parts.
+            For what are no such parts, on all ranks.
         """
-        found = self._all(parts)
-        return joined(found, self.order, _axis(found[0], axis))
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Let ranks meet again after a call that has ended halfway on some of them, as by a time-out or Ctrl-C. Until
+        then every call raises `Interrupted`, on all ranks. All of them call this, whether they have been interrupted
+        or not.
+
+        Raises
+        ------
+        TimeoutError
+            If other ranks do not. It can be called again then.
+
+        Examples
+        --------
+        >>> ring.reset()                                                            # doctest: +SKIP
+        """
+        self._abandon()
+        self._interrupted = ""
+
+    def _together(self, name: str, work: Callable[..., R], *arguments: Any) -> R:
+        """work(*arguments), in which all ranks do their part. If it ends halfway on one, they are no longer at the same
+        place: then messages of different calls would meet."""
+        self._check()
+        try:
+            return work(*arguments)
+        except Agreed as agreed:
+            raise agreed.error from None
+        except BaseException:
+            self._interrupted = self._interrupted or name  # first of all: a second Ctrl-C may come
+            self._abandon()
+            raise
+
+    def _check(self) -> None:
+        """Refuse a call after one that has ended halfway."""
+        if self._interrupted:
+            raise Interrupted(f"a call of this ring has ended halfway: {self._interrupted}. All ranks have to call its "
+                              "reset(), or make a new ring")  # fmt: skip
+
+    def _abandon(self) -> None:
+        """Give up what is on its way, so that its memory can have another use."""
 
     def _own(self, parts: list[Any]) -> Any:
         """Of the parts of all ranks those that this process holds."""
-        raise NotImplementedError
-
-    def _all(self, parts: Any) -> list[Any]:
         raise NotImplementedError
 
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
@@ -98,11 +144,17 @@ class Together(Ring):
         super().__init__(order)
         self.ranks = integer("ranks", ranks, low=1)
 
+    def join(self, parts: Any, axis: int = -2) -> Any:
+        listed = self._listed("parts", parts)
+        axis = check_parts(listed, axis, self.order)
+        return self._together("join", lambda: joined(self._brought_together(listed), self.order, axis))
+
     def _own(self, parts: list[Any]) -> list[Any]:
         return parts
 
-    def _all(self, parts: Any) -> list[Any]:
-        return self._listed("parts", parts)
+    def _brought_together(self, parts: list[Any]) -> list[Any]:
+        """Where they can be put into one array."""
+        return parts
 
     def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
         """The first rank's: all have the same."""
@@ -119,14 +171,19 @@ class Apart(Ring):
 
     rank: int
 
+    def join(self, parts: Any, axis: int = -2) -> Any:
+        return self._run(join, {"parts": parts}, axis)
+
     def _own(self, parts: list[Any]) -> Any:
         return parts[self.rank]
 
-    def _all(self, parts: Any) -> list[Any]:
-        raise NotImplementedError
-
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
-        generator, answer = work(Place(self.rank, self.ranks, self.order), *by_rank.values(), *others), None
+        place = Place(self.rank, self.ranks, self.order)
+        with closing(work(place, *by_rank.values(), *others)) as generator:
+            return self._together(work.__name__, self._result, generator)
+
+    def _result(self, generator: Generator[Message, Any, Any]) -> Any:
+        answer = None
         while True:
             try:
                 message, answer = generator.send(answer), None
@@ -142,6 +199,9 @@ class Apart(Ring):
         raise NotImplementedError
 
 
-def _axis(x: Any, axis: int) -> int:
-    found = integer("axis", axis, -x.ndim, x.ndim - 1)
-    return found % x.ndim
+def seconds(name: str, value: Any) -> float:
+    """How long to wait."""
+    found = number(name, value)
+    if not found > 0:
+        raise ValueError(f"{name}: got {found:g}, allowed are seconds above 0")
+    return found

@@ -19,6 +19,27 @@ Facts = dict[str, Any]  # by the argument's name, which an error names
 LENGTHS, ROWS = "lengths", "rows"  # in which ranks may differ
 
 
+class Agreed(Exception):
+    """An error that all ranks raise, at the same place: they can go on together."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Alike:
+    """Around what all ranks compute of the same facts: an error of one is one of all."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, TypeError | ValueError):
+            raise Agreed(error) from None
+
+
+ALIKE = Alike()
+
+
 def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
     """Of the options of a call."""
     parts = {f"score: part {number}": value(part) for number, part in enumerate(score)}
@@ -50,21 +71,26 @@ def value(x: Any) -> str:
 
 def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
     """The Facts of all ranks. An error of one rank is one on all of them, as is a difference."""
-    gathered = yield Gather(f"{own}" if isinstance(own, Exception) else own)
+    gathered = yield Gather(f"{own}" or repr(own) if isinstance(own, Exception) else own)
     if isinstance(own, Exception):
-        raise own
-    for other, found in enumerate(gathered):
-        if isinstance(found, str):
-            raise ValueError(f"rank {other}: {found}")
+        raise Agreed(own)
+    with ALIKE:
+        for other, found in enumerate(gathered):
+            if isinstance(found, str):
+                raise ValueError(f"rank {other}: {found}")
+        check_same(gathered)
+    return list(gathered)
+
+
+def check_same(gathered: list[Facts]) -> None:
+    """Refuse what differs between ranks."""
     names = dict.fromkeys(name for found in gathered for name in found if name not in (LENGTHS, ROWS))
     for name in names:
-        ranks: dict[Any, list[int]] = {}
-        for number, found in enumerate(gathered):
-            ranks.setdefault(found.get(name), []).append(number)
-        if len(ranks) > 1:
+        values = [found.get(name) for found in gathered]
+        if values.count(values[0]) < len(values):
+            ranks = {x: [rank for rank, other in enumerate(values) if other == x] for x in values}
             got = ", ".join(f"{x} on {_ranks(numbers)}" for x, numbers in ranks.items())
             raise ValueError(f"{name}: got {got}, expected the same on all ranks")
-    return list(gathered)
 
 
 def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Generator[Any, Any, Any]:
@@ -73,7 +99,7 @@ def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Gener
     own: Facts | Exception = {"fits": True, **facts[rank]}
     try:
         found = check()
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         own = error
     yield from agreed(rank, own)
     return found

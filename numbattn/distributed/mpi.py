@@ -1,20 +1,29 @@
-"""A rank a process, by MPI: NumPy arrays on one machine or on many."""
+"""A rank a process, by MPI: NumPy arrays on one machine or on many.
+
+Messages go from one rank to another one, as only these can be called back. Their tags say what they are, and in which
+epoch they were sent: after a call that has ended halfway ranks meet in the next one, and what was sent before meets
+nobody.
+"""
 
 from __future__ import annotations
 
 import pickle
 import time
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from ..checks import library, number, words_for
-from .driver import Apart
+from ..checks import library, words_for
+from .driver import Apart, Interrupted, seconds
+from .facts import Agreed
 from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG
 
 LONGEST_NAP = 1e-3  # seconds between two looks whether something has arrived
+FACTS, ARRAYS, END = KINDS = range(3)  # of messages; the last one says that its sender has left the epoch
+UNFINISHED: list[list[Any]] = []  # requests of all rings, also of those that are gone: MPI uses their memory until then
 
 
 class Mpi(Apart):
@@ -30,7 +39,8 @@ class Mpi(Apart):
         Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
         equally, or one piece.
     timeout : float, optional
-        After how many seconds without an answer a rank that waits raises a TimeoutError.
+        After how many seconds without an answer a rank that waits raises a TimeoutError. Then, as after Ctrl-C in a
+        call, all ranks have to call `reset`. Others that wait or begin a call are told so by an `Interrupted`.
 
     Raises
     ------
@@ -46,61 +56,143 @@ class Mpi(Apart):
 
     def __init__(self, communicator: Any, order: str = ZIGZAG, timeout: float = 600.0) -> None:
         super().__init__(order)
-        if not hasattr(communicator, "Iallgatherv"):
+        if not hasattr(communicator, "Improbe"):
             raise TypeError(f"communicator: got {words_for(communicator)}, expected an mpi4py.MPI.Comm")
-        self.timeout = number("timeout", timeout)
+        self.timeout = seconds("timeout", timeout)
         self.communicator = communicator.Dup()
         self.rank, self.ranks = communicator.Get_rank(), communicator.Get_size()
+        self._others = [rank for rank in range(self.ranks) if rank != self.rank]
+        self._epoch = 0
+        self._received: list[Any] = []  # requests, each of which keeps its memory
+        self._sent: list[Any] = []
+        UNFINISHED.extend([self._received, self._sent])
 
-    def _all(self, parts: Any) -> list[Any]:
-        return self._gathered(parts)
-
+    # ----------------------------------------------------------------------------------------------------- what travels
     def _answer(self, message: Message) -> Any:
         if isinstance(message, Gather):
             return self._gathered(message.value)
         if isinstance(message, Exchange):
             return self._begun(message)
         if isinstance(message, Wait):
-            requests, arrays, _, source = message.ticket
+            requests, arrays, source = message.ticket
             self._finish(requests, f"arrays of rank {source}")
             return arrays
         return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
 
     def _begun(self, message: Exchange) -> Any:
-        """Requests, the arrays that are to arrive, those on their way, and of whom."""
-        sent = [_bytes_of(x) for x in message.arrays]
+        """Requests, the arrays that are to arrive, and of whom."""
+        given = list(map(_bytes_of, message.arrays))
         arrays = [np.empty(like.shape, like.dtype) for like in message.expected]
-        requests = [self.communicator.Irecv(_bytes_of(x), source=message.source) for x in arrays]
-        requests += [self.communicator.Isend(x, dest=message.to) for x in sent]
-        return requests, arrays, sent, message.source
+        requests = self._receive(list(map(_bytes_of, arrays)), repeat(message.source), ARRAYS)
+        return requests + self._send(given, repeat(message.to), ARRAYS), arrays, message.source
 
     def _gathered(self, value: Any) -> list[Any]:
         """The values of all ranks."""
         own = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = np.empty(self.ranks, np.int64)
-        self._finish([self.communicator.Iallgather(np.array([own.size], np.int64), sizes)], "all others")
-        counts, found = sizes.tolist(), np.empty(sizes.sum(), np.uint8)
-        starts = list(accumulate([0, *counts]))
-        self._finish([self.communicator.Iallgatherv(own, [found, (counts, starts[:-1])])], "all others")
-        return [pickle.loads(found[first : first + count].tobytes()) for first, count in zip(starts, counts)]
+        sizes = [np.array([own.size]) for _ in range(self.ranks)]
+        self._swap([sizes[self.rank]] * self.ranks, sizes, FACTS)
+        found = [np.empty(size, np.uint8) for size in sizes]
+        self._swap([own] * self.ranks, found, FACTS)
+        found[self.rank] = own
+        return [pickle.loads(x.tobytes()) for x in found]
 
     def _summed(self, x: Any) -> Any:
-        total = np.empty_like(x, order="C")
-        self._finish([self.communicator.Iallreduce(np.ascontiguousarray(x), total)], "all others")
-        return total
+        """Each rank adds up a part of it for all, in the order of the ranks."""
+        total = np.empty(x.size, x.dtype)
+        given, sums = (np.array_split(flat, self.ranks) for flat in (np.ravel(x), total))
+        found = [np.empty_like(sums[self.rank]) for _ in range(self.ranks)]
+        self._swap(given, found, ARRAYS)
+        found[self.rank] = given[self.rank]
+        sums[self.rank][...] = sum(found)
+        self._swap([sums[self.rank]] * self.ranks, sums, ARRAYS)
+        return total.reshape(x.shape)
+
+    def _swap(self, given: Sequence[Any], found: Sequence[Any], kind: int) -> None:
+        """Send each other rank one of the arrays given, and find there one of each."""
+        theirs, own = ([_bytes_of(of_rank[rank]) for rank in self._others] for of_rank in (given, found))
+        requests = self._receive(own, self._others, kind)
+        self._finish(requests + self._send(theirs, self._others, kind), "all others")
+
+    def _receive(self, memory: Iterable[Any], ranks: Iterable[int], kind: int) -> list[Any]:
+        return self._started(self._received, self.communicator.Irecv, memory, ranks, kind)
+
+    def _send(self, memory: Iterable[Any], ranks: Iterable[int], kind: int) -> list[Any]:
+        return self._started(self._sent, self.communicator.Isend, memory, ranks, kind)
+
+    def _started(
+        self, held: list[Any], start: Any, memory: Iterable[Any], ranks: Iterable[int], kind: int
+    ) -> list[Any]:
+        """Requests. No Python runs between their start and the list that holds them: so Ctrl-C loses none."""
+        before = len(held)
+        held.extend(map(start, memory, ranks, repeat(self._tag(kind))))
+        return held[before:]
+
+    def _tag(self, kind: int) -> int:
+        return len(KINDS) * self._epoch + kind
 
     def _finish(self, requests: list[Any], what: str) -> None:
         """Wait, as long as `timeout` allows: MPI itself would wait for ever for a process that is gone."""
         end, nap = time.monotonic() + self.timeout, 1e-6
         while not all(request.Test() for request in requests):
+            self._check()
             if time.monotonic() > end:
                 raise TimeoutError(f"rank {self.rank} has waited {self.timeout:g} s for {what}")
             time.sleep(nap)
             nap = min(2 * nap, LONGEST_NAP)
+        _sweep(self._received)
+        _sweep(self._sent)
+
+    # ------------------------------------------------------------------------------------------- calls that end halfway
+    def reset(self) -> None:
+        self._abandon()  # again: that others are told may have been interrupted
+        while True:
+            self._epoch += 1
+            self._interrupted = ""
+            try:
+                return self._together("reset", self._meet)
+            except Interrupted:  # another rank has waited here before, and left
+                continue
+
+    def _meet(self) -> None:
+        """Wait for all ranks, then receive what has been sent before, for nobody: its memory is free then."""
+        from mpi4py.MPI import BYTE, Status
+
+        self._gathered(None)
+        status = Status()
+        for tag in range(self._tag(0)):
+            while message := self.communicator.Improbe(tag=tag, status=status):
+                self._received.extend(map(message.Irecv, [np.empty(status.Get_count(BYTE), np.uint8)]))
+
+    def _check(self) -> None:
+        """Refuse a call as well when another rank has left the epoch."""
+        if not self._interrupted and self.communicator.Iprobe(tag=self._tag(END)):
+            self._interrupted = f"that of {self._who_has_left()}"
+        super()._check()
+
+    def _who_has_left(self) -> str:
+        from mpi4py.MPI import Status
+
+        status = Status()
+        self.communicator.Probe(tag=self._tag(END), status=status)
+        return f"rank {status.Get_source()}"
+
+    def _abandon(self) -> None:
+        """Tell all others, and call back what can be."""
+        self._send(repeat(np.empty(0)), self._others, END)
+        for request in self._received:
+            if not request.Test():
+                request.Cancel()
+        _sweep(self._received)
+        _sweep(self._sent)
+
+
+def _sweep(requests: list[Any]) -> None:
+    """Forget those that are done, with their memory."""
+    requests[:] = [request for request in requests if not request.Test()]
 
 
 def _bytes_of(x: Any) -> Any:
-    """An array as MPI takes it, whatever its dtype."""
-    if library(x) != "numpy":
-        raise TypeError(f"q: got {words_for(x)}, expected arrays of NumPy with Mpi")
+    """An array as MPI takes it, whatever its dtype. All ranks have agreed on the library."""
+    if library(x) != "numpy" or x.dtype.hasobject:
+        raise Agreed(TypeError(f"q: got {words_for(x)}, expected arrays of NumPy with Mpi"))
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)

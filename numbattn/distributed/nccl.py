@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import number, words_for
-from .driver import Apart
-from .messages import Exchange, Gather, Like, Message, Sum, Wait
+from ..checks import words_for
+from .driver import Apart, Interrupted, seconds
+from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG
 
 FIRST, ALWAYS = CHECKS = "first", "always"
@@ -54,6 +54,9 @@ class Nccl(Apart):
     part, this rank does not know, and others wait for it. ``check="always"`` is for such programs, and to find out why
     one hangs.
 
+    After a call that has ended halfway, as by Ctrl-C, the communicator is aborted. NCCL tells no other rank: these find
+    out by `synchronize`. All of them need a new communicator then, and a new ring.
+
     Examples
     --------
     >>> from cupy.cuda import nccl                                                  # doctest: +SKIP
@@ -94,16 +97,29 @@ class Nccl(Apart):
         >>> o = nad.attention(ring, q, k, v)                                        # doctest: +SKIP
         >>> ring.synchronize(timeout=60)                                            # doctest: +SKIP
         """
-        event, end = self.cupy.cuda.get_current_stream().record(), time.monotonic() + number("timeout", timeout)
+        event, end = self.cupy.cuda.get_current_stream().record(), time.monotonic() + seconds("timeout", timeout)
         while not event.done:
             if time.monotonic() > end:
-                self.communicator.abort()
+                self._interrupted = "synchronize"
+                self._abandon()
                 raise TimeoutError(f"rank {self.rank} has waited {timeout:g} s for all others")
             time.sleep(NAP)
 
-    def _all(self, parts: Any) -> list[Any]:
-        likes = [Like(*kind) for kind in self._gathered((parts.shape, parts.dtype))]
-        return self._arrived(self._exchanged([(other, parts) for other in range(self.ranks)], list(enumerate(likes))))
+    def reset(self) -> None:
+        """Refused: NCCL has no messages by which ranks could meet again.
+
+        Raises
+        ------
+        Interrupted
+            Always. Make a new communicator, and a new ring of it.
+        """
+        raise Interrupted("reset: NCCL cannot let ranks meet again, make a new NcclCommunicator on all of them, and a "
+                          "new ring of it")  # fmt: skip
+
+    def _abandon(self) -> None:
+        """End what NCCL waits for: the memory has another use behind this."""
+        self.communicator.abort()
+        self.stream.synchronize()
 
     def _answer(self, message: Message) -> Any:
         if isinstance(message, Gather):
@@ -121,11 +137,13 @@ class Nccl(Apart):
         received = [(rank, self.cupy.empty(*like)) for rank, like in expected]
         stream, byte = self._second_stream(), self.nccl.NCCL_UINT8
         self.nccl.groupStart()
-        for rank, x in received:
-            self.communicator.recv(x.data.ptr, x.nbytes, byte, rank, stream)
-        for rank, x in sent:
-            self.communicator.send(x.data.ptr, x.nbytes, byte, rank, stream)
-        self.nccl.groupEnd()
+        try:
+            for rank, x in received:
+                self.communicator.recv(x.data.ptr, x.nbytes, byte, rank, stream)
+            for rank, x in sent:
+                self.communicator.send(x.data.ptr, x.nbytes, byte, rank, stream)
+        finally:  # or the next call would be in the same group
+            self.nccl.groupEnd()
         return Ticket([x for _, x in received], sent, self.stream.record())
 
     def _second_stream(self) -> int:
@@ -146,7 +164,7 @@ class Nccl(Apart):
 
     def _summed(self, x: Any) -> Any:
         kind = self.nccl.NCCL_FLOAT64 if x.dtype == np.float64 else self.nccl.NCCL_FLOAT32
-        x, total = self.cupy.ascontiguousarray(x), self.cupy.empty(x.shape, x.dtype)
+        total, x = self.cupy.empty(x.shape, x.dtype), self.cupy.ascontiguousarray(x)  # which has an axis at least
         stream = self._second_stream()
         self.communicator.allReduce(x.data.ptr, total.data.ptr, x.size, kind, self.nccl.NCCL_SUM, stream)
         return self._arrived(Ticket([total], x, self.stream.record()))[0]

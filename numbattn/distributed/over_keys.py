@@ -20,7 +20,7 @@ from .heads import all_to_all
 from .messages import Like
 from .pieces import Piece
 from .ring import Messages
-from .share import Call, Place, Share, _facts, _pieces, near_by
+from .share import Call, Place, Share, _facts, near_by, pieces_by_rank
 from .totals import Output
 
 MASKS, SCORES = (Causal, Window, Lengths, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
@@ -35,8 +35,9 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
         if inputs.cache is not None:
             check_beside_cache(problem, mask, score)
         kind = "arrays" if inputs.cache is None else "a KVCache"
-        own = {"k and v": kind, "seqlen_q": problem.seqlen_q, **_facts(problem, mask, inputs.scale, None, score)}
-    except (TypeError, ValueError) as error:
+        own = {"call": "over_keys", "k and v": kind, "seqlen_q": problem.seqlen_q,
+               **_facts(problem, mask, inputs.scale, None, score)}  # fmt: skip
+    except Exception as error:
         own = error
     facts = yield from agreed(place.rank, own)
     mask, score = yield from near_by(mask, score)
@@ -70,7 +71,7 @@ def blocks_of_arrays(
     place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], facts: list[Facts]
 ) -> list[tuple[Problem, Inputs]]:
     """The calls of all queries with each of the rank's pieces of keys that they may see."""
-    keys = _pieces("k and v", tuple([found[LENGTHS][1] for found in facts]), place)
+    keys = pieces_by_rank("k and v", tuple([found[LENGTHS][1] for found in facts]), place)
     queries = ((Piece(0, problem.seqlen_q, 0),) if problem.seqlen_q else (),) * place.ranks
     share = Share(place, problem, inputs, mask, score, queries, keys, facts)
     share.check()

@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import flag, words_for
 from ..problem import checked_gradients
 from . import heads, ring
-from .facts import Facts, agreed
+from .facts import ALIKE, Facts, agreed
 from .plan import HEADS, plan_of
 from .ring import Messages, Saved
 from .share import Call, Place, share_of
@@ -19,7 +19,8 @@ from .share import Call, Place, share_of
 def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     """o and what is saved."""
     share = yield from share_of(place, q, k, v, call)
-    plan = heads if plan_of(share, call.plan) == HEADS else ring
+    with ALIKE:
+        plan = heads if plan_of(share, call.plan) == HEADS else ring
     return (yield from plan.forward(share))
 
 
@@ -30,8 +31,9 @@ def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool
         if not isinstance(saved, Saved):
             raise TypeError(f"saved: got {words_for(saved)}, expected what distributed.attention_forward returned")
         do, dlse = checked_gradients(saved._as_of_a_call, do, dlse)
-        own = {"deterministic": flag("deterministic", deterministic), "dlse": "None" if dlse is None else "an array"}
-    except (TypeError, ValueError) as error:
+        deterministic = flag("deterministic", deterministic)
+        own = {"call": "backward", "deterministic": deterministic, "dlse": "None" if dlse is None else "an array"}
+    except Exception as error:
         own = error
     yield from agreed(place.rank, own)
     plan = ring if saved.of_heads is None else heads

@@ -15,7 +15,7 @@ from ..origin import Origin
 from ..problem import Inputs, Problem, describe, mask_of, refuse_cache
 from ..scores import Part, Sink, Softcap, as_parts, sink_of
 from .blocks import Block, Hop, hop_by_numbers, hop_of
-from .facts import LENGTHS, ROWS, Facts, agreed, agreed_fit, options
+from .facts import ALIKE, LENGTHS, ROWS, Facts, agreed, agreed_fit, options
 from .messages import Near
 from .pieces import Piece, lengths_of, pieces_of
 
@@ -155,16 +155,18 @@ def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any,
         mask, score = mask_of(call.causal, call.mask), as_parts(call.score)
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
         facts_of = _facts if _holds_arrays(mask, score) else _facts_of_numbers
-        own = {"plan": call.plan, **facts_of(problem, mask, inputs.scale, inputs.dropout, score)}
-    except (TypeError, ValueError) as error:
+        own = {"call": "forward", "plan": call.plan, **facts_of(problem, mask, inputs.scale, inputs.dropout, score)}
+    except Exception as error:
         own = error
     facts = yield from agreed(place.rank, own)
-    queries, keys = (_pieces(name, tuple([found[LENGTHS][side] for found in facts]), place)
-                     for side, name in enumerate(("q", "k and v")))  # fmt: skip
+    with ALIKE:
+        queries, keys = (pieces_by_rank(name, tuple([found[LENGTHS][side] for found in facts]), place)
+                         for side, name in enumerate(("q", "k and v")))  # fmt: skip
     mask, near = yield from near_by(mask, score)
     share = Share(place, problem, inputs, mask, near, queries, keys, facts, score)
     if not share.holds_arrays:
-        share.check()
+        with ALIKE:
+            share.check()
         return share
     yield from agreed_fit(place.rank, facts, share.check)
     return share
@@ -201,7 +203,7 @@ def _rows(value: Any) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _pieces(name: str, lengths: tuple[int, ...], place: Place) -> Pieces:
+def pieces_by_rank(name: str, lengths: tuple[int, ...], place: Place) -> Pieces:
     """The pieces of all ranks that have these lengths."""
     wanted = lengths_of(sum(lengths), place.ranks, place.order)
     for rank, (got, length) in enumerate(zip(lengths, wanted)):

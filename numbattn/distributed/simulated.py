@@ -52,7 +52,10 @@ class Simulated(Together):
         lists = [[None] * self.ranks if x is None else self._listed(name, x) for name, x in by_rank.items()]
         places = [Place(rank, self.ranks, self.order) for rank in range(self.ranks)]
         turns = Turns(self, [work(place, *own, *others) for place, *own in zip(places, *lists)])
-        return tuple(map(list, zip(*turns.results())))
+        try:
+            return tuple(map(list, zip(*self._together(work.__name__, turns.results))))
+        finally:
+            turns.close()
 
     def _at(self, rank: int) -> AbstractContextManager[Any]:
         """Where a rank computes."""
@@ -134,6 +137,10 @@ class Turns:
                 answers.append([sum(self.ring._delivered(x, source, rank) for source, x in enumerate(of_ranks))
                                 for of_ranks in arrays])  # fmt: skip
         return answers
+
+    def close(self) -> None:
+        for generator in self.generators:
+            generator.close()
 
     def reason(self, rank: int) -> str:
         """Why a rank waits, for an error."""

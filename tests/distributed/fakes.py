@@ -54,6 +54,9 @@ class Stream(NamedTuple):
     def wait_event(self, event):
         self.log.append(("wait", self.name, event))
 
+    def synchronize(self):
+        self.log.append(("synchronize", self.name))
+
 
 class Runtime:
     """CUDA's. Only so many devices reach each other's memory, once."""

@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import time
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,9 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
+from numbattn.distributed import mpi
+
+from .alarms import Alarm, alarmed
 
 Q, K, V, DO = np.random.default_rng(0).standard_normal((4, 2, 300, 16))
 
@@ -34,20 +39,115 @@ def same(ring, world):
     found = ring.join(nad.attention(ring, *map(ring.split, bits)))
     assert found.dtype == ml_dtypes.bfloat16
     assert found.tobytes() == alike.tobytes()
+    differs(ring)
 
 
-def differs(ring, world):
+def differs(ring):
+    """An error on all ranks, which then go on."""
+    parts = ring.split(Q)
     with pytest.raises(ValueError, match=r"scale: got 0.5 on rank 0, 1.5 on rank 1, expected the same on all ranks"):
-        nad.attention(ring, *map(ring.split, (Q, K, V)), scale=0.5 + ring.rank)
+        nad.attention(ring, *[parts] * 3, scale=0.5 + ring.rank)
+    with pytest.raises(ValueError, match=r"call: got forward on rank 0, over_keys on rank 1, expected the same"):
+        (nad.attention_over_keys if ring.rank else nad.attention)(ring, *[parts] * 3)
+    with pytest.raises(ValueError, match=r"parts: got .*\(2, \.\.\., 16\) on rank 0, .*\(2, \.\.\., 8\) on rank 1"):
+        ring.join(parts[..., : 16 - 8 * ring.rank])
+    np.testing.assert_array_equal(ring.join(parts), Q)
 
 
-def gone(ring, world):
-    """A rank that does something else: the other one does not wait for ever."""
-    if ring.rank == 0:
-        with pytest.raises(TimeoutError, match="rank 0 has waited 5 s for all others"):
-            nad.attention(ring, *map(ring.split, (Q, K, V)))
+# ------------------------------------------------------------------------------------------- calls that end halfway
+def interrupted(ring, world):
+    """Ranks that time out, are interrupted, or leave out a call."""
+    check(ring)
+    for scene in (leaves_out_a_call, is_interrupted_while_it_waits, does_not_reset, makes_another_ring, alarms):
+        world.Barrier()
+        usual, ring.timeout = ring.timeout, 0.2
+        scene(ring, world)
+        ring.timeout = usual
+        world.Barrier()
+        ring.reset()
+        check(ring)
+    assert not any(mpi.UNFINISHED)
+
+
+def results(ring, seed=0, plan="ring"):
+    scale = 1 + seed
+    o, backprop = nad.attention_vjp(ring, *map(ring.split, (Q, K, V)), scale=scale, score=na.Sink(0.5), plan=plan)
+    grads = backprop(ring.split(DO))
+    return [*map(ring.join, (o, *grads)), *grads.score]
+
+
+def check(ring, seed=0, plan="ring"):
+    o, backprop = na.attention_vjp(Q, K, V, scale=1 + seed, score=na.Sink(0.5))
+    grads = backprop(DO)
+    for x, y in zip(results(ring, seed, plan), (o, *grads, *grads.score), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
+
+
+def is_refused(ring):
+    for call in (partial(results, ring), partial(ring.join, ring.split(Q))):
+        with pytest.raises(nad.Interrupted, match=r"All ranks have to call its reset\(\), or make a new ring"):
+            call()
+
+
+def leaves_out_a_call(ring, world):
+    """One notices by its time-out, and tells all others: who waits, and who comes later."""
+    if ring.rank != 1:
+        with pytest.raises((TimeoutError, nad.Interrupted), match=r"has waited 0\.2 s for all others|of rank"):
+            results(ring)
     world.Barrier()
-    os._exit(0)  # MPI's own end would wait for what has not arrived
+    is_refused(ring)
+
+
+def is_interrupted_while_it_waits(ring, world):
+    """MPI does not write into memory that has another use by then."""
+    if ring.rank == 0:
+        with pytest.raises(Alarm), alarmed(0.05, 0.05):
+            results(ring)
+    world.Barrier()
+    is_refused(ring)
+    others = [np.zeros(n) for n in [1, 2] * 20 + [ring.split(K).size] * 5]
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:
+        world.Iprobe()
+    assert not any(x.any() for x in others)
+
+
+def does_not_reset(ring, world):
+    if ring.rank != 1:
+        for _ in range(2):
+            with pytest.raises(TimeoutError, match=r"has waited 0\.2 s for all others"):
+                ring.reset()
+        is_refused(ring)
+    world.Barrier()
+
+
+def makes_another_ring(ring, world):
+    if ring.rank == 0:
+        with pytest.raises(Alarm), alarmed(0.05, 0.05):
+            results(ring)
+    check(nad.Mpi(world))
+    is_refused(ring)
+
+
+def alarms(ring, world):
+    """At random moments, in random ranks, once or again and again."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        seed, who = rng.integers(3), rng.integers(1, 2**ring.ranks)
+        plan = "ring" if ring.ranks > 2 else rng.choice(["ring", "heads"])
+        delay, again = rng.uniform(1e-5, 5e-3), rng.choice([0, 2e-4])
+        try:
+            with alarmed(delay if who >> ring.rank & 1 else 0, again):
+                check(ring, seed, plan)
+            check(ring, seed, plan)  # as a program that has not been told
+        except (Alarm, TimeoutError, nad.Interrupted):
+            pass
+        world.Barrier()
+        ring.timeout = 30.0
+        ring.reset()
+        check(ring, seed, plan)
+        world.Barrier()
+        ring.timeout = 0.2
 
 
 def killed(ring, world):
@@ -60,8 +160,8 @@ def killed(ring, world):
 def main(name):
     from mpi4py import MPI
 
-    ring = nad.Mpi(MPI.COMM_WORLD, timeout=5.0)
-    {"same": same, "differs": differs, "gone": gone, "killed": killed}[name](ring, MPI.COMM_WORLD)
+    ring = nad.Mpi(MPI.COMM_WORLD, timeout=30.0)
+    {"same": same, "interrupted": interrupted, "killed": killed}[name](ring, MPI.COMM_WORLD)
     sys.stdout.write(f"done {ring.rank}\n")  # at once, or lines of both are mixed
 
 

@@ -54,6 +54,11 @@ def test_some_rows_of_all_matrices_are_copied_as_they_lie(rng, cupy, monkeypatch
     assert copy.place == 5
 
 
+def test_numbers_are_copied_without_axes(cupy):
+    copy = nad.Devices([3, 5])._copied(cupy.on(3, np.array(0.5)), 3, 5)
+    assert (copy.shape, copy.place, copy) == ((), 5, 0.5)
+
+
 @pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0)])
 def test_transposed_arrays_are_packed(rng, cupy, monkeypatch, axes):
     """Also those that are broadcast, and whose matrices are too far apart."""
@@ -192,6 +197,30 @@ def test_streams_wait_for_a_copy_when_the_rank_does(cupy):
         assert ring._arrived(back, there) == []
     np.testing.assert_array_equal(copy, x)
     assert cupy.log == [*[("wait", "5", event) for event in done], *[("wait", "3", event) for event in done[::-1]]]
+
+
+def test_copies_of_a_call_that_ends_halfway_are_waited_for(rng, cupy, monkeypatch):
+    ring, x, count = nad.Devices([3, 5]), rng.standard_normal((2, 100, 8)), iter(range(99))
+    parts = ring.split(x)
+
+    def copy(*given, usual=ring._copy):
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        usual(*given)
+
+    waited = [("synchronize", "second of 3"), ("synchronize", "second of 5")]
+    with monkeypatch.context() as patch:
+        patch.setattr(ring, "_copy", copy)
+        with pytest.raises(KeyboardInterrupt):
+            nad.attention(ring, *[parts] * 3, plan="ring")
+    assert cupy.log[-2:] == waited
+    assert cupy.current == [0]
+    for call in (lambda: nad.attention(ring, *[parts] * 3), lambda: ring.split(x), lambda: ring.join(parts)):
+        with pytest.raises(nad.Interrupted):
+            call()
+    assert cupy.log[-2:] == waited
+    ring.reset()
+    np.testing.assert_allclose(ring.join(nad.attention(ring, *[parts] * 3, plan="ring")), na.attention(x, x, x))
 
 
 def test_split_of_an_array_of_another_device(cupy):

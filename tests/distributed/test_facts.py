@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.distributed.facts import value
+from numbattn.distributed.facts import Agreed, value
 from numbattn.distributed.messages import Gather, Near
 from numbattn.distributed.passes import forward
 from numbattn.distributed.share import Call, Place
@@ -24,8 +24,8 @@ def errors(*by_rank):
             try:
                 message = generator.send(answer)
                 messages.append(generator.send(message.values) if isinstance(message, Near) else message)
-            except (TypeError, ValueError) as error:
-                found.append(f"{type(error).__name__} {error}")
+            except Agreed as agreed:
+                found.append(f"{type(agreed.error).__name__} {agreed.error}")
         if found:
             assert not messages, "some ranks go on"
             return found

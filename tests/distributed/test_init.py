@@ -10,8 +10,8 @@ from numbattn import distributed as nad
 
 def test_public_names():
     assert sorted(nad.__all__) == [
-        "Deadlock", "Devices", "Mpi", "Nccl", "Ring", "Saved", "Simulated", "attention", "attention_backward",
-        "attention_forward", "attention_over_keys", "attention_vjp",
+        "Deadlock", "Devices", "Interrupted", "Mpi", "Nccl", "Ring", "Saved", "Simulated", "attention",
+        "attention_backward", "attention_forward", "attention_over_keys", "attention_vjp",
     ]  # fmt: skip
     assert all(hasattr(nad, name) for name in nad.__all__)
 

@@ -1,4 +1,4 @@
-"""Two processes."""
+"""Two or three processes."""
 
 import subprocess
 import sys
@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 
 from numbattn import distributed as nad
+from numbattn.distributed import mpi
 
 MPIEXEC = which("mpiexec", path=Path(sys.executable).parent)  # that of the wheel
 with_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec beside Python: pip install mpi4py mpich")
 
 
-def run(name):
-    command = [MPIEXEC, "-n", "2", sys.executable, "-m", "tests.distributed.mpi_program", name]
+def run(name, ranks=2):
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "tests.distributed.mpi_program", name]
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
 
 
 @with_mpi
-@pytest.mark.parametrize("name", ["same", "differs", "gone"])
-def test_two_processes(name):
-    found = run(name)
+@pytest.mark.parametrize(("name", "ranks"), [("same", 2), ("interrupted", 2), ("interrupted", 3)])
+def test_processes(name, ranks):
+    found = run(name, ranks)
     assert found.returncode == 0, found.stderr
-    assert name == "gone" or sorted(found.stdout.split("\n")) == ["", "done 0", "done 1"]
+    assert sorted(found.stdout.split("\n")) == ["", *(f"done {rank}" for rank in range(ranks))]
 
 
 @with_mpi
@@ -42,12 +43,28 @@ def test_errors():
         nad.Mpi(4)
     with pytest.raises(ValueError, match="order: got 'stripes'"):
         nad.Mpi(4, "stripes")
+    for timeout in (0, -1.0, np.nan):
+        with pytest.raises(ValueError, match=r"timeout: got (0|-1|nan), allowed are seconds above 0"):
+            nad.Mpi(Alone(), timeout=timeout)
+
+
+class Request:
+    """That ends when it is told so, or called back."""
+
+    done = False
+
+    def Test(self):
+        return self.done
+
+    def Cancel(self):
+        assert not self.done
+        self.done = True
 
 
 class Alone:
-    """A communicator of one process."""
+    """A communicator of the first of two processes, which never hears of the other one."""
 
-    Iallgatherv = None
+    Improbe = None
 
     def Dup(self):
         return self
@@ -56,22 +73,38 @@ class Alone:
         return 0
 
     def Get_size(self):
-        return 1
+        return 2
 
-
-class Never:
-    """A request."""
-
-    def Test(self):
+    def Iprobe(self, tag):
         return False
+
+    def Irecv(self, memory, rank, tag):
+        return Request()
+
+    Isend = Irecv
+
+
+def test_memory_of_requests_is_kept_until_they_are_done():
+    """Also that of a ring which nobody has any more. What a rank was to receive is called back, what it sends cannot
+    be."""
+    ring = nad.Mpi(Alone(), timeout=0.01)
+    with pytest.raises(TimeoutError, match=r"rank 0 has waited 0.01 s for all others"):
+        ring.join(np.zeros((5, 3)))
+    received, sent = mpi.UNFINISHED[-2:]
+    assert (len(received), len(sent)) == (0, 2)  # of the call, and that it has ended
+    del ring
+    sent[0].done = True
+    assert mpi.UNFINISHED[-1] is sent
+    mpi._sweep(sent)
+    assert len(sent) == 1
+    sent.clear()
 
 
 def test_waiting_ends():
     ring = nad.Mpi(Alone(), timeout=0.01)
-    assert (ring.rank, ring.ranks) == (0, 1)
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"rank 0 has waited 0.01 s for arrays of rank 3"):
-        ring._finish([Never()], "arrays of rank 3")
+        ring._finish([Request()], "arrays of rank 3")
     assert time.monotonic() - start < 5
 
 

@@ -108,8 +108,39 @@ def test_a_rank_that_is_gone_is_noticed(ranks_of, monkeypatch):
     with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.01 s for all others"):
         ring.synchronize(timeout=0.01)
     assert ring.communicator.aborted
+    with pytest.raises(nad.Interrupted, match="halfway: synchronize"):
+        ring.join(np.zeros((64, 8)))
     with pytest.raises(TypeError, match="timeout: got 'long'"):
         ring.synchronize(timeout="long")
+    with pytest.raises(ValueError, match="timeout: got nan, allowed are seconds above 0"):
+        ring.synchronize(timeout=np.nan)
+
+
+def test_a_call_that_ends_halfway(ranks_of, monkeypatch):
+    """The communicator is aborted, outside of a group, and NCCL no longer uses memory."""
+    (ring,), _ = ranks_of(1)
+    x, log = np.zeros((2, 64, 8)), ring.cupy.log
+    nad.attention(ring, x, x, x)
+
+    def recv(*_):
+        log.append("recv")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ring.communicator, "recv", recv)
+    monkeypatch.setattr(ring.communicator, "groupEnd", lambda: log.append("end"))
+    monkeypatch.setattr(ring.communicator, "abort", lambda: log.append("abort"))
+    with pytest.raises(KeyboardInterrupt):
+        ring._run(exchanging, {"x": x})
+    assert log[-4:] == ["recv", "end", "abort", ("synchronize", "second of 0")]
+    for call in (lambda: nad.attention(ring, x, x, x), lambda: ring.join(x)):
+        with pytest.raises(nad.Interrupted, match="halfway: exchanging"):
+            call()
+    with pytest.raises(nad.Interrupted, match="make a new NcclCommunicator on all of them, and a new ring"):
+        ring.reset()
+
+
+def exchanging(place, x):
+    yield Wait((yield Exchange(0, [x], 0, [Like(x.shape, x.dtype)])))
 
 
 def test_a_length_that_only_some_ranks_notice(rng, ranks_of):
@@ -124,6 +155,20 @@ def test_a_length_that_only_some_ranks_notice(rng, ranks_of):
     for found in on_all(rings, work):
         for got, n in zip(found, (100, 98)):
             np.testing.assert_allclose(got, na.attention(*[x[:, :n]] * 3), atol=1e-13)
+
+
+def test_sums_of_numbers(ranks_of):
+    rings, _ = ranks_of(2)
+    x = np.random.default_rng(0).standard_normal((64, 8))
+    expected = na.attention_vjp(x, x, x, score=na.Alibi(0.5))[1](x).score[0]
+
+    def work(ring):
+        part = ring.split(x)
+        (found,) = nad.attention_vjp(ring, part, part, part, score=na.Alibi(0.5))[1](part).score
+        assert found.shape == ()
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+    on_all(rings, work)
 
 
 def test_ranks_that_differ(ranks_of):

@@ -47,7 +47,8 @@ SCORES = {  # of rng, m, n
     "none": lambda rng, m, n: None,
     "alibi": lambda rng, m, n: [na.Alibi(rng.random(2)), na.Softcap(3.0), na.Sink(rng.random((2, 1)))],
     "relative": lambda rng, m, n: na.RelativeBias(rng.random((2, 21)), offset=n - m),
-    "bias": lambda rng, m, n: [na.Bias(rng.random((m, 1))), na.Bias(rng.random((2, m, n))), na.Bias(rng.random(n))],
+    "bias": lambda rng, m, n: [na.Bias(rng.random((m, 1))), na.Bias(rng.random((2, m, n))), na.Bias(rng.random(n)),
+                              na.Bias(0.5)],
     "function": lambda rng, m, n: [na.Score(far, arrays=[rng.random(m)]), na.Sink(0.5)],
 }
 
@@ -245,7 +246,8 @@ def test_as_few_calls_as_masks_allow(logged, order, options, calls):
 def each(ring, work, *by_rank):
     """The results of generators that are given their own arguments."""
     places = [Place(rank, ring.ranks, ring.order) for rank in range(ring.ranks)]
-    return zip(*Turns(ring, [strict(work)(place, *own) for place, *own in zip(places, *by_rank)]).results())
+    turns = Turns(ring, [strict(work)(place, *own) for place, *own in zip(places, *by_rank)])
+    return zip(*ring._together("each", turns.results))
 
 
 @pytest.mark.parametrize("kind", ["dense", "bits", "intervals"])
