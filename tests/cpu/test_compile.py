@@ -158,3 +158,34 @@ def test_code_of_other_sources_is_neither_kept_nor_read(tmp_path):
     assert len(files(place)) == 1
     assert [run(CALL, place, cwd=tmp_path)[0] for _ in range(2)] == ["0 1", "1 0"]
     assert len(files(place)) == 2
+
+
+FORK = """
+import os, signal, threading, time
+from numbattn.cpu.compile import c_function
+
+compiling = threading.Event()
+
+def make():
+    compiling.set()
+    time.sleep(0.3)
+    return lambda x: None
+
+thread = threading.Thread(target=c_function, args=("the parent's", 1, make))
+thread.start()
+compiling.wait()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    function = c_function("the child's", 1, lambda: lambda x: None)
+    function.ctypes(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0, "the child waits for a lock"
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
+def test_a_child_that_is_forked_while_a_thread_compiles(tmp_path):
+    """It compiles, too."""
+    run(FORK, tmp_path)
