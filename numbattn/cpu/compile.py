@@ -80,7 +80,7 @@ class Code:
     """
 
     def __init__(self, kept):
-        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # the code lives as long
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(kept.code))
         self._engine.finalize_object()
@@ -93,9 +93,9 @@ class Code:
 
 def keep(file, header, library):
     """Keep the object code of a library, unless addresses in this process are part of it, and return what is kept."""
-    calls_itself = any(x.name.startswith(RuntimeLinker.PREFIX) for x in library._final_module.global_variables)
-    if calls_itself or library.has_dynamic_globals:
-        return None
+    has_addresses = library.has_dynamic_globals  # finalizes it: only now it is known what it needs
+    if has_addresses or any(x.name.startswith(RuntimeLinker.PREFIX) for x in library._final_module.global_variables):
+        return None  # the latter: it calls itself
     kept = disk.Entry(header, library._get_compiled_object())
     disk.write("cpu", file, *kept)
     return kept
