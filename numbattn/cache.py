@@ -1,7 +1,7 @@
 """What was compiled, kept on disk between processes: files by kind and name, whole or not there.
 
 A file holds a digest of all the rest, a header in JSON, and machine code. Nothing is unpickled; but what is read is
-run: so it is taken only from a file, in folders, that belong to the user or root and that nobody else can write.
+run: so it is taken only from files, in folders, that belong to the user or to root and that nobody else can write.
 
 Processes may share the folder, and start on an empty one together. A damaged file is built again; a folder that is full
 or read-only is used as it is; where nothing can be kept, a warning says why, once.
@@ -31,7 +31,8 @@ NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # of our files; the longer 
 PATIENCE = 1.0  # seconds that it may compile without a word
 MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# No link is followed, and a FIFO makes nobody wait. Some systems know other flags, or need them
+REMEDY = f"Every process compiles again, unless that changes or {VARIABLE} names another folder"
+# follow no link, wait for no FIFO, leave line ends as they are
 FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 _told: list[str] = []  # that it compiles
@@ -67,7 +68,7 @@ def read(kind: str, name: str) -> Entry | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
-        _warn(f"{error}. Every process compiles again, unless that changes or {VARIABLE} names another folder")
+        _warn(f"{error}. {REMEDY}")
         return None
     if _digest(name, content) != digest:
         return None
@@ -85,7 +86,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
     content = json.dumps(header).encode() + b"\n" + code
     try:
         folder = cache_dir(kind)
-        for each in (folder.parent, folder):
+        for each in (*reversed(folder.parents[:2]), folder):
             each.mkdir(0o755, parents=True, exist_ok=True)
         draft = folder / f"{name}.{uuid4().hex}"  # in the end renamed: who reads finds all of it or nothing
         try:
@@ -95,7 +96,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        _warn(f"{error}. Every process compiles again, unless that changes or {VARIABLE} names another folder")
+        _warn(f"{error}. {REMEDY}")
     else:
         _prune(folder)
 
@@ -124,7 +125,7 @@ def sizes() -> dict[str, list[int]]:
 
 def _open(path: Path, flags: int) -> int:
     """A descriptor of a regular file that nobody but the user and root may have written."""
-    for folder in (path.parent.parent, path.parent):
+    for folder in path.parents[:3]:  # of a kind, ours, and the one that is named
         _check(folder, folder.stat())
     file = os.open(path, flags | FLAGS, 0o644)
     try:
@@ -142,9 +143,9 @@ def _check(path: Path, state: os.stat_result) -> None:
     if not hasattr(os, "geteuid"):  # Windows: the user's own folders are the user's
         return
     if state.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{path} belongs to another user, number {state.st_uid}, whose code is not run")
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, whose code is not run")
     if state.st_mode & OTHERS_WRITE:
-        raise PermissionError(f"{path} can be written by others, whose code is not run: chmod go-w")
+        raise PermissionError(f"{path} can be written by others, whose code is not run (chmod go-w)")
 
 
 def _digest(name: str, content: bytes) -> bytes:

@@ -85,6 +85,17 @@ def test_nobody_else_may_write_it(place):
     assert modes == [0o755, 0o755, 0o644]
 
 
+@needs_owners
+def test_the_folder_that_is_named_is_made_so_too(place, monkeypatch):
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(place / "new"))
+    before = os.umask(0)
+    try:
+        keep()
+    finally:
+        os.umask(before)
+    assert (place / "new").stat().st_mode & 0o777 == 0o755
+
+
 def refused(place, match):
     """Nothing is read; one warning says why."""
     with pytest.warns(RuntimeWarning, match=f"compiled code is not kept: {match}") as warned:
@@ -97,12 +108,12 @@ def refused(place, match):
 
 @needs_owners
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
-@pytest.mark.parametrize("which", ["numbattn", "cpu"])
+@pytest.mark.parametrize("which", ["named", "numbattn", "cpu"])
 def test_a_folder_that_others_can_write_is_refused(place, which, mode):
     keep()
-    folder = {"numbattn": place, "cpu": place / "cpu"}[which]
+    folder = {"named": place.parent, "numbattn": place, "cpu": place / "cpu"}[which]
     folder.chmod(mode)
-    assert refused(place, f"{re.escape(str(folder))} can be written by others.*chmod go-w")
+    assert refused(place, f"{re.escape(str(folder))} can be written by others.*chmod go-w.*NUMBATTN_CACHE_DIR")
     before = (place / "cpu" / NAME).read_bytes()
     keep(code=b"other")
     assert (place / "cpu" / NAME).read_bytes() == before
@@ -119,11 +130,11 @@ def test_a_file_that_others_can_write_is_refused_and_replaced(place):
 
 
 @needs_root
-@pytest.mark.parametrize("which", ["numbattn", "cpu", NAME])
+@pytest.mark.parametrize("which", ["named", "numbattn", "cpu", "file"])
 def test_what_belongs_to_another_user_is_refused(place, which):
-    path = {"numbattn": place, "cpu": place / "cpu", NAME: keep()}[which]
+    path = {"named": place.parent, "numbattn": place, "cpu": place / "cpu", "file": keep()}[which]
     os.chown(path, 12345, -1)
-    assert refused(place, f"{re.escape(str(path))} belongs to another user, number 12345")
+    assert refused(place, f"{re.escape(str(path))} belongs to user 12345")
 
 
 @needs_root
