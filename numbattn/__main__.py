@@ -471,7 +471,10 @@ def _kept():
     """Where compiled code is kept, and how much."""
     kept = (f"{len(sizes)} for the {kind}, {sum(sizes) / 1e6:.1f} MB"
             for kind, sizes in zip(("CPU", "GPU"), cache.sizes().values()))  # fmt: skip
-    return f"{cache.cache_dir()}, kernels: {'; '.join(kept)}"
+    try:
+        return f"{cache.cache_dir()}, kernels: {'; '.join(kept)}"
+    except OSError as error:
+        return f"none, {error}"
 
 
 if __name__ == "__main__":

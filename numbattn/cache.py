@@ -1,86 +1,155 @@
 """What was compiled, kept on disk between processes: files by kind and name, whole or not there.
 
+A file holds a digest of all the rest, a header in JSON, and machine code. Nothing is unpickled; but what is read is
+run: so it is taken only from files, in folders, that belong to the user or to root and that nobody else can write.
+
 Processes may share the folder, and start on an empty one together. A damaged file is built again; a folder that is full
-or read-only is used as it is; where nothing can be written, a warning says so once.
+or read-only is used as it is; where nothing can be kept, a warning says why, once.
 """
 
 import hashlib
+import json
 import os
-import shutil
+import re
+import stat
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import platformdirs
 
+from . import sources
+
 VARIABLE = "NUMBATTN_CACHE_DIR"
 KINDS = "cpu", "cuda"
+NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # of our files; the longer ones are drafts
 PATIENCE = 1.0  # seconds that it may compile without a word
 MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+REMEDY = f"Every process compiles again, unless that changes or {VARIABLE} names another folder"
+# follow no link, wait for no FIFO, leave line ends as they are
+FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 _told: list[str] = []  # that it compiles
+_warned: set[str] = set()  # of what is not kept: the variable's values
+
+
+class Entry(NamedTuple):
+    """What is kept under a name."""
+
+    header: dict[str, Any]
+    code: bytes
 
 
 def cache_dir(kind: str = "") -> Path:
-    """The folder for one kind of compiled code: in $NUMBATTN_CACHE_DIR, or in the user's cache folder."""
-    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("numbattn"), kind)
+    """The folder for one kind of compiled code: in $NUMBATTN_CACHE_DIR, or in the user's cache folder.
 
-
-def read(kind: str, name: str) -> bytes | None:
-    """What was written; None where there is nothing, or nothing whole."""
-    path = cache_dir(kind) / name
+    All in it is ours. OSError: the user has no home.
+    """
     try:
-        checksum, content = path.read_bytes().split(b"\n", 1)
-    except (OSError, ValueError):
+        return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("numbattn"), "numbattn", kind)
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+
+
+def read(kind: str, name: str) -> Entry | None:
+    """What was written; None where there is nothing, nothing whole, or nothing to be trusted."""
+    if not sources.unchanged():
         return None
-    if _checksum(content) != checksum:
+    try:
+        path = cache_dir(kind) / name
+        with open(_open(path, os.O_RDONLY), "rb") as file:
+            digest, content = file.read().split(b"\n", 1)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        _warn(f"{error}. {REMEDY}")
+        return None
+    if _digest(name, content) != digest:
         return None
     with suppress(OSError):
         os.utime(path)  # used just now
-    return content
+    header, code = content.split(b"\n", 1)
+    return Entry(json.loads(header), code)
 
 
-def write(kind: str, name: str, content: bytes) -> None:
-    """Keep these bytes. Where that is not possible a warning says so, once."""
-    folder = cache_dir(kind)
-    draft = folder / f"{name}.{uuid4().hex}"  # in the end renamed: who reads finds all of it or nothing
+def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
+    """Keep code, and what JSON can say of it. Where that is not possible a warning says so, once."""
+    if not sources.unchanged():
+        _warn(f"the files in {sources.PACKAGE} are no longer those that were imported. A new process keeps it")
+        return
+    content = json.dumps(header).encode() + b"\n" + code
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(_checksum(content) + b"\n" + content)
-        draft.replace(folder / name)
-    except OSError as error:
-        with suppress(OSError):
+        folder = cache_dir(kind)
+        for each in (*reversed(folder.parents[:2]), folder):
+            each.mkdir(0o755, parents=True, exist_ok=True)
+        draft = folder / f"{name}.{uuid4().hex}"  # in the end renamed: who reads finds all of it or nothing
+        try:
+            with open(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.write(_digest(name, content) + b"\n" + content)
+            draft.replace(folder / name)
+        finally:
             draft.unlink(missing_ok=True)
-        _warn(folder, str(error))
+    except OSError as error:
+        _warn(f"{error}. {REMEDY}")
     else:
         _prune(folder)
 
 
 def clear() -> None:
-    """Remove all that was kept."""
-    for kind in KINDS:
-        shutil.rmtree(cache_dir(kind), ignore_errors=True)
+    """Remove all that was kept, by versions that kept it elsewhere, too; and folders, once they are empty."""
+    with suppress(OSError):
+        ours = cache_dir()
+        for folder in [ours / kind for kind in KINDS] + [ours.parent / kind for kind in KINDS]:
+            kept = _kept(folder)
+            for *_, path in kept:
+                with suppress(OSError):
+                    path.unlink()
+            if kept:
+                with suppress(OSError):
+                    folder.rmdir()
+        ours.rmdir()
 
 
 def sizes() -> dict[str, list[int]]:
     """{kind: bytes of each file}"""
-    return {kind: [path.stat().st_size for path in cache_dir(kind).rglob("*") if path.is_file()] for kind in KINDS}
+    with suppress(OSError):
+        return {kind: [size for _, size, _ in _kept(cache_dir(kind))] for kind in KINDS}
+    return {kind: [] for kind in KINDS}
 
 
-def sources_digest(*patterns: str) -> str:
-    """A digest of the files of this package that code is compiled from: other sources, other code."""
-    package = Path(__file__).parent
-    paths = sorted(path for pattern in patterns for path in package.glob(pattern))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+def _open(path: Path, flags: int) -> int:
+    """A descriptor of a regular file that nobody but the user and root may have written."""
+    for folder in path.parents[:3]:  # of a kind, ours, and the one that is named
+        _check(folder, folder.stat())
+    file = os.open(path, flags | FLAGS, 0o644)
+    try:
+        state = os.fstat(file)
+        _check(path, state)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(f"{path} is not a regular file")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
-def _checksum(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
+def _check(path: Path, state: os.stat_result) -> None:
+    if not hasattr(os, "geteuid"):  # Windows: the user's own folders are the user's
+        return
+    if state.st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, whose code is not run")
+    if state.st_mode & OTHERS_WRITE:
+        raise PermissionError(f"{path} can be written by others, whose code is not run (chmod go-w)")
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + content).hexdigest().encode()
 
 
 @contextmanager
@@ -106,23 +175,36 @@ def keep_quiet() -> None:
 def _tell(kind: str) -> None:
     if not _told:
         keep_quiet()
-        print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
-              file=sys.stderr)  # fmt: skip
+        with suppress(OSError):
+            print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
+                  file=sys.stderr)  # fmt: skip
 
 
-@cache
-def _warn(folder: Path, reason: str) -> None:
-    message = (f"compiled code is not kept: {reason}. Every process compiles again, unless {folder} can be written or "
-               f"the environment variable {VARIABLE} names another folder")  # fmt: skip
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
+def _warn(why: str) -> None:
+    place = os.environ.get(VARIABLE, "")
+    if place not in _warned:
+        _warned.add(place)
+        warnings.warn(f"compiled code is not kept: {why}", RuntimeWarning, stacklevel=3)
+
+
+def _kept(folder: Path) -> list[tuple[int, int, Path]]:
+    """(when it was used, bytes, path) of each file of ours."""
+    found = []
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(OSError):  # another process may be at it
+                state = path.lstat()
+                if NAME.fullmatch(path.name) and stat.S_ISREG(state.st_mode):
+                    found.append((state.st_mtime_ns, state.st_size, path))
+    return sorted(found)
 
 
 def _prune(folder: Path) -> None:
-    with suppress(OSError):  # another process may be at it
-        files = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
-        size = sum(size for _, size, _ in files)
-        for _, each, path in files:
-            if size <= MOST_BYTES:
-                break
+    kept = _kept(folder)
+    size = sum(size for _, size, _ in kept)
+    for _, each, path in kept:
+        if size <= MOST_BYTES:
+            break
+        with suppress(OSError):
             path.unlink(missing_ok=True)
-            size -= each
+        size -= each

@@ -50,13 +50,23 @@ def test_why_there_is_no_gpu(lines):
 
 def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
-    cache.write("cpu", "name", bytes(1_200_000))
-    cache.write("cuda", "name", b"")
+    cache.write("cpu", "0" * 64, {}, bytes(1_200_000))
+    cache.write("cuda", "0" * 64, {}, b"")
     shown = " ".join(main._kept().split())
-    assert shown == f"{tmp_path}, kernels: 1 for the CPU, 1.2 MB; 1 for the GPU, 0.0 MB"
+    assert shown == f"{tmp_path / 'numbattn'}, kernels: 1 for the CPU, 1.2 MB; 1 for the GPU, 0.0 MB"
     assert main.main(["--clear-cache"]) == 0
     assert "removed: " in capsys.readouterr().out
     assert cache.sizes() == {"cpu": [], "cuda": []}
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    def no_home(name):
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("NUMBATTN_CACHE_DIR", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_dir", no_home)
+    assert main._kept() == "none, no home"
+    assert main.main(["--clear-cache"]) == 0
 
 
 def test_missing_packages_are_named(monkeypatch, capsys):

@@ -5,7 +5,6 @@ serialises wgmma and spills.
 """
 
 import hashlib
-import json
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .. import cache as disk
+from .. import sources
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
 
@@ -152,7 +152,7 @@ def build(key):
             cubin, report = assemble(ptx or compile_ptx(source, key.cc, key.name), key.cc)
         overlaps = source.overlaps and key.cc >= (9, 0)
         binary = Binary(key.name, _arguments(source), source.threads, source.shared, overlaps, report, cubin)
-        disk.write("cuda", name, _pack(binary))
+        disk.write("cuda", name, *_pack(binary))
     return binary
 
 
@@ -328,10 +328,9 @@ def _versions():
     return *_packages(), subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True).stdout
 
 
-@cache
 def _package_sources():
     """A digest of every file a kernel of ours may be made of, numbattn's version among them."""
-    return disk.sources_digest("*.py", "cuda/**/*.py")
+    return sources.digest("cuda")
 
 
 def _module_source(module):
@@ -351,21 +350,18 @@ def _check_plain(name, value):
 
 
 def _pack(binary):
-    """A Binary as bytes."""
-    fields = {name: value for name, value in asdict(binary).items() if name != "cubin"}
-    return json.dumps(fields).encode() + b"\n" + binary.cubin
+    """A Binary as what JSON can say, and a cubin."""
+    fields = asdict(binary)
+    return fields, fields.pop("cubin")
 
 
-def _unpack(content):
+def _unpack(kept):
     """The Binary that was packed; None of None."""
-    if content is None:
+    if kept is None:
         return None
-    header, cubin = content.split(b"\n", 1)
-    fields = json.loads(header)
-    fields["arguments"] = _tuples(fields["arguments"])
-    fields["report"]["messages"] = tuple(fields["report"]["messages"])
-    fields["report"] = Report(**fields["report"])
-    return Binary(**fields, cubin=cubin)
+    fields = {**kept.header, "arguments": _tuples(kept.header["arguments"])}
+    report = fields.pop("report")
+    return Binary(**fields, report=Report(**report | {"messages": tuple(report["messages"])}), cubin=kept.code)
 
 
 def _tuples(x):

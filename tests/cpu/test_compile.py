@@ -1,39 +1,54 @@
 """What is compiled is kept on disk, whatever happens to the disk."""
 
+import ctypes
+import json
 import os
-import re
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import numbattn as na
 from numbattn.cpu import compile
-from numbattn.cpu.backward import backward_kernel, score_kernel
-from numbattn.cpu.forward import forward_kernel
 
 CALL = """
 import warnings
+import numpy as np
 from numbattn.cpu.compile import kernel
 
 warnings.simplefilter("always")
 
 @kernel
-def doubled(x):
-    return 2 * x
+def double(x, pair):
+    x[0] = 2 * x[0] + pair[1]
 
-assert doubled(3) == 6
-print(sum(doubled.stats.cache_hits.values()), sum(doubled.stats.cache_misses.values()))
+x = np.array([3.0])
+double(x, (0, 1.0))
+assert x[0] == 7
+print(sum(double.stats.cache_hits.values()), sum(double.stats.cache_misses.values()))
 """
+
+
+def run(code, place, **options):
+    """What a process says."""
+    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(place)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
 
 
 def call(place):
     """Hits and misses of a process, and what it says."""
-    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(place)}
-    done = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip(), done.stderr
+    return run(CALL, place)
+
+
+def files(place):
+    return [*(place / "numbattn" / "cpu").iterdir()]
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +67,20 @@ def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
     said = []
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile.disk, "compiling", lambda kind: said.append(kind) or nullcontext())
-    assert [compile.kernel(lambda x: x + 1)(1) for _ in range(2)] == [2, 2]
+    for _ in range(2):
+        compile.kernel(lambda x: None)(1)
     assert said == ["cpu"]
 
 
 def test_a_file_that_cannot_be_written_is_read(filled):
-    (file,) = (filled / "cpu").iterdir()
+    (file,) = files(filled)
     before = file.stat().st_mode
     file.chmod(0o444)
-    (filled / "cpu").chmod(0o555)
+    file.parent.chmod(0o555)
     try:
         assert call(filled) == ("1 0", "")
     finally:
-        (filled / "cpu").chmod(0o755)
+        file.parent.chmod(0o755)
         file.chmod(before)
 
 
@@ -73,7 +89,7 @@ def test_a_file_that_cannot_be_written_is_read(filled):
     lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
 ], ids=["half", "bit"])  # fmt: skip
 def test_a_damaged_file_is_compiled_again(filled, damage):
-    (file,) = (filled / "cpu").iterdir()
+    (file,) = files(filled)
     file.write_bytes(damage(file.read_bytes()))
     assert call(filled) == ("0 1", "")
     assert call(filled) == ("1 0", "")
@@ -89,15 +105,87 @@ def test_where_nothing_can_be_written_a_warning_says_so_once(tmp_path):
     assert "NUMBATTN_CACHE_DIR" in said
 
 
-def test_no_two_functions_of_a_kernel_share_a_symbol():
-    """But for Numba's count of functions: a process that compiled in another order counts otherwise, and code that it
-    kept on disk is linked by symbol with what this process has."""
-    q, k, v, do = np.zeros((4, 5, 8), np.float32)
-    o, saved = na.attention_forward(q, k, v, dropout=na.Dropout(0.1, 1), score=na.Alibi(1.0))
-    na.attention_backward(do, saved)
-    for kernel in forward_kernel, backward_kernel, score_kernel:
-        for compiled in kernel.overloads.values():
-            functions = compiled.library._get_module_for_linking().functions
-            symbols = [re.sub(r"B\d+v\d+", "", f.name) for f in functions if not f.is_declaration]
-            assert any("cpu7product" in symbol for symbol in symbols)
-            assert len(symbols) == len(set(symbols))
+def test_nothing_is_unpickled(filled):
+    """What is kept is object code and a header."""
+    (file,) = files(filled)
+    digest, header, code = file.read_bytes().split(b"\n", 2)
+    assert json.loads(header).keys() == {"function", "environment"}
+    assert code.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe", b"d\x86"))
+    said = run("import pickle\n" + "pickle.loads = pickle.load = pickle.Unpickler = None\n" + CALL, filled)
+    assert said == ("1 0", "")
+
+
+def test_processes_at_once_on_an_empty_cache(tmp_path):
+    with ThreadPoolExecutor(3) as threads:
+        said = [*threads.map(call, [tmp_path] * 3)]
+    assert all(error == "" for _, error in said)
+    assert len(files(tmp_path)) == 1
+    assert call(tmp_path) == ("1 0", "")
+
+
+def test_what_needs_this_process_is_not_kept(tmp_path, monkeypatch):
+    """Results other than None would be made of types that are not kept; addresses of this process are no others'."""
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    address = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(lambda x: 2 * x)
+
+    @compile.kernel
+    def call_back(x):
+        x[0] = address(x[0])
+
+    x = np.array([3.0])
+    call_back(x)
+    assert x[0] == 6
+    assert compile.kernel(lambda x: x)(2) == 2
+    assert not (tmp_path / "numbattn").exists()
+
+
+UPGRADED = """
+import numbattn, pathlib, sys
+file = pathlib.Path(numbattn.__file__).with_name("dropout.py")
+file.write_text(file.read_text() + "# newer")
+"""
+
+
+def test_code_of_other_sources_is_neither_kept_nor_read(tmp_path):
+    """They change while a process lives."""
+    package = Path(na.__file__).parent
+    shutil.copytree(package, tmp_path / "numbattn", ignore=shutil.ignore_patterns("__pycache__"))
+    place = tmp_path / "place"
+    assert run(CALL, place, cwd=tmp_path) == ("0 1", "")
+    out, said = run(UPGRADED + CALL, place, cwd=tmp_path)
+    assert out == "0 1"
+    assert said.count("RuntimeWarning: compiled code is not kept: the files in") == 1
+    assert len(files(place)) == 1
+    assert [run(CALL, place, cwd=tmp_path)[0] for _ in range(2)] == ["0 1", "1 0"]
+    assert len(files(place)) == 2
+
+
+FORK = """
+import os, signal, threading, time
+from numbattn.cpu.compile import c_function
+
+compiling = threading.Event()
+
+def make():
+    compiling.set()
+    time.sleep(0.3)
+    return lambda x: None
+
+thread = threading.Thread(target=c_function, args=("the parent's", 1, make))
+thread.start()
+compiling.wait()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    function = c_function("the child's", 1, lambda: lambda x: None)
+    function.ctypes(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0, "the child waits for a lock"
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
+def test_a_child_that_is_forked_while_a_thread_compiles(tmp_path):
+    """It compiles, too."""
+    run(FORK, tmp_path)

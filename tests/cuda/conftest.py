@@ -28,4 +28,4 @@ def suits(item):
 def cache_dir(tmp_path, monkeypatch):
     """An empty place for cubins."""
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
-    return tmp_path / "cuda"
+    return tmp_path / "numbattn" / "cuda"
