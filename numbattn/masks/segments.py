@@ -27,8 +27,8 @@ class Segments(Mask):
     Segment s holds the queries ``queries[s] <= i < queries[s + 1]`` and the keys ``keys[s] <= j < keys[s + 1]``.
 
     In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
-    sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` counts from its first key.
-    So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and columns of the
+    sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` and `First` count from its
+    first key. So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and columns of the
     packed arrays.
 
     Parameters

@@ -202,7 +202,7 @@ TABLE = [
     }),
     Faults("masks/logic.py", ["test_origin.py::test_masks_within_segments"], {
         "segments if mask._segments is None else mask._segments": "mask._segments",
-        "own is not None and not isinstance(mask, Prefix)": "own is not None",
+        "own is not None and isinstance(mask, Causal | Window)": "own is not None",
         "offset=own)._cropped(crop)": "offset=0 * own + 1)._cropped(crop)",
     }),
     Faults("masks/block_sparse.py", ["test_origin.py::test_masks"], {
