@@ -173,7 +173,7 @@ OPTIONS = [
      r"mask: Segments queries: got the shape \(4, 2\), expected \(2 or 1, 4 or 1, 2\): all batch axes, heads included"),
     ({"mask": na.Segments([0, 5], np.zeros((3, 1, 2), int))}, ValueError, r"Segments keys: got the shape \(3, 1, 2\)"),
     ({"mask": na.First(np.array([[-1]]))}, ValueError, r"mask: First n: got values from -1 to -1, allowed 0 or more"),
-    ({"mask": na.First(np.array([3, 4]))}, ValueError, r"mask: First n: got the shape \(2,\), .* pass n\[:, None\], of"),
+    ({"mask": na.First(np.array([3, 4]))}, ValueError, r"mask: First n: got the shape \(2,\), .* pass n\[:, None\]"),
     ({"mask": na.Prefix(8)}, ValueError, r"mask: Prefix lengths: got 8, allowed 0 to 7"),
     ({"mask": na.Prefix(np.array([[-1]]))}, ValueError, r"Prefix lengths: got values from -1 to -1, allowed 0 to 7"),
     ({"mask": na.Prefix(np.array([3, 4]))}, ValueError, r"mask: Prefix lengths: got the shape \(2,\), expected \(2 or"),

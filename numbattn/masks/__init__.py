@@ -3,8 +3,8 @@
 Every mask is a band, an interval of keys for each query, gaps in it and some grids, and `&` joins them:
 
 - a `Band` holds the pairs with ``i + lo <= j <= i + hi``, ``i < queries`` and ``j < keys``. Causal, Window, Lengths
-  and First are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need a test,
-  follows from these four numbers: `bands`;
+  and First are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need
+  a test, follows from these four numbers: `bands`;
 - an `Interval` holds the pairs with ``first[i] <= j < end[i]``: Segments in `segments`, Prefix and Intervals in
   `intervals`, and Causal, Window and First within Segments;
 - a gap is an `Interval` of keys that are hidden: two intervals joined by `|` are the one from the first key of both to

@@ -104,8 +104,9 @@ class Window(Mask):
 class Lengths(Mask):
     """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
 
-    Within `Segments` both count the packed arrays; `First` counts from the beginning of each segment. What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
-    like others: what it hides may be read, and is to be finite.
+    What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
+    like others: what it hides may be read, and is to be finite. Beside `Segments` both numbers count the packed arrays,
+    `First` counts the keys of each segment.
 
     Parameters
     ----------

@@ -72,8 +72,8 @@ class Mask(Value):
     The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
     takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
     other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
-    align a and b. Lengths in an `|` hide keys, but NaN there may be read; beside Segments they warn, since they count the
-    packed keys, where First counts those of each segment.
+    align a and b. Lengths in an `|` hide keys, but NaN there may be read. Beside Segments they count the keys of the
+    packed array, which is seldom meant there and warns: First counts those of each segment.
     """
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
@@ -189,7 +189,8 @@ class Mask(Value):
 
     def _draws(self, part: Mask) -> bool:
         """Whether each call makes Bits of this part: also of a tail where keys, or queries, end before it."""
-        return part._is_drawn or (part._is_tail and any(type(other) in (masks.Lengths, masks.First) for other in self._parts))
+        ends = masks.Lengths, masks.First
+        return part._is_drawn or (part._is_tail and any(type(other) in ends for other in self._parts))
 
     # ------------------------------------------------------------------------------------------- what it consists of
     @property

@@ -28,8 +28,8 @@ class Segments(Mask):
 
     In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
     sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` and `First` count from its
-    first key. So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and columns of the
-    packed arrays.
+    first key. So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and
+    columns of the packed arrays.
 
     Parameters
     ----------
@@ -48,7 +48,8 @@ class Segments(Mask):
     Warns
     -----
     UserWarning
-        When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
+        When a call is given `Lengths` of keys in an ``|``: they count columns of the packed arrays, `First` those of
+        each segment. When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
         whose sum is no more than that: they are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``.
         If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so.
 

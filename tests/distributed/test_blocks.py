@@ -13,7 +13,8 @@ numbers = st.one_of(st.integers(-300, 300), st.sampled_from([-64, -1, 0, 1, 64])
 bands = st.one_of(
     st.just(All()), st.builds(na.Causal, st.one_of(st.none(), numbers)), st.builds(na.Prefix, st.integers(0, 300)),
     st.builds(na.Window, st.one_of(st.none(), numbers), st.one_of(st.none(), numbers)),
-    st.builds(na.Lengths, keys=st.integers(0, 300), queries=st.integers(0, 300)), st.builds(na.First, st.integers(0, 300)),
+    st.builds(na.Lengths, keys=st.integers(0, 300), queries=st.integers(0, 300)),
+    st.builds(na.First, st.integers(0, 300)),
 )  # fmt: skip
 
 

@@ -42,7 +42,8 @@ def test_of_each_segment(call, count, left, offset):
         (na.Window(left, 0) | first, lambda d, k, i, j: -left <= d <= 0 or k < count),
         (na.Causal(offset) & (first | na.Window(left, 0)),
          lambda d, k, i, j: (d <= 0 if offset is None else j <= i + offset) and (-left <= d <= 0 or k < count)),
-        (na.Window(left, 0) | first | na.Intervals([1], [3]), lambda d, k, i, j: -left <= d <= 0 or k < count or 1 <= j < 3),
+        (na.Window(left, 0) | first | na.Intervals([1], [3]),
+         lambda d, k, i, j: -left <= d <= 0 or k < count or 1 <= j < 3),
     ):  # fmt: skip
         assert_equal((packed & mask).dense(m, n), within(sees))
         assert_equal((mask & packed).dense(m, n), within(sees))

@@ -1,7 +1,8 @@
 """The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.masks`.
 
 `visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
-"intervals", "prefix", and, of each segment, "within", a prefix, and "first", with the names behind it of what is an array.
+"intervals", "prefix", and of each segment "within", a prefix, and "first", its first keys, with the names behind it of
+what is an array.
 
 What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. There are two
 kinds more in it: "band", and "window", which is aligned within segments. Of both there is one interval again, but for
