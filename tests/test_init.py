@@ -12,8 +12,8 @@ def test_public_names():
     assert sorted(na.__all__) == [
         "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "First", "Gradients", "Intervals",
         "KVCache", "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "Score", "Segments", "Sink", "Softcap", "Tail",
-        "Window", "__version__", "attention", "attention_backward", "attention_forward", "attention_vjp", "attention_weights",
-        "check_score", "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
+        "Window", "__version__", "attention", "attention_backward", "attention_forward", "attention_vjp",
+        "attention_weights", "check_score", "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)

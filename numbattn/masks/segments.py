@@ -48,10 +48,11 @@ class Segments(Mask):
     Warns
     -----
     UserWarning
-        When a call is given `Lengths` of keys in an ``|``: they count columns of the packed arrays, `First` those of
-        each segment. When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
+        When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
         whose sum is no more than that: they are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``.
-        If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so.
+        If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so. And where there are
+        `Lengths` of keys in an ``|``, as in ``segments & (Window(99, 0) | Lengths(keys=4))``: these are the first keys
+        of the packed array, those of each segment are `First(4)`.
 
     See Also
     --------

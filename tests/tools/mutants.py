@@ -119,7 +119,7 @@ TABLE = [
     Faults("masks/bands.py", ["distributed/test_over_keys.py::test_caches"], {
         "First(crop.keys_before(self.n))": "First(self.n)",
     }),
-    Faults("masks/base.py", ["masks/test_logic.py::test_and"], {
+    Faults("masks/base.py", ["masks/test_tail.py"], {
         "ends = masks.Lengths, masks.First": "ends = (masks.Lengths,)",
     }),
     Faults("fitting.py", ["masks/test_first.py::test_lengths_where_first_was_meant_warn"], {
