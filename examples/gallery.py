@@ -97,22 +97,26 @@ def masks(file, small):
     """What each mask shows of 16 queries and 16 keys."""
     n, rng = 16, np.random.default_rng(0)
     first = rng.integers(n // 2, size=n)
+    segments, streaming = na.Segments([0, 9, 16]), na.Causal() & (na.Window(2, 0) | na.First(2))
     drawn = {
         "Causal()": na.Causal(),
         "Window(3, 1)": na.Window(3, 1),
-        "Lengths(keys=11, queries=14)": na.Lengths(keys=11, queries=14),
+        "Lengths(keys=11,\nqueries=14)": na.Lengths(keys=11, queries=14),
+        "First(4)": na.First(4),
         "Prefix(5)": na.Prefix(5),
-        "Segments([0, 7, 11, 16])": na.Segments([0, 7, 11, 16]),
-        "Segments(...) & Causal()": na.Segments([0, 7, 11, 16]) & na.Causal(),
-        "Causal() & (Window(3, 0) |\nLengths(keys=2))": na.Causal() & (na.Window(3, 0) | na.Lengths(keys=2)),
+        "streaming = Causal() &\n(Window(2, 0) | First(2))": streaming,
+        "Segments([0, 9, 16])": segments,
+        "Segments(...) & Causal()": segments & na.Causal(),
+        "Segments(...) & streaming": segments & streaming,
         "Intervals(first, end)": na.Intervals(first, first + rng.integers(1, n // 2, size=n)),
         "Bits.tree(parents)": na.Bits.tree([-1, *(rng.integers(i) for i in range(1, n))]),
         "BlockSparse.butterfly": na.BlockSparse.butterfly((n, n), (2, 2)),
+        "BlockSparse.strided": na.BlockSparse.strided((n, n), (2, 2), stride=3),
         "BlockSparse.local_global": na.BlockSparse.local_global((n, n), (2, 2)),
         "Dense(booleans)": na.Dense(rng.random((n, n)) < 0.5),
     }
-    figure = Figure(figsize=(7, 5.6), layout="constrained")
-    panels = figure.subplots(3, 4, sharex=True, sharey=True)
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
+    panels = figure.subplots(3, 5, sharex=True, sharey=True)
     for axes, (name, mask) in zip(panels.flat, drawn.items()):
         axes.imshow(mask.dense(n, n), **SHADES)
         axes.set_title(name)

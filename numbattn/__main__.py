@@ -96,6 +96,7 @@ MASKS = {
     "causal": lambda m, n: na.Causal(),
     "window": lambda m, n: na.Window(n // 8, 0),
     "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
+    "first": lambda m, n: na.First(np.full((1, 1), 4)),
     "segments": lambda m, n: na.Segments(*_offsets(m, n)),
     "causal-segments": lambda m, n: na.Causal() & na.Segments(*_offsets(m, n)),
     "window-segments": lambda m, n: na.Window(n // 8, 0) & na.Segments(*_offsets(m, n)),

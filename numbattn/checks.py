@@ -3,6 +3,7 @@
 Of arrays it looks at shapes, strides and addresses, and only in `check_values` at what is in them.
 """
 
+import math
 import operator
 import sys
 import warnings
@@ -181,12 +182,13 @@ def same_library(**arrays: Any) -> str:
     return str(found[0])
 
 
-def check_values(name: str, array: Any, largest: int, rising: bool = False) -> None:
+def check_values(name: str, array: Any, largest: float, rising: bool = False) -> None:
     """Refuse a NumPy array with integers beyond 0 to `largest`, or that decrease along its last axis."""
     if not array.size:
         return
     if not 0 <= array.min() <= array.max() <= largest:
-        raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed 0 to {largest}")
+        allowed = "0 or more" if largest == math.inf else f"0 to {largest}"
+        raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed {allowed}")
     falls = array[..., 1:] < array[..., :-1]
     if rising and falls.any():
         one, other = array[..., :-1][falls][0], array[..., 1:][falls][0]

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from .checks import check_values, library, warn
-from .masks import Mask, drawn
+from .masks import AnyOf, Lengths, Mask, drawn
 from .scores import Part
-from .values import Memo
+from .values import Memo, shown
 
 Shape = tuple[int, ...]
 FITTED = Memo("fitted")  # by shape, masks as they come to kernels; () for the mask itself
@@ -66,6 +66,8 @@ def check_part(part: Part, shape: Shape, xp: str) -> None:
 def check_mask(mask: Mask, shape: Shape, xp: str) -> None:
     for part in mask._leaves:
         _check_held("mask", part, shape, xp)
+    if mask._segments is not None:
+        _warn_of_packed_keys(mask)
 
 
 check_numbers = lru_cache(maxsize=1024)(check_mask)  # of masks without arrays, which do not change
@@ -105,6 +107,15 @@ def _shape_to_pass(name: str, given: Shape, batch: Shape, own: Shape) -> str:
             shape = *(1,) * before, *lead, *(1,) * (len(batch) - len(lead) - before), *own
             ways.insert(0, f"{name}[{', '.join(index)}], of the shape {shape}")
     return f"; pass {' or '.join(dict.fromkeys(ways))}" if ways else ""
+
+
+def _warn_of_packed_keys(mask: Mask) -> None:
+    """Of Lengths in an `|` beside Segments."""
+    leaves = (leaf for part in mask._parts if isinstance(part, AnyOf) for leaf in part._leaves)
+    for leaf in leaves:
+        if isinstance(leaf, Lengths) and leaf.keys is not None:
+            warn(f"mask: got {leaf} in an | beside Segments, where it counts the keys of the packed array: the first "
+                 f"keys of each segment are First({shown(leaf.keys)})")
 
 
 def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:

@@ -22,7 +22,7 @@ class Held(NamedTuple):
     name: str
     array: Any
     shape: tuple[int, ...]
-    largest: Any = None
+    largest: Any = None  # math.inf: any that is not negative
     rising: bool = False  # whether it must not decrease along its last axis
 
 

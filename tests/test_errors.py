@@ -176,6 +176,8 @@ OPTIONS = [
     ({"mask": na.Segments(np.zeros((4, 2), int))}, ValueError,
      r"mask: Segments queries: got the shape \(4, 2\), expected \(2 or 1, 4 or 1, 2\): all batch axes, heads included"),
     ({"mask": na.Segments([0, 5], np.zeros((3, 1, 2), int))}, ValueError, r"Segments keys: got the shape \(3, 1, 2\)"),
+    ({"mask": na.First(np.array([[-1]]))}, ValueError, r"mask: First n: got values from -1 to -1, allowed 0 or more"),
+    ({"mask": na.First(np.array([3, 4]))}, ValueError, r"mask: First n: got the shape \(2,\), .* pass n\[:, None\]"),
     ({"mask": na.Prefix(8)}, ValueError, r"mask: Prefix lengths: got 8, allowed 0 to 7"),
     ({"mask": na.Prefix(np.array([[-1]]))}, ValueError, r"Prefix lengths: got values from -1 to -1, allowed 0 to 7"),
     ({"mask": na.Prefix(np.array([3, 4]))}, ValueError, r"mask: Prefix lengths: got the shape \(2,\), expected \(2 or"),
@@ -285,6 +287,7 @@ WITH_INTEGERS = {
     "Lengths queries": lambda x: na.Lengths(queries=x),
     "Segments queries": lambda x: na.Segments(x),
     "Segments keys": lambda x: na.Segments([0, 1], x),
+    "First n": lambda x: na.First(x),
     "Prefix lengths": lambda x: na.Prefix(x),
     "Prefix offset": lambda x: na.Prefix(0, x),
     "Intervals first": lambda x: na.Intervals(x, [1]),
@@ -301,7 +304,7 @@ WITH_INTEGERS = {
 }
 MAY_BE_ARRAYS = (
     "Window offset", "Causal offset", "Lengths keys", "Lengths queries", "Segments queries", "Segments keys",
-    "Prefix lengths", "Prefix offset", "Intervals first", "Intervals end", "offsets",
+    "First n", "Prefix lengths", "Prefix offset", "Intervals first", "Intervals end", "offsets",
 )  # fmt: skip
 DROP = na.Dropout(0.5, 1)
 VALUES = [
@@ -356,6 +359,7 @@ VALUES = [
     (lambda: na.Segments([0, 1], [0, 1, 2]), ValueError, r"Segments keys: got 3 offsets, expected 2, as many"),
     (lambda: na.Segments([0, 1]) & na.Segments([0, 1]), ValueError, r"&: got more than one Segments, allowed is one"),
     (lambda: na.Segments([0]) & na.Causal() & (na.Causal(0) & na.Segments([0])), ValueError, r"got more than one Segm"),
+    (lambda: na.First(-1), ValueError, r"First n: got -1, allowed 0 or more"),
     (lambda: na.Intervals(0, [1]), ValueError, r"Intervals first: got a number, expected an array \(..., seqlen_q\)"),
     (lambda: na.Intervals([0]), TypeError, r"missing 1 required positional argument: 'end'"),
     (lambda: na.pack([]), ValueError, r"arrays: got none, expected at least one"),

@@ -10,10 +10,10 @@ import numbattn as na
 
 def test_public_names():
     assert sorted(na.__all__) == [
-        "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "Gradients", "Intervals", "KVCache",
-        "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "Score", "Segments", "Sink", "Softcap", "Tail", "Window",
-        "__version__", "attention", "attention_backward", "attention_forward", "attention_vjp", "attention_weights",
-        "check_score", "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
+        "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "First", "Gradients", "Intervals",
+        "KVCache", "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "Score", "Segments", "Sink", "Softcap", "Tail",
+        "Window", "__version__", "attention", "attention_backward", "attention_forward", "attention_vjp",
+        "attention_weights", "check_score", "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
     ]  # fmt: skip
     for name in na.__all__:
         assert hasattr(na, name)
@@ -45,12 +45,12 @@ def test_docstrings_are_whole(name, function):
     assert parameters <= set(re.findall(r"\w+", " ".join(names)))
 
 
-@pytest.mark.parametrize("name", ["Mask", "Causal", "Window", "Lengths", "Segments", "Prefix", "Intervals", "Dense",
-                                  "Bits", "BlockSparse", "Tail"])  # fmt: skip
+@pytest.mark.parametrize("name", ["Mask", "Causal", "Window", "Lengths", "First", "Segments", "Prefix", "Intervals",
+                                  "Dense", "Bits", "BlockSparse", "Tail"])  # fmt: skip
 def test_masks_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
     fields = {"left", "right", "offset", "keys", "queries", "lengths", "first", "end", "visible", "words", "blocks",
-              "block_size", "mask", "max_queries"}  # fmt: skip
+              "block_size", "mask", "max_queries", "n"}  # fmt: skip
     assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
 
 

@@ -22,6 +22,8 @@ SEGMENTED = {
     "prefix": lambda s: s & na.Prefix(3),
     "prefixes": lambda s: s & na.Prefix(np.array([3, 9])) & na.Lengths(keys=np.array([50, 80])),
     "union": lambda s: s & (na.Window(5, 0) | na.Prefix(2)),
+    "first": lambda s: s & na.First(5),
+    "sinks": lambda s: s & na.Causal() & (na.Window(5, 0) | na.First(np.array([2, 30]))),
     "offset": lambda s: s & na.Causal(4),
 }
 

@@ -17,6 +17,7 @@ KINDS = {
     "causal": {"causal": True},
     "window": {"mask": na.Window(3, 1)},
     "prefix": {"mask": na.Prefix(2)},
+    "stream": {"mask": na.Causal() & (na.Window(1, 0) | na.First(2))},
     "alibi": {"causal": True, "score": na.Alibi(np.linspace(0.1, 0.4, 4))},
     "relative": {"score": na.RelativeBias(np.linspace(-1, 1, 36).reshape(4, 9))},
     "sink and softcap": {"causal": True, "score": [na.Softcap(2.0), na.Sink(np.linspace(-1, 1, 4))]},
@@ -51,7 +52,7 @@ def check(rng, counts, lengths, kind, before=0, behind=0, out=True, **options):
     return o, saved.lse, want, want_lse
 
 
-@pytest.mark.parametrize("kind", ["full", "prefix", "alibi"])
+@pytest.mark.parametrize("kind", ["full", "prefix", "stream", "alibi"])
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 99), sizes=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 2, 3, 9])), max_size=4))
 def test_as_each_sequence_alone(kind, seed, sizes):

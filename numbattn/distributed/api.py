@@ -213,7 +213,7 @@ def attention_over_keys(
         last rank. Where neither mask nor score counts keys, it does not matter which token is on which rank.
     causal, mask, scale
         As in `numbattn.attention`, of the whole sequences: without an offset their last tokens are the queries.
-        Beside caches a mask consists of Causal, Window, Lengths, Prefix and Tail.
+        Beside caches a mask consists of Causal, Window, Lengths, First, Prefix and Tail.
     score
         Likewise; beside caches of Softcap, Alibi, RelativeBias and Sink, which counts once.
 

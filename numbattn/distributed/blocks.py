@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..masks import All, Causal, Lengths, Mask, Window, cropped
+from ..masks import All, Causal, First, Lengths, Mask, Window, cropped
 from ..origin import Crop
 from .pieces import Piece, tokens_of
 
@@ -34,7 +34,7 @@ class Block(NamedTuple):
         none."""
         m, n = self.crop.queries, self.crop.keys
         lo, hi, queries, keys = self.mask._band(m, n)
-        is_band = all(isinstance(part, Causal | Window | Lengths) for part in self.mask._parts)
+        is_band = all(isinstance(part, Causal | Window | Lengths | First) for part in self.mask._parts)
         return self.clipped(hi) if is_band and lo <= 1 - m and (queries, keys) == (m, n) else None
 
     def clipped(self, offset: int) -> int:

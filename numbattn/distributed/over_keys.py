@@ -11,7 +11,7 @@ import numpy as np
 
 from ..api import _run
 from ..fitting import check_mask, check_part
-from ..masks import Causal, Lengths, Mask, Prefix, Tail, Window, cropped
+from ..masks import Causal, First, Lengths, Mask, Prefix, Tail, Window, cropped
 from ..origin import FAR, Crop
 from ..problem import Inputs, Problem, describe, mask_of
 from ..scores import Alibi, Part, RelativeBias, Sink, Softcap, as_parts, sink_of
@@ -23,7 +23,7 @@ from .ring import Messages
 from .share import Call, Place, Share, _facts, near_by, pieces_by_rank
 from .totals import Output
 
-MASKS, SCORES = (Causal, Window, Lengths, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
+MASKS, SCORES = (Causal, Window, Lengths, First, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
 
 
 def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:

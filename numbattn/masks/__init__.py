@@ -2,11 +2,11 @@
 
 Every mask is a band, an interval of keys for each query, gaps in it and some grids, and `&` joins them:
 
-- a `Band` holds the pairs with ``i + lo <= j <= i + hi``, ``i < queries`` and ``j < keys``. Causal, Window and Lengths
-  are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need a test,
-  follows from these four numbers: `bands`;
+- a `Band` holds the pairs with ``i + lo <= j <= i + hi``, ``i < queries`` and ``j < keys``. Causal, Window, Lengths
+  and First are bands, and two bands intersect in a band. Which keys a tile has to visit, and which of its elements need
+  a test, follows from these four numbers: `bands`;
 - an `Interval` holds the pairs with ``first[i] <= j < end[i]``: Segments in `segments`, Prefix and Intervals in
-  `intervals`, and Causal and Window where they are aligned within Segments;
+  `intervals`, and Causal, Window and First within Segments;
 - a gap is an `Interval` of keys that are hidden: two intervals joined by `|` are the one from the first key of both to
   the last, but for the gap between them: `logic`;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1) and Bits
@@ -17,7 +17,7 @@ arrays on to CuPy); `_like` brings them to one library, which bands, intervals a
 read, but for `Bits.tree` and offsets or lengths that have no axes. Members with an underscore are the package's own.
 """
 
-from .bands import Cached, Causal, Lengths, Window
+from .bands import Cached, Causal, First, Lengths, Window
 from .base import Band, Edge, Grid, Interval, Mask, Rows, arrays_of, band_of, interval_of
 from .block_sparse import BlockSparse
 from .dense import Bits, Dense
@@ -36,6 +36,7 @@ __all__ = [
     "Causal",
     "Dense",
     "Edge",
+    "First",
     "Grid",
     "Interval",
     "Intervals",

@@ -1,13 +1,14 @@
-"""Masks that are bands: Causal, Window and Lengths, and the Lengths of a cache."""
+"""Masks that are bands: Causal, Window, Lengths and First, and the Lengths of a cache."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from ..checks import Integers, integer, integers
 from ..origin import FAR, Crop
-from ..values import Held, clip, given, shown
+from ..values import Held, clip, for_queries, given, shown
 from .base import Edge, Interval, Mask, Rows
 
 
@@ -104,7 +105,8 @@ class Lengths(Mask):
     """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
 
     What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
-    like others: what it hides may be read, and is to be finite.
+    like others: what it hides may be read, and is to be finite. Beside `Segments` both numbers count the packed arrays,
+    `First` counts the keys of each segment.
 
     Parameters
     ----------
@@ -141,6 +143,56 @@ class Lengths(Mask):
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         held = (Held("keys", self.keys, (), seqlen_k), Held("queries", self.queries, (), seqlen_q))
         return tuple(h for h in held if h.array is not None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class First(Mask):
+    """Key j is visible iff ``j < n``, such as the sinks beside a window: the first keys of each sequence.
+
+    They are counted from the beginning, within `Segments` of each segment, in a `KVCache` of each sequence. Where a
+    sequence has fewer keys, all of them are visible. Unlike those beyond `Lengths`, hidden keys are to be finite.
+
+    Parameters
+    ----------
+    n : int or integer array over the batch axes
+        0 or more. CuPy's arrays are not looked into: what is negative there is taken for 0. For a number of its own for
+        each segment take `Intervals`.
+
+    Examples
+    --------
+    >>> import numbattn as na
+    >>> na.First(2).dense(1, 5).astype(int)
+    array([[1, 1, 0, 0, 0]])
+    >>> streaming = na.Causal() & (na.Window(1, 0) | na.First(1))
+    >>> (na.Segments([0, 3, 7]) & streaming).dense(7, 7).astype(int)
+    array([[1, 0, 0, 0, 0, 0, 0],
+           [1, 1, 0, 0, 0, 0, 0],
+           [1, 1, 1, 0, 0, 0, 0],
+           [0, 0, 0, 1, 0, 0, 0],
+           [0, 0, 0, 1, 1, 0, 0],
+           [0, 0, 0, 1, 1, 1, 0],
+           [0, 0, 0, 1, 0, 1, 1]])
+    """
+
+    n: Integers
+
+    _is_aligned = True
+
+    def __post_init__(self) -> None:
+        n = integers("First n", self.n)
+        self._set(n=integer("First n", n, low=0) if isinstance(n, int) else n)
+
+    def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
+        return (Edge("keys", self.n),)
+
+    def _aligned(self, rows: Rows) -> Interval:
+        return Interval(rows.first, rows.first + for_queries(clip(self.n, 0, FAR)))
+
+    def _cropped(self, crop: Crop) -> First:
+        return First(crop.keys_before(self.n))
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return (Held("n", self.n, (), math.inf),)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

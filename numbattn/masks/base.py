@@ -72,7 +72,8 @@ class Mask(Value):
     The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
     takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
     other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
-    align a and b. Lengths in an `|` hide keys, but NaN there may be read.
+    align a and b. Lengths in an `|` hide keys, but NaN there may be read. Beside Segments they count the keys of the
+    packed array, which is seldom meant there and warns: First counts those of each segment.
     """
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
@@ -179,11 +180,17 @@ class Mask(Value):
         """Whether each call makes Bits of it, or of a part."""
         return False
 
+    @property
+    def _is_aligned(self) -> bool:
+        """Whether Segments beside it say where it lies: if it has no offset of its own."""
+        return getattr(self, "offset", 0) is None
+
     _is_tail = False  # whether its grid has a column for each of the last keys alone
 
     def _draws(self, part: Mask) -> bool:
         """Whether each call makes Bits of this part: also of a tail where keys, or queries, end before it."""
-        return part._is_drawn or (part._is_tail and any(type(other) is masks.Lengths for other in self._parts))
+        ends = masks.Lengths, masks.First
+        return part._is_drawn or (part._is_tail and any(type(other) in ends for other in self._parts))
 
     # ------------------------------------------------------------------------------------------- what it consists of
     @property
@@ -214,7 +221,7 @@ class Mask(Value):
 
     @property
     def _within(self) -> tuple[Mask, ...]:
-        """The parts that are aligned within segments: if there are any, those without an offset of their own."""
+        """The parts that are aligned within segments, if there are any."""
         return ()
 
     @property

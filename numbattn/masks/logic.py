@@ -13,9 +13,10 @@ import numpy as np
 from ..checks import library, words_for
 from ..origin import Crop
 from ..values import clip, for_queries
+from .bands import Causal, Window
 from .base import Edge, Frame, Grid, Interval, Mask, interval_of
 from .dense import Bits, Dense
-from .intervals import Intervals, Prefix
+from .intervals import Intervals
 from .segments import Segments
 
 J = TypeVar("J", bound="Joined")
@@ -66,7 +67,7 @@ class All(Joined):
     def _within(self) -> tuple[Mask, ...]:
         if self._segments is None:
             return ()
-        return tuple(part for part in self.of if getattr(part, "offset", 0) is None)
+        return tuple(part for part in self.of if part._is_aligned)
 
     @cached_property
     def _others(self) -> tuple[Mask, ...]:
@@ -183,10 +184,10 @@ def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
     if isinstance(mask, Joined):
         segments = segments if mask._segments is None else mask._segments
         return type(mask)(tuple([cropped(part, crop, segments) for part in mask.of]))
-    if segments is None or getattr(mask, "offset", 0) is not None:
+    if segments is None or not mask._is_aligned:
         return mask._cropped(crop)
     own = segments._own_key(crop.seqlen_q, crop.seqlen_k)
-    if own is not None and not isinstance(mask, Prefix):
+    if own is not None and isinstance(mask, Causal | Window):
         return replace(cast(Any, mask), offset=own)._cropped(crop)
     rows = segments._rows(np.arange(crop.seqlen_q, like=cast(Any, segments.queries)), crop.seqlen_k)
     first, end = (clip(x, 0, crop.seqlen_k) + 0 * rows.own for x in mask._aligned(rows))

@@ -27,9 +27,9 @@ class Segments(Mask):
     Segment s holds the queries ``queries[s] <= i < queries[s + 1]`` and the keys ``keys[s] <= j < keys[s + 1]``.
 
     In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
-    sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` counts from its first key.
-    So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and columns of the
-    packed arrays.
+    sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` and `First` count from its
+    first key. So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and
+    columns of the packed arrays.
 
     Parameters
     ----------
@@ -50,7 +50,9 @@ class Segments(Mask):
     UserWarning
         When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
         whose sum is no more than that: they are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``.
-        If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so.
+        If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so. And where there are
+        `Lengths` of keys in an ``|``, as in ``segments & (Window(99, 0) | Lengths(keys=4))``: these are the first keys
+        of the packed array, those of each segment are `First(4)`.
 
     See Also
     --------

@@ -14,6 +14,7 @@ bands = st.one_of(
     st.just(All()), st.builds(na.Causal, st.one_of(st.none(), numbers)), st.builds(na.Prefix, st.integers(0, 300)),
     st.builds(na.Window, st.one_of(st.none(), numbers), st.one_of(st.none(), numbers)),
     st.builds(na.Lengths, keys=st.integers(0, 300), queries=st.integers(0, 300)),
+    st.builds(na.First, st.integers(0, 300)),
 )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def test_all_is_in_one_block_where_there_is_a_mask_for_it():
         (na.Causal(), [[((0, 128), (0, 128), "Causal(offset=0)"), ((64, 128), (0, 128), "All()")],
                        [((0, 128), (0, 64), "All()"), ((0, 128), (0, 128), "Causal(offset=0)")]]),
         (na.Lengths(keys=64), [[((0, 128), (0, 64), "All()"), ()]] * 2),
+        (na.First(64), [[((0, 128), (0, 64), "All()"), ()]] * 2),
     ):  # fmt: skip
         for rank, of_rank in enumerate(blocks):
             for source, want in enumerate(of_rank):

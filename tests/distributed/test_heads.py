@@ -11,11 +11,12 @@ from numbattn import distributed as nad
 from numbattn.distributed.passes import backward, forward
 from numbattn.distributed.share import Call
 
-from .test_ring import MASKS, Strict, each, far
+from .test_ring import MASKS, Strict, each, far, segments
 
 BY_HEAD = {  # of rng, heads, m, n
     "lengths by head": lambda rng, h, m, n: na.Lengths(keys=rng.integers(0, n + 1, (1, h))),
     "window by head": lambda rng, h, m, n: na.Window(9, 2, rng.integers(-9, 9, (2, h))),
+    "first by head": lambda rng, h, m, n: segments(rng, m, n) & na.First(rng.integers(0, n + 9, (1, h))),
     "prefix by head": lambda rng, h, m, n: na.Prefix(rng.integers(0, n + 1, (1, h)), 3),
     "segments by head": lambda rng, h, m, n: na.Segments(np.sort(rng.integers(0, min(m, n) + 1, (1, h, 4)), -1)),
     "intervals by head": lambda rng, h, m, n: na.Intervals(*np.sort(rng.integers(0, n + 1, (2, h, m)), axis=0)),

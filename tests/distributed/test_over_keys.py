@@ -17,6 +17,8 @@ BESIDE_CACHES = {  # of rng, seqlen_q
     "offset": lambda rng, m: na.Causal(rng.integers(0, 60, (2, 1))),
     "window": lambda rng, m: na.Window(20, 1),
     "lengths": lambda rng, m: na.Lengths(keys=rng.integers(0, 9, (2, 1)), queries=rng.integers(0, m + 1, (2, 4))),
+    "first": lambda rng, m: na.First(rng.integers(0, 60, (2, 1))),
+    "stream": lambda rng, m: na.Causal() & (na.Window(9, 0) | na.First(30)),
     "prefix": lambda rng, m: na.Prefix(3),
     "union": lambda rng, m: na.Causal() & (na.Window(9, 0) | na.Prefix(4)),
     "tail": lambda rng, m: na.Tail(rng.random((m, m)) < 0.5),

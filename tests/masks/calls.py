@@ -37,6 +37,9 @@ UNIONS = {
     "stream": lambda rng: na.Causal() & (na.Window(9, 0) | na.Lengths(keys=4)),
     "by batch": lambda rng: na.Lengths(rng.integers(0, N, (B, 1)), rng.integers(0, M, (1, H))) | na.Window(9, None, 0),
     "segments": lambda rng: na.Segments([0, 30, M], [0, N - 110, N]) & (na.Window(5, 0) | na.Prefix(2)),
+    "sinks": lambda rng: SEGMENTS["segments by batch"](rng) & na.Causal() & (
+        na.Window(9, 0) | na.First(rng.integers(0, 60, (B, 1)))
+    ),
     "two gaps": lambda rng: (na.Window(9, 0) | na.Lengths(keys=4)) & (na.Window(60, 0) | na.Prefix(10, -100)),
     "intervals": lambda rng: na.Intervals(*rng.integers(-9, N, (2, B, H, M))) | na.Intervals([3], [7]) | na.Lengths(0),
     "dense": lambda rng: na.Causal() & (na.Window(9, 0) | (rng.random((H, 1, N)) < 0.1)),

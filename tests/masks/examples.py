@@ -12,7 +12,7 @@ NUMBER = st.integers(-25, 25)
 ARRAY = np.array([[2], [3]])
 KINDS = [na.Causal(), na.Window(3, 1), na.Lengths(keys=ARRAY), na.Dense(np.eye(5, 6, dtype=bool)[None, None]),
          na.Bits.pack(np.tri(5, 6, dtype=bool)[None, None]), na.BlockSparse(np.eye(3, dtype=bool)[None, None], (2, 2)),
-         na.Tail(np.eye(5, dtype=bool)[None, None])]  # fmt: skip
+         na.Tail(np.eye(5, dtype=bool)[None, None]), na.First(ARRAY)]  # fmt: skip
 FIRST, END = np.array([[0, 5, 2, 1, 9]]), np.array([[3, 6, 6, 1, 2], [1, 2, 3, 4, 5]])[:, None]
 INTERVALS = [na.Segments([1, 2, 2, 5], [0, 2, 3, 5]), na.Segments([[[0, 4]], [[1, 5]]], [0, 6]), na.Prefix(2),
              na.Prefix(np.array([[1], [4]]), 0), na.Intervals(FIRST[None], END)]  # fmt: skip

@@ -57,6 +57,7 @@ def test_masks_do_not_change():
     (na.Causal() & (na.Window(1, 0) | na.Lengths(keys=2)), "Causal() & (Window(1, 0) | Lengths(keys=2))"),
     (na.Causal() & na.Window(1, 2) | na.Lengths(3), "Causal() & Window(1, 2) | Lengths(keys=3)"),
     (na.Lengths(keys=ARRAY), "Lengths(keys=<int64 array (2, 1)>)"),
+    (na.Causal() & (na.Window(1, 0) | na.First(2)), "Causal() & (Window(1, 0) | First(n=2))"),
     (na.Segments([0, 2]) & na.Prefix(3), "Segments(queries=<int64 array (2,)>) & Prefix(lengths=3)"),
     (na.Prefix(3, 1), "Prefix(lengths=3, offset=1)"),
     (INTERVALS[4], "Intervals(first=<int64 array (1, 1, 5)>, end=<int64 array (2, 1, 5)>)"),

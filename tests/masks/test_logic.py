@@ -36,7 +36,8 @@ def test_and_of_intervals(one, other):
 
 ALIGNED = [
     na.Causal(), na.Window(2, 1), na.Window(None, -1), na.Causal(1), na.Prefix(2), na.Intervals([1], [3]),
-    na.Window(1, 0) | na.Lengths(keys=1), na.Causal() & (na.Window(1, 0) | na.Prefix(1)),
+    na.Window(1, 0) | na.Lengths(keys=1), na.Causal() & (na.Window(1, 0) | na.Prefix(1)), na.First(2),
+    na.Causal() & (na.Window(1, 0) | na.First(1)),
     na.Window(1, 0) | na.Prefix(1) | na.Causal(-9),
 ]  # fmt: skip
 

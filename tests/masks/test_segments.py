@@ -135,7 +135,7 @@ DISTANCES = na.Alibi(np.float32(0.1)), na.RelativeBias(np.sin(np.arange(21, dtyp
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(LENGTH, LENGTH), min_size=1, max_size=5), st.sampled_from([
     None, na.Causal(), na.Window(30, 5), na.Causal() & na.Window(150, None), na.Prefix(1), na.Prefix(0) & na.Causal(),
-    na.Causal() & (na.Window(5, 0) | na.Window(None, -130)),
+    na.Causal() & (na.Window(5, 0) | na.Window(None, -130)), na.Causal() & (na.Window(9, 0) | na.First(4)), na.First(3),
 ]), st.sampled_from([1, 2]), st.sampled_from([(), DISTANCES]))  # fmt: skip
 @example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], na.Causal(), 1, ())
 @example([(17, 2), (200, 260), (0, 3), (1, 300), (129, 129)], None, 2, DISTANCES)
@@ -193,7 +193,7 @@ BOUNDS = np.array([3, 70, 71, 71, 171, 350, 400])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v", "do"])
 @pytest.mark.parametrize("mask", [
-    None, na.Causal(), na.Window(60, 20), na.Prefix(30), na.Window(9, 0) | na.Prefix(2)
+    None, na.Causal(), na.Window(60, 20), na.Prefix(30), na.Window(9, 0) | na.First(2)
 ], ids=repr)  # fmt: skip
 def test_nan_stays_in_its_segment(rng, poison, where, mask):
     """And that of tokens in no segment there, too: in o, lse and all gradients."""

@@ -79,6 +79,14 @@ def test_in_calls(rng, kind):
     check(*qkv(rng, heads_k=2), rng, mask=TAILS[kind](rng), bits=ONE_KEY)
 
 
+@pytest.mark.parametrize("ends", [na.Lengths(keys=4), na.First(4)], ids=repr)
+def test_where_keys_end_before_the_tail_it_is_drawn(ends):
+    """Kernels take the last keys for those before the end."""
+    tail = na.Tail(na.Bits.tree([-1, 0, 0]))
+    assert (tail & na.Causal())._kinds == (na.Tail, na.Causal)
+    assert (tail & ends)._kinds == (na.Bits, type(ends))
+
+
 def test_a_tree_behind_a_prompt(rng):
     """As one mask, and as a call for each path."""
     q, k, v = (rng.standard_normal((4, n, 16)) for n in (4, 50, 50))

@@ -54,6 +54,7 @@ MASKS = {  # of batch, m, n
     "segments": lambda b, m, n: na.Segments(OFFSETS * m, OFFSETS * n),
     "causal segments": lambda b, m, n: na.Segments(OFFSETS * m, OFFSETS * n) & na.Causal(),
     "segments of heads": lambda b, m, n: na.Segments(*(OFFSETS * x + zeros(*axes(b), 1) for x in (m, n))),
+    "stream of segments": lambda b, m, n: na.Segments(OFFSETS * m, OFFSETS * n) & (na.Window(3, 0) | na.First(1)),
     "prefix": lambda b, m, n: na.Prefix(1),
     "intervals": lambda b, m, n: na.Intervals(zeros(*axes(b), m), zeros(*axes(b), m) + n),
     "two grids": lambda b, m, n: na.Dense(np.ones((m, n), bool)) & na.Bits.pack(np.ones((*axes(b), m, n), bool)),

@@ -112,6 +112,21 @@ TABLE = [
         "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
         "Interval(rows.first, rows.own + 1)": "Interval(rows.first, rows.own)",
     }),
+    Faults("masks/bands.py", ["masks/test_first.py"], {
+        "rows.first + for_queries(clip(self.n, 0, FAR))": "for_queries(clip(self.n, 0, FAR))",
+        "    _is_aligned = True": "    _is_aligned = False",
+    }),
+    Faults("masks/bands.py", ["distributed/test_over_keys.py::test_caches"], {
+        "First(crop.keys_before(self.n))": "First(self.n)",
+    }),
+    Faults("masks/base.py", ["masks/test_tail.py"], {
+        "ends = masks.Lengths, masks.First": "ends = (masks.Lengths,)",
+    }),
+    Faults("fitting.py", ["masks/test_first.py::test_lengths_where_first_was_meant_warn"], {
+        "isinstance(leaf, Lengths) and leaf.keys is not None": "isinstance(leaf, Lengths)",
+        "if isinstance(part, AnyOf) for leaf": "for leaf",
+        "if mask._segments is not None:": "if True:",
+    }),
     Faults("masks/dense.py", ["masks/test_dense.py"], {
         "padded[..., bit::8]": "padded[..., 7 - bit::8]",
         "cast(Any, visible).view(np.uint8) != 0": "visible",
@@ -175,6 +190,7 @@ TABLE = [
     Faults("checks.py", ["test_errors.py"], {
         "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",
         "0 <= array.min() <= array.max() <= largest": "array.max() <= largest",
+        '"0 or more" if largest == math.inf': '"0 or more" if False',
     }),
     Faults("dropout.py", ["test_dropout.py"], {
         "ROUNDS = 7": "ROUNDS = 6",
@@ -202,7 +218,7 @@ TABLE = [
     }),
     Faults("masks/logic.py", ["test_origin.py::test_masks_within_segments"], {
         "segments if mask._segments is None else mask._segments": "mask._segments",
-        "own is not None and not isinstance(mask, Prefix)": "own is not None",
+        "own is not None and isinstance(mask, Causal | Window)": "own is not None",
         "offset=own)._cropped(crop)": "offset=0 * own + 1)._cropped(crop)",
     }),
     Faults("masks/block_sparse.py", ["test_origin.py::test_masks"], {
@@ -768,6 +784,8 @@ TABLE = [
         "own = i + end - inside(queries[behind], seqlen_q)": "own = i + end",
         "i + offset_of(offset, batch, head) + 1": "i + offset_of(offset, batch, head)",
         "maximum(segment.first + length_of": "maximum(length_of",
+        "segment.first + inside(n_of": "inside(n_of",
+        "inside(n_of(n, batch, head), segment.end - segment.first)": "n_of(n, batch, head)",
         "return maximum(first, other_first)": "return first",
         "first if some else seqlen_k": "first",
     }),

@@ -34,6 +34,7 @@ def model(q: Floats, k: Floats, v: Floats, do: Floats, visible: Booleans, length
     assert_type(na.unpack(packed, offsets), list[Floats])
     assert_type(na.unpack(packed, [0, 3]), list[Floats])
     assert_type(na.Segments(offsets) & na.Prefix(lengths, offset=3), na.Mask)
+    assert_type(na.Causal() & (na.Window(3, 0) | na.First(4) | na.First(n=lengths)), na.Mask)
     na.attention(q, k, v, mask=na.Segments([0, 3], keys=offsets) & na.Intervals(first=lengths, end=[3, 4]))
     assert_type(na.Causal() & visible, na.Mask)
     assert_type(mask.dense(3, 4), Booleans)

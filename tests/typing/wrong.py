@@ -22,6 +22,7 @@ def model(q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32]
     na.Window(3)  # E: call-arg
     na.Segments("three")  # E: arg-type
     na.Prefix(1.5)  # E: arg-type
+    na.First(None)  # E: arg-type
     na.Intervals([0])  # E: call-arg
     na.pack(3)  # E: arg-type
     na.Tail(3)  # E: arg-type

@@ -1,7 +1,8 @@
 """The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.masks`.
 
 `visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
-"intervals", "prefix", and "within", a prefix of each segment, with the names behind it of what is an array.
+"intervals", "prefix", and of each segment "within", a prefix, and "first", its first keys, with the names behind it of
+what is an array.
 
 What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. There are two
 kinds more in it: "band", and "window", which is aligned within segments. Of both there is one interval again, but for
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
-from ...masks import Intervals, Prefix
+from ...masks import First, Intervals, Prefix
 from ..build import Source
 from ..plan.arguments import Word
 from ..plan.spec import SIDES, Spec
@@ -239,6 +240,17 @@ def within(number, arrays):
     return seen
 
 
+def first_keys(number, arrays):
+    n_of = number_of("n" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        (n,) = mask.parts[number]
+        return index(0), segment.first + inside(n_of(n, batch, head), segment.end - segment.first)
+
+    return seen
+
+
 def band(number, arrays):
     lo_of, hi_of, queries_of, keys_of = (number_of(name in arrays) for name in NAMES["band"])
 
@@ -278,10 +290,13 @@ LOWERED = {  # masks: (mask, the own key of query 0) -> its kind, and what that 
         "prefix", {"length": mask.lengths, "offset": own if mask.offset is None else mask.offset}
     ),
 }  # fmt: skip
-LOWERED_WITHIN = {Prefix: lambda mask: ("within", {"length": mask.lengths})}  # masks that are aligned within segments
-NAMES = {"prefix": ("length", "offset"), "within": ("length",), "band": SIDES, "window": SIDES[:2]}
+LOWERED_WITHIN = {  # masks that are aligned within segments
+    Prefix: lambda mask: ("within", {"length": mask.lengths}),
+    First: lambda mask: ("first", {"n": mask.n}),
+}
+NAMES = {"prefix": ("length", "offset"), "within": ("length",), "first": ("n",), "band": SIDES, "window": SIDES[:2]}
 NAMES |= dict.fromkeys((OPEN, OR, CLOSE), ())
-STEPS = {"intervals": given, "prefix": prefix, "within": within, "band": band, "window": window}
+STEPS = {"intervals": given, "prefix": prefix, "within": within, "first": first_keys, "band": band, "window": window}
 SPEC = Spec(
     intervals,
     (INTERVALS, "seqlen_q", "seqlen_k"),

@@ -26,6 +26,8 @@ MASKS = {
     "segments": KINDS[0],
     "segments by batch": KINDS[1] & na.Causal(),
     "within": KINDS[0] & na.Prefix(LENGTHS) & na.Window(2, None),
+    "first": KINDS[0] & na.First(LENGTHS),
+    "far": KINDS[0] & na.First(np.array([[2**31 - 1], [-(2**31)]], np.int32)),
     "window": na.Segments([0, 1, 5], [0, 1, 6]) & na.Window(1, 0),
     "prefix": na.Prefix(2),
     "prefixes": na.Prefix(LENGTHS, SHIFTS) & na.Prefix(LENGTHS[::-1]),
@@ -71,6 +73,7 @@ UNIONS = {  # band, and arrays of one; intervals of both kinds; windows and pref
     "arrays": na.Lengths(LENGTHS, SHIFTS + 2) | na.Causal(SHIFTS) & na.Window(1, None, LENGTHS - 3),
     "intervals": KINDS[4] & na.Window(2, 2) | na.Prefix(LENGTHS, SHIFTS),
     "within": KINDS[1] & (na.Window(0, 0) & na.Window(1, 1) | na.Prefix(1) & na.Causal()),
+    "first": KINDS[1] & na.Causal() & (na.Window(0, 0) | na.First(LENGTHS)),
     "without": KINDS[0] & (na.Causal(-1) | na.Window(0, None, 2)),
     "two": (na.Window(0, 0) | na.Lengths(1)) & na.Window(4, 1) & (na.Causal() | KINDS[4]),
 }
@@ -99,7 +102,7 @@ def test_masks(world, name):
 @given(segments(), NUMBER, NUMBER)
 def test_segments(call, left, right):
     queries, keys, m, n = call
-    for mask in (na.Causal(), na.Window(left, right), na.Prefix(min(n, 2))):
+    for mask in (na.Causal(), na.Window(left, right), na.Prefix(min(n, 2)), na.First(2)):
         assert_found(na.Segments(queries, keys) & mask, max(m, 1), n)
 
 
@@ -131,7 +134,7 @@ def test_compiled(rng, sizes, kind):
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "segments"])
+@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "segments", "sinks"])
 def test_unions_of_calls(rng, sizes, kind):
     """Two intervals a query, with a gap between them; on Hopper, and compiled."""
     sizes(1, 2, 70, 135)
@@ -142,7 +145,7 @@ def test_unions_of_calls(rng, sizes, kind):
 @simulated_only
 def test_a_small_union(rng, sizes):
     sizes(1, 1, 34, 40)
-    mask = na.Segments([0, 20, 34], [0, 30, 40]) & (na.Window(2, 0) | na.Prefix(2))
+    mask = na.Segments([0, 20, 34], [0, 30, 40]) & (na.Window(2, 0) | na.First(2))
     with on(BY_UNIT["tensor cores"]):
         check(*calls.qkv(rng, np.float32), rng, mask=mask, bits=ONE_KEY)
 

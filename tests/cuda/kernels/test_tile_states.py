@@ -101,7 +101,7 @@ def test_states_of_gaps(rng):
 @compiled_only
 @pytest.mark.parametrize("mask", [
     na.Causal() & (na.Window(20, 0) | na.Lengths(keys=4)),
-    na.Segments(np.array([0, 30, 400])) & (na.Window(20, 0) | na.Prefix(4)) & na.Causal(),
+    na.Segments(np.array([0, 30, 400])) & (na.Window(20, 0) | na.First(4)) & na.Causal(),
 ], ids=["stream", "within segments"])  # fmt: skip
 def test_tiles_in_the_gap_are_empty(mask):
     """By the states that kernels loop by, from the side of queries and from that of keys."""

@@ -337,6 +337,7 @@ STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wi
     ({"score": na.Softcap(2.0)}, PACKED_STEPS),
     ({"dropout": na.Dropout(0.1, 1)}, STEPS_OF_ALL), ({"score": na.Bias(np.zeros((1000, 1000)), False)}, STEPS_OF_ALL),
     ({"mask": na.Segments(BY_HEAD)}, STEPS_OF_ALL), ({"mask": na.Segments(OFFSETS) & na.Prefix(3)}, STEPS_OF_ALL),
+    ({"mask": na.Segments(OFFSETS) & na.First(3)}, STEPS_OF_ALL),
     ({"mask": na.Segments(OFFSETS) & na.Lengths(np.zeros((2, 1), int))}, STEPS_OF_ALL),
 ], ids=lambda x: "-".join(x) if isinstance(x, dict) else "")  # fmt: skip
 def test_packed_arrays_are_computed_by_segment(options, names):
@@ -411,7 +412,7 @@ def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
 
 @pytest.mark.parametrize(("mask", "names", "kinds"), [
     (na.Causal() & (na.Window(3, 0) | na.Lengths(2)), STEPS_OF_ALL, ("intervals", "gap")),
-    (na.Segments(OFFSETS) & (na.Window(3, 0) | na.Lengths(2)), STEPS_OF_ALL, ("intervals", "gap")),
+    (na.Segments(OFFSETS) & (na.Window(3, 0) | na.First(2)), STEPS_OF_ALL, ("intervals", "gap")),
     (na.Window(3, 0) | na.Lengths(2) | na.Causal(-9), None, ("bits",)),
     (na.Window(3, 0) | np.ones((1000, 1000), bool), None, ("bits",)),
 ], ids=repr)  # fmt: skip
@@ -422,8 +423,21 @@ def test_two_intervals_and_more(mask, names, kinds):
     masks = {dict(step.key.parameters).get("mask") for plan in found for step in plan.steps}
     assert {mask for mask in masks if mask} == {kinds}
     other = na.Causal() if mask._segments is None else na.Segments(OFFSETS)
-    one, another = (plans(HOPPER, Q, Q, Q, mask=other & (na.Window(n, n) | na.Lengths(n))) for n in (1, 200))
+    one, another = (plans(HOPPER, Q, Q, Q, mask=other & (na.Window(n, n) | na.First(n))) for n in (1, 200))
     assert [step.key for step in one[1].steps] == [step.key for step in another[1].steps]
+
+
+NUMBERS = 3, np.ones((2, 1), np.int32), np.ones((1, 8), np.int64)
+
+
+@pytest.mark.parametrize("n", NUMBERS, ids=lambda n: getattr(n, "dtype", "int"))
+@pytest.mark.parametrize("joined", [
+    lambda mask: mask, lambda mask: na.Causal() & (na.Window(9, 0) | mask), lambda mask: mask & na.Segments(OFFSETS)
+], ids=["alone", "stream", "packed"])  # fmt: skip
+def test_first_keys_are_planned_as_lengths(n, joined):
+    """Without segments no kernel is another one."""
+    first, lengths = (plans(HOPPER, Q, Q, Q, mask=joined(mask)) for mask in (na.First(n), na.Lengths(n)))
+    assert (first == lengths) == (joined(na.Causal())._segments is None)
 
 
 def test_padded_lines_have_room_for_the_slots_of_all_segments():
