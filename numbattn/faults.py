@@ -9,7 +9,8 @@ import numpy as np
 
 from .problem import Problem
 
-STATED = NotImplementedError, MemoryError, OSError, ImportError, Warning  # say themselves what is wrong
+# say themselves what is wrong; floating-point errors are raised where NumPy is told to raise them
+STATED = NotImplementedError, MemoryError, OSError, ImportError, FloatingPointError, Warning
 # what errors that users can make begin with
 NAMED = r"[qkvo]|lse|do|dlse|out|scale|dropout|score|Score|head_dim|head_dim_v|mask|lo|hi|queries|keys|cells"
 NAMING = re.compile(rf"({NAMED})\b.*?: ")

@@ -478,6 +478,7 @@ def _by_token(x: Any) -> Any:
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
+@np.errstate(under="ignore")
 def _write(tokens: Any, places: tuple[Any, Any], held: Any, scale: Any) -> None:
     """Tokens (tokens, heads, features) at these places of k or v, quantised if it is of 8 bits."""
     page, row = places

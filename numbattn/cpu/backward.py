@@ -6,6 +6,7 @@ import numpy as np
 
 from ..gradients import Gradients, sum_to
 from ..scores import Sink
+from ..values import rounded
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
 from .compile import kernel
 from .forward import EXPONENTIAL
@@ -66,7 +67,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     dq = dq[0] if parts == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
-        sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape).astype(problem.result_dtype, copy=False)
+        rounded(sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape), problem.result_dtype)
         for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
     ]
     return Gradients(*grads, tuple(gradients_of_score(saved, given, scratch, work)))
@@ -90,7 +91,7 @@ def gradients_of_score(saved, given, scratch, work):
             launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
             dx = sums.dx[0] if len(sums.dx) == 1 else sums.dx.sum(axis=0)
             dx = dx.reshape(array.shape)
-        yield dx if problem.wide else dx.astype(array.dtype, copy=False)
+        yield dx if problem.wide else rounded(dx, array.dtype)
 
 
 class Given(NamedTuple):
