@@ -9,7 +9,8 @@ import numpy as np
 from .checks import UserError
 from .problem import Problem
 
-STATED = UserError, NotImplementedError, MemoryError, OSError, ImportError, Warning  # say themselves what is wrong
+# say themselves what is wrong; floating-point errors are raised where NumPy is told to raise them
+STATED = UserError, NotImplementedError, MemoryError, OSError, ImportError, FloatingPointError, Warning
 OURS = "numbattn", "numba", "llvmlite", "numpy", "cupy", "cuda"
 
 

@@ -180,6 +180,7 @@ class Identity:
         return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
 
 
+@np.errstate(under="ignore")
 def check_score(
     score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
 ) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .checks import DTYPES, FLOATING, A, Array, dtype_of_sums, library, same_library, words_for
+from .values import rounded
 
 # NumPy's functions pass CuPy's arrays on to CuPy
 
@@ -58,7 +59,7 @@ def merge(states: Iterable[tuple[A, A]]) -> tuple[A, A]:
     """
     checked = _checked(states)
     o, lse, _ = _merged(checked)
-    return o.astype(checked[0][0].dtype, copy=False), lse
+    return rounded(o, checked[0][0].dtype), lse
 
 
 def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop[A]]:
@@ -99,6 +100,7 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
     o, lse, weights = _merged(checked)
     dtype = checked[0][0].dtype
 
+    @np.errstate(under="ignore")
     def backprop(do: Array, dlse: Array | None = None) -> list[tuple[A, A]]:
         dO = _gradient("do", do, o)
         dL = 0 if dlse is None else _gradient("dlse", dlse, lse)
@@ -108,9 +110,10 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
             found.append(((w[..., None] * dO).astype(dtype, copy=False), np.where(w == 0, 0, w * along)))
         return found
 
-    return (o.astype(dtype, copy=False), lse), backprop
+    return (rounded(o, dtype), lse), backprop
 
 
+@np.errstate(under="ignore")
 def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
     """Add attention over other keys to o and lse, all of the dtype of sums: o in out, which may be o, or be of another
     dtype; lse where it lies."""
@@ -122,6 +125,7 @@ def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
         out[...], lse[...], _ = _merged([(o, lse), (part, part_lse)])
 
 
+@np.errstate(under="ignore")
 def sum_into(out: Any, *terms: Any) -> None:
     """Add up arrays of the dtype of sums, in out, which may be one of them, or be of another dtype."""
     if library(out) == "cupy":
@@ -132,14 +136,14 @@ def sum_into(out: Any, *terms: Any) -> None:
         out[...] = reduce(np.add, terms)
 
 
+@np.errstate(under="ignore", invalid="ignore", divide="ignore")
 def _merged(states: list[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
     """o, in the dtype of lse, lse, and the weight exp(lse_i - lse) of each state."""
     highest = reduce(np.maximum, [lse for _, lse in states])
     m = np.where(highest == -np.inf, 0, highest)  # finite where all parts are empty, since (-inf) - (-inf) is NaN
-    with np.errstate(invalid="ignore", divide="ignore"):
-        weights = [np.exp(lse - m) for _, lse in states]
-        l = reduce(np.add, weights)
-        lse = np.where(highest == np.inf, highest, m + np.log(l))
+    weights = [np.exp(lse - m) for _, lse in states]
+    l = reduce(np.add, weights)
+    lse = np.where(highest == np.inf, highest, m + np.log(l))
     weights = [w / np.where(l == 0, 1, l) for w in weights]
     return reduce(np.add, [w[..., None] * _seen(o, w) for (o, _), w in zip(states, weights)]), lse, weights
 
@@ -188,4 +192,4 @@ def _gradient(name: str, x: Any, like: Any) -> Any:
     same_library(merged=like, **{name: x})
     if x.shape != like.shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {like.shape}")
-    return x.astype(like.dtype, copy=False)
+    return rounded(x, like.dtype)

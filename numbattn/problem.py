@@ -35,7 +35,7 @@ from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
 from .ragged import Ragged, ragged
 from .scores import ArrayPart, Part, Scores, as_parts
-from .values import Value
+from .values import Value, rounded
 
 B = TypeVar("B", bound=Array)  # as A, of functions in a class
 NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
@@ -349,7 +349,7 @@ def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any
 def _converted(name: str, x: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Inputs) -> Any:
     """A gradient `of` a result, in its dtype."""
     if library(x) and x.dtype != dtype and x.dtype in DTYPES:
-        x = x.astype(dtype)
+        x = rounded(x, dtype)
     _check_result(name, x, of, shape, dtype, inputs)
     return x
 

@@ -21,6 +21,7 @@ from .scores import Part, Scores, sink_of
 from .values import moved
 
 
+@np.errstate(under="ignore")
 def attention_forward(
     q: Any, k: Any, v: Any = None, *, causal: bool = False, mask: Mask | Array | None = None,
     scale: float | None = None, dropout: Dropout | None = None, score: Scores = None,
@@ -38,6 +39,7 @@ def attention_forward(
     return O.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
 
 
+@np.errstate(under="ignore")
 def attention_backward(
     do: Any, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Array | None = None,
     scale: float | None = None, dropout: Dropout | None = None, score: Scores = None, dlse: Any = None,
@@ -69,6 +71,7 @@ def attention_backward(
     return Gradients(sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape), tuple(dScores))
 
 
+@np.errstate(under="ignore")
 def weights(problem: Problem, inputs: Inputs) -> Any:
     """P, dropped, in the dtype of the problem. A user's function is compiled: what it does in Python, where a division
     by zero is an error, nobody asks."""

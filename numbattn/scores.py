@@ -17,7 +17,7 @@ import numpy as np
 
 from .checks import DTYPES, FLOATING, Array, Integers, flag, integers, library, number, words_for
 from .origin import Crop
-from .values import Held, Memo, Value, broadcasts, clip, for_queries, given, sum_broadcast
+from .values import Held, Memo, Value, broadcasts, clip, for_queries, given, rounded, sum_broadcast
 
 FARTHEST = 2**30  # a farther offset means the same
 BESIDE = Memo("beside")  # by Segments, parts that are aligned within them
@@ -371,8 +371,9 @@ class Sink(ArrayPart):
 
     def _logits(self, lse: Any) -> Any:
         """For each row, (..., seqlen_q), of the dtype of its lse."""
-        return np.broadcast_to(self._array.astype(lse.dtype)[..., None], lse.shape)
+        return np.broadcast_to(rounded(self._array, lse.dtype)[..., None], lse.shape)
 
+    @np.errstate(under="ignore")
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         """The sink has no dP, so that its dS is -P delta."""
         seen = np.isfinite(lse)

@@ -105,6 +105,14 @@ def moved(x: Any, array: Any) -> Any:
     return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
 
 
+def rounded(x: Any, dtype: Any) -> Any:
+    """x in this dtype; numbers too small for it become 0, whatever NumPy is told about those."""
+    if x.dtype == dtype:
+        return x
+    with np.errstate(under="ignore"):
+        return x.astype(dtype)
+
+
 def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
     """The gradient of an array of this shape, from that of what it was broadcast to."""
     own = (1,) * (x.ndim - len(shape)) + shape

@@ -199,7 +199,9 @@ def rounding(do, q, k, v, dlse=None, **options):
     delta_error = (abs(dO) * O_error).sum(-1, keepdims=True) + eps * ((P * dP_size).sum(-1, keepdims=True) + abs(dL))
     dS = P * (dP - delta)
     coarser = 1 if inputs.dropout is None else max(inputs.dropout.scale / 2, 1)    # kernels round dS divided by it
+    flushed = P * least * problem.head_dim_v    # CPUs take a sum below the normal numbers for 0, term by term
     dS_error = P_error * abs(dP - delta) + P * (eps * dP_size + delta_error) + u * abs(dS) + least * coarser * seen
+    dS_error = dS_error + flushed
     of_score, of_sink = [], delta_error + (lse_error + eps * (1 + abs(lse))) * abs(delta)
     for part, (slope, bend) in reversed(list(zip(inputs.score, slopes))):
         if part._wants_gradient:
@@ -208,6 +210,8 @@ def rounding(do, q, k, v, dlse=None, **options):
         dS_error, dS = dS_error * (abs(slope) + bend) + abs(dS) * bend, dS * slope
     dS_error = scale * (dS_error + eps * abs(dS))
     grads = dS_error @ abs(K), dS_error.swapaxes(-2, -1) @ abs(Q), PZ_error.swapaxes(-2, -1) @ abs(dO)
+    terms = (seen.sum(axis, keepdims=True).swapaxes(axis, -1) for axis in (-1, -2, -2))
+    grads = [error + max(scale, 1) * least * count for error, count in zip(grads, terms)]
     grads = [reference.sum_to(error, x.shape) for error, x in zip(grads, (q, k, v))]
     return O_error.reshape(problem.out_shape), lse_error.reshape(problem.lse_shape), *grads, *of_score
 

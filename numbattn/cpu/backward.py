@@ -6,12 +6,14 @@ import numpy as np
 
 from ..gradients import Gradients, sum_to
 from ..scores import Sink
+from ..values import rounded
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
 from .compile import kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn
 from .score import collect, curved_in, pull_back, score, steps_of, sums_for
+from .subnormals import flush_subnormals, restore
 from .tile import (
     EMPTY,
     PARTIAL,
@@ -65,7 +67,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     dq = dq[0] if parts == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
-        sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape).astype(problem.result_dtype, copy=False)
+        rounded(sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape), problem.result_dtype)
         for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
     ]
     return Gradients(*grads, tuple(gradients_of_score(saved, given, scratch, work)))
@@ -89,7 +91,7 @@ def gradients_of_score(saved, given, scratch, work):
             launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
             dx = sums.dx[0] if len(sums.dx) == 1 else sums.dx.sum(axis=0)
             dx = dx.reshape(array.shape)
-        yield dx if problem.wide else dx.astype(array.dtype, copy=False)
+        yield dx if problem.wide else rounded(dx, array.dtype)
 
 
 class Given(NamedTuple):
@@ -130,7 +132,16 @@ class Queries(NamedTuple):
 
 @kernel
 def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
-    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of a (batch, key head).
+    """Blocks [first_block, end_block)."""
+    before = flush_subnormals()
+    for block in range(first_block, end_block):
+        add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale)
+    restore(before)
+
+
+@inline
+def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
+    """Of a block, every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
     transposed once for all keys.
@@ -139,57 +150,64 @@ def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts,
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
     scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
-    for block in range(first_block, end_block):
-        chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
-        dK, dV = dk[batch, head_k], dv[batch, head_k]
-        for head in range(head_k * group_size, (head_k + 1) * group_size):
-            K, number = matrix(given.k, batch, head, dtype), batch * heads + head
-            for row in range(starts[number], starts[number + 1]):           # Alg. 4 line 9
-                at = queries_of(scratch, given, tiles[row])
-                part = (chunk - at.segment // TILE_N) % chunks              # a segment has tiles of keys 0, 1, ...
-                n_block = (at.first - at.segment) // TILE_N
-                n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
-                if max(n_first, at.first) >= at.end:
+    chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
+    dK, dV = dk[batch, head_k], dv[batch, head_k]
+    for head in range(head_k * group_size, (head_k + 1) * group_size):
+        K, number = matrix(given.k, batch, head, dtype), batch * heads + head
+        for row in range(starts[number], starts[number + 1]):               # Alg. 4 line 9
+            at = queries_of(scratch, given, tiles[row])
+            part = (chunk - at.segment // TILE_N) % chunks                  # a segment has tiles of keys 0, 1, ...
+            n_block = (at.first - at.segment) // TILE_N
+            n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
+            if max(n_first, at.first) >= at.end:
+                continue
+            load_queries(at, given)                                         # line 10
+            Q = matrix(given.q, batch, head, dtype)[at.m0 : at.m_end]
+            dO = matrix(given.do, batch, head, dtype)[at.m0 : at.m_end]
+            dQ = dq[part, batch, head, at.m0 : at.m_end]
+            for n_tile in range(n_first, at.end, chunks * TILE_N):          # line 6
+                if is_set(stop):
+                    return
+                n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+                S, dP = differentiate_tile(scratch, given, at, n0, n_end)
+                if S.size == 0:
                     continue
-                load_queries(at, given)                                     # line 10
-                Q = matrix(given.q, batch, head, dtype)[at.m0 : at.m_end]
-                dO = matrix(given.do, batch, head, dtype)[at.m0 : at.m_end]
-                dQ = dq[part, batch, head, at.m0 : at.m_end]
-                for n_tile in range(n_first, at.end, chunks * TILE_N):      # line 6
-                    if is_set(stop):
-                        return
-                    n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
-                    S, dP = differentiate_tile(scratch, given, at, n0, n_end)
-                    if S.size == 0:
-                        continue
-                    product(dV[n0:n_end], S, dO, kept_scale, True)          # line 16: dV += (P Z)^T dO
-                    pull_back(dP, scratch.slopes, 0, given.curved)
-                    product(dK[n0:n_end], dP, Q, scale, True)               # line 22: dK += scale dS^T Q
-                    product_tn(dQ, dP, K[n0:n_end], scale, True)            # line 21: dQ += scale dS K
+                product(dV[n0:n_end], S, dO, kept_scale, True)              # line 16: dV += (P Z)^T dO
+                pull_back(dP, scratch.slopes, 0, given.curved)
+                product(dK[n0:n_end], dP, Q, scale, True)                   # line 22: dK += scale dS^T Q
+                product_tn(dQ, dP, K[n0:n_end], scale, True)                # line 21: dQ += scale dS K
 
 
 @kernel
 def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curved_before):
-    """The gradient of the array of a step, which has so many curved ones before it.
+    """Blocks [first_block, end_block)."""
+    before = flush_subnormals()
+    for block in range(first_block, end_block):
+        add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before)
+    restore(before)
+
+
+@inline
+def add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before):
+    """Of a step, which has so many curved ones before it.
 
     A block is a share of the tiles of queries of one of the array's own matrices; it sums over all score matrices to
     which that one is broadcast.
     """
     parts = sums.dx.shape[0]
-    for block in range(first_block, end_block):
-        dx = sums.dx[block % parts, block // sums.shares]
-        for row in range(sums.starts[block], sums.starts[block + 1]):
-            at = queries_of(scratch, given, sums.tiles[row])
-            if at.first >= at.end:
-                continue
-            load_queries(at, given)
-            for n_tile in range(at.first - (at.first - at.segment) % TILE_N, at.end, TILE_N):
-                if is_set(stop):
-                    return
-                n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
-                _, dP = differentiate_tile(scratch, given, at, n0, n_end)
-                pull_back(dP, scratch.slopes, curved_before, given.curved)
-                collect(dx, dP, given.steps, step, at.batch, at.head, at.m0, n0, at.offset)
+    dx = sums.dx[block % parts, block // sums.shares]
+    for row in range(sums.starts[block], sums.starts[block + 1]):
+        at = queries_of(scratch, given, sums.tiles[row])
+        if at.first >= at.end:
+            continue
+        load_queries(at, given)
+        for n_tile in range(at.first - (at.first - at.segment) % TILE_N, at.end, TILE_N):
+            if is_set(stop):
+                return
+            n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+            _, dP = differentiate_tile(scratch, given, at, n0, n_end)
+            pull_back(dP, scratch.slopes, curved_before, given.curved)
+            collect(dx, dP, given.steps, step, at.batch, at.head, at.m0, n0, at.offset)
 
 
 @inline
@@ -237,7 +255,7 @@ def differentiate_tile(scratch, given, at, n0, n_end):
     product(dP, V, at.dOT, one, False)                                      # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
-        draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)     # line 14
+        draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)         # line 14
         drop_and_differentiate(S, dP, Z, at.D)                              # lines 15, 18 and 20
     else:
         differentiate(S, dP, at.D)                                          # line 20

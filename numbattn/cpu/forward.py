@@ -7,6 +7,7 @@ import numpy as np
 
 from ..merging import merge_into
 from ..problem import Saved
+from ..values import rounded
 from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tokens_of
 from .compile import kernel
 from .decode import launch_decode, split
@@ -68,9 +69,10 @@ def forward(problem, inputs, out=None, save=True, onto=None):
         merge_into(out, before, lse_before, o, lse)
         lse = lse_before
     elif out is None:
-        out = o.astype(problem.result_dtype, copy=False)
+        out = rounded(o, problem.result_dtype)
     else:
-        out[...] = o
+        with np.errstate(under="ignore"):
+            out[...] = o
     return out, Saved(problem, inputs, out, lse) if save else None
 
 

@@ -12,6 +12,7 @@ from ..checks import DTYPES
 from ..functions import Score
 from ..origin import Origin
 from ..scores import Alibi, Bias, DistancePart, RelativeBias, Sink, Softcap, sink_of
+from ..values import rounded
 from .arguments import compact, matrices_of
 from .function import call_at, record_of, tile_function
 from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile
@@ -58,7 +59,7 @@ def steps_of(problem, parts, origin, derivatives=False):
             alive += function, slope, record
             continue
         x = compact(_matrix_of(part))
-        x = np.require(x, x.dtype if isinstance(part, Bias) else problem.sum_dtype, "A")
+        x = np.require(x if isinstance(part, Bias) else rounded(x, problem.sum_dtype), requirements="A")
         kind = OF_BIASES[x.dtype] if isinstance(part, Bias) else KINDS[type(part)]
         matrices = matrices_of(x, problem)
         reach = part._reach if isinstance(part, RelativeBias) else 0
@@ -86,7 +87,7 @@ def sinks_of(problem, parts):
     sink = sink_of(parts)
     if sink is None:
         return np.zeros((0, 0), problem.sum_dtype)
-    return np.broadcast_to(sink.logits.astype(problem.sum_dtype), problem.batch).reshape(problem.matrices).copy()
+    return np.broadcast_to(rounded(sink.logits, problem.sum_dtype), problem.batch).reshape(problem.matrices).copy()
 
 
 def curved_in(parts):

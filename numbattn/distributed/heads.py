@@ -21,6 +21,7 @@ from ..masks.logic import Joined
 from ..origin import Origin
 from ..problem import describe
 from ..scores import ArrayPart, Part
+from ..values import rounded
 from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait
 from .pieces import _along, joined, part_of, tokens_of
@@ -61,7 +62,7 @@ def forward(share: Share) -> Messages:
         origin=Origin(head=place.rank * heads // place.ranks, heads=heads), wide=sums_over_ranks(share),
     )  # fmt: skip
     o, saved = _run(block, "forward", block, given)
-    o, lse = yield from to_tokens(share, list(zip((o.astype(q.dtype, copy=False), saved.lse), axes_of_results(share))))
+    o, lse = yield from to_tokens(share, list(zip((rounded(o, q.dtype), saved.lse), axes_of_results(share))))
     return o, Saved(share, o, lse, saved)
 
 
@@ -74,12 +75,12 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     weights = weights_of(share)
     found = {n: dx for n, dx in enumerate((*grads, *grads.score)) if dx is not None}
     split = {n: (found[n], *weights[n]) for n in found if weights[n].axes.pieces}
-    travels = [(dx if axes.heads is None else dx.astype(x.dtype, copy=False), axes)
+    travels = [(dx if axes.heads is None else rounded(dx, x.dtype), axes)
                for dx, x, axes, _ in split.values()]  # fmt: skip
     found |= zip(split, (yield from to_tokens(share, travels)))
     whole = {n: in_whole(share, found[n], weights[n]) for n in found if n not in split}
     found |= zip(whole, (yield Sum([*whole.values()])) if whole else ())
-    dq, dk, dv, *score = (found[n].astype(x.dtype, copy=False) if n in found else None
+    dq, dk, dv, *score = (rounded(found[n], x.dtype) if n in found else None
                           for n, (x, _, _) in enumerate(weights))  # fmt: skip
     return dq, dk, dv, tuple(score)
 

@@ -17,6 +17,7 @@ from .. import problem
 from ..api import _run
 from ..origin import Crop
 from ..scores import ArrayPart, Part, Sink
+from ..values import rounded
 from .messages import Exchange, Like, Sum, Wait
 from .share import Share
 from .totals import Output, Total
@@ -173,4 +174,4 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
     if shared:
         for n, dx in zip(shared, (yield Sum([found[n] for n in shared]))):
             found[n] = dx
-    return tuple(dx if dx is None else dx.astype(x.dtype, copy=False) for dx, (x, _) in zip(found, weights))
+    return tuple(dx if dx is None else rounded(dx, x.dtype) for dx, (x, _) in zip(found, weights))
