@@ -234,7 +234,10 @@ def over(figure3, peer, other, value, longest=math.inf, setting=None):
 
 
 def faster_than_standard(figure3):
-    return times(over(figure3, STANDARD, OURS, milliseconds, 2048))
+    """Beside the formula in CuPy, and in PyTorch where that has run."""
+    in_cupy, in_torch = (over(figure3, peer, OURS, milliseconds, 2048) for peer in (STANDARD, "math"))
+    told = f", {span(in_torch.values(), 1)} times as fast as in PyTorch" if in_torch else ""
+    return times(in_cupy, f"as fast as in CuPy{told}")
 
 
 def overtaken(figure3):
@@ -409,6 +412,24 @@ def chunks_merged(decoding):
     return f"{rate}; {geometric_mean(ratios):.2f} times the fastest other's" if ratios else rate
 
 
+def several_gpus(ring):
+    """Of the longest sequence, where devices computed at once."""
+    n = max(values(ring["speed"], "seqlen"))
+    records = select(ring["speed"], seqlen=n)
+    devices = records[0]["at once"]
+    shares = [record["of devices"] for record in records]
+    return f"{span(shares)} of {devices} times one GPU's speed, at {n}" if devices > 1 else None
+
+
+def one_backward_kernel(figure2, speed, deterministic):
+    """Its FLOPs, and the speed of two kernels over its own."""
+    one, two = ({(x["head_dim"], x["seqlen"], x["causal"]): x["tflops"].get(OURS)
+                 for x in select(run["speed"], **{"pass": "backward"})} for run in (speed, deterministic))  # fmt: skip
+    ratios = [two[case] / one[case] for case in two if two[case] and one.get(case)]
+    told = f"; with a second kernel {span(ratios)} of the speed" if ratios else ""
+    return backward_flops(figure2) + told
+
+
 # --------------------------------------------------------------------------------------------------- worked examples
 def attend(q, k, v, **options):
     """numbattn's attention of one head on the CPU, with scores q k^T."""
@@ -530,7 +551,7 @@ CLAIMS = {
         Claim("Attention of GPT-2 is faster than the standard", f"{FA}, section 1, Figure 1", "up to 7.6x",
               ("figure2",), faster_attention),
         Claim("Faster than standard attention from 128 to 2K", f"{FA}, sections 1 and 4.3, Figure 3", "up to 3x",
-              ("figure3",), faster_than_standard, "beside the formula in CuPy, not in PyTorch"),
+              ("figure3",), faster_than_standard),
         Claim("It scales to 64K", f"{FA}, sections 1 and 4.3, Figure 3", "64K", ("figure3",), scales_to),
         Claim("Up to 512 nothing is as fast, or takes as little memory", f"{FA}, sections 1 and 4.3", "512",
               ("figure3",), best_when_short, "its descendants in torch are among the others here"),
@@ -549,8 +570,8 @@ CLAIMS = {
         Claim("Faster than standard attention, where Rabe and Staats' is as fast or slower",
               f"{FA}, appendix B.5", "2-4x", ("figure3",), rabe_staats,
               "theirs is written in CuPy here; the first number is above"),
-        Claim("Attention over several GPUs", f"{FA}, section 5, appendix D.2", "4-8 GPUs of a node",
-              why_not="not in numbattn yet"),
+        Claim("Attention over several GPUs", f"{FA}, section 5, appendix D.2", "4-8 GPUs of a node", ("ring",),
+              several_gpus, "more than two were not measured"),
     ],
     "Memory and bytes": [
         Claim("Memory beyond inputs and output is linear; N²d FLOPs", f"{FA}, Theorem 1, appendix B", "O(N)",
@@ -586,7 +607,7 @@ CLAIMS = {
               ("figure3",), sparse_growth),
         Claim("An A100's memories, and d² far below M", f"{FA}, sections 2.1 and 3.2",
               "108 multiprocessors, 192KB each at 19TB/s; 40-80GB at 1.5-2.0TB/s; d 64-128, M 100KB", ("decoding",),
-              this_gpu, "no A100 here; the kernels that it would run are not tuned yet"),
+              this_gpu, "no A100 here; the kernels that it would run were tuned and measured on this GPU"),
     ],
     "Theory and Practice": [
         Claim("The matrix of scores is large, in FP32", f"{CHAPTER}, “The Problem”",
@@ -628,10 +649,10 @@ CLAIMS = {
     ],
     "Triton notes": [
         Claim("Backward in one CUDA kernel computes S once, in Triton's two twice", f"{NOTES}, “Triton vs. CUDA”",
-              "10 N²d and 12 N²d FLOPs", ("figure2",), backward_flops,
-              "what the sums of dQ in memory cost beside a second kernel was not measured"),
+              "10 N²d and 12 N²d FLOPs", ("figure2", "speed", "deterministic"), one_backward_kernel,
+              "the second kernel, for dQ, is that of deterministic=True"),
         Claim("Exponentials to base 2, of scores times log2(e)", f"{NOTES}, “Base-2 Exponential”", "1.442695", (),
-              base_two, "all kernels use exp2; the gain over exp was not measured"),
+              base_two, "all CUDA kernels use exp2; the gain over exp was not measured"),
         Claim("Padding that is not masked adds 1 to the sum, and overflows to NaN", f"{NOTES}, “NaN Hazard”",
               "2^0 = 1; 2^20 · 0 = NaN", (), padding),
         Claim("D as sums of O and dO needs no N x N matrix", f"{NOTES}, “The O(N) Preprocessing Trick”", "O(N)",

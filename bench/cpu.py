@@ -1,4 +1,5 @@
-"""numbattn on the CPU: speed beside torch and the plain NumPy formula, small calls, memory, and on a busy machine.
+"""numbattn on the CPU: speed beside torch and the plain NumPy formula, also for small head_dims, large batches and a
+pair bias; small calls, memory, and on a busy machine.
 
     python bench/cpu.py
     python bench/cpu.py --what speed --seqlens 1024,2048 --rounds 15 --json cpu.json
@@ -17,6 +18,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import NamedTuple
 
 import numpy as np
 from common import interleaved, machine, save, show, show_machine, standard_vjp
@@ -28,21 +30,52 @@ HEADS, HEAD_DIM = 8, 64
 SPEED_SEQLENS = [1024, 4096]
 MEMORY_SEQLENS = [1024, 2048, 4096, 8192, 16384, 32768]
 SMALL = [(1, 8, 8), (4, 4, 16, 16), (2, 8, 100, 64)]  # shapes of q, k and v
+
+
+class Size(NamedTuple):
+    batch: int
+    heads: int
+    seqlen: int
+    head_dim: int
+    pair_bias: bool = False  # for each pair of a query and a key, by head; all of the batch share it, it has a gradient
+
+
+SIZES = [
+    Size(1, 8, 1024, 8), Size(1, 8, 1024, 16), Size(1, 8, 1024, 32), Size(1, 8, 4096, 16),  # small head_dims
+    Size(1024, 8, 16, 32), Size(256, 8, 64, 32), Size(64, 8, 128, 64),                      # large batches
+    Size(64, 4, 128, 32, True), Size(8, 4, 512, 32, True),                                  # as in models of structures
+]  # fmt: skip
 BUSY = "import numpy as np; a = np.ones((2048, 2048), np.float32)\nwhile True: a @ a"
-PARTS = "speed", "small", "memory", "busy"
+PARTS = "speed", "sizes", "small", "memory", "busy"
 PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # of the largest element
 
 
-def inputs(seqlen, dtype):
+def inputs(seqlen, dtype, batch=1, heads=HEADS, head_dim=HEAD_DIM):
     """q, k, v, do."""
-    return np.random.default_rng(0).standard_normal((4, 1, HEADS, seqlen, HEAD_DIM), dtype=dtype)
+    return np.random.default_rng(0).standard_normal((4, batch, heads, seqlen, head_dim), dtype=dtype)
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
-# Each is like numbattn.attention_vjp: o, and a function from do to dq, dk, dv.
-def numpy_vjp(q, k, v, *, causal):
-    return standard_vjp(q, k, v, bias=causal_mask(q.shape[-2], q.dtype) if causal else None)
+# Each is a function to o, and a function from do to dq, dk, dv and, where there is a bias, its gradient.
+def numbattn_vjp(q, k, v, *, causal=False, bias=None):
+    o, backprop = na.attention_vjp(q, k, v, causal=causal, score=None if bias is None else na.Bias(bias))
+
+    def gradients(do):
+        found = backprop(do)
+        return *found, *found.score
+
+    return o, gradients
+
+
+def numpy_vjp(q, k, v, *, causal=False, bias=None):
+    o, backprop = standard_vjp(q, k, v, bias=causal_mask(q.shape[-2], q.dtype) if causal else bias)
+
+    def gradients(do):
+        *found, dS = backprop(do, with_dS=True)
+        return found if bias is None else (*found, dS.sum(axis=0))
+
+    return o, gradients
 
 
 @cache
@@ -58,8 +91,8 @@ def make_torch_vjp():
         return None
     torch.set_num_threads(os.cpu_count())
 
-    def torch_vjp(q, k, v, *, causal):
-        leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    def torch_vjp(q, k, v, *, causal=False, bias=None):
+        leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v, bias) if x is not None]
         o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
 
         def backprop(do):
@@ -71,16 +104,19 @@ def make_torch_vjp():
     return torch_vjp
 
 
+def peers_here():
+    peers = {"numbattn": numbattn_vjp, "torch": make_torch_vjp(), "numpy": numpy_vjp}
+    return {name: vjp for name, vjp in peers.items() if vjp}
+
+
 # -------------------------------------------------------------------------------------------------------------- speed
 def speed(seqlens, rounds):
     """Rows of the table: GFLOP/s of every peer."""
-    peers = {"numbattn": na.attention_vjp, "torch": make_torch_vjp(), "numpy": numpy_vjp}
-    peers = {name: vjp for name, vjp in peers.items() if vjp}
-    rows = []
+    peers, rows = peers_here(), []
     for dtype, causal, seqlen in tqdm(list(product(TOLERANCE, (False, True), seqlens)), disable=None, leave=False):
         q, k, v, do = inputs(seqlen, dtype)
-        check(peers, q, k, v, do, causal)  # warms up, too
-        timers = {name: partial(seconds, vjp, q, k, v, do, causal) for name, vjp in peers.items()}
+        check(peers, q, k, v, do, causal=causal)  # warms up, too
+        timers = {name: partial(seconds, vjp, q, k, v, do, causal=causal) for name, vjp in peers.items()}
         medians = interleaved(timers, rounds)
         for i, (name, work) in enumerate(PASSES.items()):
             gflop = 4e-9 * HEADS * seqlen**2 * HEAD_DIM * work / (2 if causal else 1)
@@ -94,24 +130,24 @@ def speed(seqlens, rounds):
     return sorted(rows, key=lambda row: (row["dtype"], row["pass"] == "backward"))
 
 
-def seconds(vjp, q, k, v, do, causal):
+def seconds(vjp, q, k, v, do, **options):
     """Of forward and of backward."""
     start = perf_counter()
-    _, backprop = vjp(q, k, v, causal=causal)
+    _, backprop = vjp(q, k, v, **options)
     middle = perf_counter()
     _ = backprop(do)  # freed after the clock has stopped
     return middle - start, perf_counter() - middle
 
 
-def check(peers, q, k, v, do, causal):
+def check(peers, q, k, v, do, **options):
     """That all peers compute the same: nothing wrong is timed."""
     results = {}
     for name, vjp in peers.items():
-        o, backprop = vjp(q, k, v, causal=causal)
+        o, backprop = vjp(q, k, v, **options)
         results[name] = o, *backprop(do)
     tolerance = TOLERANCE[q.dtype.name]
     for name, result in results.items():
-        for what, x, expected in zip(("o", "dq", "dk", "dv"), result, results["numpy"]):
+        for what, x, expected in zip(("o", "dq", "dk", "dv", "dbias"), result, results["numpy"]):
             atol = tolerance * abs(expected).max()
             np.testing.assert_allclose(x, expected, rtol=0, atol=atol, err_msg=f"{what} of {name}")
 
@@ -132,6 +168,24 @@ def matmul_ceiling(rounds, size=2048):
 
     medians = interleaved({dtype: timer(dtype) for dtype in TOLERANCE}, rounds)
     return {dtype: 2e-9 * size**3 / median for dtype, median in medians.items()}
+
+
+# -------------------------------------------------------------------------------------------------------------- sizes
+def sizes(rounds):
+    """Rows of the table: milliseconds of every peer, at other sizes than those of `speed`."""
+    peers, rows = peers_here(), []
+    for size in tqdm(SIZES, disable=None, leave=False):
+        arrays = inputs(size.seqlen, "float32", size.batch, size.heads, size.head_dim)
+        shape = size.heads, size.seqlen, size.seqlen
+        bias = np.random.default_rng(1).standard_normal(shape, dtype=np.float32) if size.pair_bias else None
+        check(peers, *arrays, bias=bias)
+        timers = {name: partial(seconds, vjp, *arrays, bias=bias) for name, vjp in peers.items()}
+        medians = interleaved(timers, rounds)
+        for i, of in enumerate(PASSES):
+            taken = {name: 1e3 * float(times[i]) for name, times in medians.items()}
+            over = {f"{name} / numbattn": taken[name] / taken["numbattn"] for name in taken if name != "numbattn"}
+            rows.append({**size._asdict(), "pass": of, **taken, **over})
+    return rows
 
 
 # -------------------------------------------------------------------------------------------------------------- small
@@ -168,9 +222,8 @@ def microseconds(run, calls=300):
 # --------------------------------------------------------------------------------------------------------------- busy
 def busy(rounds, seqlen=1024):
     """Rows of the table: seconds of attention alone, and beside a process that multiplies matrices on all cores."""
-    peers = {"numbattn": na.attention_vjp, "torch": make_torch_vjp(), "numpy": numpy_vjp}
     arrays = inputs(seqlen, "float32")
-    timers = {name: lambda vjp=vjp: sum(seconds(vjp, *arrays, causal=False)) for name, vjp in peers.items() if vjp}
+    timers = {name: lambda vjp=vjp: sum(seconds(vjp, *arrays)) for name, vjp in peers_here().items()}
     for run in timers.values():
         run()
     alone = interleaved(timers, rounds)
@@ -201,10 +254,10 @@ def memory(seqlens):
 def peak_growth(seqlen):
     """By how many MB forward + backward raise this process's peak of resident memory, Numba's included."""
     small, (q, k, v, do) = inputs(256, "float32"), inputs(seqlen, "float32")
-    seconds(na.attention_vjp, *small, causal=False)  # compiled code, threads
-    Path("/proc/self/clear_refs").write_text("5")    # the peak starts again from what is resident now
+    seconds(numbattn_vjp, *small)  # compiled code, threads
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
     before = peak_resident()
-    seconds(na.attention_vjp, q, k, v, do, causal=False)
+    seconds(numbattn_vjp, q, k, v, do)
     return peak_resident() - before
 
 
@@ -249,6 +302,10 @@ def main():
               ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in results["matmul"].items()))
         if not results["machine"]["versions"]["torch"]:
             print("torch is not installed: no comparison with it")
+    if "sizes" in args.what:
+        results["sizes"] = sizes(args.rounds)
+        columns = [""] * (len(Size._fields) + 1) + [".2f"] * 5
+        show(f"Milliseconds at other sizes: float32, median of {args.rounds} rounds", results["sizes"], columns)
     if "small" in args.what:
         results["small"] = small(args.rounds)
         show(f"Microseconds of small calls: float32, median of {args.rounds} rounds", results["small"],

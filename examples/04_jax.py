@@ -2,7 +2,8 @@
 
     pip install jax && python examples/04_jax.py
 
-`attention` works under `jit`, `grad` and `vmap`. On a GPU, JAX copies its arrays to the host and back.
+`attention` works under `jit`, `grad` and `vmap`, and in all combinations of them but second derivatives: a callback
+has none, and JAX says so. On a GPU, JAX copies its arrays to the host and back.
 """
 
 import jax
@@ -23,6 +24,8 @@ def attention(q, k, v):
 
 
 def forward(q, k, v):
+    if len({(x.ndim, *x.shape[:-3]) for x in (q, k, v)}) > 1:  # vmap would put its axis before different ones
+        raise ValueError(f"q, k and v: got the shapes {q.shape}, {k.shape} and {v.shape}, expected equal batch axes")
     o = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = jax.ShapeDtypeStruct(q.shape[:-1], jnp.promote_types(q.dtype, jnp.float32))
     o, lse = jax.pure_callback(forward_on_host, (o, lse), q, k, v, vmap_method="broadcast_all")

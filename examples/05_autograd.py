@@ -21,12 +21,14 @@ def attention(q, k, v):
     return o, saved.lse
 
 
-def attention_vjp(argnums, ans, args, kwargs):
-    saved = na.Saved.of(*args, *ans, scale=1.0)
+@primitive  # it has no derivative: where a second one is wanted, autograd raises a NotImplementedError
+def backward(do, dlse, *saved):
+    return tuple(na.attention_backward(do, na.Saved.of(*saved, scale=1.0), dlse=dlse))
 
+
+def attention_vjp(argnums, ans, args, kwargs):
     def vjp(gradients):
-        do, dlse = gradients
-        dq_dk_dv = na.attention_backward(do, saved, dlse=dlse)
+        dq_dk_dv = backward(*gradients, *args, *ans)
         return [dq_dk_dv[i] for i in argnums]
 
     return vjp

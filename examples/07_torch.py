@@ -1,6 +1,9 @@
-"""Attention with gradients in PyTorch: a `torch.autograd.Function` that shares memory through DLPack.
+"""Attention with gradients in PyTorch: `torch.autograd.Function`s that share memory through DLPack.
 
     pip install torch && python examples/07_torch.py
+
+`torch.func.grad` and `vmap` work, also together: the gradients of each sample. Second derivatives and forward mode
+raise a NotImplementedError.
 
 Tensors on the CPU are passed as NumPy arrays, those on a GPU as CuPy arrays, with both libraries on their default
 streams. They are float16, float32 or float64: NumPy takes no bfloat16 through DLPack.
@@ -10,26 +13,60 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
-from torch.autograd.function import once_differentiable
 
 import numbattn as na
 
 
-class Attention(torch.autograd.Function):
+class Batched(torch.autograd.Function):
+    """A function of tensors with as many axes each: vmap maps over one more batch axis of all of them."""
+
+    @classmethod
+    def vmap(cls, info, in_dims, *tensors):
+        pairs = zip(tensors, in_dims)
+        return cls.apply(*(x.expand(info.batch_size, *x.shape) if i is None else x.movedim(i, 0) for x, i in pairs)), 0
+
+
+class Forward(Batched):
+    """From q, k, v to o, lse."""
+
+    @staticmethod
+    def forward(*qkv):
+        o, saved = na.attention_forward(*map(array, qkv), causal=True)
+        return torch.from_dlpack(o), torch.from_dlpack(saved.lse)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return Backward.apply(*gradients, *ctx.saved_tensors)
+
+
+class Backward(Batched):
+    """From do, dlse and what was saved to dq, dk, dv. Who differentiates these by any of those meets the error."""
+
+    @staticmethod
+    def forward(do, dlse, *saved):
+        saved = na.Saved.of(*map(array, saved), causal=True)
+        return tuple(map(torch.from_dlpack, na.attention_backward(array(do), saved, dlse=array(dlse))))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output): ...
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError("numbattn's attention has no second derivatives")
+
+
+class Attention(Forward):
     """Causal attention: `Attention.apply(q, k, v)`."""
 
     @staticmethod
-    def forward(ctx, q, k, v):
-        o, saved = na.attention_forward(*map(array, (q, k, v)), causal=True)
-        o, lse = map(torch.from_dlpack, (o, saved.lse))
-        ctx.save_for_backward(q, k, v, o, lse)
+    def apply(*qkv):
+        ndim = max(x.ndim for x in qkv)
+        o, _ = Forward.apply(*(x[(None,) * (ndim - x.ndim)] for x in qkv))
         return o
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, do):
-        saved = na.Saved.of(*map(array, ctx.saved_tensors), causal=True)
-        return tuple(map(torch.from_dlpack, na.attention_backward(array(do), saved)))
 
 
 def array(tensor):

@@ -17,6 +17,7 @@ from .basics import (
     select,
     span,
     summary,
+    table,
     values,
 )
 
@@ -52,10 +53,30 @@ def cpu(results):
     if busy := results.get("busy"):
         slower = ", ".join(f"{label_of(row[''])} {row['slower by']:.1f}" for row in busy)
         parts.append(f"Beside a process that is as busy on the same cores, a call is slower by a factor of: {slower}.")
-    return finish(figure, f"CPU: {title}"), " ".join(parts)
+    said = " ".join(parts)
+    if sizes := results.get("sizes"):
+        said += "\n\n" + _other_sizes(sizes)
+    return finish(figure, f"CPU: {title}"), said
 
 
 LIBRARIES = {"torch": "torch", "numpy": "the formula in NumPy"}
+
+
+def _other_sizes(records):
+    """Sentences by kind of size, and a table of all."""
+    kinds = {"with head_dims of 8 to 32": [x for x in records if x["batch"] == 1],
+             "with large batches": [x for x in records if x["batch"] > 1 and not x["pair_bias"]],
+             "with a bias for each pair and its gradient": select(records, pair_bias=True)}  # fmt: skip
+    told = []
+    for kind, chosen in kinds.items():
+        over = {name: [x[f"{name} / numbattn"] for x in chosen if f"{name} / numbattn" in x] for name in LIBRARIES}
+        ratios = ", ".join(f"{span(found)} times as fast as {LIBRARIES[name]}" for name, found in over.items() if found)
+        told.append(f"{kind} it is {ratios}")
+    shown = [{"batch x heads x seqlen, head_dim": "{batch} x {heads} x {seqlen}, {head_dim}".format(**x),
+              "pair bias": "yes" if x["pair_bias"] else "", "pass": x["pass"],
+              **{f"{label_of(name)}, ms": f"{x[name]:.2f}" for name in (OURS, *LIBRARIES) if name in x}}
+             for x in records]  # fmt: skip
+    return f"At other sizes in float32, {'; '.join(told)}.\n\n{table(shown)}"
 
 
 def decoding_cpu(results):

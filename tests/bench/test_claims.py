@@ -43,7 +43,8 @@ def test_without_results_nothing_is_reproduced(claim):
     (claims.fewer_bytes, "figure2", "26.0 times fewer bytes of DRAM (predicted)"),
     (claims.backward_flops, "figure2", "10 N²d"),
     (claims.bytes_by_block, "figure2", "16.0 times fewer bytes with blocks 16 times as large (predicted)"),
-    (claims.faster_than_standard, "figure3", "2.5 times as fast, at 128 to 256"),
+    (claims.faster_than_standard, "figure3", "2.5 times as fast as in CuPy, at 128 to 256"),
+    (claims.several_gpus, "ring", "0.91 to 0.94 of 2 times one GPU's speed, at 65536"),
     (claims.rabe_staats, "figure3",
      "2.67 times as long for Rabe and Staats as for the standard formula, at 128 to 256"),
     (claims.memory_of("linformer"), "figure3", "3.0 times as much for Linformer, at 128 to 512"),
@@ -67,6 +68,28 @@ def test_approximations_are_faster_from_where_they_stay_faster():
         elif record["peer"] == "linear" and record["setting"] == "dropout+padding":
             record["failed"] = "ValueError: linear attention has no matrix P to drop from"
     assert claims.overtaken(results) == "Linformer from 1024 on; linear attention at no length up to 1024"
+
+
+def test_the_formula_is_torchs_too():
+    results = synthetic.results("figure3")
+    results["records"] += [x | {"peer": "math"} for x in results["records"] if x["peer"] == "rabe-staats"]
+    expected = "2.5 times as fast as in CuPy, 6.7 times as fast as in PyTorch, at 128 to 256"
+    assert claims.faster_than_standard(results) == expected
+
+
+def test_ranks_that_take_turns_are_not_several_gpus():
+    results = synthetic.results("ring")
+    for record in results["speed"]:
+        record["at once"] = 1
+    assert claims.several_gpus(results) is None
+
+
+def test_a_second_backward_kernel_costs_time():
+    one, two = synthetic.results("speed"), synthetic.results("deterministic")
+    for record in two["speed"]:
+        record["tflops"]["numbattn"] *= 0.8
+    found = claims.one_backward_kernel(synthetic.results("figure2"), one, two)
+    assert found == "10 N²d; with a second kernel 0.80 of the speed"
 
 
 @pytest.mark.parametrize("found", [claims.faster_than_standard, claims.rabe_staats, claims.memory_of("standard")])
