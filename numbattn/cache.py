@@ -7,11 +7,8 @@ or read-only is used as it is; where nothing can be written, a warning says so o
 import hashlib
 import os
 import shutil
-import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
@@ -20,10 +17,7 @@ import platformdirs
 
 VARIABLE = "NUMBATTN_CACHE_DIR"
 KINDS = "cpu", "cuda"
-PATIENCE = 1.0  # seconds that it may compile without a word
 MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
-
-_told: list[str] = []  # that it compiles
 
 
 def cache_dir(kind: str = "") -> Path:
@@ -81,33 +75,6 @@ def sources_digest(*patterns: str) -> str:
 
 def _checksum(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-@contextmanager
-def compiling(kind: str) -> Iterator[None]:
-    """Around what compiles: where it takes long, and a person looks on, say so, once in a process."""
-    if _told or not sys.stderr or not sys.stderr.isatty():
-        yield
-        return
-    timer = threading.Timer(PATIENCE, _tell, [kind])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def keep_quiet() -> None:
-    """Say nothing of compiling in this process."""
-    _told.append("")
-
-
-def _tell(kind: str) -> None:
-    if not _told:
-        keep_quiet()
-        print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
-              file=sys.stderr)  # fmt: skip
 
 
 @cache

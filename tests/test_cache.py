@@ -1,7 +1,4 @@
-import io
 import os
-import sys
-import time
 import warnings
 
 import pytest
@@ -96,22 +93,3 @@ def test_clear(place):
     assert cache.sizes() == {kind: [] for kind in cache.KINDS}
     assert [path.name for path in place.iterdir()] == ["mine"]  # what else is there stays
     cache.clear()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(("stream", "seconds", "said"), [(Terminal, 0.5, 1), (Terminal, 0.0, 0), (io.StringIO, 0.5, 0)])
-def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, seconds, said):
-    """Once, and only what takes long."""
-    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "PATIENCE", 0.1)
-    monkeypatch.setattr(cache, "_told", [])
-    monkeypatch.setattr(sys, "stderr", stream())
-    for _ in range(2):
-        with cache.compiling("cpu"):
-            time.sleep(seconds)
-    assert sys.stderr.getvalue().count(f"keeps the result in {tmp_path / 'cpu'}\n") == said
-    assert len(sys.stderr.getvalue().splitlines()) == said

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from numba.core.registry import cpu_target
 
 import numbattn as na
 from numbattn.cpu import compile
@@ -51,9 +52,17 @@ def test_the_second_process_compiles_nothing(filled):
 def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
     said = []
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile.disk, "compiling", lambda kind: said.append(kind) or nullcontext())
-    assert [compile.kernel(lambda x: x + 1)(1) for _ in range(2)] == [2, 2]
-    assert said == ["cpu"]
+    monkeypatch.setattr(compile, "compiling", lambda kind, what: said.append((kind, what)) or nullcontext())
+    assert [compile.kernel(lambda x: x.size)(np.zeros(2, np.float32)) for _ in range(2)] == [2, 2]
+    assert said == [("cpu", "<lambda> of float32 for the CPU")]
+
+
+@pytest.mark.parametrize("setting", compile.SETTINGS)
+def test_code_of_other_settings_has_another_name(setting, monkeypatch):
+    codegen = cpu_target.target_context.codegen()
+    before = compile.file_of("kernel", (), codegen)
+    monkeypatch.setattr(compile.numba.config, setting, "another")
+    assert compile.file_of("kernel", (), codegen) != before
 
 
 def test_a_file_that_cannot_be_written_is_read(filled):
