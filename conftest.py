@@ -38,6 +38,8 @@ def compare_flags_at_once(module):
     config.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)
 
 
+if HAS_CUDA:
+    import_module("numbattn.cuda.compiler")  # before anything of numba.cuda
 for _module in ["numba.core.targetconfig", *["numba.cuda.core.targetconfig"] * bool(HAS_CUDA)]:
     compare_flags_at_once(_module)
 

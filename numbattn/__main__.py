@@ -1,28 +1,26 @@
-"""python -m numbattn: what this machine can run, checked against the reference; bench; plan and compile, for GPUs."""
+"""python -m numbattn: what this machine can run, checked against the reference; bench; plan and compile ahead."""
 
 import argparse
 import math
 import os
 import platform
 import sys
-import textwrap
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import product
-from multiprocessing import get_context
 from time import perf_counter, sleep
 
 import numpy as np
 
 import numbattn as na
 from numbattn import cache, reference
+from numbattn.ahead import MASKS, PASSES, SCORES, capability, compile_kernels, device_of, plan, plans
+from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"
-NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda"}  # for a GPU: modules, packages
 HEAD_DIMS = 40, 24  # of the problem that is checked
 CORES = {"wgmma": "tensor cores", "mma": "tensor cores", "fma": "CUDA cores"}
 TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
@@ -35,17 +33,15 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", metavar=" | ".join(COMMANDS))
     for name, (_, about) in COMMANDS.items():
         _add_options(commands.add_parser(name, help=about, description=about), name)
-    args = parser.parse_args(arguments)
-    if args.clear_cache:
-        _say(f"removed: {_kept()}")
-        cache.clear()
-        return 0
-    if args.command is None:
-        return check()
-    command, _ = COMMANDS[args.command]
     try:
+        args = parser.parse_args(arguments)  # --cc asks what needs the packages of an extra
+        if args.clear_cache:
+            say(f"removed: {kept()}")
+            cache.clear()
+            return 0
+        command, _ = COMMANDS.get(args.command, (check, ""))
         return command(args)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError, ImportError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
@@ -65,7 +61,9 @@ def _add_options(parser, command):
     parser.add_argument("--no-gradient", action="store_true", help="of the arrays in the score")
     parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="gradients equal bit for bit from call to call")
-    parser.add_argument("--cc", type=_cc, help="compute capability, as in 9.0 (default: that of this machine's GPU)")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--cc", type=capability,
+                        help="compute capability, as in 9.0 (default: that of this machine's GPU)")  # fmt: skip
     if command == "plan":
         parser.add_argument("--batch", type=int, default=1)
         parser.add_argument("--heads", type=int, default=16)
@@ -77,174 +75,11 @@ def _add_options(parser, command):
         parser.add_argument("--order", choices=["zigzag", "contiguous"], default="zigzag",
                             help="which pieces of it each device has")
     else:
+        target.add_argument("--cpu", action="store_true",
+                            help="for CPUs like this one, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name; "
+                                 "its kernels are the same for all head_dims, seqlens, masks and dropouts")  # fmt: skip
         parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
         parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
-
-
-def _cc(text):
-    from numbattn.cuda.plan.planner import DEVICES
-
-    cc = tuple(map(int, text.split(".")))
-    if cc not in DEVICES:
-        raise argparse.ArgumentTypeError(f"got {text}, known are {', '.join(f'{x}.{y}' for x, y in DEVICES)}")
-    return cc
-
-
-# ------------------------------------------------------------------------------------------------------ plan, compile
-MASKS = {
-    "none": lambda m, n: None,
-    "causal": lambda m, n: na.Causal(),
-    "window": lambda m, n: na.Window(n // 8, 0),
-    "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
-    "first": lambda m, n: na.First(np.full((1, 1), 4)),
-    "segments": lambda m, n: na.Segments(*_offsets(m, n)),
-    "causal-segments": lambda m, n: na.Causal() & na.Segments(*_offsets(m, n)),
-    "window-segments": lambda m, n: na.Window(n // 8, 0) & na.Segments(*_offsets(m, n)),
-    "prefix": lambda m, n: na.Prefix(np.full((1, 1), n // 4)),
-    "intervals": lambda m, n: na.Intervals(*np.broadcast_to(np.array([0, n])[:, None, None, None], (2, 1, 1, m))),
-    "dense": lambda m, n: na.Dense(np.broadcast_to(True, (1, 1, m, n))),
-    "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
-    "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
-}
-SCORES = {
-    "softcap": lambda shape, dtype, gradient: na.Softcap(30.0),
-    "alibi": lambda shape, dtype, gradient: na.Alibi(np.ones(shape[:1], dtype), gradient),
-    "bias": lambda shape, dtype, gradient: na.Bias(np.zeros(shape, dtype), gradient),
-    "bias-of-keys": lambda shape, dtype, gradient: na.Bias(np.zeros(shape[-1:], dtype), gradient),
-    "relative": lambda shape, dtype, gradient: na.RelativeBias(np.zeros((shape[0], 257), dtype), gradient),
-    "sink": lambda shape, dtype, gradient: na.Sink(np.ones(shape[:1], dtype), gradient),
-    "function": lambda shape, dtype, gradient: na.Score(_far),
-}
-PASSES = ["forward", "backward"]
-
-
-def _offsets(m, n):
-    """Of eight segments: those of queries, and those of keys if they are others."""
-    return [np.linspace(0, length, 9).astype(np.int32) for length in ([m] if m == n else [m, n])]
-
-
-def _far(s, batch, head, i, j):
-    return s / (1 + abs(i - j))
-
-
-def _device(cc):
-    """The Device with this compute capability; the current one if it is None."""
-    from numbattn.cuda.plan.planner import DEVICES
-
-    if cc is not None:
-        return DEVICES[cc]
-    if why_not := _why_no_gpu():
-        raise SystemExit(f"no GPU: {why_not}. --cc says for which one")
-    return import_module("numbattn.cuda.launch").current_gpu().device
-
-
-def _plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
-    """Both passes for arrays of these shapes, of which there is no memory."""
-    from numbattn.cuda.passes import plans
-    from numbattn.cuda.plan.views import without_memory
-
-    arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
-    dropout = na.Dropout(0.1, seed=0) if dropout else None
-    return dict(zip(PASSES, plans(device, *arrays, deterministic=deterministic, dropout=dropout, **options)))
-
-
-def _call(dtype, q, k, mask, score, gradient):
-    """The mask and the score of a call on arrays of these shapes."""
-    scores = *q[-3:-1], k[-2]  # their shape
-    return {"mask": MASKS[mask](*scores[1:]), "score": [SCORES[part](scores, dtype, gradient) for part in score]}
-
-
-def plan(args):
-    """Print the plans of both passes."""
-    dtype = np.dtype(args.dtype)
-    n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
-    q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
-               (args.batch, heads_k, n, args.head_dim_v or d))  # fmt: skip
-    more = ", score " * bool(args.score) + " ".join(args.score) + ", dropout" * args.dropout
-    shown = f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{more}"
-    if args.devices is not None:
-        options = _call(dtype, q, k, args.mask, args.score, not args.no_gradient)
-        return _plan_of_devices(args.devices, args.order, shown, dtype, (q, k, v), options)
-    device = _device(args.cc)
-    print(f"compute capability {device.cc[0]}.{device.cc[1]}: {device.multiprocessors} multiprocessors, "
-          f"{device.shared >> 10} KB of shared memory for a block")
-    print(shown)
-    for name, planned in _plans(device, dtype, q, k, v, args.mask, *_options(args)).items():
-        print(f"\n{name}")
-        for x in planned.stand_ins:
-            print(f"  {'from' if x.is_result else 'to'} {x.shape} of {x.dtype}: {x.name} {x.why}")
-        rows = [_row(step, device) for step in planned.steps]
-        print(textwrap.indent(_table(rows), "  "))
-        for x in planned.temporaries:
-            zeros = ", zeros at first" * x.is_zero
-            print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes{zeros}")
-    return 0
-
-
-def _plan_of_devices(count, order, shown, dtype, shapes, options):
-    """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
-    from numbattn.distributed import Simulated
-    from numbattn.distributed.plan import costs_of, shares_of
-
-    share, *_ = shares_of(Simulated(count, order), dtype, *shapes, **options)
-    costs, taken, why = costs_of(share)
-    print(f"{count} devices, {order}\n{shown}")
-    heads = share.problem.heads // count
-    for name, cost in costs.items():
-        print(f"\n{name}: the busiest device has {cost.busiest:.2f} times the mean work")
-        rows = [{
-            "device": rank, "queries": " ".join(f"{a.first}:{a.end}" for a in share.queries[rank]),
-            "keys": " ".join(f"{b.first}:{b.end}" for b in share.keys[rank]),
-            **({"heads": f"{rank * heads}:{(rank + 1) * heads}"} if name == "heads" else {}),
-            "pairs": f"{pairs:.3g}", "of all": f"{pairs / (sum(cost.pairs) or 1):.1%}",
-            "forward sends": f"{forward / 1e6:,.1f} MB", "backward": f"{backward / 1e6:,.1f} MB",
-        } for rank, (pairs, forward, backward) in enumerate(zip(*cost))]  # fmt: skip
-        print(textwrap.indent(_table(rows), "  "))
-    print(f"\ntaken: {taken}, {why}")
-    return 0
-
-
-def _options(args):
-    """Of _plans, but for the mask."""
-    return args.dropout, args.deterministic, args.score, not args.no_gradient
-
-
-def _row(step, device):
-    from numbattn.cuda.build import build
-
-    binary, tiles = build(step.key), step.tiles
-    report, threads, most = binary.report, binary.threads, MOST_THREADS.get(device.cc, 2048)
-    room = [most // threads, 65536 // max(report.registers * threads, 1)]
-    shared = binary.shared + report.shared
-    if shared:
-        room.append((device.shared + 1024) // (shared + 1024))
-    return {
-        "kernel": step.key.factory.rpartition(".")[2].replace(":", "."),
-        "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "blocks": step.blocks, "threads": threads,
-        "registers": report.registers, "shared": f"{shared / 1024:.1f} KB",
-        "waves": f"{step.blocks / device.multiprocessors / max(min(room), 1):.2f}",
-    }  # fmt: skip
-
-
-MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, others 2048
-
-
-def compile_kernels(args):
-    """Build the kernels of all plans for these kinds of calls, by several processes."""
-    from numbattn.cuda.build import build
-
-    device, keys = _device(args.cc), {}
-    for dtype, d, n, mask in product(args.dtype, args.head_dim, args.seqlen, args.mask):
-        shape = 1, 2, n, d
-        planned = _plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
-        keys |= {step.key: None for name in args.passes for step in planned[name].steps}
-    with ProcessPoolExecutor(min(args.j, len(keys)), get_context("spawn"), cache.keep_quiet) as workers:
-        built = [workers.submit(build, key) for key in keys]
-        for found in _progress(as_completed(built), total=len(built), unit="kernel"):
-            found.result()
-    _say(f"{len(keys)} kernels for compute capability {device.cc[0]}.{device.cc[1]}")
-    _say(f"cache: {_kept()}")
-    return 0
 
 
 # -------------------------------------------------------------------------------------------------------------- bench
@@ -256,10 +91,10 @@ PAUSE = 0.05  # seconds; the last one's threads spin for a while before they sle
 
 def bench(args):
     """Time both passes beside the standard formula and torch, and print the speed-ups."""
-    tiers, load = {"cpu": np} if _why_no_gpu() else {"cpu": np, "cuda": import_module("cupy")}, _load()
+    tiers, load = {"cpu": np} if why_no_gpu() else {"cpu": np, "cuda": import_module("cupy")}, _load()
     cases = [(tier, *case) for tier in tiers for case in product(BENCHED[tier], (False, True), ("forward", "both"))]
     rows, ups = [], {}
-    for tier, (dtype, n), causal, of in _progress(cases, unit="case"):
+    for tier, (dtype, n), causal, of in progress(cases, unit="case"):
         batch, heads, d = SHAPES[tier]
         numbers = np.random.default_rng(0).standard_normal((4, batch, heads, n, d)).astype(dtype)
         runs = _runs(tiers[tier], *map(tiers[tier].asarray, numbers), causal, backward=of == "both")
@@ -270,11 +105,11 @@ def bench(args):
         rows.append({"tier": tier, "dtype": dtype, "seqlen": n, "causal": causal, "passes": of,
                      **{name: f"{x:.2f}" for name, x in (ms | over).items()}})  # fmt: skip
     shapes = ", ".join(f"{heads} heads of {d} on {tier}" for tier, (_, heads, d) in SHAPES.items() if tier in tiers)
-    _say(f"numbattn {na.__version__} on {_cpu()}{', '.join(['', *map(str, _gpus())]) if 'cuda' in tiers else ''}")
-    _say(f"shortest milliseconds, batch 1, {shapes}; then the others' times over numbattn's")
+    say(f"numbattn {na.__version__} on {cpu()}{', '.join(['', *map(str, gpus())]) if 'cuda' in tiers else ''}")
+    say(f"shortest milliseconds, batch 1, {shapes}; then the others' times over numbattn's")
     if load > 0.5:
-        _say(f"others use {load:.1f} cores: timings vary, most of all the formula's, whose threads wait for each other")
-    print(f"\n{_table(rows)}\n")
+        say(f"others use {load:.1f} cores: timings vary, most of all the formula's, whose threads wait for each other")
+    print(f"\n{table(rows)}\n")
     for (tier, name), found in ups.items():
         print(f"{tier}: {math.exp(np.log(found).mean()):.2f} times as fast as {name[2:]}, the geometric mean")
     return 0
@@ -350,19 +185,6 @@ def _shortest(runs, seconds):
     return {name: min(found) for name, found in taken.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------- output
-def _progress(items, **options):
-    """A bar, where tqdm is installed and somebody looks."""
-    return import_module("tqdm").tqdm(items, disable=None, leave=False, **options) if find_spec("tqdm") else items
-
-
-def _table(rows):
-    """By tabulate, where that is installed."""
-    if find_spec("tabulate"):
-        return import_module("tabulate").tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)
-    return "\n".join("\t".join(map(str, line)) for line in (rows[0], *(row.values() for row in rows)))
-
-
 COMMANDS = {
     "bench": (bench, "Show how fast this machine is beside the standard formula, and torch if it is installed."),
     "plan": (plan, "Show what a call does on a GPU, here or not: kernels, tiles, registers, memory."),
@@ -371,15 +193,15 @@ COMMANDS = {
 
 
 # -------------------------------------------------------------------------------------------------------------- check
-def check():
+def check(args):
     """0 if all results of this machine are right."""
-    _say(f"numbattn {na.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    say(f"numbattn {na.__version__}, Python {platform.python_version()}, {platform.platform()}")
     for name in PACKAGES:
-        _say(f"  {name:13}{_version(name)}")
-    _say(f"CPU: {_cpu()}, {os.cpu_count()} cores")
-    why_not = _why_no_gpu()
-    for line in [f"none: {why_not}"] if why_not else _gpus():
-        _say(f"GPU: {line}")
+        say(f"  {name:13}{_version(name)}")
+    say(f"CPU: {cpu()}, {os.cpu_count()} cores")
+    why_not = why_no_gpu()
+    for line in [f"none: {why_not}"] if why_not else gpus():
+        say(f"GPU: {line}")
     print("\ntier   dtype     pass      error    allowed")
     tiers, wrong = {"cpu": np} if why_not else {"cpu": np, "cuda": import_module("cupy")}, 0
     for tier, xp in tiers.items():
@@ -387,18 +209,14 @@ def check():
             for name, error in _errors(xp, dtype).items():
                 right = error <= allowed  # False for NaN
                 wrong += not right
-                by = f"  {_unit(_device(None), name, dtype)}" if tier == "cuda" else ""
+                by = f"  {_unit(device_of(None), name, dtype)}" if tier == "cuda" else ""
                 print(f"{tier:6} {dtype.name:9} {name:8} {error:7.0e} {allowed:10.0e}{by}{'' if right else '  WRONG'}")
     if why_not:
         print("cuda   not checked: there is no GPU to check")
     print()
-    _say(f"cache: {_kept()}")
+    say(f"cache: {kept()}")
     print(f"\n{wrong} results are wrong" if wrong else "\nall results agree with the reference in float64")
     return 1 if wrong else 0
-
-
-def _say(text):
-    print(textwrap.fill(text, 80, subsequent_indent="    "))
 
 
 def _errors(xp, dtype):
@@ -429,53 +247,12 @@ def _version(package):
         return "not installed"
 
 
-def _cpu():
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _why_no_gpu():
-    """Why CuPy arrays cannot be computed with here; None where they can."""
-    missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
-    if missing:
-        return (f"{' and '.join(missing)} not installed; pip install 'numbattn[cu13]', "
-                "or 'numbattn[cu12]' for a driver of CUDA 12")
-    cuda = import_module("cupy").cuda.runtime
-    try:
-        count = cuda.getDeviceCount()
-    except cuda.CUDARuntimeError as error:  # no driver, or one that is too old, or no device
-        return str(error)
-    return None if count else "CuPy finds no device"
-
-
-def _gpus():
-    cuda = import_module("cupy").cuda.runtime
-    for i in range(cuda.getDeviceCount()):
-        about = cuda.getDeviceProperties(i)
-        yield (f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}, "
-               f"{about['totalGlobalMem'] / 2**30:.0f} GiB, "
-               f"{about['sharedMemPerBlockOptin'] >> 10} KB of shared memory for a block")
-
-
 def _unit(device, name, dtype):
     """Which cores compute a pass of `_errors`."""
     shapes = [(2, heads, n, d) for heads, n, d in zip((4, 2, 2), (300, 270, 270), (HEAD_DIMS[0], *HEAD_DIMS))]
-    planned = _plans(device, dtype, *shapes, mask="dense", dropout=True)[name]
+    planned = plans(device, dtype, *shapes, mask="dense", dropout=True)[name]
     units = {step.tiles.unit for step in planned.steps if hasattr(step.tiles, "unit")}
     return " and ".join(sorted({CORES[unit] for unit in units}, reverse=True))
-
-
-def _kept():
-    """Where compiled code is kept, and how much."""
-    kept = (f"{len(sizes)} for the {kind}, {sum(sizes) / 1e6:.1f} MB"
-            for kind, sizes in zip(("CPU", "GPU"), cache.sizes().values()))  # fmt: skip
-    try:
-        return f"{cache.cache_dir()}, kernels: {'; '.join(kept)}"
-    except OSError as error:
-        return f"none, {error}"
 
 
 if __name__ == "__main__":

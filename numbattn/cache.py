@@ -12,11 +12,9 @@ import json
 import os
 import re
 import stat
-import sys
-import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -28,14 +26,12 @@ from . import sources
 VARIABLE = "NUMBATTN_CACHE_DIR"
 KINDS = "cpu", "cuda"
 NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # of our files; the longer ones are drafts
-PATIENCE = 1.0  # seconds that it may compile without a word
 MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 REMEDY = f"Every process compiles again, unless that changes or {VARIABLE} names another folder"
 # follow no link, wait for no FIFO, leave line ends as they are
 FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
-_told: list[str] = []  # that it compiles
 _warned: set[str] = set()  # of what is not kept: the variable's values
 
 
@@ -150,34 +146,6 @@ def _check(path: Path, state: os.stat_result) -> None:
 
 def _digest(name: str, content: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\n" + content).hexdigest().encode()
-
-
-@contextmanager
-def compiling(kind: str) -> Iterator[None]:
-    """Around what compiles: where it takes long, and a person looks on, say so, once in a process."""
-    if _told or not sys.stderr or not sys.stderr.isatty():
-        yield
-        return
-    timer = threading.Timer(PATIENCE, _tell, [kind])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def keep_quiet() -> None:
-    """Say nothing of compiling in this process."""
-    _told.append("")
-
-
-def _tell(kind: str) -> None:
-    if not _told:
-        keep_quiet()
-        with suppress(OSError):
-            print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
-                  file=sys.stderr)  # fmt: skip
 
 
 def _warn(why: str) -> None:

@@ -2,7 +2,6 @@ import io
 import os
 import re
 import sys
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -258,22 +257,3 @@ def test_sources_that_change(place, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(place.parent))
     assert cache.read("cpu", NAME) == Entry(HEADER, b"code")
-
-
-# ----------------------------------------------------------------------------------------------------------- compiling
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(("stream", "seconds", "said"), [(Terminal, 0.5, 1), (Terminal, 0.0, 0), (io.StringIO, 0.5, 0)])
-def test_on_a_terminal_it_says_that_it_compiles(place, monkeypatch, stream, seconds, said):
-    """Once, and only what takes long."""
-    monkeypatch.setattr(cache, "PATIENCE", 0.1)
-    monkeypatch.setattr(cache, "_told", [])
-    monkeypatch.setattr(sys, "stderr", stream())
-    for _ in range(2):
-        with cache.compiling("cpu"):
-            time.sleep(seconds)
-    assert sys.stderr.getvalue().count(f"keeps the result in {place / 'cpu'}\n") == said
-    assert len(sys.stderr.getvalue().splitlines()) == said

@@ -19,9 +19,13 @@ from numba.core.registry import cpu_target
 
 from .. import cache as disk
 from .. import forks, sources
+from ..compiling import compiling
 
 forks.waits_for(llvm.ffi.lib._lock)
 forks.waits_for(global_compiler_lock)
+
+# what changes the code that Numba makes, beside the CPU
+SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
 
 
 def kernel(function):
@@ -34,12 +38,18 @@ def kernel(function):
     compiled._cache = DiskCache(function)
     compile_now = compiled._compiler.compile
 
-    def compile_or_say_so(*args):
-        with disk.compiling("cpu"):
-            return compile_now(*args)
+    def compile_and_say_so(kinds, *args):
+        with compiling("cpu", _shown(function.__name__, kinds)):
+            return compile_now(kinds, *args)
 
-    compiled._compiler.compile = compile_or_say_so  # what Numba calls where the cache has nothing
+    compiled._compiler.compile = compile_and_say_so  # what Numba calls where the cache has nothing
     return compiled
+
+
+def _shown(name, kinds):
+    """A kernel, and the dtype of its arrays of floats."""
+    floats = {str(x.dtype) for x in kinds if isinstance(x, types.Array) and isinstance(x.dtype, types.Float)}
+    return f"{name}{' of ' * bool(floats)}{', '.join(sorted(floats))} for the CPU"
 
 
 class DiskCache(NullCache):
@@ -117,7 +127,7 @@ def c_function(name, arguments, make):
     file = file_of(name, kinds, cpu_target.target_context.codegen())
     kept = disk.read("cpu", file)
     if kept is None:
-        with disk.compiling("cpu"):
+        with compiling("cpu", "a function of a score for the CPU"):
             result = CFunc(make(), kinds[::-1], {}, {"error_model": "numpy"})._compile_uncached()
         library, symbol = result.library, result.fndesc.llvm_cfunc_wrapper_name
         kept = keep(file, {"function": symbol}, library)
@@ -128,8 +138,9 @@ def c_function(name, arguments, make):
 
 
 def file_of(name, signature, codegen):
-    """The name of the code compiled from these sources, by these versions, for this CPU."""
-    compilers = numba.__version__, config.USING_SVML, sys.version_info[:2]
+    """The name of the code compiled from these sources, by these versions, for this CPU, with Numba's settings."""
+    settings = [str(getattr(config, setting, None)) for setting in SETTINGS]
+    compilers = numba.__version__, settings, sys.version_info[:2]
     parts = name, signature, codegen.magic_tuple(), compilers, sources.digest("cpu")
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

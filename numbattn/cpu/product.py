@@ -5,16 +5,21 @@ user's. A product is computed in blocks of ROWS rows and VECTORS vectors of colu
 registers: for each k one element of every row of a is multiplied by the vectors of row k of b.
 """
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-FEATURES = llvmlite.binding.get_host_cpu_features()
-VECTOR_BYTES = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx") else 16
-ROWS, VECTORS = (8, 2) if FEATURES.get("avx512f") else (6, 2)  # the accumulators take all registers but a few
-FEW_ROWS, FEW_VECTORS = (4, 4) if FEATURES.get("avx512f") else (2, 4)  # of products with few rows
+from ..compiling import check_jit
+
+check_jit()
+# of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may make another than this one
+_, _, TARGET = cpu_target.target_context.codegen().magic_tuple()
+FEATURES = {feature[1:] for feature in TARGET.split(",") if feature.startswith("+")}
+VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx" in FEATURES else 16
+ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take all registers but a few
+FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # of products with few rows
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
 AHEAD = 16  # rows of b that are prefetched: from memory it takes 15 to 25 % less time, from 8 to 32 are alike
 INT, LONG = ir.IntType(32), ir.IntType(64)

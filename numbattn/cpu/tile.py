@@ -24,7 +24,7 @@ philox4x32 = register_jitable(dropout.philox4x32)
 EMPTY, PARTIAL, FULL = 0, 1, 2
 OF_SUMS, FLOAT16, BFLOAT16, INT8, FLOAT8 = range(5)  # numbers of K and V: of the dtype of sums, or narrower
 INT64 = ir.IntType(64)
-HAS_FLOAT16 = bool(FEATURES.get("f16c"))
+HAS_FLOAT16 = "f16c" in FEATURES
 LN_2_TAIL = 2.3190468138462996e-17  # ln(2) - math.log(2)
 
 

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 from .. import cache as disk
 from .. import sources
+from ..compiling import compiling
+from .missing import missing
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
 
@@ -143,11 +145,14 @@ class Binary:
 
 def build(key):
     """The Binary of a Key: from the disk, else compiled and put there. A GivenSource one is known by its PTX."""
-    ptx = compile_ptx(key.given, key.cc, key.name) if isinstance(key, GivenSource) else None
+    ptx, what = None, f"{key.name} for {arch(key.cc)}"
+    if isinstance(key, GivenSource):
+        with compiling("cuda", f"{what} to PTX"):
+            ptx = compile_ptx(key.given, key.cc, key.name)
     name = digest_of(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
     binary = _unpack(disk.read("cuda", name))
     if binary is None:
-        with disk.compiling("cuda"):
+        with compiling("cuda", what):
             source = key.source()
             cubin, report = assemble(ptx or compile_ptx(source, key.cc, key.name), key.cc)
         overlaps = source.overlaps and key.cc >= (9, 0)
@@ -161,8 +166,9 @@ def compile_ptx(source, cc, name="kernel"):
     """The PTX of a Source for a compute capability, its entry called `name`. Does not need ptxas."""
     _packages()  # says what is missing before Numba does, in words that help
     from cuda.pathfinder import DynamicLibNotFoundError
-    from numba import cuda
     from numba.cuda.cudadrv.error import NvvmSupportError
+
+    from .compiler import cuda
 
     try:
         with _device_of(cc):
@@ -176,7 +182,7 @@ def compile_ptx(source, cc, name="kernel"):
                 output="ptx",
             )
     except (NvvmSupportError, DynamicLibNotFoundError) as error:
-        raise _missing("libnvvm or libnvrtc") from error
+        raise missing("libnvvm or libnvrtc") from error
     mangled = re.search(r"\.visible \.entry (\w+)\(", ptx)[1]
     return _by_value(ptx.replace(mangled, name), name, _tensor_map_parameters(source))
 
@@ -279,20 +285,11 @@ def _ptxas():
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError as error:
-        raise _missing("cuda-pathfinder") from error
+        raise missing("cuda-pathfinder") from error
     path = find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
     if path is None:
-        raise _missing("ptxas")
+        raise missing("ptxas")
     return path
-
-
-class Missing(RuntimeError, ImportError):
-    """A package is not installed."""
-
-
-def _missing(what):
-    return Missing(f"{what} not found. CUDA kernels need pip install 'numbattn[cu13]', "
-                   "or 'numbattn[cu12]' for a driver of CUDA 12")  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
@@ -315,7 +312,7 @@ def _packages():
     try:
         versions = [metadata.version(name) for name in ("numba", "numba-cuda", "llvmlite")]
     except metadata.PackageNotFoundError as error:
-        raise _missing(error.name) from error
+        raise missing(error.name) from error
     for nvvm in ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"):  # the wheels that bring libnvvm, if it comes from wheels
         with suppress(metadata.PackageNotFoundError):
             versions.append(metadata.version(nvvm))

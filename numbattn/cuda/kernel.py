@@ -3,10 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.np.numpy_support import from_dtype
 
 from .build import GivenSource, Source, TensorMapArgument
+from .compiler import from_dtype, types
 from .plan.spec import NUMBERS
 from .plan.steps import At, Plan, Step
 from .plan.views import View, fits_tensor_map, layout_of

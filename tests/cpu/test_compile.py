@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.registry import cpu_target
 
 import numbattn as na
 from numbattn.cpu import compile
@@ -66,10 +67,18 @@ def test_the_second_process_compiles_nothing(filled):
 def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
     said = []
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile.disk, "compiling", lambda kind: said.append(kind) or nullcontext())
+    monkeypatch.setattr(compile, "compiling", lambda kind, what: said.append((kind, what)) or nullcontext())
     for _ in range(2):
-        compile.kernel(lambda x: None)(1)
-    assert said == ["cpu"]
+        compile.kernel(lambda x: None)(np.zeros(2, np.float32))
+    assert said == [("cpu", "<lambda> of float32 for the CPU")]
+
+
+@pytest.mark.parametrize("setting", compile.SETTINGS)
+def test_code_of_other_settings_has_another_name(setting, monkeypatch):
+    codegen = cpu_target.target_context.codegen()
+    before = compile.file_of("kernel", (), codegen)
+    monkeypatch.setattr(compile.config, setting, "another")
+    assert compile.file_of("kernel", (), codegen) != before
 
 
 def test_a_file_that_cannot_be_written_is_read(filled):

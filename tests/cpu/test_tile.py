@@ -1,4 +1,7 @@
 import itertools
+import os
+import subprocess
+import sys
 
 import ml_dtypes
 import numba
@@ -70,6 +73,24 @@ def float8_of(bits):
 def test_every_float8():
     bits = np.arange(256, dtype=np.uint8)
     np.testing.assert_array_equal(float8_of(bits), bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+
+
+FLOATS = """
+import numba, numpy as np
+from numbattn.cpu import tile
+bits = np.arange(2**16, dtype=np.uint16)
+floats = numba.njit(lambda bits: [tile.float_of_float16(x) for x in bits])(bits)
+np.testing.assert_array_equal(floats, bits.view(np.float16).astype(np.float32))
+print(tile.HAS_FLOAT16)
+"""
+
+
+@pytest.mark.parametrize("setting", [{"NUMBA_CPU_NAME": "generic"},
+                                     {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}])  # fmt: skip
+def test_float16_where_numba_compiles_for_another_cpu(setting):
+    """Which may lack the instruction that this one has: LLVM then ends the process."""
+    done = subprocess.run([sys.executable, "-c", FLOATS], env={**os.environ, **setting}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 @pytest.mark.parametrize("function", [tile.float_of_float16, tile.shifted_float16])

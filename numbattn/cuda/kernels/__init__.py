@@ -4,6 +4,7 @@ A factory takes numbers and names from a plan and returns a `Source`. What the k
 tile sizes, the kinds of masks. Everything else is an argument. The Spec beside the factory says how it is called.
 """
 
+from .. import compiler  # noqa: F401, before anything of numba.cuda
 from ..plan.spec import Route, everything
 from ..plan.tiers import MMA
 from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper

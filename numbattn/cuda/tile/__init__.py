@@ -49,6 +49,7 @@ run(kernel, *arrays) simulates one warp and returns the last array. PLACE is whe
 BOXES where boxes of 8x64 float16 lie, RING a pipeline of two stages of four int32 with one reader.
 """
 
+from .. import compiler  # noqa: F401, before anything of numba.cuda
 from . import operators  # noqa: F401, defines them
 from .accumulation import add_lines, add_registers, bulk_add, get_registers, load_lines, load_registers, put_registers
 from .arrays import Alignment

@@ -1,0 +1,205 @@
+"""`python -m numbattn plan` and `compile`: what calls do, on this machine or another, before they are made."""
+
+import argparse
+import textwrap
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import import_module
+from itertools import product
+from multiprocessing import get_context
+
+import numpy as np
+
+import numbattn as na
+
+from .checks import dtype_of_sums
+from .compiling import keep_quiet
+from .machine import cpu, kept, progress, say, table, why_no_gpu
+
+MASKS = {
+    "none": lambda m, n: None,
+    "causal": lambda m, n: na.Causal(),
+    "window": lambda m, n: na.Window(n // 8, 0),
+    "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
+    "first": lambda m, n: na.First(np.full((1, 1), 4)),
+    "segments": lambda m, n: na.Segments(*_offsets(m, n)),
+    "causal-segments": lambda m, n: na.Causal() & na.Segments(*_offsets(m, n)),
+    "window-segments": lambda m, n: na.Window(n // 8, 0) & na.Segments(*_offsets(m, n)),
+    "prefix": lambda m, n: na.Prefix(np.full((1, 1), n // 4)),
+    "intervals": lambda m, n: na.Intervals(*np.broadcast_to(np.array([0, n])[:, None, None, None], (2, 1, 1, m))),
+    "dense": lambda m, n: na.Dense(np.broadcast_to(True, (1, 1, m, n))),
+    "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
+    "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
+}
+SCORES = {
+    "softcap": lambda shape, dtype, gradient: na.Softcap(30.0),
+    "alibi": lambda shape, dtype, gradient: na.Alibi(np.ones(shape[:1], dtype), gradient),
+    "bias": lambda shape, dtype, gradient: na.Bias(np.zeros(shape, dtype), gradient),
+    "bias-of-keys": lambda shape, dtype, gradient: na.Bias(np.zeros(shape[-1:], dtype), gradient),
+    "relative": lambda shape, dtype, gradient: na.RelativeBias(np.zeros((shape[0], 257), dtype), gradient),
+    "sink": lambda shape, dtype, gradient: na.Sink(np.ones(shape[:1], dtype), gradient),
+    "function": lambda shape, dtype, gradient: na.Score(_far),
+}
+PASSES = ["forward", "backward"]
+
+
+def _offsets(m, n):
+    """Of eight segments: those of queries, and those of keys if they are others."""
+    return [np.linspace(0, length, 9).astype(np.int32) for length in ([m] if m == n else [m, n])]
+
+
+def _far(s, batch, head, i, j):
+    return s / (1 + abs(i - j))
+
+
+def capability(text):
+    from numbattn.cuda.plan.planner import DEVICES
+
+    cc = tuple(map(int, text.split(".")))
+    if cc not in DEVICES:
+        raise argparse.ArgumentTypeError(f"got {text}, known are {', '.join(f'{x}.{y}' for x, y in DEVICES)}")
+    return cc
+
+
+def device_of(cc):
+    """The Device with this compute capability; the current one if it is None."""
+    from numbattn.cuda.plan.planner import DEVICES
+
+    if cc is not None:
+        return DEVICES[cc]
+    if why_not := why_no_gpu():
+        raise ValueError(f"no GPU: {why_not}. --cc says for which one")
+    return import_module("numbattn.cuda.launch").current_gpu().device
+
+
+def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
+    """Both passes for arrays of these shapes, of which there is no memory."""
+    from numbattn.cuda.passes import plans as plans_of
+    from numbattn.cuda.plan.views import without_memory
+
+    arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
+    dropout = na.Dropout(0.1, seed=0) if dropout else None
+    return dict(zip(PASSES, plans_of(device, *arrays, deterministic=deterministic, dropout=dropout, **options)))
+
+
+def _call(dtype, q, k, mask, score, gradient):
+    """The mask and the score of a call on arrays of these shapes."""
+    scores = *q[-3:-1], k[-2]  # their shape
+    return {"mask": MASKS[mask](*scores[1:]), "score": [SCORES[part](scores, dtype, gradient) for part in score]}
+
+
+def plan(args):
+    """Print the plans of both passes."""
+    dtype = np.dtype(args.dtype)
+    n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
+    q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
+               (args.batch, heads_k, n, args.head_dim_v or d))  # fmt: skip
+    more = ", score " * bool(args.score) + " ".join(args.score) + ", dropout" * args.dropout
+    shown = f"q {q}, k {k}, v {v}, {dtype}, mask {args.mask}{more}"
+    if args.devices is not None:
+        options = _call(dtype, q, k, args.mask, args.score, not args.no_gradient)
+        return _plan_of_devices(args.devices, args.order, shown, dtype, (q, k, v), options)
+    device = device_of(args.cc)
+    print(f"compute capability {device.cc[0]}.{device.cc[1]}: {device.multiprocessors} multiprocessors, "
+          f"{device.shared >> 10} KB of shared memory for a block")
+    print(shown)
+    for name, planned in plans(device, dtype, q, k, v, args.mask, *_options(args)).items():
+        print(f"\n{name}")
+        for x in planned.stand_ins:
+            print(f"  {'from' if x.is_result else 'to'} {x.shape} of {x.dtype}: {x.name} {x.why}")
+        rows = [_row(step, device) for step in planned.steps]
+        print(textwrap.indent(table(rows), "  "))
+        for x in planned.temporaries:
+            zeros = ", zeros at first" * x.is_zero
+            print(f"  temporary: {x.name}, {x.shape} of {x.dtype}, {x.nbytes:,} bytes{zeros}")
+    return 0
+
+
+def _plan_of_devices(count, order, shown, dtype, shapes, options):
+    """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
+    from numbattn.distributed import Simulated
+    from numbattn.distributed.plan import costs_of, shares_of
+
+    share, *_ = shares_of(Simulated(count, order), dtype, *shapes, **options)
+    costs, taken, why = costs_of(share)
+    print(f"{count} devices, {order}\n{shown}")
+    heads = share.problem.heads // count
+    for name, cost in costs.items():
+        print(f"\n{name}: the busiest device has {cost.busiest:.2f} times the mean work")
+        rows = [{
+            "device": rank, "queries": " ".join(f"{a.first}:{a.end}" for a in share.queries[rank]),
+            "keys": " ".join(f"{b.first}:{b.end}" for b in share.keys[rank]),
+            **({"heads": f"{rank * heads}:{(rank + 1) * heads}"} if name == "heads" else {}),
+            "pairs": f"{pairs:.3g}", "of all": f"{pairs / (sum(cost.pairs) or 1):.1%}",
+            "forward sends": f"{forward / 1e6:,.1f} MB", "backward": f"{backward / 1e6:,.1f} MB",
+        } for rank, (pairs, forward, backward) in enumerate(zip(*cost))]  # fmt: skip
+        print(textwrap.indent(table(rows), "  "))
+    print(f"\ntaken: {taken}, {why}")
+    return 0
+
+
+def _options(args):
+    """Of plans, but for the mask."""
+    return args.dropout, args.deterministic, args.score, not args.no_gradient
+
+
+def _row(step, device):
+    from numbattn.cuda.build import build
+
+    binary, tiles = build(step.key), step.tiles
+    report, threads, most = binary.report, binary.threads, MOST_THREADS.get(device.cc, 2048)
+    room = [most // threads, 65536 // max(report.registers * threads, 1)]
+    shared = binary.shared + report.shared
+    if shared:
+        room.append((device.shared + 1024) // (shared + 1024))
+    return {
+        "kernel": step.key.factory.rpartition(".")[2].replace(":", "."),
+        "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "blocks": step.blocks, "threads": threads,
+        "registers": report.registers, "shared": f"{shared / 1024:.1f} KB",
+        "waves": f"{step.blocks / device.multiprocessors / max(min(room), 1):.2f}",
+    }  # fmt: skip
+
+
+MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, others 2048
+
+
+def compile_kernels(args):
+    """Build the kernels of all calls of these kinds, by several processes."""
+    say(_compile_for_cpus(args) if args.cpu else _compile_for_gpu(args))
+    say(f"cache: {kept()}")
+    return 0
+
+
+def _compile_for_gpu(args):
+    device, keys = device_of(args.cc), {}
+    for dtype, d, n, mask in product(args.dtype, args.head_dim, args.seqlen, args.mask):
+        shape = 1, 2, n, d
+        planned = plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
+        keys |= {(step.key,): None for name in args.passes for step in planned[name].steps}
+    _in_processes(args.j, import_module("numbattn.cuda.build").build, keys, unit="kernel")
+    return f"{len(keys)} kernels for compute capability {device.cc[0]}.{device.cc[1]}"
+
+
+def _compile_for_cpus(args):
+    sums = {dtype_of_sums(np.dtype(name)).name: None for name in args.dtype}  # dtypes of 16 bits are read as float32
+    jobs = [(name, dtype, args.score, not args.no_gradient) for dtype in sums for name in args.passes]
+    _in_processes(args.j, make_calls, jobs, unit="pass")
+    return f"{' and '.join(args.passes)} with sums in {' and '.join(sums)}, for the CPU: {cpu()}"
+
+
+def make_calls(name, dtype, score, gradient):
+    """Make small calls of a pass: forward also one of few queries, which have a kernel of their own."""
+    shape = 1, 2, 32, 8
+    options = _call(dtype, shape, shape, "none", score, gradient)
+    x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)
+    if name == "backward":
+        na.attention_backward(x, na.Saved.of(x, x, x, x, lse, **options))
+    else:
+        na.attention(x, x, x, **options)
+        na.attention(x[..., :1, :], x, x, **_call(dtype, (1, 2, 1, 8), shape, "none", score, gradient))
+
+
+def _in_processes(most, function, jobs, unit):
+    with ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), keep_quiet) as workers:
+        started = [workers.submit(function, *job) for job in jobs]
+        for found in progress(as_completed(started), total=len(started), unit=unit):
+            found.result()

@@ -1,0 +1,200 @@
+import re
+import subprocess
+import sys
+from importlib import import_module
+
+import numba
+import numpy as np
+import pytest
+
+from numbattn import ahead, cache
+from numbattn.__main__ import main
+from numbattn.cpu import launch as launching
+
+
+def test_a_plan_is_shown(capsys):
+    pytest.importorskip("numba_cuda")
+    options = "--cc 9.0 --dtype bfloat16 --seqlen 300 --head-dim 60 --heads 4 --heads-k 2 --mask causal --dropout"
+    assert main(["plan", *options.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "q (1, 4, 300, 60), k (1, 2, 300, 60), v (1, 2, 300, 60), bfloat16, mask causal, dropout" in shown
+    assert "o does not lie in vectors of 16 bytes, or has negative strides" in shown
+    forward, backward = shown.split("backward\n")
+    kernels = [re.findall(r"^  \w+\.(\w+) .* \d+\.\d KB ", text, re.M) for text in (forward, backward)]
+    assert kernels == [["forward"], ["delta", "backward_kv", "round_dq"]]
+    assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
+
+
+def test_a_plan_of_devices_is_shown(capsys):
+    """Without a GPU, and without memory for what is split."""
+    options = "--devices 4 --order contiguous --heads 8 --heads-k 4 --seqlen 65536 --mask window"
+    assert main(["plan", *options.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "4 devices, contiguous\nq (1, 8, 65536, 128), k (1, 4, 65536, 128)" in shown
+    ring, heads = shown.partition("\nheads: ")[::2]
+    assert re.findall(r"^ +(\d) +(\d+:\d+) ", ring, re.M)[1] == ("1", "16384:32768")
+    assert len(re.findall(r"^ +\d +\d+:\d+ .* 25.0% ", heads, re.M)) == 4
+    assert "\ntaken: ring, since a rank sends at most 134.2 MB in both passes, by heads 151.4 MB\n" in shown
+
+
+@pytest.fixture
+def unbuilt(monkeypatch):
+    """Kernels of a plan are named, without building them."""
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setattr(ahead, "_row", lambda step, device: {"kernel": step.key.name})
+
+
+@pytest.mark.parametrize(("option", "last"), [([], "round_dq"), (["--deterministic"], "backward_q")])
+def test_a_plan_says_how_gradients_become_deterministic(option, last, unbuilt, capsys):
+    assert main(["plan", "--cc", "9.0", "--head-dim", "64", "--seqlen", "300", *option]) == 0
+    _, *kernels = re.findall(r"^  (\w+)$", capsys.readouterr().out.partition("backward\n")[2], re.M)
+    assert kernels == ["delta", "backward_kv", last]
+
+
+def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    options = "--cc 8.0 --dtype float16 float32 --head-dim 32 --seqlen 100 --mask none causal --pass forward -j 2"
+    assert main(["compile", *options.split()]) == 0
+    assert len(cache.sizes()["cuda"]) == 2      # masks of numbers are the same kernel
+    assert "2 kernels for compute capability 8.0" in capsys.readouterr().out
+
+
+MASKS_OF_INTERVALS = ["segments", "causal-segments", "window-segments", "prefix", "intervals"]
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
+def test_every_mask_and_score_is_planned(cc, gradient):
+    """Each mask beside a score, each score beside a mask; with gradients their kernels are there."""
+    device, shape = pytest.importorskip("numbattn.cuda.plan.planner", exc_type=ImportError).DEVICES[cc], (1, 2, 256, 64)
+    assert set(MASKS_OF_INTERVALS) <= set(ahead.MASKS)
+    assert {"softcap", "alibi", "bias", "relative", "sink", "function"} <= set(ahead.SCORES)
+    for number in range(max(len(ahead.MASKS), len(ahead.SCORES))):
+        mask, score = (list(x)[number % len(x)] for x in (ahead.MASKS, ahead.SCORES))
+        planned = ahead.plans(device, np.dtype("float16"), shape, shape, shape, mask, False, False, [score], gradient)
+        kernels = [step.key.factory for step in planned["backward"].steps]
+        found = any("score_gradient" in kernel for kernel in kernels)
+        assert found <= gradient, (mask, score)
+        assert found or not gradient or score not in ("bias", "bias-of-keys", "relative"), (mask, score)
+
+
+def test_a_plan_with_scores_and_segments(unbuilt, capsys):
+    options = "--cc 8.0 --seqlen 200 --head-dim 32 --heads 2 --mask causal-segments --score softcap relative"
+    for more, count in ([], 1), (["--no-gradient"], 0):
+        assert main(["plan", *options.split(), *more]) == 0
+        shown = capsys.readouterr().out
+        assert "float16, mask causal-segments, score softcap relative\n" in shown
+        assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
+
+
+@pytest.mark.parametrize("command", ["plan", "compile"])
+def test_errors_are_said_without_a_traceback(command, capsys):
+    pytest.importorskip("numba_cuda")
+    with pytest.raises(SystemExit) as end:
+        main([command, "--cc", "9.0", "--head-dim", "300"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "python -m numbattn: error: head_dim: got 300, at most 256 on a GPU\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "compile"])
+def test_of_an_unknown_gpu(command, capsys):
+    pytest.importorskip("numba_cuda")
+    with pytest.raises(SystemExit):
+        main([command, "--cc", "4.2"])
+    assert "known are 7.5, 8.0" in capsys.readouterr().err
+
+
+# what __main__ does where the packages of an extra are not installed
+WITHOUT_EXTRAS = """
+import importlib.util as imports
+import sys
+find_spec = imports.find_spec
+imports.find_spec = lambda name, *args: None if name in ("numba_cuda", "cupy") else find_spec(name, *args)
+from numbattn.__main__ import main
+from numbattn.cpu import launch as launching
+for command in sys.argv[1:]:
+    try:
+        main(command.split())
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+"""
+
+
+def test_an_extra_that_is_missing_is_named():
+    commands = ["plan", "plan --cc 9.0", "compile --cc 8.0 --dtype float32", "plan --devices 2 --seqlen 4096"]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS, *commands], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == 3 * [
+        "python -m numbattn: error: numba-cuda not found. CUDA kernels need pip install 'numbattn[cu13]', or "
+        "'numbattn[cu12]' for a driver of CUDA 12", "2"]  # fmt: skip
+    assert "taken: " in done.stdout  # a plan of devices needs none
+
+
+def test_without_a_gpu_or_its_name(monkeypatch, capsys):
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setattr(ahead, "why_no_gpu", lambda: "there is no driver")
+    with pytest.raises(SystemExit) as end:
+        main(["plan"])
+    assert (end.value.code, capsys.readouterr().out) == (2, "")
+
+
+# calls of all dtypes, passes and numbers of queries
+CALLS = """
+import ml_dtypes
+import numpy as np
+import numbattn as na
+from numbattn.ahead import SCORES
+for dtype in ("float16", ml_dtypes.bfloat16, "float32", "float64"):
+    q, k, v = np.ones((3, 2, 70, 24), dtype)
+    parts = [make((2, 70, 70), dtype, True) for name, make in SCORES.items() if name != "function"]
+    for mask, score, dropout in (None, None, None), (na.Causal() & na.Lengths(60), parts, na.Dropout(0.1, 0)):
+        o, backprop = na.attention_vjp(q, k, v, mask=mask, score=score, dropout=dropout)
+        backprop(o)
+    cache = na.KVCache.zeros(1, 2, 80, 24, like=q, page_size=8)
+    cache.append(k[None], v[None])
+    na.attention(q[None, :, :2], cache, causal=True)
+"""
+LOGGED = "import logging; logging.basicConfig(level=logging.INFO)"  # a line for each kernel that is compiled
+FOR_CPUS = "compile --cpu --dtype bfloat16 float64 --score alibi bias"
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """The kernels that run on CPUs, and the types of their arguments: what Numba compiles one for."""
+    found = set()
+
+    def launch(kernel, blocks, work, scratch, *args):
+        found.add((kernel.__name__, *map(numba.typeof, args)))
+        launching.launch(kernel, blocks, work, scratch, *args)
+
+    for module in "forward", "decode", "backward":
+        monkeypatch.setattr(import_module(f"numbattn.cpu.{module}"), "launch", launch)
+    return found
+
+
+def test_what_is_compiled_for_cpus_is_all_that_calls_need(kinds, monkeypatch, capsys):
+    monkeypatch.setattr(ahead, "_in_processes", lambda most, function, jobs, unit: [function(*job) for job in jobs])
+    assert main(FOR_CPUS.split()) == 0
+    assert capsys.readouterr().out.startswith("forward and backward with sums in float32 and float64, for the CPU: ")
+    compiled = set(kinds)
+    kinds.clear()
+    exec(CALLS, {})
+    assert kinds == compiled
+    assert len(kinds) == 9  # score_kernel adds up in float64, but for gradients as large as a bias, in its dtype
+
+
+@pytest.mark.slow
+def test_after_it_no_process_compiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    assert main(FOR_CPUS.split()) == 0
+    kept = cache.sizes()
+    assert len(kept["cpu"]) == 9
+    done = subprocess.run([sys.executable, "-c", LOGGED + CALLS], capture_output=True, text=True, check=True)
+    assert (done.stderr, cache.sizes()) == ("", kept)
+
+
+def test_for_a_cpu_or_a_gpu(capsys):
+    pytest.importorskip("numba_cuda")
+    with pytest.raises(SystemExit):
+        main(["compile", "--cpu", "--cc", "9.0"])
+    assert "not allowed with" in capsys.readouterr().err

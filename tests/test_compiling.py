@@ -1,0 +1,72 @@
+import io
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from numbattn import compiling
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "seconds", "said"), [(Terminal, 0.5, 1), (Terminal, 0.0, 0), (io.StringIO, 0.5, 0)])
+def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, seconds, said):
+    """Once, and only what takes long."""
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "PATIENCE", 0.1)
+    monkeypatch.setattr(compiling, "_told", [])
+    monkeypatch.setattr(sys, "stderr", stream())
+    for _ in range(2):
+        with compiling.compiling("cpu", "a kernel"):
+            time.sleep(seconds)
+    assert sys.stderr.getvalue().count(f"keeps the result in {tmp_path / 'cpu'}\n") == said
+    assert len(sys.stderr.getvalue().splitlines()) == said
+
+
+def test_what_is_compiled_is_logged(caplog):
+    with caplog.at_level(logging.INFO, "numbattn"), compiling.compiling("cpu", "a kernel for the CPU"):
+        time.sleep(0.06)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("numbattn", "INFO")
+    assert record.getMessage() == "compiled a kernel for the CPU in 0.1 s"
+
+
+def test_what_fails_to_compile_is_not_logged(caplog):
+    with caplog.at_level(logging.INFO, "numbattn"), pytest.raises(ValueError, match="no"):  # noqa: SIM117
+        with compiling.compiling("cpu", "a kernel"):
+            raise ValueError("no")
+    assert not caplog.records
+
+
+CALL = """
+import numba, numpy as np, numbattn as na
+x = np.ones((40, 8), np.float32)
+for score in None, na.Score(lambda s, batch, head, i, j: s / 2):
+    for call in na.attention, lambda q, k, v, score: na.attention_weights(q, k, score=score):
+        try:
+            call(x, x, x, score=score)
+        except ImportError as error:
+            print(error)
+numba.config.DISABLE_JIT = 0
+from numbattn.cpu import product
+print(hasattr(product.product, "py_func"))
+"""
+
+
+def test_numba_told_to_compile_nothing_is_named():
+    """Whatever is called first; nothing is left half imported."""
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
+    *said, result = done.stdout.splitlines()
+    assert (len(said), result) == (3, "True")  # weights without a function need no Numba
+    assert all(line.startswith("NUMBA_DISABLE_JIT is set") for line in said)
+
+
+def test_the_handlers_are_the_users():
+    assert [type(handler) for handler in compiling.LOGGER.handlers] == [logging.NullHandler]
