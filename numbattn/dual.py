@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaError, TypingError
 from numba.core.typeconv import Conversion
@@ -21,13 +21,14 @@ from numba.extending import intrinsic, lower_cast, models, overload, register_ji
 from .checks import UserTypeError
 from .compiling import check_jit
 from .functions import IS_A_MASK
+from .strict import REFUSED, compiled, power
 
 check_jit()
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)
 ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # so that what they are combined with keeps its type
+RETURNS_NONE = "may return None: let it return a number on every way, s, say"
 ALL_WHOLE = 2.0**52  # a float from here on is an integer
-compiled = njit(error_model="numpy")
 
 
 class Dual(types.Type):
@@ -354,7 +355,7 @@ INSTEAD = {  # what compiled functions call for what NumPy calls so
     np.floor: floor, np.ceil: ceil, np.trunc: trunc, np.rint: rint, np.round: rounded, np.around: rounded,
     np.reciprocal: reciprocal,
     np.abs: abs, np.negative: operator.neg, np.positive: operator.pos, np.add: operator.add,
-    np.subtract: operator.sub, np.multiply: operator.mul, np.divide: operator.truediv, np.power: operator.pow,
+    np.subtract: operator.sub, np.multiply: operator.mul, np.divide: operator.truediv, np.power: power, math.pow: power,
     np.mod: operator.mod, np.floor_divide: operator.floordiv, np.logical_not: operator.not_,
     np.arcsin: math.asin, np.arccos: math.acos, np.arctan: math.atan, np.arctan2: math.atan2,
     np.arcsinh: math.asinh, np.arccosh: math.acosh, np.arctanh: math.atanh,
@@ -376,6 +377,8 @@ def number_of(x):
 def _number_of(x):
     if isinstance(x, types.Boolean):
         raise TypingError(IS_A_MASK)
+    if isinstance(x, types.NoneType | types.Optional):
+        raise TypingError(RETURNS_NONE)
     return lambda x: x
 
 
@@ -390,8 +393,13 @@ def naming(*functions):
         text = str(error)
         codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
         where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
-        if IS_A_MASK in text:
-            raise UserTypeError(f"score: {where}, {IS_A_MASK}") from None
+        for refusal in (IS_A_MASK, RETURNS_NONE):
+            if refusal in text:
+                raise UserTypeError(f"score: {where}, {refusal}") from None
+        for refusal in REFUSED:
+            if refusal in text:
+                line = re.search(r"File .*, (line \d+)", text[text.index(refusal) :])
+                raise UserTypeError(f"score: {where}, {line[1] if line else 'somewhere'}: {refusal}") from None
         if "Dual(" in text:
             raise UserTypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
                                 "Write it down: Score(function, derivative=...), and compare both by "

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from .checks import Array, integer, number, words_for
+from .entries import entries_of
 from .frozen import frozen
 from .scores import Part, _checked
 from .values import shown
 
 IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
-LOOKED_UP = tuple(map(np.dtype, "?bhilqBHILQfd"))  # what Numba's functions can read on CPUs and GPUs
+LOOKED_UP = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,7 +117,7 @@ class Score(Part):
     @property
     def _value(self) -> Callable[..., Any]:
         """The function of one element, in plain Python."""
-        python, arrays = self._identity.function.python, self._wide_arrays
+        python, arrays = self._identity.function.python, self._seen_arrays
 
         def value(*element: Any) -> Any:
             found = python(*element, *arrays)
@@ -129,24 +130,22 @@ class Score(Part):
     @property
     def _slope(self) -> Callable[..., Any]:
         """The derivative of one element."""
-        derivative, arrays = self._identity.derivative, self._wide_arrays
+        derivative, arrays = self._identity.derivative, self._seen_arrays
         if derivative is not None:
             return lambda *element: derivative.python(*element, *arrays)
-        dual: Any = import_module("numbattn.dual")  # Numba is not imported before it is needed
-        of_dual = dual.derivative_of(self._identity.function)
+        compiled: Any = import_module("numbattn.element")  # Numba is not imported before it is needed
+        dual: Any = import_module("numbattn.dual")
+        of_dual = compiled.slope_of(self._identity)
 
         def slope(*element: Any) -> Any:
             with dual.naming(self.function):
-                return of_dual(*element, *arrays)
+                return of_dual(*element, self.arrays)
 
         return slope
 
     @property
-    def _wide_arrays(self) -> list[Any]:
-        """For plain Python, where s * float32 would be float32 and integers of 8 bits would wrap around."""
-        arrays: Any = self.arrays
-        wide = {"f": np.float64, "i": np.int64, "u": np.int64}
-        return [x if x.dtype.itemsize == 8 or x.dtype == bool else x.astype(wide[x.dtype.kind]) for x in arrays]
+    def _seen_arrays(self) -> tuple[Any, ...]:
+        return tuple(map(entries_of, self.arrays))
 
     def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
         """function(s, batch, head, i, j) of each element of S (..., heads, seqlen_q, seqlen_k)."""

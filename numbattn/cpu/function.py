@@ -12,7 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..dual import INSTEAD, compiled, compiled_of, derivative_of, naming, number_of
+from ..dual import INSTEAD, naming
+from ..element import check, slope_of, value_of
+from ..strict import Compiler, compiled
+from ..wide import seen
 from .compile import c_function
 from .tile import INT64, array_at, contiguous_view
 
@@ -46,8 +49,9 @@ def _tile_function(identity, kinds, dtype, derivative):
     """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
 
     def make():
+        check(identity, numba.from_dtype(dtype), kinds, derivative)
         real, arrays_of, hidden = dtype.type, arrays_at(kinds), -np.inf
-        of_user = _slope_of(identity) if derivative else compiled_of(identity.function)
+        element = slope_of(identity) if derivative else value_of(identity)
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record)
@@ -57,19 +61,15 @@ def _tile_function(identity, kinds, dtype, derivative):
                     if derivative and S[j, i] == hidden:  # where it may be NaN
                         out[j, i] = 0
                     else:
-                        out[j, i] = number_of(of_user(S[j, i], batch, head, m0 + i, n0 + j, *arrays))
+                        out[j, i] = element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
 
         return apply
 
     return c_function((identity.digest, kinds, dtype.str, derivative), ARGUMENTS, make)
 
 
-def _slope_of(identity):
-    return derivative_of(identity.function) if identity.derivative is None else compiled_of(identity.derivative)
-
-
 # -------------------------------------------------------------------------------------------------------------- checks
-checked = numba.njit(error_model="numpy", boundscheck=True)
+checked = numba.njit(error_model="numpy", boundscheck=True, pipeline_class=Compiler)
 
 
 def place_outside(score, shape, S):
@@ -103,7 +103,7 @@ def _walk(function):
                     for col in range(0, seqlen_k - 1 + step_k, step_k):
                         j = min(col, seqlen_k - 1)
                         at[0], at[1], at[2], at[3] = batch, head, i, j
-                        of_user(S[(i + j) % S.size], batch, head, i, j, *arrays)
+                        of_user(S[(i + j) % S.size], batch, head, i, j, *seen(arrays))
 
     return walk
 

@@ -7,11 +7,14 @@ stands for the function, and its arrays, dtype:ndim.
 from functools import lru_cache
 
 import numpy as np
+from numba import from_dtype
 from numba.cuda import types
 
 from ....dual import derivative_of, is_additive, linked, number_of
+from ....element import check
 from ....frozen import Frozen
 from ....functions import Score
+from ....wide import seen, widened
 from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
 from ..shared.layouts import array_type
@@ -36,12 +39,21 @@ class FunctionKind(Kind):
         """(dtype, ndim) of each."""
         return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[1:])]
 
+    @property
+    def array_types(self):
+        return tuple([array_type(*about) for about in self.arrays])
+
     def types(self, number):
         """Of the place of a launch, seqlen_q, seqlen_k, arrays."""
-        return *PLACE_TYPES, INDEX, INDEX, types.Tuple([array_type(*about) for about in self.arrays])
+        return *PLACE_TYPES, INDEX, INDEX, types.Tuple(self.array_types)
+
+    def check(self, ACC, derivative=False):
+        """A TypeError where the function may fail."""
+        check(self.identity, from_dtype(ACC), self.array_types, derivative)
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), identity, ONE = unit, self.identity, ACC(1)
+        self.check(ACC)
         mapped = mapped_over(layout, transposed, at)
         value_of, HIDDEN = mapped(identity.function, number_of), ACC(-np.inf)
 
@@ -52,6 +64,7 @@ class FunctionKind(Kind):
         if not has_derivative:  # it is not even looked for
             return nothing_ahead, value_alone
 
+        self.check(ACC, derivative=True)
         slope_of = mapped(identity.derivative or derivative_of(identity.function), same)
 
         @device
@@ -89,6 +102,7 @@ class ShiftKind(FunctionKind):
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
+        self.check(ACC)
         added_by = mapped_over(layout, transposed, at)(self.identity.function, number_of)
 
         @device
@@ -101,7 +115,7 @@ class ShiftKind(FunctionKind):
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
     """What is compiled in for a functions.Identity and arrays of these (dtype, ndim)."""
-    kinds = [array_type(dtype, ndim) for dtype, ndim in arrays]
+    kinds = [widened(array_type(dtype, ndim)) for dtype, ndim in arrays]
     only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
     name = ShiftKind.name if only_adds else FunctionKind.name
@@ -122,11 +136,11 @@ def mapped_over(layout, transposed, number):
 
         @device
         def of_rows(s, i, j, batch, head, arrays):
-            return result(of_user(s, batch, head, i, j, *arrays))
+            return result(of_user(s, batch, head, i, j, *seen(arrays)))
 
         @device
         def of_cols(s, j, i, batch, head, arrays):
-            return result(of_user(s, batch, head, i, j, *arrays))
+            return result(of_user(s, batch, head, i, j, *seen(arrays)))
 
         @device
         def counted(scores, batch, head):

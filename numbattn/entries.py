@@ -1,0 +1,50 @@
+"""Arrays of integers and booleans, as a function of the user's own reads them in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+class Entries:
+    """An array whose entries are Python's numbers: no 8 bits wrap around, and True - False is 1. In compiled code the
+    same is `wide.Wide`."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __getitem__(self, place: Any) -> Any:
+        return _entry(self._array[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_entry, self._array)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        return self._array.size  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Entries:
+        return Entries(self._array.T)
+
+
+def entries_of(array: Any) -> Any:
+    """An array as the function sees it. Floats are float64, where s * float32 would be float32."""
+    return array.astype(np.float64, copy=False) if array.dtype.kind == "f" else Entries(array)
+
+
+def _entry(x: Any) -> Any:
+    return x.item() if isinstance(x, np.generic) else Entries(x)
