@@ -18,12 +18,14 @@ import numbattn as na
 
 
 class Batched(torch.autograd.Function):
-    """A function of tensors with as many axes each: vmap maps over one more batch axis of all of them."""
+    """Of tensors with as many axes each: what vmap maps over is one more batch axis of all of them."""
 
     @classmethod
     def vmap(cls, info, in_dims, *tensors):
-        pairs = zip(tensors, in_dims)
-        return cls.apply(*(x.expand(info.batch_size, *x.shape) if i is None else x.movedim(i, 0) for x, i in pairs)), 0
+        def batched(x, axis):
+            return x.expand(info.batch_size, *x.shape) if axis is None else x.movedim(axis, 0)
+
+        return cls.apply(*map(batched, tensors, in_dims)), 0
 
 
 class Forward(Batched):
@@ -44,7 +46,7 @@ class Forward(Batched):
 
 
 class Backward(Batched):
-    """From do, dlse and what was saved to dq, dk, dv. Who differentiates these by any of those meets the error."""
+    """From do, dlse and what was saved to dq, dk, dv: a function of its own, so that derivatives of these raise."""
 
     @staticmethod
     def forward(do, dlse, *saved):
@@ -52,7 +54,8 @@ class Backward(Batched):
         return tuple(map(torch.from_dlpack, na.attention_backward(array(do), saved, dlse=array(dlse))))
 
     @staticmethod
-    def setup_context(ctx, inputs, output): ...
+    def setup_context(ctx, inputs, output):
+        """Nothing is saved."""
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -60,7 +63,7 @@ class Backward(Batched):
 
 
 class Attention(Forward):
-    """Causal attention: `Attention.apply(q, k, v)`."""
+    """Causal attention: `Attention.apply(q, k, v)`, whose axes broadcast as in numbattn."""
 
     @staticmethod
     def apply(*qkv):

@@ -64,7 +64,8 @@ LIBRARIES = {"torch": "torch", "numpy": "the formula in NumPy"}
 
 def _other_sizes(records):
     """Sentences by kind of size, and a table of all."""
-    kinds = {"with head_dims of 8 to 32": [x for x in records if x["batch"] == 1],
+    one = select(records, batch=1)
+    kinds = {f"with head_dims of {span(values(one, 'head_dim'), 0)}": one,
              "with large batches": [x for x in records if x["batch"] > 1 and not x["pair_bias"]],
              "with a bias for each pair and its gradient": select(records, pair_bias=True)}  # fmt: skip
     told = []
