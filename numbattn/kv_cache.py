@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,8 +20,9 @@ from .checks import (
     same_library,
     words_for,
 )
-from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale, to_float8, to_int8
+from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale
 from .masks import All, Cached, Mask
+from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
 from .values import Memo, Value, moved
 
 # NumPy's functions pass CuPy's arrays on to CuPy
@@ -232,7 +232,7 @@ class KVCache(Value):
             return self._append_on_gpu(k, v, segments)
         self._check_writable()
         self._check_scales()
-        offsets = _offsets(segments, batch, k.shape[-2])
+        offsets = offsets_of_tokens(segments, batch, k.shape[-2])
         counts = np.diff(offsets)
         for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
             raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
@@ -240,9 +240,8 @@ class KVCache(Value):
         sequence = np.repeat(np.arange(batch), counts)
         page, row = self._places(sequence, np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence])
         tokens = slice(offsets[0], offsets[-1])
-        stored = _stored(_by_token(k)[tokens], self.k, self.k_scale)
-        stored += _stored(_by_token(v)[tokens], self.v, self.v_scale)
-        for x, of_tokens in stored:
+        writes = stored(by_token(k)[tokens], self.k, self.k_scale) + stored(by_token(v)[tokens], self.v, self.v_scale)
+        for x, of_tokens in writes:
             x[page, :, row] = of_tokens
         self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
 
@@ -251,7 +250,7 @@ class KVCache(Value):
 
         offsets, counts = None, k.shape[-2]
         if segments is not None:
-            offsets = moved(_offsets_of(segments, len(self.lengths)), k).astype(np.int32)
+            offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
             counts = offsets[1:] - offsets[:-1]
         append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale)
         append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale)
@@ -292,7 +291,7 @@ class KVCache(Value):
             raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
         if self._is_numpy:
             self._check_writable()
-            _check_path(steps, nodes)
+            check_path(steps, nodes)
             if batch and lengths.min() < nodes:
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
@@ -478,45 +477,3 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
     if found not in NUMBERS:
         raise TypeError(f"{name}: got {found}, allowed {allowed}")
     return found
-
-
-def _offsets(segments: Any, batch: int, count: int) -> Any:
-    """Of the new tokens of each sequence, `count` of each or, if they are packed, of all together."""
-    if segments is None:
-        return np.arange(batch + 1) * count
-    offsets = _offsets_of(segments, batch)
-    same_library(KVCache=np.empty(0), segments=offsets)
-    check_values("segments", offsets, count, rising=True)
-    return offsets.astype(np.int64)
-
-
-def _offsets_of(segments: Any, batch: int) -> Any:
-    offsets = integer_array("segments", segments, "(batch + 1,)")
-    if offsets.shape != (batch + 1,):
-        raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
-    return offsets
-
-
-def _check_path(path: Any, nodes: int) -> None:
-    """Refuse what is not ascending, from 0 on, and then -1."""
-    if path.size and not -1 <= path.min() <= path.max() < nodes:
-        raise ValueError(f"path: got values from {path.min()} to {path.max()}, allowed -1 to {nodes - 1}")
-    one, other = path[:, :-1], path[:, 1:]
-    wrong = (other >= 0) & ((one < 0) | (other <= one))
-    if wrong.any():
-        raise ValueError(f"path: got {one[wrong][0]} before {other[wrong][0]}, expected ascending nodes, then -1")
-
-
-def _by_token(x: Any) -> Any:
-    """(..., heads, tokens, features) as (tokens, heads, features)."""
-    x = x.swapaxes(-2, -3)
-    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
-
-
-def _stored(tokens: Any, held: Any, scale: Any) -> list[tuple[Any, Any]]:
-    """What of tokens (tokens, heads, features) is written to which array: to k or v, quantised if it is of 8 bits, and
-    to their scales."""
-    if held.dtype == INT8:
-        tokens, scales = to_int8(tokens)
-        return [(held, tokens), (scale, scales)]
-    return [(held, to_float8(tokens, scale) if held.dtype == FLOAT8 else tokens)]

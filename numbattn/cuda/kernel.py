@@ -1,15 +1,22 @@
 """Kernels of your own in the tile language: `launch` runs one on CuPy arrays, or simulates it on NumPy arrays."""
 
+import dis
+from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import tile
 from .build import GivenSource, Source, TensorMapArgument
 from .compiler import from_dtype, types
 from .plan.spec import NUMBERS
 from .plan.steps import At, Plan, Step
 from .plan.views import View, fits_tensor_map, layout_of
 from .tile import INDEX, bfloat16, simulate
+from .tile.boxes import Place
+from .tile.layout import Layout
+from .tile.pipeline import Pipeline
 
 
 class TensorMap(NamedTuple):
@@ -47,7 +54,8 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     TypeError
         NumPy arrays beside CuPy's, or an argument that kernels do not take.
     ValueError
-        An array of another device, a TensorMap of an array that TMA cannot move, a grid or threads out of range.
+        An array of another device, a TensorMap of an array that TMA cannot move, a grid or threads out of range, fewer
+        threads than a layout deals its tile to, less shared memory than a place in it takes.
 
     Examples
     --------
@@ -63,11 +71,13 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     >>> float(y.min()), float(y.max())
     (2.0, 2.0)
     """
-    grid = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
-    if min(grid) < 1:
-        raise ValueError(f"grid: got {grid}, expected at least one block along each axis")
+    grid = (grid, 1, 1) if isinstance(grid, int) else (*grid, *(1,) * (3 - len(grid)))
+    if len(grid) > 3 or min(grid) < 1:
+        raise ValueError(f"grid: got {grid}, expected at least one block along each of up to three axes")
     if not 1 <= threads <= 1024:
         raise ValueError(f"threads: got {threads}, expected 1 to 1024")
+    if isinstance(kernel, FunctionType):
+        check_block(kernel, threads, shared_bytes)
     arrays = [_array(x) for x in _flat(arguments) if not _is_number(x)]
     libraries = sorted({type(x).__module__.partition(".")[0] for x in arrays})
     if libraries == ["cupy"]:
@@ -78,6 +88,30 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
         simulate(kernel, grid, threads, shared_bytes, *map(_array, arguments))
     else:
         raise TypeError(f"arguments: got arrays of {', '.join(libraries)}, expected all of NumPy or all of CuPy")
+
+
+@lru_cache(maxsize=1024)
+def check_block(kernel, threads, shared_bytes):
+    """Refuse a block that is too small for what a kernel captures."""
+    for x in captured(kernel, set()):
+        if isinstance(x, Layout) and x.holders > threads:
+            raise ValueError(f"threads: got {threads}, expected {x.holders} or more, to which the layout "
+                             f"{x} deals a tile")
+        if isinstance(x, Place | Pipeline) and x.end > shared_bytes:
+            raise ValueError(f"shared_bytes: got {shared_bytes}, expected {x.end} or more, where {x} ends")
+
+
+def captured(function, known):
+    """What a kernel refers to, and the device functions that it refers to, but for the words of the language."""
+    known.add(function)
+    code, around = function.__code__, function.__globals__
+    names = {x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL"}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    for x in _flat([*cells, *[around[name] for name in names if name in around]]):
+        if not isinstance(x, FunctionType):
+            yield x
+        elif x not in known and not x.__module__.startswith(tile.__name__):
+            yield from captured(x, known)
 
 
 def run(gpu, kernel, grid, threads, shared_bytes, arguments):

@@ -15,11 +15,14 @@ from numbattn.cuda.tile import (
     INDEX,
     Pipeline,
     SharedMemory,
+    allocate,
     block_index,
+    device,
     fence_async_proxy,
     get,
     init_pipelines,
     load,
+    put,
     save,
     simt,
     stage,
@@ -132,7 +135,7 @@ def test_types():
 X = np.zeros((8, 16), np.float32)
 WRONG = {
     "no array": (line, 1, 32, 0, 1.0), "no block": (line, 0, 32, 0, X), "threads": (line, 1, 2000, 0, X),
-    "a list": (line, 1, 32, 0, [1]),
+    "a list": (line, 1, 32, 0, [1]), "four axes": (line, (1, 1, 1, 1), 32, 0, X),
 }  # fmt: skip
 
 
@@ -140,6 +143,45 @@ WRONG = {
 def test_wrong_calls(case):
     with pytest.raises((TypeError, ValueError), match="got"):
         launch(*WRONG[case])
+
+
+PLACES = SharedMemory()
+PLACE, WIDE = PLACES.tile(8, 16, np.float32), simt(8, 16, 64, 8, 1)
+BOXES = Pipeline.within(PLACES, PLACES.boxes(8, 64, np.float16, stages=2), readers=1)
+
+
+@device
+def doubled(x):
+    return 2 * load(x, WIDE, 0)
+
+
+def in_wide_tiles(x):
+    save(x, doubled(x), 0)
+
+
+def in_place(x):
+    put(allocate(PLACE), load(x, TILE, 0))
+
+
+def in_boxes(x):
+    init_pipelines(BOXES)
+
+
+@pytest.mark.parametrize(("kernel", "threads", "nbytes", "words"), [
+    (in_wide_tiles, 32, 0, "threads: got 32, expected 64 or more, to which the layout fma 8x16 in 1x2 registers deals"),
+    (in_place, 32, 639, "shared_bytes: got 639, expected 640 or more, where float32 8x16 at 0 ends"),
+    (in_boxes, 32, PLACES.nbytes - 8, f"shared_bytes: got .*, expected {PLACES.nbytes} or more, where pipeline of 2"),
+])  # fmt: skip
+def test_a_block_that_is_too_small(kernel, threads, nbytes, words):
+    with pytest.raises(ValueError, match=words):
+        launch(kernel, 1, threads, nbytes, X)
+
+
+def test_a_block_that_is_large_enough():
+    x = np.ones((8, 16), np.float32)
+    launch(in_wide_tiles, 1, 64, 0, x)
+    launch(in_place, 1, 32, 640, x)
+    assert (x == 2).all()
 
 
 @pytest.mark.parametrize("x", [np.zeros((1, 1, 8, 12), np.float16), np.zeros((1, 1, 8, 16), np.float16)[..., ::2]])

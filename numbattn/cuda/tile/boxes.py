@@ -45,6 +45,11 @@ class Place:
         return self.nbytes
 
     @property
+    def end(self):
+        """Bytes of shared memory up to behind the last stage."""
+        return self.offset + self.stages * self.stride
+
+    @property
     def vector(self):
         """Elements in 16 bytes."""
         return VECTOR_BYTES // self.dtype.itemsize

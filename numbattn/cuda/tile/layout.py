@@ -212,6 +212,11 @@ class Layout:
         return Layout(self.rows, parts, self.threads)
 
     @cached_property
+    def holders(self):
+        """The threads that a block needs for somebody to hold each element."""
+        return 1 << max(self.rows.thread_bits | self.cols.thread_bits, default=-1) + 1
+
+    @cached_property
     def has_whole_rows(self):
         """Whether no row is shared by several warps."""
         return max(self.cols.thread_bits, default=0) < WARP_BITS

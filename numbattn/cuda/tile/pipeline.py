@@ -86,6 +86,11 @@ class Pipeline:
     def __str__(self):
         return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers"
 
+    @property
+    def end(self):
+        """Bytes of shared memory up to behind the last barrier."""
+        return self.barriers + 2 * self.tile.stages * BARRIER_BYTES
+
     @classmethod
     def within(cls, shared, tile, readers, fills=1):
         return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills)

@@ -108,7 +108,7 @@ class SharedMemory:
             check_dtype("widened tile", widened := np.dtype(widened), HALF_FLOATS)
         offset = self.nbytes if at is None else at.offset
         tile = SharedTile(rows, cols, np.dtype(dtype), offset, stages, widened=widened)
-        self.nbytes = max(self.nbytes, tile.offset + stages * tile.nbytes)
+        self.nbytes = max(self.nbytes, tile.end)
         return tile
 
     def boxes(self, rows, cols, dtype, stages=1, room=0, at=None):
@@ -116,7 +116,7 @@ class SharedMemory:
         columns, too."""
         offset = self.reserve(0, BOX_ALIGNMENT) if at is None else at.offset
         plan = Boxes(rows, cols, np.dtype(dtype), offset, stages, room=room)
-        self.nbytes = max(self.nbytes, offset + stages * plan.stride)
+        self.nbytes = max(self.nbytes, plan.end)
         return plan
 
     def reserve(self, nbytes, align=VECTOR_BYTES):
