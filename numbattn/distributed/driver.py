@@ -118,8 +118,7 @@ class Ring:
     def _check(self) -> None:
         """Refuse a call after one that has ended halfway."""
         if self._interrupted:
-            raise Interrupted(f"a call of this ring has ended halfway: {self._interrupted}. All ranks have to call its "
-                              "reset(), or make a new ring")  # fmt: skip
+            raise interrupted(self._interrupted)
 
     def _abandon(self) -> None:
         """Give up what is on its way, so that its memory can have another use."""
@@ -197,6 +196,12 @@ class Apart(Ring):
     def _answer(self, message: Message) -> Any:
         """Carry out what the generator asks for."""
         raise NotImplementedError
+
+
+def interrupted(what: str) -> Interrupted:
+    """The error, by what has ended halfway."""
+    return Interrupted(f"a call of this ring has ended halfway: {what}. All ranks have to call its reset(), or make a "
+                       "new ring")  # fmt: skip
 
 
 def seconds(name: str, value: Any) -> float:

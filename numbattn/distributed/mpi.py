@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import library, words_for
-from .driver import Apart, Interrupted, seconds
+from .driver import Apart, Interrupted, interrupted, seconds
 from .facts import Agreed
 from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG
@@ -134,7 +134,7 @@ class Mpi(Apart):
         """Wait, as long as `timeout` allows: MPI itself would wait for ever for a process that is gone."""
         end, nap = time.monotonic() + self.timeout, 1e-6
         while not all(request.Test() for request in requests):
-            self._check()
+            self._listen()
             if time.monotonic() > end:
                 raise TimeoutError(f"rank {self.rank} has waited {self.timeout:g} s for {what}")
             time.sleep(nap)
@@ -144,14 +144,18 @@ class Mpi(Apart):
 
     # ------------------------------------------------------------------------------------------- calls that end halfway
     def reset(self) -> None:
-        self._abandon()  # again: that others are told may have been interrupted
-        while True:
+        self._interrupted = self._interrupted or "reset"  # until all ranks have come
+        self._abandon()
+        while self._interrupted:
             self._epoch += 1
-            self._interrupted = ""
             try:
-                return self._together("reset", self._meet)
+                self._meet()
+                self._interrupted = ""
             except Interrupted:  # another rank has waited here before, and left
-                continue
+                self._abandon()
+            except BaseException:
+                self._abandon()
+                raise
 
     def _meet(self) -> None:
         """Wait for all ranks, then receive what has been sent before, for nobody: its memory is free then."""
@@ -164,17 +168,17 @@ class Mpi(Apart):
                 self._received.extend(map(message.Irecv, [np.empty(status.Get_count(BYTE), np.uint8)]))
 
     def _check(self) -> None:
-        """Refuse a call as well when another rank has left the epoch."""
-        if not self._interrupted and self.communicator.Iprobe(tag=self._tag(END)):
-            self._interrupted = f"that of {self._who_has_left()}"
         super()._check()
+        self._listen()
 
-    def _who_has_left(self) -> str:
-        from mpi4py.MPI import Status
+    def _listen(self) -> None:
+        """Notice that another rank has left the epoch."""
+        if self.communicator.Iprobe(tag=self._tag(END)):
+            from mpi4py.MPI import Status
 
-        status = Status()
-        self.communicator.Probe(tag=self._tag(END), status=status)
-        return f"rank {status.Get_source()}"
+            status = Status()
+            self.communicator.Probe(tag=self._tag(END), status=status)
+            raise interrupted(f"that of rank {status.Get_source()}")
 
     def _abandon(self) -> None:
         """Tell all others, and call back what can be."""
