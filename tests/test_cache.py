@@ -163,14 +163,16 @@ def names(folder):
 
 
 def test_what_was_unused_for_longest_goes_first(place, monkeypatch):
-    size = keep(code=b"x" * 1000).stat().st_size
+    first = keep(code=b"x" * 1000)
+    size = first.stat().st_size
+    os.utime(first, (0, 0))
     monkeypatch.setattr(cache, "MOST_BYTES", 3 * size)
     draft = place / "cpu" / f"{OTHER}.{'1' * 32}"  # of a process that was killed
     draft.write_bytes(b"x" * size)
     os.utime(draft, (0, 0))
     for age, digit in enumerate("abc"):  # one too many
-        os.utime(keep(name=digit * 64, code=b"x" * 1000), (1 + age, 1 + age))
         cache.read("cpu", NAME)  # used again and again
+        os.utime(keep(name=digit * 64, code=b"x" * 1000), (1 + age, 1 + age))
     keep(name="d" * 64, code=b"x" * 1000)
     assert names(place / "cpu") == {NAME, "c" * 64, "d" * 64}
 

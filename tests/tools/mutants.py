@@ -694,6 +694,43 @@ TABLE = [
         "not self.active and (": "(",
         "scratch = self.scratch()\n": "scratch = self.args and self.scratch()\n",
     }),
+    # ---------------------------------------------------------------------------------------------- what is kept on disk
+    Faults("cache.py", ["test_cache.py"], {
+        "stat.S_IWGRP | stat.S_IWOTH": "stat.S_IWOTH",
+        '"O_NOFOLLOW", ': "",
+        "state.st_uid not in (0, os.geteuid())": "state.st_uid == 0 != os.geteuid()",
+        "path.parents[:3]": "path.parents[:2]",
+        "state = os.fstat(file)\n        _check(path, state)": "state = os.fstat(file)",
+        "not stat.S_ISREG(state.st_mode)": "False",
+        "_digest(name, content) != digest": "False",
+        'name.encode() + b"\\n" + content': "content",
+        "0o644": "0o666",
+        "each.mkdir(0o755": "each.mkdir(0o777",
+        "            draft.unlink(missing_ok=True)": "            pass",
+        "NAME.fullmatch(path.name) and ": "",
+        "NAME.fullmatch": "NAME.match",
+        " + [ours.parent / kind for kind in KINDS]": "",
+        "            if kept:\n": "            if True:\n",
+        "os.utime(path)": "pass",
+        "size <= MOST_BYTES": "not size",
+        "_warned.add(place)": "pass",
+    }),
+    Faults("sources.py", ["cpu/test_compile.py::test_code_of_other_sources_is_neither_kept_nor_read"], {
+        "bool(_IMPORTED) and _states() == _IMPORTED": "True",
+        "path.parent == PACKAGE or ": "",
+    }),
+    Faults("forks.py", ["cpu/test_compile.py::test_a_child_that_is_forked_while_a_thread_compiles"], {
+        "before=lock.__enter__, after_in_parent=release, after_in_child=release": "before=list",
+        "after_in_child=release": "after_in_child=list",
+    }),
+    Faults("cpu/compile.py", ["cpu/test_compile.py::test_what_needs_this_process_is_not_kept",
+                              "cpu/test_function.py::test_a_function_that_calls_others",
+                              "cpu/test_compile.py::test_nothing_is_unpickled"], {
+        "has_addresses or any(": "any(",
+        "result.signature.return_type == types.none and ": "",
+        "x.name.startswith(RuntimeLinker.PREFIX)": "False",
+        'code.set(kept.header["environment"], id(environment))': "pass",
+    }),
     # ----------------------------------------------------------------------------------------------------- CUDA: calls
     Faults("cuda/gather.py", ["cuda/test_gather.py"], {
         "np.float64 if dense.dtype == np.float64 else np.float32": "np.float32",
