@@ -179,6 +179,7 @@ class Mask(Value):
         """Whether each call makes Bits of it, or of a part."""
         return False
 
+    _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
 
     def _draws(self, part: Mask) -> bool:
