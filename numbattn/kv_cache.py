@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -387,6 +388,8 @@ class KVCache(Value):
         """The mask of a call: aligned with the lengths, beyond which nothing is visible."""
         if isinstance(mask._frame, Cached):
             return mask
+        if self._is_numpy and not mask._holds_arrays:
+            return _beside_lengths(mask, self.lengths.tobytes(), self.lengths.dtype)
         found = MASKS.get(self, mask)
         if found is None:
             found = All((Cached(self.lengths[:, None]), *mask._parts))
@@ -405,7 +408,7 @@ class KVCache(Value):
 
     def _checked_lengths(self) -> Any:
         if self._is_numpy:
-            check_values("KVCache lengths", self.lengths, self.capacity)
+            _check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)
         return self.lengths.astype(np.int64)
 
     def _check_scales(self) -> None:
@@ -456,6 +459,19 @@ class KVCache(Value):
     def _scale_of_tokens(self, scale: Any) -> Any:
         """One for each token and head, (batch or pages, heads, rows)."""
         return scale if scale.ndim == 3 else np.broadcast_to(scale[:, None], self.k.shape[:3])
+
+
+@lru_cache(maxsize=64)
+def _check_lengths(lengths: bytes, dtype: np.dtype[Any], capacity: int) -> None:
+    check_values("KVCache lengths", np.frombuffer(lengths, dtype), capacity)
+
+
+@lru_cache(maxsize=64)
+def _beside_lengths(mask: Mask, lengths: bytes, dtype: np.dtype[Any]) -> Mask:
+    """A mask of numbers beside the lengths as they are now: the same one at the next call, and in the next layer."""
+    found = All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))
+    found._set(_is_settled=True)
+    return found
 
 
 def _check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:

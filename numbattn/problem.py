@@ -243,7 +243,7 @@ def describe(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, tuple([part._kind for part in parts]),
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
-    if given._holds_arrays:
+    if given._holds_arrays and not given._is_settled:
         given = fitted_mask(given, q, problem.score_shape, xp)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
         check_numbers(given, problem.score_shape, xp)

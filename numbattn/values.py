@@ -131,7 +131,7 @@ def clip(x: Any, low: int, high: int) -> Any:
         return max(low, min(x, high))
     if x.dtype == np.uint64:
         x = np.minimum(x, np.uint64(2**62))
-    return np.clip(x.astype(np.int64), low, high)
+    return np.minimum(np.maximum(x.astype(np.int64), low), high)  # np.clip takes three times as long on a few numbers
 
 
 def for_queries(x: Any) -> Any:

@@ -141,6 +141,25 @@ def test_bits_of_a_sequence_alone_and_in_any_batch(rng, monkeypatch, dtype, seql
             assert_equal(o[0], na.attention(q[b], k[b, :, :n], v[b, :, :n], causal=True))
 
 
+def test_lengths_may_be_edited_in_place(rng):
+    """Nothing of a call before is left, also where lengths come again."""
+    k, v = tokens(rng, 2, HEADS_K, count=90)
+    q, options = rng.standard_normal((2, HEADS, 1, D), dtype=np.float32), {
+        "mask": na.Causal() & (na.Window(9, 0) | na.Lengths(keys=2)),
+        "score": na.Alibi(rng.random((1, HEADS), dtype=np.float32)),
+    }
+    cache = na.KVCache(k.copy(), v.copy(), np.array([3, 90], np.int32))
+    for lengths in ([3, 90], [90, 40], [50, 50], [3, 90]):
+        cache.lengths[...] = lengths
+        got = na.attention(q, cache, **options)
+        for b, n in enumerate(lengths):
+            alone = na.attention(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], **options)
+            np.testing.assert_allclose(got[b : b + 1], alone, rtol=1e-6, atol=1e-6)
+    cache.lengths[0] = 91
+    with pytest.raises(ValueError, match="KVCache lengths: got values from 90 to 91, allowed 0 to 90"):
+        na.attention(q, cache, **options)
+
+
 def test_any_strides(rng):
     """(batch, capacity, heads, features), backwards, every other number."""
     k, v = tokens(rng, 2, HEADS_K, count=30)

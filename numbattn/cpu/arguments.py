@@ -88,6 +88,7 @@ class Scratch(NamedTuple):
     wide: Any  # tokens of K or V that are widened, or that lie in several pages
 
 
+FEW = 16  # queries of a tile, at most, that decode.py computes
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
@@ -205,12 +206,13 @@ def _cut(first, end, own, tile_m, at_multiples):
 
 
 def sight_of(problem, mask):
-    """The MaskArrays of a mask, and the arrays to keep alive."""
-    return _sight_of(problem, mask) if mask._holds_arrays else _sight_of_numbers(problem, mask)
+    """The MaskArrays of a mask, and the arrays to keep alive. Those of a cache are kept if they are small."""
+    lasts = not mask._holds_arrays or (mask._is_settled and problem.seqlen_q <= FEW)
+    return _known_sight_of(problem, mask) if lasts else _sight_of(problem, mask)
 
 
 @lru_cache(maxsize=64)
-def _sight_of_numbers(problem, mask):
+def _known_sight_of(problem, mask):
     return _sight_of(problem, mask)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arguments import WorkTiles, scratch_of, tiles_of
+from .arguments import FEW, WorkTiles, scratch_of, tiles_of
 from .compile import kernel
 from .launch import launch
 from .product import product_few, product_nt
@@ -39,7 +39,6 @@ from .tile import (
     tile_state,
 )
 
-FEW = 16  # queries of a tile, at most
 TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
 LANES = 32  # sums of P in a row, each of every 32nd key: vectors, and a long row loses fewer digits
 HALVES = 16, 8, 4, 2, 1  # of LANES: how they are added up
@@ -58,13 +57,13 @@ class Few(NamedTuple):
 
 def split(problem, mask, tile_m):
     """The WorkTiles of many queries, and the Few."""
-    if mask._frame is None:
-        return _split_uncut(problem, mask, tile_m)
+    if mask._frame is None or mask._is_settled:
+        return _known_split(problem, mask, tile_m)
     return _split(problem, tiles_of(problem, mask, tile_m))
 
 
 @lru_cache(maxsize=64)
-def _split_uncut(problem, mask, tile_m):
+def _known_split(problem, mask, tile_m):
     return _split(problem, tiles_of(problem, mask, tile_m))
 
 

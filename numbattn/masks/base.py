@@ -185,6 +185,7 @@ class Mask(Value):
         """Whether Segments beside it say where it lies: if it has no offset of its own."""
         return getattr(self, "offset", 0) is None
 
+    _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
 
     def _draws(self, part: Mask) -> bool:
