@@ -3,7 +3,7 @@
 from . import sources  # noqa: F401  before all others, whose files it looks at
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
-from .functions import Score, check_score
+from .functions import Score
 from .gradients import Gradients
 from .kv_cache import KVCache
 from .masks import (
@@ -24,6 +24,7 @@ from .masks import (
 )
 from .merging import merge, merge_vjp
 from .problem import Saved
+from .score_checks import check_score
 from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
 
 __version__ = "0.1.0"

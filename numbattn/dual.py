@@ -7,6 +7,7 @@ Shifted it is only compiled if its derivative is 1 everywhere.
 
 import math
 import operator
+import os
 import re
 from contextlib import contextmanager
 from functools import lru_cache
@@ -393,18 +394,20 @@ def naming(*functions):
         text = str(error)
         codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
         where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
-        for refusal in (IS_A_MASK, RETURNS_NONE):
+        for refusal in (IS_A_MASK, RETURNS_NONE, *REFUSED):
             if refusal in text:
-                raise UserTypeError(f"score: {where}, {refusal}") from None
-        for refusal in REFUSED:
-            if refusal in text:
-                line = re.search(r"File .*, (line \d+)", text[text.index(refusal) :])
-                raise UserTypeError(f"score: {where}, {line[1] if line else 'somewhere'}: {refusal}") from None
+                raise UserTypeError(f"score: {where}, {refusal}{_line(text, refusal)}") from None
         if "Dual(" in text:
             raise UserTypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
                                 "Write it down: Score(function, derivative=...), and compare both by "
                                 "check_score") from None
         raise UserTypeError(f"score: Numba cannot compile {where}: {error}") from None
+
+
+def _line(text, refusal):
+    """Where Numba says that something is, refused by an operator."""
+    found = re.search(r'File "(.*)", line (\d+)', text[text.index(refusal) :]) if refusal in REFUSED else None
+    return f" (line {found[2]} of {os.path.basename(found[1])})" if found else ""
 
 
 def without_rule(text):

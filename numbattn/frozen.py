@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dis
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
@@ -251,6 +252,8 @@ def reads_of(code: CodeType) -> Reads:
         "GLOBAL": [path for x in inner for path in x.globals], "DEREF": [path for x in inner for path in x.free],
     }  # fmt: skip
     refused, path = "", [""]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        refused = f"takes keywords by ** in line {code.co_firstlineno}"
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
             path = [step.argval]

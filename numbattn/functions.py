@@ -1,24 +1,25 @@
-"""Functions of the user's own as parts of a score: Score, what it is known by, and a check of its derivative."""
+"""Functions of the user's own as parts of a score: Score, and what it is known by."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from inspect import signature
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from .checks import Array, integer, number, words_for
+from .checks import Array, library, words_for
 from .entries import entries_of
 from .frozen import frozen
 from .scores import Part, _checked
 from .values import shown
 
+PLACE = "batch", "head", "i", "j"
 IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
 LOOKED_UP = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
 
@@ -81,11 +82,15 @@ class Score(Part):
         self._set(
             function=_function("Score function", self.function),
             derivative=None if self.derivative is None else _function("Score derivative", self.derivative),
-            arrays=tuple(self.arrays),
+            arrays=_arrays(self.arrays),
         )
-        self._set(_identity=Identity(self.function, self.derivative))
         for name, x in self._arrays().items():
+            if library(x) and x.dtype == np.uint64:
+                raise TypeError(f"Score {name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
             _checked(f"Score {name}", x, LOOKED_UP, "booleans, integers, float32 or float64")
+        for name, given in (("Score function", self.function), ("Score derivative", self.derivative)):
+            _check_signature(name, given, len(self.arrays))
+        self._set(_identity=Identity(self.function, self.derivative))
 
     def _arrays(self) -> dict[str, Any]:
         return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
@@ -179,83 +184,29 @@ class Identity:
         return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
 
 
-@np.errstate(under="ignore")
-def check_score(
-    score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
-) -> float:
-    """Compare the derivative of a score function with finite differences, and look for reads outside of its arrays.
-
-    Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
-    function the lengths, heads and elements of a batch that the score is to be used with.
-
-    Parameters
-    ----------
-    score : Score
-    seqlen_q, seqlen_k : int, optional
-        How many queries and keys there are. The function is called for all pairs; where there are more than 2**24,
-        heads and batches counted, for all queries with some keys, the first and last among them, and vice versa.
-    spread : float, optional
-        The standard deviation of the scores, normally distributed, at which it is called.
-    heads, batch : int, optional
-        How many heads there are, and elements of the batch.
-
-    Returns
-    -------
-    error : float
-        The largest difference, relative to 1 or, if that is larger, to the derivative, at up to 256 elements.
-
-    Raises
-    ------
-    TypeError
-        For what is no Score.
-    ValueError
-        If the difference is more than 1e-4, or the function reads outside of its arrays: with the element where.
-
-    Examples
-    --------
-    >>> import math, numbattn as na, numpy as np
-    >>> na.check_score(na.Score(lambda s, batch, head, i, j: math.tanh(s) - abs(i - j))) < 1e-8
-    True
-    >>> looks_up = na.Score(lambda s, batch, head, i, j, x: s + x[j], arrays=[np.zeros(500)])
-    >>> na.check_score(looks_up, 500, 501)
-    Traceback (most recent call last):
-      ...
-    ValueError: score: <lambda> reads outside of its arrays, of shapes (500,), at batch = 0, head = 0, i = 0, j = 500
-    """
-    if not isinstance(score, Score):
-        raise TypeError(f"score: got {words_for(score)}, expected a numbattn.Score")
-    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    shape = [integer(name, size, low=1) for name, size in sizes.items()]
-    rng, spread = np.random.default_rng(0), number("spread", spread)
-    score = score._like(np.empty(0))
-    compiled: Any = import_module("numbattn.cpu.function")
-    outside = compiled.place_outside(score, shape, rng.normal(scale=spread, size=1021))
-    if outside is not None:
-        where = ", ".join(f"{name} = {x}" for name, x in zip(("batch", "head", "i", "j"), outside))
-        shapes = ", ".join(str(x.shape) for x in score.arrays)
-        raise ValueError(f"score: {score.function.__qualname__} reads outside of its arrays, of shapes {shapes}, at "
-                         f"{where}")
-    some = [np.unique(np.linspace(0, size - 1, most).astype(int)).tolist() for size, most in zip(shape, (1, 1, 16, 16))]
-    places = list(itertools.product(*some))
-    S, h = rng.normal(scale=spread, size=len(places)), 1e-5
-
-    def each(function: Callable[..., Any], S: Any) -> Any:
-        return np.array([function(float(s), *at) for s, at in zip(S, places)], np.float64)
-
-    wanted = (each(score._value, S + h) - each(score._value, S - h)) / (2 * h)
-    got = each(score._slope, S)
-    errors = abs(got - wanted) / np.maximum(abs(wanted), 1)
-    worst = np.argmax(errors)
-    if not errors[worst] <= 1e-4:
-        _, _, i, j = places[worst]
-        raise ValueError(f"score: the derivative is {got[worst]:.6g}, finite differences give {wanted[worst]:.6g}, at "
-                         f"s = {S[worst]:.6g}, i = {i}, j = {j}")
-    return float(errors[worst])
-
-
 def _function(name: str, function: Any) -> FunctionType:
     """A Python function; of a function that Numba has compiled, what it was made of."""
     function = getattr(function, "py_func", function)
     if not isinstance(function, FunctionType):
         raise TypeError(f"{name}: got {words_for(function)}, expected a Python function")
     return function
+
+
+def _arrays(given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes) or library(given):
+        raise TypeError(f"Score arrays: got {words_for(given)}, expected a sequence of arrays")
+    return tuple(given)
+
+
+def _check_signature(name: str, function: FunctionType | None, arrays: int) -> None:
+    """That it can be called as kernels call it, all by position."""
+    if function is None:
+        return
+    try:
+        signature(function).bind(*range(1 + len(PLACE) + arrays))
+    except TypeError as error:
+        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as (s, batch, head, i, j, "
+                        f"*arrays) with {arrays} arrays: {error}") from None  # fmt: skip
+    if function.__code__.co_kwonlyargcount:
+        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} takes arguments by name only, which "
+                        "compiled code cannot give: expected (s, batch, head, i, j, *arrays)")  # fmt: skip

@@ -17,9 +17,9 @@ from numba.core.ir_utils import find_const, guard, mk_unique_var
 from numba.core.untyped_passes import IRProcessing
 from numba.extending import overload
 
-NO_POWER = "an integer to the power of an integer is a float if that is negative: write float(x) ** y"
-NEGATIVE_POWER = "a negative exponent has to be a float: write x ** -1.0"
-NO_COMPLEMENT = "~ of True is -2 in Python, not False: write not x, or ~int(x)"
+NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
+NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
+NO_COMPLEMENT = "has ~ of True or False, which is -2 or -1 in Python: write not x, or ~int(x)"
 REFUSED = NO_POWER, NEGATIVE_POWER, NO_COMPLEMENT
 
 

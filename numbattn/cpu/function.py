@@ -3,7 +3,6 @@
 Kernels call it by its address: so they are compiled once for all functions, and a function without a kernel.
 """
 
-import math
 from functools import lru_cache
 
 import numba
@@ -20,7 +19,6 @@ from .compile import c_function
 from .tile import INT64, array_at, contiguous_view
 
 ARGUMENTS = 9  # of a CFunction here
-MOST_PLACES = 2**24  # that check_score looks at
 
 
 def tile_function(score, dtype, derivative=False):
@@ -72,18 +70,27 @@ def _tile_function(identity, kinds, dtype, derivative):
 checked = numba.njit(error_model="numpy", boundscheck=True, pipeline_class=Compiler)
 
 
-def place_outside(score, shape, S):
-    """(batch, head, i, j) of `shape` where the function of a Score reads outside of its arrays, or None. S: scores."""
-    *lead, seqlen_q, seqlen_k = shape
-    room = MOST_PLACES // math.prod(lead)
-    steps = [(1, 1)] if seqlen_q * seqlen_k <= room else [
-        (1, max(2 * seqlen_q * seqlen_k // room, 1)), (max(2 * seqlen_q * seqlen_k // room, 1), 1)
-    ]  # fmt: skip
+def element(score, derivative=False):
+    """The function of a Score, or its derivative, of one (s, batch, head, i, j), as kernels compute it in float64."""
+    function, record = tile_function(score, np.float64, derivative), record_of(score.arrays)
+    S, F = np.zeros((2, 1, 1))
+
+    def of_one(s, batch, head, i, j):
+        S[0, 0] = s
+        function.ctypes(S.ctypes.data, F.ctypes.data, 1, 1, batch, head, i, j, record.ctypes.data)
+        return float((F if derivative else S)[0, 0])
+
+    return of_one
+
+
+def place_outside(score, shape, walks, S):
+    """(batch, head, i, j) of `shape` where the function of a Score reads outside of its arrays, or None. walks: steps
+    along each axis; S: scores."""
     at = np.zeros(4, np.int64)
     with naming(score.function):
-        for step_q, step_k in steps:
+        for steps in walks:
             try:
-                _walk(score._identity.function)(S, *shape, step_q, step_k, at, score.arrays)
+                _walk(score._identity.function)(S, shape, steps, at, score.arrays)
             except IndexError:
                 return at.tolist()
     return None
@@ -94,16 +101,18 @@ def _walk(function):
     of_user = checked(function.linked(checked, INSTEAD))
 
     @compiled
-    def walk(S, batches, heads, seqlen_q, seqlen_k, step_q, step_k, at, arrays):
-        """Calls the function at each step-th query and key, and at the last ones."""
-        for batch in range(batches):
-            for head in range(heads):
-                for row in range(0, seqlen_q - 1 + step_q, step_q):
-                    i = min(row, seqlen_q - 1)
-                    for col in range(0, seqlen_k - 1 + step_k, step_k):
-                        j = min(col, seqlen_k - 1)
-                        at[0], at[1], at[2], at[3] = batch, head, i, j
-                        of_user(S[(i + j) % S.size], batch, head, i, j, *seen(arrays))
+    def walk(S, shape, steps, at, arrays):
+        """Calls the function at each place that is so many steps from the first, and at the last ones."""
+        last = shape[0] - 1, shape[1] - 1, shape[2] - 1, shape[3] - 1
+        for batch in range(0, last[0] + steps[0], steps[0]):
+            at[0] = min(batch, last[0])
+            for head in range(0, last[1] + steps[1], steps[1]):
+                at[1] = min(head, last[1])
+                for i in range(0, last[2] + steps[2], steps[2]):
+                    at[2] = min(i, last[2])
+                    for j in range(0, last[3] + steps[3], steps[3]):
+                        at[3] = min(j, last[3])
+                        of_user(S[(at[2] + at[3]) % S.size], at[0], at[1], at[2], at[3], *seen(arrays))
 
     return walk
 

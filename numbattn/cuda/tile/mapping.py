@@ -23,10 +23,12 @@ from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
 
 FREE = ("nsz",)  # integers have one 0
+SMALL = 2**24  # up to here a constant leaves a Place one: farther it is no float32, and many of them are no int32
 
 
 class PlaceType(Counting):
-    """Where an element is. Sums and differences with integers are such numbers again."""
+    """Where an element is. Sums and differences of such numbers, and with small constants, are such numbers again; with
+    other integers they have 64 bits."""
 
     def __init__(self, real):
         self.real = real
@@ -66,10 +68,10 @@ def real_of(b, x):
 
 
 # -------------------------------------------------------------------------------------------------------- conversions
-@lower_cast(types.Integer, PlaceType)
-def from_integer(context, b, source, target, x):
-    whole, real = resized(b, x, 32, source.signed), context.get_value_type(target.real)
-    return place(b, whole, ir.Constant(real, 0.0), b.sitofp(whole, real))
+@lower_cast(types.IntegerLiteral, PlaceType)
+def from_literal(context, b, source, target, x):
+    real = context.get_value_type(target.real)
+    return place(b, I32(source.literal_value), ir.Constant(real, 0.0), ir.Constant(real, float(source.literal_value)))
 
 
 @lower_cast(PlaceType, types.Integer)
@@ -145,16 +147,22 @@ OF_FLOATS |= {getattr(module, name) for module in MODULES for name in FUNCTIONS 
 OF_FLOATS |= {logaddexp, *[getattr(math, name) for name in (*OF_TWO, "isnan", "isinf", "isfinite")]}
 
 
+def is_small(x):
+    return isinstance(x, types.IntegerLiteral) and abs(x.literal_value) <= SMALL
+
+
 def _define(function, kept=None):
     """What a function is of Places: that of integers; of floats if it is one of theirs, or another argument is one."""
 
     @infer_global(function)
     class Template(AbstractTemplate):
+        prefer_literal = True
+
         def generic(self, args, kws):
             found = [x for x in args if isinstance(x, PlaceType)]
             if not found:
                 return None
-            if kept and all(isinstance(x, PlaceType | types.Integer) for x in args):
+            if kept and all(isinstance(x, PlaceType) or is_small(x) for x in args):
                 return signature(found[0], *[found[0]] * len(args))
             real = function in OF_FLOATS or any(isinstance(x, Dual | types.Float) for x in args)
             plain = found[0].real if real else types.int64

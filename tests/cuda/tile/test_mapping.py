@@ -98,6 +98,19 @@ def test_a_place_is_a_float_without_conversion():
     assert ".f64" not in text
 
 
+def test_sums_with_large_integers_have_64_bits(rng):
+    """Which are no int32, nor, from 2**24 on, a float32."""
+    far = rng.integers(2**33, 2**34, (50, 1))
+    functions = (
+        lambda s, i, j, far: s + (far[j, 0] - i) % 97,
+        lambda s, i, j, far: s + (i + 2**24 + 1 - 2**24) % 5 + (j - 2**40) % 1009,
+        lambda s, i, j, far: s + min(j, far[i, 0]) + max(i - far[j, 0], -far[i, 0]) % 31,
+    )
+    x = numbers(SHAPE, np.float32)
+    for function in functions:
+        np.testing.assert_allclose(run(function, x, far), wanted(function, x, far), rtol=1e-6)
+
+
 @each_layout
 def test_layouts(weights, layout):
     x, function = numbers(SHAPE, np.float32), FUNCTIONS["look up"]

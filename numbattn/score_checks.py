@@ -1,0 +1,208 @@
+"""A check of a function of the user's own: its derivative, what it reads, and that compiled it does what Python does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .checks import integer, number, words_for
+from .functions import PLACE, Score
+
+MOST_PLACES = 2**24  # where it is looked for reads outside of arrays, along each axis
+MOST_COMPARED = 256  # elements
+LARGEST_ERROR = 1e-4
+
+
+@np.errstate(under="ignore")
+def check_score(
+    score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
+) -> float:
+    """Compare the derivative of a score function with finite differences, and the compiled function with plain Python;
+    look for reads outside of its arrays.
+
+    Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
+    function the lengths, heads and elements of a batch that the score is to be used with.
+
+    Parameters
+    ----------
+    score : Score
+    seqlen_q, seqlen_k : int, optional
+        How many queries and keys there are. The function is called for all pairs, of all heads and elements of the
+        batch; where these are more than 2**24, for all queries with some of the others, the first and last among them,
+        for all keys likewise, and so on, up to about 2**24 at a time.
+    spread : float, optional
+        The standard deviation of the scores, normally distributed, at which it is called.
+    heads, batch : int, optional
+        How many heads there are, and elements of the batch.
+
+    Returns
+    -------
+    error : float
+        The largest difference of derivatives, relative to 1 or, if that is larger, to the derivative, at up to 256
+        elements where the score is finite.
+
+    Raises
+    ------
+    TypeError
+        For what is no Score, and for a function that attention refuses, too.
+    ValueError
+        If the difference is more than 1e-4, or compiled, for CPUs or for the GPU if CuPy finds one, the function differs
+        as much from what it is in Python, or raises an error there, or the function reads outside of its arrays: with
+        the element where. For a spread that is not finite, or less than 0.
+
+    Examples
+    --------
+    >>> import math, numbattn as na, numpy as np
+    >>> na.check_score(na.Score(lambda s, batch, head, i, j: math.tanh(s) - abs(i - j))) < 1e-8
+    True
+    >>> looks_up = na.Score(lambda s, batch, head, i, j, x: s + x[j], arrays=[np.zeros(500)])
+    >>> na.check_score(looks_up, 500, 501)
+    Traceback (most recent call last):
+      ...
+    ValueError: score: <lambda> reads outside of its arrays, of shapes (500,), at batch = 0, head = 0, i = 0, j = 500
+    """
+    if not isinstance(score, Score):
+        raise TypeError(f"score: got {words_for(score)}, expected a numbattn.Score")
+    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    shape = tuple([integer(name, size, low=1, high=2**48 - 1) for name, size in sizes.items()])
+    spread = number("spread", spread)
+    if not 0 <= spread < math.inf:
+        raise ValueError(f"spread: got {spread}, allowed are finite numbers, 0 or more")
+    score, rng = score._like(np.empty(0)), np.random.default_rng(0)
+    compiled: Any = import_module("numbattn.cpu.function")  # Numba is not imported before it is needed
+    value, slope = compiled.element(score), compiled.element(score, derivative=True)
+    _check_reads(score, shape, rng.normal(scale=spread, size=1021))
+    places = list(_compared(shape))
+    elements = _Elements(score, places, rng.normal(scale=spread, size=len(places)))
+    in_python = elements.in_python(score._value)
+    elements.compare("compiled", elements.of(value), in_python)
+    if score.derivative is not None:
+        elements.compare("the derivative, compiled,", elements.of(slope), elements.in_python(score._slope))
+    error = elements.compare_slopes(elements.of(slope), np.isfinite(in_python))
+    cupy = _cupy()
+    if cupy is not None:
+        _compare_on_a_gpu(cupy, score, shape, rng, spread)
+    return error
+
+
+def _check_reads(score: Score, shape: tuple[int, ...], S: Any) -> None:
+    compiled: Any = import_module("numbattn.cpu.function")
+    outside = compiled.place_outside(score, shape, _walks(shape), S)
+    if outside is not None:
+        shapes = ", ".join(str(x.shape) for x in score.arrays)
+        raise ValueError(f"score: {score.function.__qualname__} reads outside of its arrays, of shapes {shapes}, at "
+                         f"{_words(outside)}")  # fmt: skip
+
+
+def _walks(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Steps along the axes: of one walk through all places, or of several, each along all of one axis."""
+    walks: list[tuple[int, ...]] = []
+    for axis in sorted(range(len(shape)), key=lambda axis: -shape[axis]):
+        if any(walk[axis] == 1 for walk in walks):
+            continue
+        room, steps = MOST_PLACES, [1] * len(shape)
+        others = sorted(set(range(len(shape))) - {axis}, key=lambda axis: shape[axis])
+        for left, each in zip((1, 3, 2, 1), (axis, *others)):
+            most = max(int(room ** (1 / left)), 2)  # the first and the last
+            if shape[each] > most:
+                steps[each] = -(-(shape[each] - 1) // (most - 1))
+            room //= min(shape[each], most)
+        walks.append(tuple(steps))
+    return walks
+
+
+def _compared(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Places (batch, head, i, j) far and wide, the first and the last among them."""
+    lead = [min(size, 2) for size in shape[:2]]
+    each = math.isqrt(MOST_COMPARED // math.prod(lead))
+    counts = [*lead, *(min(size, each) for size in shape[2:])]
+    return itertools.product(*[
+        [round(n * (size - 1) / max(count - 1, 1)) for n in range(count)] for size, count in zip(shape, counts)
+    ])  # fmt: skip
+
+
+class _Elements:
+    """Elements at which functions are compared."""
+
+    def __init__(self, score: Score, places: list[tuple[int, ...]], S: Any) -> None:
+        self.name, self.score, self.places, self.S = score.function.__qualname__, score, places, S
+
+    def of(self, function: Callable[..., Any]) -> Any:
+        return np.array([function(s, *place) for s, place in zip(self.S.tolist(), self.places)])
+
+    def in_python(self, function: Callable[..., Any], shift: float = 0.0) -> Any:
+        found = []
+        for s, place in zip((self.S + shift).tolist(), self.places):
+            try:
+                found.append(float(function(s, *place)))
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                raise ValueError(f"score: {self.name} raises {type(error).__name__} in Python, {error}, at s = {s:.6g}, "
+                                 f"{_words(place)}; compiled it raises nothing") from error  # fmt: skip
+        return np.array(found)
+
+    def compare(self, how: str, got: Any, want: Any) -> None:
+        errors = _errors(got, want)
+        worst = np.argmax(errors)
+        if not errors[worst] <= LARGEST_ERROR:
+            raise ValueError(f"score: {self.name}, {how} gives {got[worst]:.6g}, in Python {want[worst]:.6g}, "
+                             f"{self.at(worst)}")  # fmt: skip
+
+    def compare_slopes(self, got: Any, finite: Any) -> float:
+        """The largest error of a derivative, where the score is finite."""
+        h = 1e-5
+        two = [self.in_python(self.score._value, shift) for shift in (h, -h)]
+        with np.errstate(invalid="ignore"):
+            want = np.where(finite, (two[0] - two[1]) / (2 * h), 0)
+        errors = _errors(np.where(finite, got, 0), want)
+        worst = np.argmax(errors)
+        if not errors[worst] <= LARGEST_ERROR:
+            raise ValueError(f"score: the derivative is {got[worst]:.6g}, finite differences give {want[worst]:.6g}, "
+                             f"{self.at(worst)}")  # fmt: skip
+        return float(errors[worst])
+
+    def at(self, number: Any) -> str:
+        return f"at s = {self.S[number]:.6g}, {_words(self.places[number])}"
+
+
+def _errors(got: Any, want: Any) -> Any:
+    """Relative to 1 or to what is larger; NaN where one is no number or infinite, and the other is something else."""
+    with np.errstate(invalid="ignore"):
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        errors = np.where(same, 0, abs(got - want) / np.maximum(abs(want), 1))
+        return np.where(np.isfinite(errors), errors, np.nan)  # which argmax takes for the largest
+
+
+def _words(place: Any) -> str:
+    return ", ".join(f"{name} = {x}" for name, x in zip(PLACE, place))
+
+
+# ------------------------------------------------------------------------------------------------------------ on a GPU
+def _cupy() -> Any:
+    """CuPy, if it finds a device."""
+    try:
+        cupy: Any = import_module("cupy")
+    except ImportError:
+        return None
+    return cupy if cupy.cuda.is_available() else None
+
+
+def _compare_on_a_gpu(xp: Any, score: Score, shape: tuple[int, ...], rng: Any, spread: float) -> None:
+    """A call of attention in the first places, against numbattn.reference, where the function runs in Python."""
+    api: Any = import_module("numbattn.api")
+    reference: Any = import_module("numbattn.reference")
+    batch, heads, seqlen_q, seqlen_k = map(min, shape, (2, 2, 16, 16))
+    q, k, v = (rng.normal(size=(batch, heads, n, 8)) for n in (seqlen_q, seqlen_k, seqlen_k))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    given = q, k, v
+    o, saved = api.attention_forward(*map(xp.asarray, given), scale=spread, score=score._like(xp.empty(0)))
+    want, wanted = reference.attention_forward(*given, scale=spread, score=score)
+    for got, x in ((saved.lse, wanted.lse), (o, want)):
+        errors = _errors(np.asarray(got.get() if hasattr(got, "get") else got), x)
+        if not errors.max() <= LARGEST_ERROR:
+            raise ValueError(f"score: {score.function.__qualname__} is not on the GPU what it is in Python: results of "
+                             f"{seqlen_q} queries and {seqlen_k} keys differ by {errors.max():.2g}")  # fmt: skip
