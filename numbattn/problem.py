@@ -209,8 +209,9 @@ class Saved(Generic[A]):
         return Saved(problem, inputs, o, lse)
 
     def __repr__(self) -> str:
-        problem = self.problem
-        return (f"<Saved: q {problem.shapes[0]}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
+        problem, packing = self.problem, self.inputs.packing
+        q = problem.shapes[0] if packing is None else packing.shape_of(problem.shapes[0])
+        return (f"<Saved: q {q}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
                 f"{problem.dtype}, {problem.xp}>")
 
 

@@ -583,6 +583,17 @@ def test_keep_that_is_interrupted_has_changed_nothing(rng, which):
         assert_equal(x, before[name])
 
 
+def test_where_arrays_lie_is_checked_before_anything_is_written(monkeypatch):
+    seen = []
+    monkeypatch.setattr(na.KVCache, "_is_numpy", False)
+    monkeypatch.setattr("numbattn.cuda.append.check_device", seen.append)
+    monkeypatch.setattr(na.KVCache, "_append_on_gpu", lambda *_: seen.append("written"))
+    cache(4, dtype=np.int8).append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3))
+    arrays, *then = seen
+    assert set(arrays) == {"k", "v", *(f"KVCache {x}" for x in ("k", "v", "lengths", "table", "k_scale", "v_scale"))}
+    assert then == ["written"]
+
+
 @pytest.mark.parametrize("scale", [0, -1, np.nan, np.inf, 1e-40, 1e36])
 def test_scales_of_float8(scale):
     name = "v_scale" if scale else "k_scale"

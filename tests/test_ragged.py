@@ -90,6 +90,13 @@ def test_trees(rng):
         np.testing.assert_allclose(o[:, first:end], na.attention(q[:, first:end], k, v, mask=na.Tail(bits[b])))
 
 
+def test_what_is_saved_has_the_shapes_of_the_call(rng):
+    o, saved = na.attention_forward(np.zeros((4, 7, 16)), filled(rng, (5, 6)), mask=na.Segments([0, 4, 7]))
+    assert (saved.o.shape, saved.lse.shape) == ((4, 7, 16), (4, 7))
+    assert saved.o is o
+    assert repr(saved).startswith("<Saved: q (4, 7, 16), k (2, 2, 6, 16), v (2, 2, 6, 16)")
+
+
 def test_queries_beyond_the_most_see_nothing(rng):
     cache, q = filled(rng, (5, 6)), rng.standard_normal((4, 7, 16))
     o = na.attention(q, cache, mask=na.Segments([0, 4, 7], max_queries=2))

@@ -711,7 +711,7 @@ TABLE = [
     }),
     Faults("cuda/kernel.py", ["cuda/test_kernel.py"], {
         "(type(x), x) if _is_number(x) else layout_of(x, 0)": "(type(x), x) if _is_number(x) else x.dtype",
-        "At(str(i), _view(_array(x)))": "At(str(0), _view(_array(x)))",
+        'At(f"argument {i}", _view': 'At("argument 0", _view',
         "INDEX if isinstance(x, np.int32) else": "",
         "if isinstance(x, TensorMap) and not fits_tensor_map(": "if False and not fits_tensor_map(",
         "x.holders > threads": "False",
