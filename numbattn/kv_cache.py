@@ -12,6 +12,7 @@ from .checks import (
     DTYPES,
     Array,
     Integers,
+    cast_of,
     check_values,
     integer,
     integer_array,
@@ -461,7 +462,8 @@ class KVCache(Value):
 def _check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
     """An array of one of these dtypes and of this shape, in which a word stands for any size."""
     if x.dtype not in dtypes:
-        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}")
+        cast = cast_of(name.split()[-1], x.dtype, dtypes)
+        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
     if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
         raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
     return x

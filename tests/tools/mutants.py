@@ -163,7 +163,6 @@ TABLE = [
         "All((Cached(self.lengths[:, None]), *mask._parts))": "mask",
     }),
     Faults("eight_bits.py", [f"test_kv_cache.py::test_error_of_{kind}" for kind in ("int8", "float8")], {
-        "np.where(scale == 0, 1, scale)": "scale",
         "np.rint(x": "np.trunc(x",
         "np.clip(scaled, -LARGEST_FLOAT8, LARGEST_FLOAT8)": "np.clip(scaled, -np.inf, np.inf)",
     }),
