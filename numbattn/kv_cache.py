@@ -228,8 +228,8 @@ class KVCache(Value):
         dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
         _check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
         _check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        self._check_device(k=k, v=v)
         if not self._is_numpy:
-            self._check_device(k=k, v=v)
             return self._append_on_gpu(k, v, segments)
         self._check_writable()
         self._check_scales()
@@ -423,6 +423,8 @@ class KVCache(Value):
 
     def _check_device(self, **new: Any) -> None:
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
+        if self._is_numpy:
+            return
         from .cuda.append import check_device
 
         check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
