@@ -44,8 +44,8 @@ class KVCache(Value):
     """Keys and values of sequences: a value made of arrays, which `attention` takes in place of k and v.
 
     `append`, `keep` and `truncate` write into these arrays, lengths included, and keep nothing else: a cache that is
-    made of the same arrays again is the same cache. It is to be changed by one thread at a time, and not while another
-    one reads it.
+    made of the same arrays again is the same cache, and equal; one of copies is not. It is to be changed by one thread
+    at a time, and not while another one reads it.
 
     Parameters
     ----------
