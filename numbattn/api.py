@@ -153,9 +153,9 @@ def attention_backward(
     dlse : array, (..., seqlen_q), optional
         The gradient of ``saved.lse``, likewise; ignored where lse is -inf.
     deterministic : bool, optional
-        Ask for gradients that are equal bit for bit from call to call. They are anyway, but for dq in float16 and
-        bfloat16 with head_dims up to 128 on Hopper, which blocks then add up in the order in which they happen to
-        run; what does without that is slower.
+        Ask for gradients that are equal bit for bit from call to call. They already are, except dq in float16 and
+        bfloat16 with head_dims up to 128 on Hopper, which blocks add up in the order in which they happen to run; the
+        deterministic path is slower there.
 
     Returns
     -------

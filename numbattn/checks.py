@@ -82,13 +82,12 @@ def words_for(x: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def cast_of(name: str, dtype: np.dtype[Any]) -> str:
-    """How an array whose numbers are of another kind can be passed, for an error; "" if they are no real ones."""
-    if dtype.kind not in "biuf":
-        return ""
+def cast_of(name: str, dtype: np.dtype[Any], allowed: Sequence[np.dtype[Any]] = DTYPES) -> str:
+    """How an array of numbers of another dtype can be passed, for an error; "" if that is not obvious."""
     native = dtype.newbyteorder("=")
-    wanted = native if native in DTYPES else np.dtype("float64" if dtype.kind == "f" else "float32")
-    return f"; pass {name}.astype(np.{wanted})"
+    likely = native, np.dtype("float64" if dtype.kind == "f" else "float32")
+    wanted = next((x for x in likely if x in allowed), None)
+    return f"; pass {name}.astype(np.{wanted})" if wanted and dtype.kind in "biuf" else ""
 
 
 def number(name: str, value: Any) -> float:

@@ -9,10 +9,10 @@ import numpy as np
 
 INT8, FLOAT8 = EIGHT_BITS = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_INT8, LARGEST_FLOAT8 = np.float32(127), np.float32(448)
-FLOAT32 = np.finfo(np.float32)
-SCALES = FLOAT32.tiny, FLOAT32.max / LARGEST_FLOAT8  # of float8, from, to: what they multiply stays normal and finite
+LIMITS = np.finfo(np.float32)
+SCALES = LIMITS.tiny, LIMITS.max / LARGEST_FLOAT8  # of float8, from, to: what they multiply stays normal and finite
 # the largest number in int8: 127 times its scale is finite in float32
-LARGEST_IN_INT8 = 127.0 * float(np.nextafter(FLOAT32.max / LARGEST_INT8, np.float32(0)))
+LARGEST_IN_INT8 = 127.0 * float(np.nextafter(LIMITS.max / LARGEST_INT8, np.float32(0)))
 ROUNDING: dict[str, Any] = {"over": "ignore", "under": "ignore", "invalid": "ignore"}  # what quantising loses
 
 

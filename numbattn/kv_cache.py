@@ -13,6 +13,7 @@ from .checks import (
     DTYPES,
     Array,
     Integers,
+    cast_of,
     check_values,
     integer,
     integer_array,
@@ -44,8 +45,8 @@ class KVCache(Value):
     """Keys and values of sequences: a value made of arrays, which `attention` takes in place of k and v.
 
     `append`, `keep` and `truncate` write into these arrays, lengths included, and keep nothing else: a cache that is
-    made of the same arrays again is the same cache. It is to be changed by one thread at a time, and not while another
-    one reads it.
+    made of the same arrays again is the same cache, and equal; one of copies is not. It is to be changed by one thread
+    at a time, and not while another one reads it.
 
     Parameters
     ----------
@@ -228,8 +229,8 @@ class KVCache(Value):
         dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
         _check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
         _check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        self._check_device(k=k, v=v)
         if not self._is_numpy:
-            self._check_device(k=k, v=v)
             return self._append_on_gpu(k, v, segments)
         self._check_writable()
         self._check_scales()
@@ -425,6 +426,8 @@ class KVCache(Value):
 
     def _check_device(self, **new: Any) -> None:
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
+        if self._is_numpy:
+            return
         from .cuda.append import check_device
 
         check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
@@ -477,7 +480,8 @@ def _beside_lengths(mask: Mask, lengths: bytes, dtype: np.dtype[Any]) -> Mask:
 def _check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
     """An array of one of these dtypes and of this shape, in which a word stands for any size."""
     if x.dtype not in dtypes:
-        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}")
+        cast = cast_of(name.split()[-1], x.dtype, dtypes)
+        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
     if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
         raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
     return x

@@ -209,8 +209,9 @@ class Saved(Generic[A]):
         return Saved(problem, inputs, o, lse)
 
     def __repr__(self) -> str:
-        problem = self.problem
-        return (f"<Saved: q {problem.shapes[0]}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
+        problem, packing = self.problem, self.inputs.packing
+        q = problem.shapes[0] if packing is None else packing.shape_of(problem.shapes[0])
+        return (f"<Saved: q {q}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
                 f"{problem.dtype}, {problem.xp}>")
 
 
@@ -253,6 +254,8 @@ def describe(
     origin = Origin(heads=problem.heads) if origin is None else origin
     if out is not None:
         _check_out(out, passed, problem.out_shape if packing is None else packing.shape_of(problem.out_shape))
+        if cache is not None and packing is not None:
+            cache._check_device(out=out)
         arrays, caches = ({"q": passed, "k": k, "v": v}, ()) if cache is None else ({"q": passed}, (cache,))
         _check_apart(out, arrays, (*caches, *asked._leaves, *wanted))
     return problem, Inputs(q, k, v, given, scale, dropout, parts, cache, origin, packing)
@@ -273,6 +276,7 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
     same_library(q=q, KVCache=cache.k)
     cache._check_contents()
     if mask._segments is not None:
+        cache._check_device(q=q)
         return ragged(q, cache, mask)
     if q.ndim != 4 or q.shape[0] != len(cache.lengths):
         raise ValueError(f"q: got the shape {q.shape}, expected ({len(cache.lengths)}, heads, seqlen_q, head_dim): as "
@@ -399,9 +403,6 @@ def _check_out(out: Any, q: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"out: got the shape {out.shape}, expected {shape}")
     if out.dtype != q.dtype:
         raise TypeError(f"out: got {out.dtype}, expected {q.dtype}, the dtype of q")
-    if xp == "cupy" and out.data.device_id != q.data.device_id:
-        raise ValueError(f"out: got an array of device {out.data.device_id}, expected device {q.data.device_id}, that "
-                         "of q")
     if xp == "numpy" and not out.flags.writeable:
         raise ValueError("out: got a read-only array")
     if overlaps_itself(out):

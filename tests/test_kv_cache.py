@@ -430,7 +430,8 @@ MADE = [
      r"KVCache v: got the shape \(2, 2, 9, 3\), expected \(2, 2, 8, head_dim_v\)"),
     (lambda: cache(k=np.broadcast_to(zeros(8, 4), (2, 2, 8, 4))), ValueError,
      "KVCache k: got strides .* elements share memory"),
-    (lambda: cache(lengths=zeros(2, dtype=int)), TypeError, "KVCache lengths: got int64, allowed int32"),
+    (lambda: cache(lengths=zeros(2, dtype=int)), TypeError, "KVCache lengths: got int64, allowed int32$"),
+    (lambda: cache(lengths=zeros(2, dtype=">i4")), TypeError, "KVCache lengths: got >i4, .*; pass lengths.astype"),
     (lambda: cache(lengths=zeros(3, **INT32)), ValueError,
      r"KVCache lengths: got the shape \(3,\), expected \(2\)"),
     (lambda: cache(4, table=zeros(2, 2, dtype=int)), TypeError, "KVCache table: got int64, allowed int32"),
@@ -459,7 +460,8 @@ APPENDED = [
     (lambda: appended(k=(2, 3, 1, 4)), ValueError, r"k: got the shape \(2, 3, 1, 4\), expected \(2, 2, tokens, 4\)"),
     (lambda: appended(v=(2, 2, 1, 4)), ValueError, r"v: got the shape \(2, 2, 1, 4\), expected \(2, 2, 1, 3\)"),
     (lambda: appended(dtype=np.float16), TypeError, "k: got float16, allowed float32"),
-    (lambda: appended(dtype=int), TypeError, "k: got int64, allowed float32"),
+    (lambda: appended(dtype=int), TypeError, "k: got int64, allowed float32; pass k.astype.np.float32.$"),
+    (lambda: appended(dtype=">f4"), TypeError, "k: got >f4, allowed float32; pass k.astype.np.float32.$"),
     (lambda: cache(dtype=np.int8).append(cache(dtype=np.int8).k, cache().v), TypeError,
      "k: got int8, allowed float16, bfloat16, float32, float64"),
     (lambda: cache().append([1], zeros(2, 2, 1, 3)), TypeError, "k: got list, expected a numpy.ndarray"),
@@ -582,16 +584,15 @@ def test_what_is_read_only_is_not_changed_by_half(rng, name, change):
 
 @pytest.mark.parametrize("which", range(5))
 def test_keep_that_is_interrupted_has_changed_nothing(rng, which):
-    """A signal's exception comes before one of the arrays is written."""
+    """A signal's exception comes when one of the arrays has been written."""
     writes = []
 
     class Interrupted(np.ndarray):
         def __setitem__(self, at, x):
-            if len(writes) == which:
-                writes.append(None)
-                raise KeyboardInterrupt
-            writes.append(at)
             super().__setitem__(at, x)
+            writes.append(at)
+            if len(writes) == 1 + which:
+                raise KeyboardInterrupt
 
     held = na.KVCache.zeros(2, 2, 8, 4, like=Q, dtype=np.int8)
     held.append(*rng.standard_normal((2, 2, 2, 5, 4)))
@@ -601,6 +602,17 @@ def test_keep_that_is_interrupted_has_changed_nothing(rng, which):
         na.KVCache(**{name: x.view(Interrupted) for name, x in arrays.items()}).keep([[1, 3], [0, -1]], nodes=4)
     for name, x in arrays.items():
         assert_equal(x, before[name])
+
+
+def test_where_arrays_lie_is_checked_before_anything_is_written(monkeypatch):
+    seen = []
+    monkeypatch.setattr(na.KVCache, "_is_numpy", False)
+    monkeypatch.setattr("numbattn.cuda.append.check_device", seen.append)
+    monkeypatch.setattr(na.KVCache, "_append_on_gpu", lambda *_: seen.append("written"))
+    cache(4, dtype=np.int8).append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3))
+    arrays, *then = seen
+    assert set(arrays) == {"k", "v", *(f"KVCache {x}" for x in ("k", "v", "lengths", "table", "k_scale", "v_scale"))}
+    assert then == ["written"]
 
 
 @pytest.mark.parametrize("scale", [0, -1, np.nan, np.inf, 1e-40, 1e36])

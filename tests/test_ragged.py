@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn import faults
 from numbattn.api import BACKENDS
 from tests.tools.device import BY_UNIT, on
 from tests.tools.launch import world_of
@@ -91,6 +92,13 @@ def test_trees(rng):
         np.testing.assert_allclose(o[:, first:end], na.attention(q[:, first:end], k, v, mask=na.Tail(bits[b])))
 
 
+def test_what_is_saved_has_the_shapes_of_the_call(rng):
+    o, saved = na.attention_forward(np.zeros((4, 7, 16)), filled(rng, (5, 6)), mask=na.Segments([0, 4, 7]))
+    assert (saved.o.shape, saved.lse.shape) == ((4, 7, 16), (4, 7))
+    assert saved.o is o
+    assert repr(saved).startswith("<Saved: q (4, 7, 16), k (2, 2, 6, 16), v (2, 2, 6, 16)")
+
+
 def test_queries_beyond_the_most_see_nothing(rng):
     cache, q = filled(rng, (5, 6)), rng.standard_normal((4, 7, 16))
     o = na.attention(q, cache, mask=na.Segments([0, 4, 7], max_queries=2))
@@ -137,6 +145,18 @@ def test_out_is_checked_before_anything_runs(rng, monkeypatch, function, make, e
         function(
             held["q"], cache, mask=na.Segments(offsets), score=na.Alibi(slopes), out=make(cache=cache, **held)
         )
+
+
+def test_where_arrays_lie_is_checked_before_anything_runs(rng, monkeypatch):
+    seen = []
+    monkeypatch.setattr(na.KVCache, "_is_numpy", False)
+    monkeypatch.setattr("numbattn.cuda.append.check_device", seen.extend)
+    monkeypatch.setitem(BACKENDS, "numpy", None)
+    cache, q = na.KVCache(*rng.standard_normal((2, 2, 2, 6, 16)), np.ones(2, np.int32)), np.zeros((4, 3, 16))
+    with pytest.raises(faults.Fault, match="NoneType"):
+        na.attention(q, cache, mask=na.Segments([0, 1, 3]), out=np.empty_like(q))
+    of_cache = [f"KVCache {name}" for name in ("k", "v", "lengths")]
+    assert seen == ["q", *of_cache, "out", *of_cache]
 
 
 def test_weights(rng):

@@ -117,7 +117,7 @@ def captured(function, known):
 def run(gpu, kernel, grid, threads, shared_bytes, arguments):
     """On a launch.GPU, as `launch` does."""
     flat = [*_flat(arguments)]
-    arrays = {str(i): _array(x) for i, x in enumerate(flat) if not _is_number(x)}
+    arrays = {f"argument {i}": _array(x) for i, x in enumerate(flat) if not _is_number(x)}
     addresses, odd = gpu.addresses(arrays)
     if odd and any(isinstance(x, TensorMap) for x in flat):
         raise ValueError("TensorMap: got arrays at addresses that are no multiples of 16 bytes")
@@ -139,7 +139,7 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
             raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
                              "expected contiguous rows that start at multiples of 16 bytes")
     source = Source(kernel, types.void(*map(type_of, arguments)), threads, shared=shared_bytes, tensor_maps=maps)
-    given = tuple(x if _is_number(x) else At(str(i), _view(_array(x))) for i, x in enumerate(flat))
+    given = tuple(x if _is_number(x) else At(f"argument {i}", _view(_array(x))) for i, x in enumerate(flat))
     cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
     return Plan((), (), (Step(GivenSource(source, cc), None, grid, given),), False, False)
 

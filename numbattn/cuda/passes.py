@@ -99,6 +99,7 @@ def arrays_of(cache):
 def dense(gpu, problem, inputs):
     """The same call, with a cache in pages or of 8 bits as plain arrays of q's dtype."""
     cache, lead = inputs.cache, (*problem.batch[:-1], problem.heads_k, problem.seqlen_k)
+    gpu.addresses(arrays_of(cache) | {"lengths": cache.lengths})    # an error names them as the user does
     with gpu.scratch_memory(gpu.stream().is_capturing()):
         k, v = (gpu.empty((*lead, size), problem.dtype) for size in (problem.head_dim, problem.head_dim_v))
     for x, held, scale in ((k, cache.k, cache.k_scale), (v, cache.v, cache.v_scale)):

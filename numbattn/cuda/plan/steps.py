@@ -107,9 +107,9 @@ class Call(NamedTuple):
     last_key: int  # no query sees this one or any after it: there may be NaN
     grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
     last_query: int | None = None  # it and those after it see nothing: there may be NaN
-    intervals: tuple = ()  # a Part for each of the mask's parts that give intervals
+    intervals: tuple = ()  # a Lowered for each of the mask's parts that give intervals
     deterministic: bool = True
-    score: tuple = ()  # a Part for each of its parts
+    score: tuple = ()  # a Lowered for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
 
     @property

@@ -92,7 +92,7 @@ def broadcast(view, batch, own=2):
 
 
 def pieces(axes, views):
-    """Views that start with these batch axes, as Pieces: one if their strides allow, else several.
+    """Views that start with these batch axes, as BatchPieces: one if their strides allow, else several.
 
     What is not a View is passed on as it is.
     """
