@@ -282,6 +282,7 @@ TABLE = [
     }),
     Faults("distributed/facts.py", ["distributed/test_facts.py"], {
         "if isinstance(found, str)": "if False",
+        "if gathered.count(gathered[0]) == len(gathered):": "if True:",
         "if values.count(values[0]) < len(values):": "if values.count(values[0]) < len(values) - 1:",
         "isinstance(x, Mask) and isinstance(held, np.ndarray)": "False",
         '"rows" if number == held.ndim + axis else str(n)': "str(n)",
