@@ -17,10 +17,11 @@ multiples of 32 tokens. Options and results are those of one device, but for one
 offset, beside `Segments` of unequal queries and keys, are refused.
 
 All ranks call the same functions with the same options. If they do not, all of them raise an error that shows the
-difference. What travels, ``plan="ring"``, are keys and values, and gradients of these, in float32 or float64; what the
-queries of a rank do not see, by what all ranks know of the mask, is not sent to it. Or, ``plan="heads"``, sequences are
-put together for each rank's share of the heads, in the dtype of the inputs. By default the plan is chosen by numbers,
-which ``python -m numbattn plan --devices 8`` shows.
+difference. If a call ends halfway on some rank, as by a time-out or Ctrl-C, the ring refuses all others, on all ranks,
+until each has called ``ring.reset()``. What travels, ``plan="ring"``, are keys and values, and gradients of these, in
+float32 or float64; what the queries of a rank do not see, by what all ranks know of the mask, is not sent to it. Or,
+``plan="heads"``, sequences are put together for each rank's share of the heads, in the dtype of the inputs. By default
+the plan is chosen by numbers, which ``python -m numbattn plan --devices 8`` shows.
 
 For decoding, `attention_over_keys` leaves keys where they are: each rank has all queries and a part of the cache.
 """

@@ -50,6 +50,8 @@ def attention(
     TypeError, ValueError
         As in `numbattn.attention`, on all ranks. Also where ranks differ in shapes, dtype or options: with the
         difference.
+    Interrupted
+        After a call of the ring that has ended halfway on some rank: see `Ring.reset`.
 
     Notes
     -----

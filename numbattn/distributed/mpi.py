@@ -39,13 +39,18 @@ class Mpi(Apart):
         Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
         equally, or one piece.
     timeout : float, optional
-        After how many seconds without an answer a rank that waits raises a TimeoutError. Then, as after Ctrl-C in a
-        call, all ranks have to call `reset`. Others that wait or begin a call are told so by an `Interrupted`.
+        After how many seconds without an answer a rank that waits raises a TimeoutError.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no communicator or number, or no such order.
+        For what is no communicator, no number above 0, or no such order.
+
+    Notes
+    -----
+    If a call ends halfway on one rank, as by a time-out or Ctrl-C, others that wait in it or begin the next one raise
+    `Interrupted`, and so does every call until all ranks have called `reset`. If one rank leaves out a whole call, and
+    the next one looks the same, nobody can tell: such a program has to call `reset`, too.
 
     Examples
     --------

@@ -54,8 +54,8 @@ class Nccl(Apart):
     part, this rank does not know, and others wait for it. ``check="always"`` is for such programs, and to find out why
     one hangs.
 
-    After a call that has ended halfway, as by Ctrl-C, the communicator is aborted. NCCL tells no other rank: these find
-    out by `synchronize`. All of them need a new communicator then, and a new ring.
+    If a call ends halfway, as by Ctrl-C, the communicator is aborted, and every call raises `Interrupted`. NCCL does
+    not tell other ranks: they find out in `synchronize`. All of them need a new communicator then, and a new ring.
 
     Examples
     --------

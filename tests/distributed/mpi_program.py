@@ -58,7 +58,8 @@ def differs(ring):
 def interrupted(ring, world):
     """Ranks that time out, are interrupted, or leave out a call."""
     check(ring)
-    for scene in (leaves_out_a_call, is_interrupted_while_it_waits, does_not_reset, makes_another_ring, alarms):
+    for scene in (leaves_out_a_call, others_wait, is_interrupted_while_it_waits, does_not_reset, makes_another_ring,
+                  alarms):  # fmt: skip
         world.Barrier()
         usual, ring.timeout = ring.timeout, 0.2
         scene(ring, world)
@@ -95,6 +96,23 @@ def leaves_out_a_call(ring, world):
         with pytest.raises((TimeoutError, nad.Interrupted), match=r"has waited 0\.2 s for all others|of rank"):
             results(ring)
     world.Barrier()
+    is_refused(ring)
+
+
+def others_wait(ring, world):
+    """For what a rank has not sent. They are told at once."""
+    def begun(_):
+        raise Alarm
+
+    ring.timeout = 30.0
+    if ring.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring, "_begun", begun)
+            with pytest.raises(Alarm):
+                results(ring)
+    else:
+        with pytest.raises(nad.Interrupted, match="halfway: that of rank"):
+            results(ring)
     is_refused(ring)
 
 

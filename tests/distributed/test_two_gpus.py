@@ -286,3 +286,63 @@ def one_is_gone(ring, cupy):
 def test_a_rank_that_is_gone(pair, driver):
     driver(pair)
     assert pair.answers(one_is_gone) == ["", "gone"]
+
+
+def raise_at(number, usual):
+    """The method, but for one of its calls."""
+    count = iter(range(10**6))
+
+    def method(*given):
+        if next(count) == number:
+            raise KeyboardInterrupt
+        return usual(*given)
+
+    return method
+
+
+def check_reset(ring, xp):
+    arrays = inputs("float32")
+    parts = split(ring, xp, arrays)
+    for number in (0, 2, 5):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring, "_begun", raise_at(number, ring._begun))
+            with pytest.raises(KeyboardInterrupt):
+                results(ring, parts, causal=True, plan="ring")
+        with pytest.raises(nad.Interrupted):
+            ring.join(parts[0])
+        ring.reset()
+        found = results(ring, parts, causal=True, plan="ring")
+    assert_all_accurate([*map(on_host, found)], *arrays, causal=True)
+
+
+@drivers(simulated, devices)
+def test_a_call_that_ends_halfway(pair, driver):
+    driver(pair)(check_reset)
+
+
+def one_is_interrupted(ring, cupy):
+    """Before it has sent anything, which the other one waits for."""
+    x = cupy.zeros((2, 64, DIM["float32"]), np.float32)
+    nad.attention(ring, x, x, x, plan="ring")
+    ring.synchronize(timeout=60)
+    if ring.rank == 1:
+        ring._exchanged = raise_at(0, ring._exchanged)
+        with pytest.raises(KeyboardInterrupt):
+            nad.attention(ring, x, x, x, plan="ring")
+    else:
+        nad.attention(ring, x, x, x, plan="ring")
+        with pytest.raises(TimeoutError, match="rank 0 has waited 5 s for all others"):
+            ring.synchronize(timeout=5)
+    for call in (lambda: nad.attention(ring, x, x, x), ring.reset):
+        with pytest.raises(nad.Interrupted):
+            call()
+    assert not (x + 1 - 1).any()  # this process's GPU is free
+
+
+@drivers(nccl)
+def test_a_rank_that_is_interrupted(pair, driver):
+    driver(pair)
+    try:
+        assert pair.answers(one_is_interrupted) == ["", ""]
+    finally:
+        pair.stop()
