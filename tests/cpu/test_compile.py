@@ -186,8 +186,10 @@ compiling.wait()
 child = os.fork()
 if not child:
     signal.alarm(30)
-    function = c_function("the child's", 1, lambda: lambda x: None)
-    function.ctypes(1)
+    c_function("the child's", 1, lambda: lambda x: None)
+    thread = threading.Thread(target=c_function, args=("its thread's", 1, lambda: lambda x: None))
+    thread.start()
+    thread.join()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0, "the child waits for a lock"
 thread.join()
