@@ -82,6 +82,7 @@ class Scratch(NamedTuple):
     slopes: Any  # derivatives of scores
     QT: Any
     dOT: Any
+    O: Any  # of further keys, where rows are long
     vectors: Any  # one number a query
     Z: Any  # uint8
     words: Any  # uint64
@@ -89,6 +90,7 @@ class Scratch(NamedTuple):
 
 
 FEW = 16  # queries of a tile, at most, that decode.py computes
+LONG = 8192  # keys that are summed before they are added to others; of 128
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
@@ -270,7 +272,8 @@ def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
     gathers = problem.dtype.itemsize == 2 or problem.cache is not None
     wide = tile_n * max(problem.head_dim, problem.head_dim_v) * gathers
     sizes = (elements, elements * backward, elements * slopes, tile_m * problem.head_dim,
-             tile_m * problem.head_dim_v * backward, 4 * tile_m)  # fmt: skip
+             tile_m * problem.head_dim_v * backward, tile_m * problem.head_dim_v * (problem.seqlen_k > LONG),
+             6 * tile_m)  # fmt: skip
 
     def scratch():
         floats = [np.empty(size, problem.sum_dtype) for size in sizes]

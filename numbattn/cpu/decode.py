@@ -15,7 +15,7 @@ from .compile import kernel
 from .launch import launch
 from .product import product_few, product_nt
 from .score import score
-from .softmax import add_sink, epilogue, multiply, rescale
+from .softmax import absorb, add_sink, epilogue, multiply, rescale
 from .tile import (
     EMPTY,
     FULL,
@@ -246,18 +246,6 @@ def softmax_lanes(S, lanes, m, l):
     alpha = exp(m_old - m_new)
     m[0], l[0] = m_new, alpha * l[0] + lanes[0]
     return alpha
-
-
-@inline
-def absorb(O, m, l, O_next, m_next, l_next):
-    """Merge the next chunk into O, m and l."""
-    for r in range(m.size):
-        if l_next[r] != 0:
-            m_new = max(m[r], m_next[r])
-            alpha, beta = exp(m[r] - m_new), exp(m_next[r] - m_new)
-            m[r], l[r] = m_new, alpha * l[r] + beta * l_next[r]
-            for c in range(O.shape[1]):
-                O[r, c] = alpha * O[r, c] + beta * O_next[r, c]
 
 
 @inline

@@ -1,20 +1,22 @@
 """Attention forward on the CPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
 
-O is divided by l once, in the epilogue.
+O is divided by l once, in the epilogue. Rows of more than LONG keys are summed in parts, and lose fewer digits.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..merging import merge_into
 from ..problem import Saved
 from ..values import rounded
-from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tokens_of
+from .arguments import LONG, drops_of, matrices_of, readable, scratch_of, sight_of, tokens_of
 from .compile import kernel
-from .decode import launch_decode, split
+from .decode import Operands, launch_decode, split
 from .launch import launch
 from .product import product, product_tn
 from .score import score, sinks_of, steps_of
-from .softmax import add_sink, epilogue, multiply, rescale, softmax_step
+from .softmax import absorb, add_sink, epilogue, multiply, rescale, softmax_step
 from .tile import (
     EMPTY,
     PARTIAL,
@@ -22,6 +24,7 @@ from .tile import (
     clear,
     draw,
     fill,
+    inline,
     intervals_of,
     is_set,
     keys_in_sight,
@@ -76,48 +79,77 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     return out, Saved(problem, inputs, out, lse) if save else None
 
 
+class Queries(NamedTuple):
+    """A tile of queries [m0, m_end) of a head."""
+
+    batch: Any
+    head: Any
+    m0: Any
+    m_end: Any
+    offset: Any  # of their segment
+    band: Any
+    intervals: Any
+    QT: Any
+    alpha: Any
+    part: Any
+
+
 @kernel
 def forward_kernel(
     first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, scale, kept_scale
 ):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
-    dtype, one = lse.dtype, lse.dtype.type(1)
+    dtype, given = lse.dtype, Operands(q, k, v, sight, steps, drops, scale)
     for block in range(first_block, end_block):
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
-        O = o[batch, head, m0:m_end]
+        O, O_next = o[batch, head, m0:m_end], tile(scratch.O, m_end - m0, o.shape[3])
         QT = tile(scratch.QT, q.cols, m_end - m0)
         transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale))
-        vectors = tile(scratch.vectors, 4, m_end - m0)
-        m, l, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3]
-        fill(m, np.finfo(dtype).min)                                        # finite, since (-inf) - (-inf) is NaN
-        fill(l, 0)
-        clear(O)
+        vectors = tile(scratch.vectors, 6, m_end - m0)
+        m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
         band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
         first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
-        for n0 in range(first - (first - segment) % TILE_N, end, TILE_N):
-            n_end = min(n0 + TILE_N, end)
-            state = tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end)
-            if state == EMPTY:
-                continue                                                    # Alg. 5 line 8
-            if is_set(stop):
-                return
-            S = tile(scratch.S, n_end - n0, m_end - m0)
-            K = rows_of(k, batch, head, n0, n_end, scratch.wide, dtype)
-            product(S, K, QT, one, False)                                   # Alg. 2 line 10: S = scale Q K^T
-            score(S, steps, scratch.slopes, batch, head, m0, n0, offset)
-            mask_band(S, band, m0, n0)                                      # line 11: MASK(S)
-            mask_intervals(S, intervals, m0, n0)
-            if state == PARTIAL:
-                mask_cells(S, sight, batch, head, m0, n0)
-            softmax_step(S, m, l, alpha, part)                              # lines 12 and 13: S becomes P
-            rescale(O, alpha)                                               # line 15: O = alpha O
-            if drops.threshold > 0:
-                Z = tile(scratch.Z, n_end - n0, m_end - m0)
-                draw(Z, scratch.words, drops, batch, head, m0, n0)
-                multiply(S, Z)                                              # line 14: dropout(P)
-            V = rows_of(v, batch, head, n0, n_end, scratch.wide, dtype)
-            product_tn(O, S, V, one, True)                                  # line 15: O = O + P V
+        first -= (first - segment) % TILE_N
+        at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
+        for n_next in range(first, max(end, first + 1), LONG):
+            own = (O, m, l) if n_next == first else (O_next, m_next, l_next)
+            attend(*own, at, given, scratch, stop, n_next, min(n_next + LONG, end))
+            if n_next != first:
+                absorb(O, m, l, O_next, m_next, l_next)
         if sinks.size:
             add_sink(m, l, alpha, sinks[batch, head])
             rescale(O, alpha)
         epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
+
+
+@inline
+def attend(O, m, l, at, given, scratch, stop, first, end):
+    """O, m and l of keys [first, end), which begin with a tile."""
+    batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
+    dtype, one = m.dtype, m.dtype.type(1)
+    fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN
+    fill(l, 0)
+    clear(O)
+    for n0 in range(first, end, TILE_N):
+        n_end = min(n0 + TILE_N, end)
+        state = tile_state(given.sight, at.intervals, batch, head, m0, m_end, n0, n_end)
+        if state == EMPTY:
+            continue                                                        # Alg. 5 line 8
+        if is_set(stop):
+            return
+        S = tile(scratch.S, n_end - n0, m_end - m0)
+        K = rows_of(given.k, batch, head, n0, n_end, scratch.wide, dtype)
+        product(S, K, at.QT, one, False)                                    # Alg. 2 line 10: S = scale Q K^T
+        score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)
+        mask_band(S, at.band, m0, n0)                                       # line 11: MASK(S)
+        mask_intervals(S, at.intervals, m0, n0)
+        if state == PARTIAL:
+            mask_cells(S, given.sight, batch, head, m0, n0)
+        softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
+        rescale(O, at.alpha)                                                # line 15: O = alpha O
+        if given.drops.threshold > 0:
+            Z = tile(scratch.Z, n_end - n0, m_end - m0)
+            draw(Z, scratch.words, given.drops, batch, head, m0, n0)
+            multiply(S, Z)                                                  # line 14: dropout(P)
+        V = rows_of(given.v, batch, head, n0, n_end, scratch.wide, dtype)
+        product_tn(O, S, V, one, True)                                      # line 15: O = O + P V

@@ -44,6 +44,18 @@ def multiply(S, Z):
 
 
 @inline
+def absorb(O, m, l, O_next, m_next, l_next):
+    """Merge the next keys into O, m and l."""
+    for r in range(m.size):
+        if l_next[r] != 0:
+            m_new = max(m[r], m_next[r])
+            alpha, beta = exp(m[r] - m_new), exp(m_next[r] - m_new)
+            m[r], l[r] = m_new, alpha * l[r] + beta * l_next[r]
+            for c in range(O.shape[1]):
+                O[r, c] = alpha * O[r, c] + beta * O_next[r, c]
+
+
+@inline
 def add_sink(m, l, alpha, logit):
     """A softmax step for one more logit."""
     for i in range(m.size):

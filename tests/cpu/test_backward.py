@@ -1,8 +1,11 @@
 """How the tiles of keys are shared out among blocks. Gradients: see test_api."""
 
+import ml_dtypes
 import numpy as np
+import pytest
 
 import numbattn as na
+from numbattn import reference
 from numbattn.cpu.backward import TILE_N, backward
 
 
@@ -24,3 +27,21 @@ def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     na.attention_backward(do, saved)
     assert [rows.sum() for rows in touched] == [TILE_N] * 8
     assert (np.sum(touched, axis=0) == 1).all()
+
+
+@pytest.mark.parametrize("seqlen", [16, 300])
+def test_where_terms_cancel_the_error_is_that_of_the_terms(rng, seqlen):
+    """delta comes of the rounded o. Where values are alike P dP is nearly P delta, and little is left of either; what
+    is left of the sum for a slope is as wrong as the sum of both."""
+    dtype, distance = ml_dtypes.bfloat16, abs(np.arange(seqlen)[:, None] - np.arange(seqlen))
+    q, k, v, do = rng.standard_normal((4, 8, seqlen, 16))
+    q, k, v, do = (x.astype(dtype) for x in (q, k, 1 + v / 100, do))
+    score = na.Alibi(np.full(8, 0.1))
+    _, saved = na.attention_forward(q, k, v, score=score)
+    (got,) = na.attention_backward(do, saved).score
+    (want,) = reference.attention_backward(do, q, k, v, score=score).score
+    V, dO, P = v.astype(float), do.astype(float), na.attention_weights(q.astype(float), k.astype(float), score=score)
+    terms = P * distance * (abs(dO @ V.swapaxes(-2, -1)) + (abs(dO) * abs(P @ V)).sum(-1, keepdims=True))
+    errors, unit = abs(got - want), float(ml_dtypes.finfo(dtype).eps)
+    assert (errors <= unit / 2 * terms.sum((-2, -1))).all()
+    assert (errors > abs(want) / 20).any()

@@ -593,7 +593,16 @@ TABLE = [
         "fill(l, 0)": "pass",
         "if state == PARTIAL": "if state == EMPTY",
         "drops, batch, head, m0, n0)": "drops, head, batch, m0, n0)",
-        "score(S, steps, scratch.slopes, batch, head, m0, n0, offset)": "pass",
+        "score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)": "pass",
+    }),
+    Faults("cpu/forward.py", ["cpu/test_forward.py"], {
+        "if n_next != first:": "if False:",
+        "(O, m, l) if n_next == first else (O_next, m_next, l_next)": "(O, m, l)",
+        "min(n_next + LONG, end)": "end",
+    }),
+    Faults("cpu/softmax.py", ["cpu/test_decode.py", "cpu/test_forward.py"], {
+        "alpha * l[r] + beta * l_next[r]": "l[r] + l_next[r]",
+        "if l_next[r] != 0:": "if l[r] != 0:",
     }),
     Faults("cpu/softmax.py", CPU, {
         "S[j, i] if S[j, i] > m[i] else m[i]": "S[j, i] if S[j, i] < m[i] else m[i]",
@@ -614,7 +623,6 @@ TABLE = [
         "seen_by(sight, batch, other, m0, m_end, first, end) == seen": "True",
         "first - (first - origin) % TILE_N": "first",
         "fill(S[keys : whole * LANES], -np.inf)": "pass",
-        "alpha * l[r] + beta * l_next[r]": "l[r] + l_next[r]",
         "lanes[width + i] if lanes[width + i] > lanes[i] else lanes[i]": "lanes[i]",
         "lanes[i] += lanes[width + i]": "pass",
     }),
@@ -631,7 +639,7 @@ TABLE = [
         "np.where(highest == np.inf, highest, m + np.log(l))": "m + np.log(l)",
     }),
     Faults("cpu/forward.py", APART, {
-        "first - (first - segment) % TILE_N": "first // TILE_N * TILE_N",
+        "first -= (first - segment) % TILE_N": "first = first // TILE_N * TILE_N",
     }),
     Faults("cpu/backward.py", ["cpu/test_backward.py"], {
         "for n_tile in range(n_first, at.end": "for n_tile in range(at.first, at.end",
