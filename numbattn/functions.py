@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any
 
@@ -205,7 +205,7 @@ def _arrays(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _check_signature(name: str, function: FunctionType | None, arrays: int) -> None:
+def _check_signature(name: str, function: Callable[..., Any] | None, arrays: int) -> None:
     """That it can be called as kernels call it, all by position."""
     if function is None:
         return
@@ -214,6 +214,6 @@ def _check_signature(name: str, function: FunctionType | None, arrays: int) -> N
     except TypeError as error:
         raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as (s, batch, head, i, "
                         f"j, *arrays) with {arrays} arrays: {error}") from None  # fmt: skip
-    if function.__code__.co_kwonlyargcount:
+    if any(x.kind is Parameter.KEYWORD_ONLY for x in signature(function).parameters.values()):
         raise TypeError(f"{name}: {function.__qualname__}{signature(function)} takes arguments by name only, which "
                         "compiled code cannot give: expected (s, batch, head, i, j, *arrays)")  # fmt: skip
