@@ -138,7 +138,8 @@ class _Elements:
         found = []
         for s, place in zip((self.S + shift).tolist(), self.places):
             try:
-                found.append(float(function(s, *place)))
+                with np.errstate(all="ignore"):  # as in compiled code
+                    found.append(float(function(s, *place)))
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"score: {self.name} raises {type(error).__name__} in Python, {error}, at "
                                  f"s = {s:.6g}, {_words(place)}; compiled it raises nothing") from error  # fmt: skip
