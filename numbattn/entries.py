@@ -26,15 +26,15 @@ class Entries:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._array.shape  # type: ignore[no-any-return]
+        return self._array.shape
 
     @property
     def ndim(self) -> int:
-        return self._array.ndim  # type: ignore[no-any-return]
+        return self._array.ndim
 
     @property
     def size(self) -> int:
-        return self._array.size  # type: ignore[no-any-return]
+        return self._array.size
 
     @property
     def T(self) -> Entries:

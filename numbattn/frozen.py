@@ -68,17 +68,23 @@ class Frozen:
     @cached_property
     def python(self) -> FunctionType:
         """The function in plain Python."""
-        return self.linked(lambda function: function)
+        return self.linked(lambda function: function, number=_wide)
 
-    def linked(self, compiled: Callable[[Any], Any], instead: Mapping[Any, Any] | None = None) -> FunctionType:
-        """The function in Python, but functions that it calls are compiled; instead: and some are others."""
-        functions = [_bare(piece) for piece in self.pieces]
+    def linked(
+        self,
+        compiled: Callable[[Any], Any],
+        instead: Mapping[Any, Any] | None = None,
+        number: Callable[[Any], Any] = lambda x: x,
+    ) -> FunctionType:
+        """The function in Python, but functions that it calls are compiled; instead: and some are others; number: and
+        what stands for constants."""
+        functions = [_bare(piece, number) for piece in self.pieces]
         callees = [compiled(function) for function in functions]
 
         def given(x: Any) -> Any:
             if isinstance(x, Called):
                 return callees[x.number]
-            return instead.get(x, x) if instead and callable(x) else x
+            return instead.get(x, x) if instead and callable(x) else number(x)
 
         for piece, function in zip(self.pieces, functions):
             _fill(function.__globals__, piece.globals, given)
@@ -101,10 +107,10 @@ def frozen(function: Any, words: str = "function") -> Frozen:
     return KNOWN.setdefault(key, Frozen(key, taking.pieces)) if known is None else known
 
 
-def _bare(piece: Piece) -> FunctionType:
+def _bare(piece: Piece, number: Callable[[Any], Any]) -> FunctionType:
     cells = tuple([CellType() for _ in piece.code.co_freevars])
-    function = FunctionType(piece.code, {}, piece.name, piece.defaults or None, cells)
-    function.__kwdefaults__ = dict(piece.keywords) or None
+    function = FunctionType(piece.code, {}, piece.name, tuple(map(number, piece.defaults)) or None, cells)
+    function.__kwdefaults__ = {name: number(x) for name, x in piece.keywords.items()} or None
     return function
 
 
@@ -146,7 +152,8 @@ class _Taking:
             raise self.error(function, f"uses {name}, which is not defined yet")
         in_globals, of_globals = self.values(function, surroundings, own)
         in_cells, of_cells = self.values(function, cells, reads.free)
-        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        defaults = tuple(map(_constant, function.__defaults__ or ()))
+        keywords = {name: _constant(x) for name, x in (function.__kwdefaults__ or {}).items()}
         of_defaults = [self.default(function, x) for x in (*defaults, *keywords.values())]
         self.pieces[number] = Piece(code, function.__name__, in_globals, in_cells, defaults, keywords)
         return number, reads.digest, of_globals, of_cells, (*of_defaults, *keywords)
@@ -167,6 +174,7 @@ class _Taking:
 
     def value(self, function: FunctionType, name: str, x: Any) -> Any:
         """The key of what a function reads, and what a Piece holds for it."""
+        x = _constant(x)
         key = _key_of_constant(x)
         key = _name_in_library(x) if key is None else key
         if key is not None:
@@ -219,6 +227,26 @@ def _key_of_constant(x: Any) -> Any:
         keys = tuple(map(_key_of_constant, x))
         return None if None in keys else (kind.__qualname__, getattr(x, "_fields", None), keys)
     return None
+
+
+def _constant(x: Any) -> Any:
+    """Integers and booleans of NumPy are Python's, which do not wrap around."""
+    return _mapped(x, lambda x: x.item() if isinstance(x, np.integer | np.bool_) else x)
+
+
+def _wide(x: Any) -> Any:
+    """Floats, too: in plain Python float32 would make float32 of float64."""
+    return _mapped(x, lambda x: float(x) if isinstance(x, np.floating) else x)
+
+
+def _mapped(x: Any, number: Callable[[Any], Any]) -> Any:
+    """A number, or a tuple of some; anything else as it is."""
+    if not isinstance(x, tuple):
+        return number(x)
+    parts = [_mapped(part, number) for part in x]
+    if all(before is after for before, after in zip(x, parts)):
+        return x
+    return x._make(parts) if hasattr(x, "_make") else tuple(parts)
 
 
 def _name_in_library(x: Any) -> str | None:

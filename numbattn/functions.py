@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any
 
@@ -29,7 +29,8 @@ class Score(Part):
     """S = function(S, batch, head, i, j, *arrays), element by element: a function of your own.
 
     It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
-    of the element of the batch, in C order, the others are indices. Its arrays have no gradients yet.
+    of the element of the batch, in C order, the others are indices. Integers, those of arrays, too, are int64, booleans
+    are Python's. Its arrays have no gradients yet.
 
     Parameters
     ----------
@@ -39,14 +40,19 @@ class Score(Part):
         The derivative by s, called in the same way, in the backward pass only. By default it follows from the function,
         which is then compiled for dual numbers: operators, branches, and what math and NumPy have for floats.
     arrays : sequence of arrays, optional
-        Booleans, integers, float32 or float64, of any shape and strides: what the function looks up. Nobody looks
-        whether it reads beyond their ends, but `check_score`.
+        Booleans, integers but uint64, float32 or float64, of any shape and strides: what the function looks up. Of
+        integers smaller than int64 there are entries and parts, x[i], x[i, j], iteration, shape, ndim, size, T and len.
+        Nobody looks whether it reads beyond their ends, but `check_score`.
 
     Raises
     ------
     TypeError
         If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
-        change unseen: arrays around it, lists, dictionaries, attributes of other things than modules.
+        change unseen: arrays around it, lists, dictionaries, attributes of other things than modules. If it cannot be
+        called with as many arrays. In the first call of attention, before anything runs, if the function, compiled,
+        might still raise an error or allocate memory, as for lists, strings, an entry of a tuple that may not be there;
+        if it prints, returns None or what a mask does, or has int ** int or ~ of a boolean, which compiled mean
+        something else than in Python.
 
     See Also
     --------
@@ -57,8 +63,9 @@ class Score(Part):
     The function is taken when the Score is made, with the functions that it calls and the values of all globals,
     closures and attributes of modules that they read. What changes later is seen by a Score that is made later. One
     that does the same as another, defined anew in a loop, say, is not compiled again. Numbers that change from call to
-    call belong into arrays. The derivative at S = -inf is 0. On a GPU a function that only adds to S is as fast as the
-    parts that do, there are at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
+    call belong into arrays. Divisions by 0, roots and logarithms give what NumPy gives, inf or NaN, or 0 of integers.
+    The derivative at S = -inf is 0. On a GPU a function that only adds to S is as fast as the parts that do, there are
+    at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
 
     Examples
     --------
@@ -198,15 +205,15 @@ def _arrays(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _check_signature(name: str, function: FunctionType | None, arrays: int) -> None:
+def _check_signature(name: str, function: Callable[..., Any] | None, arrays: int) -> None:
     """That it can be called as kernels call it, all by position."""
     if function is None:
         return
     try:
         signature(function).bind(*range(1 + len(PLACE) + arrays))
     except TypeError as error:
-        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as (s, batch, head, i, j, "
-                        f"*arrays) with {arrays} arrays: {error}") from None  # fmt: skip
-    if function.__code__.co_kwonlyargcount:
+        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as (s, batch, head, i, "
+                        f"j, *arrays) with {arrays} arrays: {error}") from None  # fmt: skip
+    if any(x.kind is Parameter.KEYWORD_ONLY for x in signature(function).parameters.values()):
         raise TypeError(f"{name}: {function.__qualname__}{signature(function)} takes arguments by name only, which "
                         "compiled code cannot give: expected (s, batch, head, i, j, *arrays)")  # fmt: skip

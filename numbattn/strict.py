@@ -1,4 +1,4 @@
-"""Numba's compiler for functions of the user's own: what it would give another meaning than Python is mended or refused.
+"""Numba's compiler for functions of the user's own: what would mean something else than in Python is mended or refused.
 
 - float ** int raises an error of its own where it divides by zero, whatever the error model: the exponent becomes a
   float

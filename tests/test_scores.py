@@ -635,19 +635,6 @@ def test_a_derivative_is_only_asked_for_in_the_backward_pass(rng):
     assert "derivative=" in third
 
 
-@pytest.mark.parametrize(("lengths", "reads", "at"), [
-    ((5, 7), lambda s, batch, head, i, j, x: s + x[i, j], "i = 0, j = 6"),
-    ((5, 6), lambda s, batch, head, i, j, x: s + x[i - 6, j] , "i = 0, j = 0"),
-    ((9000, 6000), lambda s, batch, head, i, j, x: s + x[1 if i < 8999 else j, 0], "i = 8999"),
-    ((5, 6), lambda s, batch, head, i, j, x: s + x[2 * head, batch], "batch = 0, head = 3, i = 0, j = 0"),
-])  # fmt: skip
-def test_reads_outside_of_arrays_are_found(lengths, reads, at):
-    score = na.Score(reads, arrays=[np.zeros((5, 6))])
-    with pytest.raises(ValueError, match=rf"reads outside of its arrays, of shapes \(5, 6\), at .*{at}"):
-        na.check_score(score, *lengths, heads=4, batch=2)
-    assert na.check_score(na.Score(reads, arrays=[np.zeros((9000, 6000), bool)]), *lengths) < 1e-6
-
-
 # ------------------------------------------------------------------------------------------------------------- values
 def test_parts_are_values():
     x = np.zeros((3, 3))
@@ -695,6 +682,15 @@ WRONG = {
     "no derivative": (lambda: na.Score(far_and_foreign, 1), TypeError, "Score derivative: got 1, expected a"),
     "half arrays": (lambda: na.Score(far_and_foreign, arrays=[np.zeros(3, np.float16)]), TypeError,
                     r"Score arrays\[0\]: got numpy.ndarray of float16, expected an array of"),
+    "no arrays": (lambda: na.Score(far_and_foreign, arrays=None), TypeError, "Score arrays: got None, expected a"),
+    "an array of arrays": (lambda: na.Score(far_and_foreign, arrays=X[:2]), TypeError,
+                           "Score arrays: got numpy.ndarray of float64, expected a sequence of arrays"),
+    "large arrays": (lambda: na.Score(far_and_foreign, arrays=[np.zeros(3, np.uint64)]), TypeError,
+                     r"Score arrays\[0\]: got numpy.ndarray of uint64, which int64 cannot hold: give x.astype"),
+    "few arrays": (lambda: na.Score(scaled, arrays=[X]), TypeError, r"Score function: scaled.* with 1 arrays: too"),
+    "few arrays of a derivative": (lambda: na.Score(scaled, lambda s: 1), TypeError, r"Score derivative: .* with 0"),
+    "by name": (lambda: na.Score(lambda s, batch, head, i, j, *, n=1: s), TypeError, "takes arguments by name only"),
+    "keywords": (lambda: na.Score(lambda *x, **names: x[0]), TypeError, r"takes keywords by \*\* in line"),
     "checks what is no function": (lambda: na.check_score(na.Softcap(1.0)), TypeError, "expected a numbattn.Score"),
     "offset": (lambda: na.Alibi(1.0, offset=0.5), TypeError, "Alibi offset: got 0.5, expected an int or an integer"),
     "offset by place": (lambda: na.RelativeBias(X, True, 0), TypeError, "positional arguments"),

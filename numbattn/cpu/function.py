@@ -49,7 +49,7 @@ def _tile_function(identity, kinds, dtype, derivative):
     def make():
         check(identity, numba.from_dtype(dtype), kinds, derivative)
         real, arrays_of, hidden = dtype.type, arrays_at(kinds), -np.inf
-        element = slope_of(identity) if derivative else value_of(identity)
+        of_element = slope_of(identity) if derivative else value_of(identity)
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record)
@@ -59,7 +59,7 @@ def _tile_function(identity, kinds, dtype, derivative):
                     if derivative and S[j, i] == hidden:  # where it may be NaN
                         out[j, i] = 0
                     else:
-                        out[j, i] = element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
+                        out[j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
 
         return apply
 

@@ -70,6 +70,31 @@ def test_a_derivative_is_only_asked_for_in_the_backward_pass(rng, small):
             na.attention(q, k, v, score=na.Score(hides))
 
 
+@simulated_only
+@pytest.mark.parametrize("route", [TURING, HOPPER], ids=["CUDA cores", "warpgroups"])
+def test_what_prints_or_may_fail_is_refused(rng, route):
+    def prints(s, batch, head, i, j):
+        print(i)
+        return s
+
+    q = random(rng, (1, 2, 40, 64), np.float16)
+    with on(route):
+        with pytest.raises(TypeError, match=r"Score function: prints, line \d+ of .*leave it out"):
+            na.attention(q, q, q, score=na.Score(prints))
+        with pytest.raises(TypeError, match="looks up an entry of a tuple"):    # of what only adds
+            na.attention(q, q, q, score=na.Score(lambda s, batch, head, i, j: s + (1, 2)[j]))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+def test_differences_of_unsigned_entries_are_negative(rng, small, dtype):
+    def apart(s, batch, head, i, j, place, flag):
+        return s * (1 + flag[i] - flag[j]) - 0.1 * (place[0, i] - place[0][j] - i) * (flag[j] - flag[i])
+
+    arrays = [rng.integers(0, 9, (1, 70)).astype(dtype), rng.random(70) < 0.5]
+    with on(TURING):
+        check(*scores.qkv(rng, np.float32, heads_k=1, d=8), rng, score=na.Score(apart, arrays=arrays))
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [64, 128, 256])
