@@ -32,6 +32,7 @@ from numbattn.values import shown, sum_broadcast
 from .accuracy import differentiated, rounding, to_numpy, wrong_elements
 
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+SCALES = dict(zip(DTYPES, [(-2, 2), (-30, 30), (-30, 30), (-30, 30)]))  # of v, powers of ten
 HEAD_DIMS = 1, 2, 3, 8, 16, 20, 32, 40, 64, 72, 96, 128, 160, 192, 256
 LENGTHS = 2, 3, 5, 8, 16, 17, 31, 33, 48, 63, 64, 65, 90, 127, 128, 129, 140, 200, 256, 257, 300
 NAMES = "o", "lse", "dq", "dk", "dv"
@@ -103,8 +104,10 @@ def distance(slope):
 # --------------------------------------------------------------------------------------------------- masks and scores
 MASKS = {  # of a Problem
     "causal": lambda x: na.Causal(x.offset()),
-    "window": lambda x: na.Window(x.reach(), x.reach(), x.offset()),
+    "window": lambda x: na.Window(*x.reaches(), x.offset()),
     "lengths": lambda x: na.Lengths(*(x.length(size) if x.often() else None for size in (x.n, x.m))),
+    "first": lambda x: na.First(x.number_or_array(0, x.one_of(3, x.n, x.n + 5))),
+    "stream": lambda x: na.Window(*x.reaches(), x.offset()) | na.First(x.number_or_array(0, 5)),
     "prefix": lambda x: na.Prefix(x.length(x.n), x.offset()),
     "segments": lambda x: na.Segments(*x.segments()),
     "intervals": lambda x: na.Intervals(*(x.whole(-3, x.n + 3, *x.some_axes(), x.m) for _ in ("first", "end"))),
@@ -141,10 +144,12 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
-    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else."""
+    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, a `kind` for
+    what has been added since, so that older problems stay as they are."""
 
     def __init__(self, seed, number, limit, xp):
-        self.kind, self.rng = (np.random.default_rng(x) for x in ([seed, number // limit.run], [seed, number, 1]))
+        run = number // limit.run
+        self.kind, self.rng, self.late = map(np.random.default_rng, ([seed, run], [seed, number, 1], [seed, run, 2]))
         self.xp = xp
 
     def often(self):
@@ -225,6 +230,11 @@ class Draw:
     def reach(self):
         return int(self.rng.integers(-2, self.n + 1)) if self.often() else None
 
+    def reaches(self):
+        """To the left and to the right, so that there is a key between them."""
+        left, right = self.reach(), self.reach()
+        return left, right if None in (left, right) else max(right, -left)
+
     def length(self, size):
         return self.number_or_array(0, self.one_of(size, size, 0))
 
@@ -300,6 +310,8 @@ class Problem(Draw):
         shapes = self.shapes(limit._replace(elements=min(most, limit.elements)), "tree" in masks)
         q, k, v, do = (self.floats(*x, dtype=dtype) for x in (*shapes, (*self.batch, self.m, shapes[-1][-1])))
         dlse = self.floats(*self.batch, self.m, dtype="f8" if dtype == np.float64 else "f4") if dlse else None
+        largest = np.array(10.0 ** self.late.uniform(*SCALES[dtype])).astype(dtype) if self.late.random() < 0.5 else 1
+        v, do = v * largest, do / largest
         mask = self.joined(masks)
         causal, scale = bool(self.kind.random() < 0.2), self.one_of(None, None, float(self.rng.uniform(0.05, 1.5)))
         _, inputs = reference.describe(q, k, v, causal, mask)
@@ -313,6 +325,7 @@ class Problem(Draw):
         score = score if on_host else [*map(self.placed, score)]
         dropout = na.Dropout(self.one_of(0.0, 0.1, 0.5, 0.9), int(self.rng.integers(2**63)), 5) if dropout else None
         self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
+        self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
 
     def names(self):
         """Of masks and of the parts of a score."""
@@ -369,8 +382,14 @@ class Problem(Draw):
         return [*NAMES, *(f"gradient {at} of score" for at in range(len(differentiated(self.options["score"]))))]
 
     def run(self):
-        """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted."""
-        o, saved = na.attention_forward(*self.arrays, **self.options)
+        """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted; NumPy stays as it was."""
+        results = self.called()
+        assert np.float32(1e-40) * np.float32(1) > 0
+        return results
+
+    def called(self):
+        o, saved = na.attention_forward(*self.arrays, out=self.out, **self.options)
+        assert self.out is None or o is self.out
         grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
         return o, saved.lse, *grads, *present(grads.score)
 

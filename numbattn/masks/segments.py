@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import Array, Integers, check_values, integer, integer_array, same_library
+from ..checks import Array, Integers, check_values, integer, integer_array, same_library, words_for
 from ..origin import Crop
 from ..values import Held, clip, moved
 from .base import Interval, Mask, Rows
@@ -173,6 +173,8 @@ def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
     >>> na.attention(x, x, x, mask=na.Segments(offsets)).shape
     (8, 8, 64)
     """
+    if not isinstance(arrays, Iterable):
+        raise TypeError(f"arrays: got {words_for(arrays)}, expected a list of arrays")
     given: list[Any] = list(arrays)
     if not given:
         raise ValueError("arrays: got none, expected at least one")
