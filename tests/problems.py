@@ -94,6 +94,14 @@ def hiding(s, batch, head, i, j, hidden):
     return -math.inf if hidden[j] else s
 
 
+def apart(s, batch, head, i, j, mine, yours):
+    return s - 0.25 * abs(mine[i] - yours[j])
+
+
+def of_products(s, batch, head, i, j, mine, yours):
+    return s + 0.125 * (mine[i] * yours[j] % 17 - mine[i] // 7)
+
+
 def distance(slope):
     def function(s, batch, head, i, j):
         return s - slope * abs(i - j)
@@ -122,9 +130,9 @@ SCORES = {
     "softcap": lambda x: na.Softcap(x.one_of(0.7, 3.0, 30.0)),
     "bias": lambda x: na.Bias(x.bias(), x.often()),
     "hiding bias": lambda x: na.Bias(x.with_minus_inf(x.bias()), x.often()),
-    "alibi": lambda x: na.Alibi(x.floats(*x.broadcast(*x.batch), size=0.1), x.often()),
-    "relative": lambda x: na.RelativeBias(x.floats(*x.broadcast(*x.batch), x.one_of(1, 3, 9, 81)), x.often()),
-    "sink": lambda x: na.Sink(x.floats(*x.broadcast(*x.batch), size=2.0), x.often()),
+    "alibi": lambda x: na.Alibi(x.floats(*x.broadcast_or_none(*x.batch), size=0.1), x.often()),
+    "relative": lambda x: na.RelativeBias(x.floats(*x.broadcast_or_none(*x.batch), x.one_of(1, 3, 9, 81)), x.often()),
+    "sink": lambda x: na.Sink(x.floats(*x.broadcast_or_none(*x.batch), size=2.0), x.often()),
 }
 FUNCTIONS = {
     "leaky": lambda x: na.Score(leaky),
@@ -133,6 +141,8 @@ FUNCTIONS = {
     "squared": lambda x: na.Score(squared, derivative_of_squared),
     "looked up": lambda x: na.Score(looked_up, arrays=[x.numbers(x.m, x.n)]),
     "groups": lambda x: na.Score(groups, arrays=[x.whole(0, 2, x.m), x.whole(0, 2, x.n)]),
+    "apart": lambda x: na.Score(apart, arrays=[x.small(9, x.m), x.small(9, x.n)]),
+    "of products": lambda x: na.Score(of_products, arrays=[x.small(120, x.m), x.small(120, x.n)]),
     "by head": lambda x: na.Score(by_head, arrays=[x.numbers(size) for size in x.heads_and_batches()]),
     "hiding": lambda x: na.Score(hiding, arrays=[x.truths(x.n)]),
     "distance": lambda x: na.Score(distance(float(x.kind.choice([0.5, 0.125])))),
@@ -203,6 +213,11 @@ class Draw:
         own = [size if self.kind.random() < 0.6 else 1 for size in shape]
         return own[self.kind.integers(max(len(own), 1)) :] if not self.often() else own
 
+    def broadcast_or_none(self, *shape):
+        """The same, or no axes at all."""
+        own = self.broadcast(*shape)
+        return own if self.late.random() < 0.8 else ()
+
     # arrays
     def floats(self, *shape, size=1.0, dtype=None):
         dtype = DTYPES[self.kind.integers(len(DTYPES))] if dtype is None else dtype
@@ -215,6 +230,11 @@ class Draw:
     def whole(self, low, high, *shape):
         dtype = self.kind.choice(["i4", "i8", "i2", *["u2", "u4"] * (low >= 0)])
         return self.rng.integers(low, high, shape, endpoint=True).astype(dtype)
+
+    def small(self, high, *shape):
+        """Integers for a Score, of all dtypes that it takes."""
+        dtype = self.late.choice(["i1", "u1", "i2", "u2", "i4", "u4", "i8"])
+        return self.rng.integers(0, high, shape, endpoint=True).astype(dtype)
 
     def truths(self, *shape):
         return self.rng.random(shape) < self.one_of(0.3, 0.7, 0.7, 0.95)
@@ -259,13 +279,13 @@ class Draw:
 
     def bias(self):
         """NaN where nobody looks."""
-        bias = self.floats(*self.broadcast(*self.batch, self.m, self.n))
+        bias = self.floats(*self.broadcast_or_none(*self.batch, self.m, self.n))
         if self.rng.random() < 0.5:
             bias[sum_broadcast(self.visible, bias.shape) == 0] = np.nan
         return bias
 
     def with_minus_inf(self, bias):
-        rows = (*bias.shape[:-1], 1) if self.rng.random() < 0.5 else bias.shape
+        rows = (*bias.shape[:-1], 1) if self.rng.random() < 0.5 and bias.ndim else bias.shape
         bias[np.broadcast_to(self.rng.random(rows) < self.one_of(0.1, 0.5), bias.shape)] = -np.inf
         return bias
 
@@ -326,6 +346,7 @@ class Problem(Draw):
         dropout = na.Dropout(self.one_of(0.0, 0.1, 0.5, 0.9), int(self.rng.integers(2**63)), 5) if dropout else None
         self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
         self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
+        self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
 
     def names(self):
         """Of masks and of the parts of a score."""
@@ -383,7 +404,9 @@ class Problem(Draw):
 
     def run(self):
         """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted; NumPy stays as it was."""
-        results = self.called()
+        with np.errstate(**self.numpy_errors):
+            before, results = np.geterr(), self.called()
+            assert np.geterr() == before
         assert np.float32(1e-40) * np.float32(1) > 0
         return results
 
