@@ -48,8 +48,10 @@ class Array(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
+MOST_AXES = 32  # that all of NumPy's functions take, and CuPy's arrays have
 A = TypeVar("A", bound=Array)  # numpy.ndarray or cupy.ndarray: results are of the kind of the inputs
 Integers: TypeAlias = int | Sequence[int] | Array
+Floats: TypeAlias = float | Sequence[float] | Sequence[Sequence[float]] | Array
 
 
 def dtype_of_sums(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -75,7 +77,7 @@ def words_for(x: Any) -> str:
     if isinstance(x, int | float | str | bytes | None):
         return repr(x)
     if library(x):
-        return f"{library(x)}.ndarray of {x.dtype}"
+        return f"{library(x)}.ndarray of {words_for_dtype(x.dtype)}"
     if isinstance(x, type):
         return f"the class {x.__qualname__}"
     kind = type(x)
@@ -88,6 +90,11 @@ def cast_of(name: str, dtype: np.dtype[Any], allowed: Sequence[np.dtype[Any]] = 
     likely = native, np.dtype("float64" if dtype.kind == "f" else "float32")
     wanted = next((x for x in likely if x in allowed), None)
     return f"; pass {name}.astype(np.{wanted})" if wanted and dtype.kind in "biuf" else ""
+
+
+def words_for_dtype(dtype: np.dtype[Any]) -> str:
+    """What it is, for a message: "float32", and of the other byte order with how to cast it."""
+    return str(dtype) if dtype.isnative else f'{dtype}, which x.astype(x.dtype.newbyteorder("=")) casts'
 
 
 def number(name: str, value: Any) -> float:
@@ -126,12 +133,10 @@ def integers(name: str, value: Any) -> Any:
     """An int, or an integer array as it is; of lists a NumPy array is made."""
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
-    try:
-        array = np.asarray(value) if isinstance(value, list | tuple | range) else value
-    except ValueError:
-        raise ValueError(f"{name}: got lists of different lengths, expected those of an array") from None
+    array = _array_of(name, value)
     if not library(array) or array.dtype.kind not in "iu":
         raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
+    check_axes(name, array)
     return array if array.ndim else int(array)
 
 
@@ -141,6 +146,35 @@ def integer_array(name: str, value: Any, shape: str) -> Any:
     if isinstance(array, int):
         raise ValueError(f"{name}: got a number, expected an array {shape}")
     return array
+
+
+def floats(name: str, value: Any) -> Any:
+    """A floating array as it is; of numbers and lists a NumPy array is made."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        value = number(name, value)
+    array = np.asarray(value) if isinstance(value, float | np.floating) else _array_of(name, value)
+    if array is not value and array.dtype.kind in "iu":
+        array = array.astype(np.float64)
+    if not library(array) or array.dtype not in DTYPES:
+        raise TypeError(f"{name}: got {words_for(value)}, expected a number or an array of NumPy or CuPy: {FLOATING}")
+    check_axes(name, array)
+    return array
+
+
+def _array_of(name: str, value: Any) -> Any:
+    """Of a list a NumPy array; anything else as it is."""
+    if not isinstance(value, list | tuple | range):
+        return value
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {words_for(value)}, of which NumPy makes no array: {error}") from None
+
+
+def check_axes(name: str, array: Any) -> None:
+    """Refuse more axes than NumPy computes with."""
+    if array.ndim > MOST_AXES:
+        raise ValueError(f"{name}: got {array.ndim} axes, at most {MOST_AXES}")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -167,6 +201,7 @@ def check_array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
         raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
     if array.ndim < ndim:
         raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
+    check_axes(name, array)
 
 
 def same_library(**arrays: Any) -> str:

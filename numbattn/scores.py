@@ -2,7 +2,8 @@
 
 Every part is an element-wise function of S, or, as a Sink, one more logit of each row. It says what it does to S, its
 derivative, and the gradients of its arrays, all three as NumPy's functions do, which pass CuPy's arrays on to CuPy.
-Backends have tiles of their own for each kind of part.
+Backends have tiles of their own for each kind of part. Parts are values: two are equal if their numbers are equal and
+they hold the same arrays, so that a pickled copy of one with arrays is unequal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from .checks import DTYPES, FLOATING, Array, Integers, flag, integers, library, number, words_for
+from .checks import Floats, Integers, flag, floats, integers, library, number, words_for
 from .origin import Crop
 from .values import Held, Memo, Value, broadcasts, clip, for_queries, given, rounded, sum_broadcast
 
@@ -79,10 +80,7 @@ class ArrayPart(Part):
 
     def __post_init__(self) -> None:
         name, part = fields(cast(Any, self))[0].name, type(self).__name__
-        array = getattr(self, name)
-        if isinstance(array, float | np.floating):
-            array = np.asarray(array)
-        array = _checked(f"{part} {name}", array, DTYPES, FLOATING)
+        array = floats(f"{part} {name}", getattr(self, name))
         self._set(**{name: array, "gradient": flag(f"{part} gradient", self.gradient)})
 
     @property
@@ -199,7 +197,7 @@ class Alibi(DistancePart):
 
     Parameters
     ----------
-    slopes : array, broadcast to the batch axes, (..., heads), or float
+    slopes : array or list, broadcast to the batch axes, (..., heads), or float
         Any floating dtype.
     gradient : bool, optional
         Whether the gradient of the slopes is wanted.
@@ -221,7 +219,7 @@ class Alibi(DistancePart):
            [0.14, 0.29, 0.57]])
     """
 
-    slopes: Array | float
+    slopes: Floats
     gradient: bool = True
     offset: Integers | None = field(default=None, kw_only=True)
 
@@ -242,7 +240,7 @@ class Bias(ArrayPart):
 
     Parameters
     ----------
-    bias : array, broadcast to (..., seqlen_q, seqlen_k)
+    bias : array or list, broadcast to (..., seqlen_q, seqlen_k), or float
         Any floating dtype. Broadcast as NumPy does, axes of size 1 and missing axes included, against the batch axes,
         heads included, and (seqlen_q, seqlen_k). On CPUs it is read as it lies, whatever its strides and dtype.
     gradient : bool, optional
@@ -259,7 +257,7 @@ class Bias(ArrayPart):
     (100, 100)
     """
 
-    bias: Array
+    bias: Floats
     gradient: bool = True
 
     _axis_of_queries = -2
@@ -274,7 +272,7 @@ class Bias(ArrayPart):
         return sum_broadcast(dS, self._array.shape)
 
     def _cropped(self, crop: Crop, frame: Any) -> Part:
-        return replace(self, bias=crop.of_keys("score: Bias", crop.of_queries("score: Bias", self.bias)))
+        return replace(self, bias=crop.of_keys("score: Bias", crop.of_queries("score: Bias", self._array)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -283,7 +281,7 @@ class RelativeBias(DistancePart):
 
     Parameters
     ----------
-    table : array, (..., 2 reach + 1)
+    table : array or list, (..., 2 reach + 1)
         Any floating dtype; its leading axes are broadcast to the batch axes, (..., heads).
     gradient : bool, optional
         Whether its gradient is wanted.
@@ -312,34 +310,34 @@ class RelativeBias(DistancePart):
     array([[0.2, 0.4, 0.4]])
     """
 
-    table: Array
+    table: Floats
     gradient: bool = True
     offset: Integers | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.table.ndim < 1 or self.table.shape[-1] % 2 == 0:
-            raise ValueError(f"RelativeBias table: got the shape {self.table.shape}, expected (..., 2 reach + 1), "
+        if self._array.ndim < 1 or self._array.shape[-1] % 2 == 0:
+            raise ValueError(f"RelativeBias table: got the shape {self._array.shape}, expected (..., 2 reach + 1), "
                              "an odd number of entries")
 
     @property
     def _reach(self) -> int:
-        return self.table.shape[-1] // 2
+        return self._array.shape[-1] // 2
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
-        return *batch, self.table.shape[-1]
+        return *batch, self._array.shape[-1]
 
     def _entries(self, S: Any) -> Any:
         """Which entry each element takes."""
         return np.clip(self._ahead(S), -self._reach, self._reach) + self._reach
 
     def _applied(self, S: Any) -> Any:
-        tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self.table.shape[-1]))
+        tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self._array.shape[-1]))
         return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         at = self._entries(dS)
-        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(self.table.shape[-1])]
+        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(self._array.shape[-1])]
         return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)
 
 
@@ -351,7 +349,7 @@ class Sink(ArrayPart):
 
     Parameters
     ----------
-    logits : array, broadcast to the batch axes, (..., heads), or float
+    logits : array or list, broadcast to the batch axes, (..., heads), or float
         Any floating dtype. Other parts of the score leave them as they are.
     gradient : bool, optional
         Whether their gradient is wanted.
@@ -366,7 +364,7 @@ class Sink(ArrayPart):
            [0.25, 0.25, 0.25]])
     """
 
-    logits: Array | float
+    logits: Floats
     gradient: bool = True
 
     def _logits(self, lse: Any) -> Any:

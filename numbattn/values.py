@@ -1,4 +1,5 @@
-"""What masks and scores are: frozen values. Two are equal if their numbers are equal and their arrays the same.
+"""What masks and scores are: frozen values. Two are equal if their numbers are equal and their arrays the same objects:
+a pickled copy, which has copies of the arrays, is unequal.
 
 Also what both do with arrays, of NumPy or of CuPy.
 """

@@ -32,6 +32,7 @@ from numbattn.values import shown, sum_broadcast
 from .accuracy import differentiated, rounding, to_numpy, wrong_elements
 
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+SCALES = dict(zip(DTYPES, [(-2, 2), (-30, 30), (-30, 30), (-30, 30)]))  # of v, powers of ten
 HEAD_DIMS = 1, 2, 3, 8, 16, 20, 32, 40, 64, 72, 96, 128, 160, 192, 256
 LENGTHS = 2, 3, 5, 8, 16, 17, 31, 33, 48, 63, 64, 65, 90, 127, 128, 129, 140, 200, 256, 257, 300
 NAMES = "o", "lse", "dq", "dk", "dv"
@@ -93,6 +94,14 @@ def hiding(s, batch, head, i, j, hidden):
     return -math.inf if hidden[j] else s
 
 
+def apart(s, batch, head, i, j, mine, yours):
+    return s - 0.25 * abs(mine[i] - yours[j])
+
+
+def of_products(s, batch, head, i, j, mine, yours):
+    return s + 0.125 * (mine[i] * yours[j] % 17 - mine[i] // 7)
+
+
 def distance(slope):
     def function(s, batch, head, i, j):
         return s - slope * abs(i - j)
@@ -103,8 +112,10 @@ def distance(slope):
 # --------------------------------------------------------------------------------------------------- masks and scores
 MASKS = {  # of a Problem
     "causal": lambda x: na.Causal(x.offset()),
-    "window": lambda x: na.Window(x.reach(), x.reach(), x.offset()),
+    "window": lambda x: na.Window(*x.reaches(), x.offset()),
     "lengths": lambda x: na.Lengths(*(x.length(size) if x.often() else None for size in (x.n, x.m))),
+    "first": lambda x: na.First(x.number_or_array(0, x.one_of(3, x.n, x.n + 5))),
+    "stream": lambda x: na.Window(*x.reaches(), x.offset()) | na.First(x.number_or_array(0, 5)),
     "prefix": lambda x: na.Prefix(x.length(x.n), x.offset()),
     "segments": lambda x: na.Segments(*x.segments()),
     "intervals": lambda x: na.Intervals(*(x.whole(-3, x.n + 3, *x.some_axes(), x.m) for _ in ("first", "end"))),
@@ -119,9 +130,9 @@ SCORES = {
     "softcap": lambda x: na.Softcap(x.one_of(0.7, 3.0, 30.0)),
     "bias": lambda x: na.Bias(x.bias(), x.often()),
     "hiding bias": lambda x: na.Bias(x.with_minus_inf(x.bias()), x.often()),
-    "alibi": lambda x: na.Alibi(x.floats(*x.broadcast(*x.batch), size=0.1), x.often()),
-    "relative": lambda x: na.RelativeBias(x.floats(*x.broadcast(*x.batch), x.one_of(1, 3, 9, 81)), x.often()),
-    "sink": lambda x: na.Sink(x.floats(*x.broadcast(*x.batch), size=2.0), x.often()),
+    "alibi": lambda x: na.Alibi(x.floats(*x.broadcast_or_none(*x.batch), size=0.1), x.often()),
+    "relative": lambda x: na.RelativeBias(x.floats(*x.broadcast_or_none(*x.batch), x.one_of(1, 3, 9, 81)), x.often()),
+    "sink": lambda x: na.Sink(x.floats(*x.broadcast_or_none(*x.batch), size=2.0), x.often()),
 }
 FUNCTIONS = {
     "leaky": lambda x: na.Score(leaky),
@@ -130,6 +141,8 @@ FUNCTIONS = {
     "squared": lambda x: na.Score(squared, derivative_of_squared),
     "looked up": lambda x: na.Score(looked_up, arrays=[x.numbers(x.m, x.n)]),
     "groups": lambda x: na.Score(groups, arrays=[x.whole(0, 2, x.m), x.whole(0, 2, x.n)]),
+    "apart": lambda x: na.Score(apart, arrays=[x.small(9, x.m), x.small(9, x.n)]),
+    "of products": lambda x: na.Score(of_products, arrays=[x.small(120, x.m), x.small(120, x.n)]),
     "by head": lambda x: na.Score(by_head, arrays=[x.numbers(size) for size in x.heads_and_batches()]),
     "hiding": lambda x: na.Score(hiding, arrays=[x.truths(x.n)]),
     "distance": lambda x: na.Score(distance(float(x.kind.choice([0.5, 0.125])))),
@@ -141,10 +154,12 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
-    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else."""
+    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, a `kind` for
+    what has been added since, so that older problems stay as they are."""
 
     def __init__(self, seed, number, limit, xp):
-        self.kind, self.rng = (np.random.default_rng(x) for x in ([seed, number // limit.run], [seed, number, 1]))
+        run = number // limit.run
+        self.kind, self.rng, self.late = map(np.random.default_rng, ([seed, run], [seed, number, 1], [seed, run, 2]))
         self.xp = xp
 
     def often(self):
@@ -198,6 +213,11 @@ class Draw:
         own = [size if self.kind.random() < 0.6 else 1 for size in shape]
         return own[self.kind.integers(max(len(own), 1)) :] if not self.often() else own
 
+    def broadcast_or_none(self, *shape):
+        """The same, or no axes at all."""
+        own = self.broadcast(*shape)
+        return own if self.late.random() < 0.8 else ()
+
     # arrays
     def floats(self, *shape, size=1.0, dtype=None):
         dtype = DTYPES[self.kind.integers(len(DTYPES))] if dtype is None else dtype
@@ -210,6 +230,11 @@ class Draw:
     def whole(self, low, high, *shape):
         dtype = self.kind.choice(["i4", "i8", "i2", *["u2", "u4"] * (low >= 0)])
         return self.rng.integers(low, high, shape, endpoint=True).astype(dtype)
+
+    def small(self, high, *shape):
+        """Integers for a Score, of all dtypes that it takes."""
+        dtype = self.late.choice(["i1", "u1", "i2", "u2", "i4", "u4", "i8"])
+        return self.rng.integers(0, high, shape, endpoint=True).astype(dtype)
 
     def truths(self, *shape):
         return self.rng.random(shape) < self.one_of(0.3, 0.7, 0.7, 0.95)
@@ -224,6 +249,11 @@ class Draw:
 
     def reach(self):
         return int(self.rng.integers(-2, self.n + 1)) if self.often() else None
+
+    def reaches(self):
+        """To the left and to the right, so that there is a key between them."""
+        left, right = self.reach(), self.reach()
+        return left, right if None in (left, right) else max(right, -left)
 
     def length(self, size):
         return self.number_or_array(0, self.one_of(size, size, 0))
@@ -249,13 +279,13 @@ class Draw:
 
     def bias(self):
         """NaN where nobody looks."""
-        bias = self.floats(*self.broadcast(*self.batch, self.m, self.n))
+        bias = self.floats(*self.broadcast_or_none(*self.batch, self.m, self.n))
         if self.rng.random() < 0.5:
             bias[sum_broadcast(self.visible, bias.shape) == 0] = np.nan
         return bias
 
     def with_minus_inf(self, bias):
-        rows = (*bias.shape[:-1], 1) if self.rng.random() < 0.5 else bias.shape
+        rows = (*bias.shape[:-1], 1) if self.rng.random() < 0.5 and bias.ndim else bias.shape
         bias[np.broadcast_to(self.rng.random(rows) < self.one_of(0.1, 0.5), bias.shape)] = -np.inf
         return bias
 
@@ -300,6 +330,8 @@ class Problem(Draw):
         shapes = self.shapes(limit._replace(elements=min(most, limit.elements)), "tree" in masks)
         q, k, v, do = (self.floats(*x, dtype=dtype) for x in (*shapes, (*self.batch, self.m, shapes[-1][-1])))
         dlse = self.floats(*self.batch, self.m, dtype="f8" if dtype == np.float64 else "f4") if dlse else None
+        largest = np.array(10.0 ** self.late.uniform(*SCALES[dtype])).astype(dtype) if self.late.random() < 0.5 else 1
+        v, do = v * largest, do / largest
         mask = self.joined(masks)
         causal, scale = bool(self.kind.random() < 0.2), self.one_of(None, None, float(self.rng.uniform(0.05, 1.5)))
         _, inputs = reference.describe(q, k, v, causal, mask)
@@ -313,6 +345,8 @@ class Problem(Draw):
         score = score if on_host else [*map(self.placed, score)]
         dropout = na.Dropout(self.one_of(0.0, 0.1, 0.5, 0.9), int(self.rng.integers(2**63)), 5) if dropout else None
         self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
+        self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
+        self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
 
     def names(self):
         """Of masks and of the parts of a score."""
@@ -369,8 +403,16 @@ class Problem(Draw):
         return [*NAMES, *(f"gradient {at} of score" for at in range(len(differentiated(self.options["score"]))))]
 
     def run(self):
-        """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted."""
-        o, saved = na.attention_forward(*self.arrays, **self.options)
+        """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted; NumPy stays as it was."""
+        with np.errstate(**self.numpy_errors):
+            before, results = np.geterr(), self.called()
+            assert np.geterr() == before
+        assert np.float32(1e-40) * np.float32(1) > 0
+        return results
+
+    def called(self):
+        o, saved = na.attention_forward(*self.arrays, out=self.out, **self.options)
+        assert self.out is None or o is self.out
         grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
         return o, saved.lse, *grads, *present(grads.score)
 

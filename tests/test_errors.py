@@ -139,6 +139,10 @@ OPTIONS = [
     ({"mask": np.ones((7, 5), bool)}, ValueError, r"mask: got booleans of the shape \(7, 5\)"),
     ({"mask": np.ones((1, 2, 4, 5, 7), bool)}, ValueError, r"mask: got booleans of the shape \(1, 2, 4, 5, 7\)"),
     ({"mask": na.Causal() & np.ones((4, 7), bool)}, ValueError, r"mask: got booleans of the shape \(4, 7\)"),
+    ({"mask": np.ones((2, 7), bool)}, ValueError, r"\(2, 4, 5, 7\); if they .* no padding, pass "
+     r"visible\[:, None, None, :\], or, .*, Lengths\(keys=visible.sum\(-1\)\[:, None\]\)$"),
+    ({"mask": na.Causal() | np.ones((2, 4, 7), bool)}, ValueError,
+     r"visible\[:, :, None, :\], or, .*, Lengths\(keys=visible.sum\(-1\)\)$"),
     ({"mask": na.Bits(np.ones((1, 1, 5, 2), np.uint32))}, ValueError,
      r"mask: Bits words: got 2 words a row, expected 1, for 7 keys"),
     ({"mask": na.Bits(np.ones((4, 1), np.uint32))}, ValueError,
@@ -270,6 +274,8 @@ NO_INTEGER_ARRAYS = {
     "floats": (np.zeros((2, 1)), "got numpy.ndarray of float64, expected an int or an integer array of NumPy or CuPy"),
     "booleans": (np.array([True]), "got numpy.ndarray of bool, expected an int or an integer array"),
     "masked": (np.ma.array([1]), r"got numpy.ma.\w*\.?MaskedArray, expected an int or an integer array"),
+    "axes": (np.ones((1,) * 33, int), "got 33 axes, at most 32"),
+    "rows of unequal length": ([[1, 2], [3]], "got list, of which NumPy makes no array: "),
     "objects": (np.array([2**70]), "got numpy.ndarray of object, expected an int or an integer array"),
     "list of floats": ([1.5], "got list, expected an int or an integer array"),
     "torch": (Tensor(), "got torch.Tensor, expected an int or an integer array of NumPy or CuPy"),
@@ -328,6 +334,8 @@ VALUES = [
     (lambda: na.dropout_mask(DROP, (3, 4.0)), TypeError, r"shape: got tuple, expected .*, integers"),
     (lambda: na.dropout_mask(DROP, "34"), TypeError, r"shape: got '34', expected .*, integers"),
     (lambda: na.Window(1), TypeError, r"missing 1 required positional argument: 'right'"),
+    (lambda: na.Window(-1, 0), ValueError, r"Window: got left -1 and right 0, between .*; None = unlimited"),
+    (lambda: na.Window(-1, -1, 3), ValueError, r"Window: got left -1 and right -1, between .*; None = unlimited"),
     (lambda: na.Causal(0, 1), TypeError, r"takes from 1 to 2 positional arguments"),
     (lambda: na.Causal().dense(-1, 3), ValueError, r"seqlen_q: got -1, allowed 0 or more"),
     (lambda: na.Causal().dense(3, -1), ValueError, r"seqlen_k: got -1, allowed 0 or more"),
@@ -342,6 +350,9 @@ VALUES = [
     (lambda: na.Bits(np.ones(3, np.uint32)), ValueError, r"Bits words: got the shape \(3,\), expected"),
     (lambda: na.Bits([[1]]), TypeError, r"Bits words: got list, expected an array of uint32"),
     (lambda: na.Bits(Tensor()), TypeError, r"Bits words: got torch.Tensor, expected an array of uint32"),
+    (lambda: na.Bits(np.ones((3, 1), ">u4")), TypeError,
+     r'Bits words: got numpy.ndarray of >u4, which x.astype\(x.dtype.newbyteorder\("="\)\) casts, expected'),
+    (lambda: na.Dense(np.ones((1,) * 33, bool)), ValueError, r"Dense visible: got 33 axes, at most 32"),
     (lambda: na.Bits.pack(np.ones((3, 4))), TypeError, r"Bits.pack visible: got numpy.ndarray of float64, .* of bool"),
     (lambda: na.Bits.pack(np.ones(3, bool)), ValueError, r"Bits.pack visible: got the shape \(3,\)"),
     (lambda: na.Bits.pack([[True]]), TypeError, r"Bits.pack visible: got list, expected an array of bool"),
@@ -362,6 +373,7 @@ VALUES = [
     (lambda: na.First(-1), ValueError, r"First n: got -1, allowed 0 or more"),
     (lambda: na.Intervals(0, [1]), ValueError, r"Intervals first: got a number, expected an array \(..., seqlen_q\)"),
     (lambda: na.Intervals([0]), TypeError, r"missing 1 required positional argument: 'end'"),
+    (lambda: na.pack(3), TypeError, r"arrays: got 3, expected a list of arrays"),
     (lambda: na.pack([]), ValueError, r"arrays: got none, expected at least one"),
     (lambda: na.pack([Q, [1]]), TypeError, r"arrays\[1\]: got list, expected a numpy.ndarray"),
     (lambda: na.pack([Q, CupyLike()]), TypeError, r"do not mix: arrays\[0\] is a numpy.ndarray, arrays\[1\] is a cupy"),
@@ -453,7 +465,7 @@ def calls():
             yield f"{name} {kind}", lambda x=x, make=make: make(x), TypeError, f"{name}: {message}"
     for name in MAY_BE_ARRAYS:
         for kind, (x, message) in NO_INTEGER_ARRAYS.items():
-            error = ValueError if kind in ("large", "small") else TypeError
+            error = ValueError if kind in ("large", "small", "axes", "rows of unequal length") else TypeError
             yield f"{name} {kind}", lambda x=x, make=WITH_INTEGERS[name]: make(x), error, f"{name}: {message}"
     for i, (call, error, message) in enumerate(VALUES):
         yield f"values {i}", call, error, message

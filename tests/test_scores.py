@@ -200,6 +200,26 @@ def test_the_lowest_scores_are_visible(rng, dtype):
     check_lowest(rng, np.dtype(dtype))
 
 
+@pytest.mark.parametrize(("given", "array"), [
+    (1, np.float64(1)), (np.int8(3), np.float64(3)), (np.float32(0.5), np.float32(0.5)), ([1, 2], np.array([1.0, 2.0])),
+    ((0.5, 2), np.array([0.5, 2.0])), (range(3), np.arange(3.0)), ([[1], [2]], np.array([[1.0], [2.0]])),
+], ids=repr)  # fmt: skip
+def test_numbers_and_lists_are_arrays(given, array):
+    """Of float64, but for NumPy's own floats."""
+    for part in na.Sink(given), na.Alibi(given), na.Bias(given):
+        assert part._array.dtype == array.dtype
+        assert_equal(part._array, np.asarray(array))
+    assert na.RelativeBias([1, 2, 3]).table.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_list_computes_as_its_array(rng):
+    q, k, v = qkv(rng)
+    slopes, logits, table = [0.1, 0.2, 0.5, 1], [1, 0, -2, 0], [[0.5, 1, 2]] * H
+    lists = [na.Alibi(slopes), na.RelativeBias(table), na.Sink(logits)]
+    arrays = [na.Alibi(np.array(slopes)), na.RelativeBias(np.array(table)), na.Sink(np.array(logits, float))]
+    assert_equal(na.attention(q, k, v, score=lists), na.attention(q, k, v, score=arrays))
+
+
 def check_large_scores(rng, dtype):
     """lse has no digits left for exp(S - lse): P is 1 at most all the same."""
     q, k, v = qkv(rng, dtype, heads_k=1)
@@ -670,7 +690,14 @@ WRONG = {
     "cap inf": (lambda: na.Softcap(np.inf), ValueError, "Softcap cap: got inf, allowed finite and > 0"),
     "cap text": (lambda: na.Softcap("50"), TypeError, "Softcap cap: got '50', expected a number"),
     "integers": (lambda: na.Bias(np.zeros((3, 3), int)), TypeError, "Bias bias: got numpy.ndarray of int64, expected"),
-    "list": (lambda: na.Alibi([1.0]), TypeError, "Alibi slopes: got list, expected an array"),
+    "flag for a number": (lambda: na.Sink(True), TypeError, "Sink logits: got True, expected a number or an array of"),
+    "list of flags": (lambda: na.Alibi([True]), TypeError, "Alibi slopes: got list, expected a number or an array"),
+    "rows of unequal length": (lambda: na.Bias([[1.0], [1.0, 2.0]]), ValueError,
+                               "Bias bias: got list, of which NumPy makes no array: setting"),
+    "beyond floats": (lambda: na.Alibi(10**400), ValueError, "Alibi slopes: got 10+, allowed are floats"),
+    "byte order": (lambda: na.Bias(X.astype(">f8")), TypeError,
+                   r'Bias bias: got numpy.ndarray of >f8, which x.astype\(x.dtype.newbyteorder\("="\)\) casts, exp'),
+    "many axes": (lambda: na.Bias(np.zeros((1,) * 33)), ValueError, "Bias bias: got 33 axes, at most 32"),
     "flag": (lambda: na.Bias(X, gradient=1), TypeError, "Bias gradient: got 1, expected True or False"),
     "even": (lambda: na.RelativeBias(np.zeros((2, 4))), ValueError, r"RelativeBias table: got the shape \(2, 4\)"),
     "shape": (lambda: na.attention(X, X, X, score=na.Bias(np.zeros((3, 9)))), ValueError,

@@ -12,9 +12,12 @@ Every mask is a band, an interval of keys for each query, gaps in it and some gr
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1) and Bits
   (1 x 8, one bit an element) in `dense`, BlockSparse (any size) in `block_sparse`; that of a Tail is for the last keys.
 
-What all of them have in common is in `base`. The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's
-arrays on to CuPy); `_like` brings them to one library, which bands, intervals and grids expect. Device memory is never
-read, but for `Bits.tree` and offsets or lengths that have no axes. Members with an underscore are the package's own.
+What all of them have in common is in `base`. Two masks are equal if their numbers are equal and they hold the same
+arrays: a pickled copy of one that holds any is another mask.
+
+The arrays in a mask are NumPy's or CuPy's (NumPy's functions pass CuPy's arrays on to CuPy); `_like` brings them to one
+library, which bands, intervals and grids expect. Device memory is never read, but for `Bits.tree` and offsets or
+lengths that have no axes. Members with an underscore are the package's own.
 """
 
 from .bands import Cached, Causal, First, Lengths, Window

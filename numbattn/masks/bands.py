@@ -55,7 +55,8 @@ class Window(Mask):
     Parameters
     ----------
     left, right : int or None
-        How many keys before and after its own a query sees; None = all of them.
+        How many keys before and after its own a query sees; None = all of them. Either may be negative, their sum may
+        not be: FlashAttention's -1 is None here.
     offset : int or integer array over the batch axes, optional
         The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, within
         `Segments` and in a `KVCache` those of each segment or sequence; 0 aligns the first ones.
@@ -80,6 +81,9 @@ class Window(Mask):
             right=None if self.right is None else integer("Window right", self.right),
             offset=None if self.offset is None else integers("Window offset", self.offset),
         )
+        if self.left is not None and self.right is not None and self.left + self.right < 0:
+            raise ValueError(f"Window: got left {self.left} and right {self.right}, between which there is no key; "
+                             "None = unlimited")
 
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         at, shift = (seqlen_k, -seqlen_q) if self.offset is None else (self.offset, 0)

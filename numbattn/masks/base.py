@@ -69,6 +69,9 @@ class Mask(Value):
 
     Notes
     -----
+    Masks are values: two are equal if their numbers are equal and they hold the same arrays, the very same, so that a
+    pickled copy of a mask with arrays is unequal.
+
     The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
     takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
     other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
@@ -285,10 +288,21 @@ def interval_of(intervals: Sequence[Interval], seqlen_k: int) -> Interval:
 def broadcast(what: str, x: Any, shape: tuple[int, ...], own_axes: int) -> Any:
     """An array with all axes of a shape, the last `own_axes` of them at full size; itself if it has them already."""
     if not broadcasts(x.shape, shape):
-        raise ValueError(f"mask: got {what} of the shape {x.shape}, which do not broadcast to {shape}")
+        raise ValueError(f"mask: got {what} of the shape {x.shape}, which do not broadcast to {shape}"
+                         + _way_for_padding(x, shape) * (what == "booleans"))
     own = (1,) * (len(shape) - x.ndim) + x.shape
     full = *own[:-own_axes], *shape[len(shape) - own_axes :]
     return x if x.shape == full else np.broadcast_to(x.reshape(own), full)
+
+
+def _way_for_padding(visible: Any, shape: tuple[int, ...]) -> str:
+    """How to pass booleans for the keys of each sequence, for an error; "" for others."""
+    lead, missing = visible.shape[:-1], len(shape) - visible.ndim
+    if not lead or missing < 1 or (*lead, visible.shape[-1]) != (*shape[: len(lead)], shape[-1]):
+        return ""
+    index, lengths = (", ".join([":"] * len(lead) + ["None"] * count) for count in (missing, missing - 1))
+    return (f"; if they say which keys of each sequence are no padding, pass visible[{index}, :], or, where padding is "
+            f"at the end, Lengths(keys=visible.sum(-1){f'[{lengths}]' if missing > 1 else ''})")
 
 
 def _larger(x: Any, y: Any) -> Any:

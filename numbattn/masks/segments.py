@@ -173,10 +173,9 @@ def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
     >>> na.attention(x, x, x, mask=na.Segments(offsets)).shape
     (8, 8, 64)
     """
-    try:
-        given: list[Any] = list(arrays)
-    except TypeError:
-        raise TypeError(f"arrays: got {words_for(arrays)}, expected a list of arrays") from None
+    if not isinstance(arrays, Iterable):
+        raise TypeError(f"arrays: got {words_for(arrays)}, expected a list of arrays")
+    given: list[Any] = list(arrays)
     if not given:
         raise ValueError("arrays: got none, expected at least one")
     same_library(**{f"arrays[{number}]": x for number, x in enumerate(given)})

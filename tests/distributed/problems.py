@@ -14,7 +14,7 @@ class SplitProblem(Problem):
         self.ring = nad.Simulated(int(self.rng.integers(1, 9)), self.one_of("zigzag", "contiguous"))
         self.plan = self.one_of("ring", None)
 
-    def run(self):
+    def called(self):
         split, join = self.ring.split, self.ring.join
         o, saved = nad.attention_forward(self.ring, *map(split, self.arrays), plan=self.plan, **self.options)
         dlse = None if self.dlse is None else split(self.dlse, axis=-1)

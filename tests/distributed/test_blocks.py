@@ -10,9 +10,10 @@ from numbattn.distributed.pieces import ORDERS, pieces_of
 from numbattn.masks import All, as_mask
 
 numbers = st.one_of(st.integers(-300, 300), st.sampled_from([-64, -1, 0, 1, 64]))
+windows = st.tuples(st.none() | numbers, st.none() | numbers).filter(lambda ends: None in ends or sum(ends) >= 0)
 bands = st.one_of(
     st.just(All()), st.builds(na.Causal, st.one_of(st.none(), numbers)), st.builds(na.Prefix, st.integers(0, 300)),
-    st.builds(na.Window, st.one_of(st.none(), numbers), st.one_of(st.none(), numbers)),
+    windows.map(lambda ends: na.Window(*ends)),
     st.builds(na.Lengths, keys=st.integers(0, 300), queries=st.integers(0, 300)),
     st.builds(na.First, st.integers(0, 300)),
 )  # fmt: skip

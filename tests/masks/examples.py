@@ -9,6 +9,7 @@ from ..accuracy import assert_equal
 
 LENGTHS = st.tuples(st.integers(0, 20), st.integers(0, 20))
 NUMBER = st.integers(-25, 25)
+WINDOWS = st.tuples(st.none() | NUMBER, st.none() | NUMBER).filter(lambda ends: None in ends or sum(ends) >= 0)
 ARRAY = np.array([[2], [3]])
 KINDS = [na.Causal(), na.Window(3, 1), na.Lengths(keys=ARRAY), na.Dense(np.eye(5, 6, dtype=bool)[None, None]),
          na.Bits.pack(np.tri(5, 6, dtype=bool)[None, None]), na.BlockSparse(np.eye(3, dtype=bool)[None, None], (2, 2)),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numbattn as na
 
 from ..accuracy import assert_equal
-from .examples import LENGTHS, NUMBER, by_definition
+from .examples import LENGTHS, NUMBER, WINDOWS, by_definition
 
 
 @given(LENGTHS, st.none() | NUMBER)
@@ -18,9 +18,9 @@ def test_causal(lengths, offset):
     np.testing.assert_array_equal(na.Causal(offset).dense(m, n), by_definition(m, n, lambda i, j: j <= i + own))
 
 
-@given(LENGTHS, st.none() | NUMBER, st.none() | NUMBER, st.none() | NUMBER)
-def test_window(lengths, left, right, offset):
-    m, n = lengths
+@given(LENGTHS, WINDOWS, st.none() | NUMBER)
+def test_window(lengths, ends, offset):
+    (m, n), (left, right) = lengths, ends
     own = n - m if offset is None else offset
 
     def sees(i, j):
@@ -45,7 +45,7 @@ def test_lengths_out_of_range_are_clamped(xp):
 
 @pytest.mark.parametrize("far", [2**70, -(2**70), 2**63 - 1])
 def test_far_numbers(far):
-    assert na.Window(far, far).dense(3, 4).all() == (far > 0)
+    assert na.Window(far, None).dense(3, 4).all() == na.Window(None, far).dense(3, 4).all() == (far > 0)
     assert na.Causal(np.array([np.clip(far, -(2**63), 2**63 - 1)])).dense(3, 4).all() == (far > 0)
 
 
@@ -53,7 +53,7 @@ FAR = np.array([-(2**63), -300, 3, 300, 2**63 - 1])
 
 
 @pytest.mark.parametrize("mask", [
-    na.Causal(FAR), na.Window(2**70, 2**70), na.Window(-(2**70), -(2**70)), na.Window(3, 1, offset=FAR),
+    na.Causal(FAR), na.Window(2**70, 2**70), na.Window(-(2**70), 2**70), na.Window(3, 1, offset=FAR),
     na.Lengths(FAR, FAR), na.Lengths(FAR[:, None]) & na.Causal(FAR),
 ], ids=repr)  # fmt: skip
 def test_bands_end_with_the_matrix(mask):

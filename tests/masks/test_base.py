@@ -34,6 +34,14 @@ def test_equality_of_masks_of_intervals():
     assert na.Prefix(3) == na.Prefix(3) != na.Prefix(4)
 
 
+def test_a_pickled_mask_is_equal_if_it_holds_no_arrays():
+    """Whose copies are others."""
+    for mask, equal in ((na.Causal() | na.First(3), True), (na.First(ARRAY), False)):
+        copy = pickle.loads(pickle.dumps(mask))
+        assert (copy == mask) is equal
+        np.testing.assert_array_equal(copy.dense(4, 5), mask.dense(4, 5))
+
+
 def test_a_pickled_mask_hashes_alike_in_every_process():
     """Types and strings hash differently there: what has been cached stays behind."""
     mask = na.Causal() & (na.Window(3, 0) | na.Lengths(4))

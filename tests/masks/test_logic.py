@@ -11,7 +11,7 @@ import numbattn as na
 from numbattn.masks import All, AnyOf, Cached, as_mask, drawn
 
 from ..accuracy import assert_equal
-from .examples import INTERVALS, KINDS, copied
+from .examples import INTERVALS, KINDS, WINDOWS, copied
 
 OTHERS = [na.Causal(0), na.Window(3, 1, 1), na.Lengths(keys=np.array([[2], [3]])), na.Dense(np.eye(5, 6, dtype=bool)),
           na.Bits.pack(np.tri(5, 6, dtype=bool)[None, None]),
@@ -76,7 +76,7 @@ def trees(draw, depth=3):
     if depth == 0 or draw(st.booleans()):
         seed, number = draw(st.integers(0, 999)), st.integers(-3, 7)
         leaf = draw(st.sampled_from([
-            na.Causal(draw(number)), na.Window(draw(number), draw(number)), na.Lengths(keys=draw(st.integers(0, 6))),
+            na.Causal(draw(number)), na.Window(*draw(WINDOWS)), na.Lengths(keys=draw(st.integers(0, 6))),
             na.Lengths(queries=draw(st.integers(0, 5))), na.Dense(np.random.default_rng(seed).random((5, 6)) < 0.5),
             na.Prefix(draw(st.integers(0, 6)), draw(number)),
             na.Intervals(*np.random.default_rng(seed).integers(-2, 8, (2, 5))),

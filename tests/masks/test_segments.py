@@ -13,7 +13,7 @@ import numbattn as na
 
 from ..accuracy import assert_equal, check, random
 from .calls import ONE_KEY, sorted_integers
-from .examples import NUMBER, by_definition, in_segment, segments
+from .examples import NUMBER, WINDOWS, by_definition, in_segment, segments
 
 
 @given(segments())
@@ -25,10 +25,10 @@ def test_segments(call):
     assert_equal(na.Segments(queries.tolist()).dense(m, m), want)
 
 
-@given(segments(), st.none() | NUMBER, st.none() | NUMBER, st.integers(0, 9))
-def test_alignment_within_segments(call, left, right, length):
+@given(segments(), WINDOWS, st.integers(0, 9))
+def test_alignment_within_segments(call, ends, length):
     """The last query of a segment is aligned with its last key, and its prefix begins with it."""
-    queries, keys, m, n = call
+    (queries, keys, m, n), (left, right) = call, ends
 
     def within(sees):
         """sees(distance to the query's own key, place in the segment)"""

@@ -24,6 +24,7 @@ def model(q: Floats, k: Floats, v: Floats, do: Floats, visible: Booleans, length
     dq, dk, dv = backprop(do.astype(np.float64), dlse=saved.lse, deterministic=True)
     assert_type(dq, Floats)
     o, backprop = na.attention_vjp(q, k, v, score=[na.Bias(q), na.Softcap(3.0), na.Sink(0.0)])
+    na.attention(q, k, v, score=[na.Alibi([0.5, 1]), na.RelativeBias([[0.5, 1.0, 2.0]]), na.Sink(1)])
     assert_type(backprop(do).score, tuple[Floats | None, ...])
     assert_type(na.Saved.of(q, k, v, o, saved.lse, mask=na.Causal()), na.Saved[Floats])
     assert_type(na.attention_weights(q, k, mask=na.Window(3, None)), Floats)

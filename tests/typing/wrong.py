@@ -26,6 +26,7 @@ def model(q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32]
     na.Intervals([0])  # E: call-arg
     na.pack(3)  # E: arg-type
     na.Tail(3)  # E: arg-type
+    na.Sink("1")  # E: arg-type
     na.KVCache.zeros(1, 8, 100, 64)  # E: call-arg
     na.attention_vjp(q, na.KVCache(k, v, k))  # E: type-var
     na.unpack(q, 0.5)  # E: arg-type

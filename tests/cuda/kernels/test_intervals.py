@@ -17,7 +17,7 @@ from tests.accuracy import check
 from tests.masks import calls
 from tests.masks.calls import ONE_KEY
 from tests.masks.examples import INTERVALS as KINDS
-from tests.masks.examples import NUMBER, segments
+from tests.masks.examples import WINDOWS, segments
 from tests.tools.device import BY_UNIT, HOPPER, on
 from tests.tools.launch import compiled_only, launch, simulated_only
 
@@ -99,10 +99,10 @@ def test_masks(world, name):
 
 @simulated_only
 @settings(max_examples=5, deadline=None, derandomize=True)
-@given(segments(), NUMBER, NUMBER)
-def test_segments(call, left, right):
+@given(segments(), WINDOWS)
+def test_segments(call, ends):
     queries, keys, m, n = call
-    for mask in (na.Causal(), na.Window(left, right), na.Prefix(min(n, 2)), na.First(2)):
+    for mask in (na.Causal(), na.Window(*ends), na.Prefix(min(n, 2)), na.First(2)):
         assert_found(na.Segments(queries, keys) & mask, max(m, 1), n)
 
 

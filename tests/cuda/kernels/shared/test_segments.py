@@ -128,6 +128,7 @@ def test_sight(seed):
     rng = np.random.default_rng(seed)
     queries, keys = (np.sort(rng.integers(0, 41, 4)) for _ in range(2))
     left, right, offset = (int(x) for x in rng.integers(-2, 12, 3))
+    right = max(right, -left)
     lengths = na.Lengths(int(rng.integers(41)), int(rng.integers(41)))
     mask = na.Segments(queries, keys) & na.Window(left, right) & na.Window(left + 9, right, offset) & lengths
     (*sides, _, _, own_lo, own_hi), *_ = numbers_and_arrays(mask, 40, 40)[0]
