@@ -56,9 +56,10 @@ def check(identity, real, kinds, derivative=False):
         element.compile(arguments)
     overload = element.overloads[arguments]
     if may_fail(overload):
-        is_given = derivative and identity.derivative is not None
-        raise UserTypeError(_message("Score derivative" if is_given else "Score function",
-                                     identity.derivative if is_given else identity.function, reason(overload)))  # fmt: skip
+        words, failing = "Score function", identity.function
+        if derivative and identity.derivative is not None:
+            words, failing = "Score derivative", identity.derivative
+        raise UserTypeError(_message(words, failing, reason(overload)))
 
 
 def _message(words, function, found):

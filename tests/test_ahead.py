@@ -32,8 +32,8 @@ def test_a_plan_of_devices_is_shown(capsys):
     shown = capsys.readouterr().out
     assert "4 devices, contiguous\nq (1, 8, 65536, 128), k (1, 4, 65536, 128)" in shown
     ring, heads = shown.partition("\nheads: ")[::2]
-    assert re.findall(r"^ +(\d) +(\d+:\d+) ", ring, re.M)[1] == ("1", "16384:32768")
-    assert len(re.findall(r"^ +\d +\d+:\d+ .* 25.0% ", heads, re.M)) == 4
+    assert re.findall(r"^ +(\d)\s+(\d+:\d+)\s", ring, re.M)[1] == ("1", "16384:32768")
+    assert len(re.findall(r"^ +\d\s+\d+:\d+\s.*\s25.0%\s", heads, re.M)) == 4
     assert "\ntaken: ring, since a rank sends at most 134.2 MB in both passes, by heads 151.4 MB\n" in shown
 
 

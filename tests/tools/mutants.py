@@ -771,6 +771,38 @@ TABLE = [
         "FZ = 1 << 24": "FZ = 1 << 25",
         "builder.or_(before, ": "builder.and_(before, ",
     }),
+    Faults("compiling.py", ["test_compiling.py"], {
+        "if not _told and sys.stderr and sys.stderr.isatty():": "if sys.stderr and sys.stderr.isatty():",
+        "        timer.cancel()\n": "        pass\n",
+        "    if numba.config.DISABLE_JIT:": "    if False:",
+        "    finally:\n        timer": "    except ValueError:\n        timer",
+    }),
+    Faults("dual.py", ["test_compiling.py::test_numba_told_to_compile_nothing_is_named"], {
+        "\ncheck_jit()\n": "\n",
+    }),
+    Faults("cpu/product.py", ["cpu/test_tile.py::test_float16_where_numba_compiles_for_another_cpu"], {
+        'if feature.startswith("+")}': 'if feature} | {"f16c"}',
+    }),
+    Faults("cpu/compile.py", ["cpu/test_compile.py::test_code_of_other_settings_has_another_name",
+                              "cpu/test_compile.py::test_what_compiles_says_so_and_what_is_read_does_not"], {
+        "numba.__version__, settings, ": "numba.__version__, ",
+        "isinstance(x.dtype, types.Float)}": "not isinstance(x.dtype, types.Float)}",
+    }),
+    Faults("cuda/compiler.py", ["cuda/test_compiler.py"], {
+        "            yield\n            import_module": "            yield\n            len",
+        "        del np.row_stack": "        pass",
+        'if find_spec("numba_cuda") is None:': "if False:",
+    }),
+    Faults("ahead.py", [f"test_ahead.py::test_{name}" for name in (
+            "what_is_compiled_for_cpus_is_all_that_calls_need", "without_a_gpu_or_its_name",
+            "an_extra_that_is_missing_is_named")], {
+        "dtype_of_sums(np.dtype(name)).name: None": "name: None",
+        "na.attention(x[..., :1, :], x, x,": "na.attention(x[..., :20, :], x, x,",
+        "        raise ValueError(f\"no GPU": "        raise SystemExit(f\"no GPU",
+    }),
+    Faults("__main__.py", ["test_ahead.py::test_an_extra_that_is_missing_is_named"], {
+        "NotImplementedError, ImportError)": "NotImplementedError)",
+    }),
     Faults("cpu/launch.py", ["cpu/test_launch.py::test_every_block_runs_once",
                              "cpu/test_launch.py::test_an_error_in_a_thread_reaches_the_caller",
                              "cpu/test_launch.py::test_without_threads_the_caller_does_it_all",
