@@ -143,7 +143,7 @@ def filled(tmp_path_factory):
     """A cache with all that the program compiles."""
     place = tmp_path_factory.mktemp("cache")
     run(Row(), NUMBATTN_CACHE_DIR=str(place), NUMBA_OPT="0")
-    return place / "cpu"
+    return place / "numbattn" / "cpu"
 
 
 def read_only(file):
@@ -173,7 +173,7 @@ def test_what_became_of_the_cache(change, filled):
         for file in kept:
             change(file)
         says = "compiled code is not" if change is of_others else ""
-        run(Row(says=says), NUMBATTN_CACHE_DIR=str(filled.parent), NUMBA_OPT="0")
+        run(Row(says=says), NUMBATTN_CACHE_DIR=str(filled.parents[1]), NUMBA_OPT="0")
     finally:
         filled.chmod(0o755)
         for file, (content, mode) in kept.items():

@@ -820,7 +820,7 @@ TABLE = [
         "not self.active and (": "(",
         "scratch = self.scratch()\n": "scratch = self.args and self.scratch()\n",
     }),
-    # ---------------------------------------------------------------------------------------------- what is kept on disk
+    # --------------------------------------------------------------------------------------------- what is kept on disk
     Faults("cache.py", ["test_cache.py"], {
         "stat.S_IWGRP | stat.S_IWOTH": "stat.S_IWOTH",
         '"O_NOFOLLOW", ': "",
