@@ -18,10 +18,7 @@ from numba.core.funcdesc import ExternalFunctionDescriptor
 from numba.core.registry import cpu_target
 
 from .. import cache as disk
-from .. import forks, sources
-
-forks.waits_for(llvm.ffi.lib._lock)
-forks.waits_for(global_compiler_lock)
+from .. import sources
 
 
 def kernel(function):
