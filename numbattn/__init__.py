@@ -1,6 +1,6 @@
 """Exact FlashAttention and its gradients for NumPy and CuPy arrays."""
 
-from . import sources  # noqa: F401  before all others, whose files it looks at
+from . import forks, sources  # noqa: F401  before all others, whose files are looked at
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
 from .functions import Score

@@ -1,17 +1,52 @@
-"""Locks and fork: of all threads one goes on in the child, where nobody would ever release what the others held."""
+"""A fork waits for other threads that import or compile: of them none goes on in the child, where nobody would ever
+release what they held.
 
+A lock that is made anew in the child would guard a compiler that another thread has left half-way.
+"""
+
+import logging  # noqa: F401  at a fork the locks of what was imported last are taken first: Numba logs
 import os
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from operator import attrgetter
+
+PACKAGES = "numbattn", "numba", "numba_cuda", "llvmlite", "numpy"
+LOCKS = (  # in the order in which threads take them
+    ("numbattn.cuda.launch", "_lock"),
+    ("numba.core.compiler_lock", "global_compiler_lock"),
+    ("llvmlite.binding.ffi", "lib._lock"),
+)
 
 
-def waits_for(lock: AbstractContextManager[Any, Any]) -> None:
-    """From now on a fork waits until no other thread holds this lock: so the child finds it free, and what it guards
-    whole. Made anew in the child it would guard a compiler that another thread has left half-way.
+class Forks(threading.local):
+    """Those of a thread; a signal handler may fork within one."""
 
-    Of two locks one of which is taken inside the other the inner one comes first. The thread that forks may hold it.
-    """
-    if hasattr(os, "register_at_fork"):
-        release = partial(lock.__exit__, None, None, None)
-        os.register_at_fork(before=lock.__enter__, after_in_parent=release, after_in_child=release)
+    def __init__(self) -> None:
+        self.held: list[ExitStack] = []
+
+    def before(self) -> None:
+        """Hold all locks, however far this comes: what raises here does not keep a process from forking."""
+        held = ExitStack()
+        self.held.append(held)
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in PACKAGES and _begun(name):
+                with suppress(ImportError):
+                    import_module(name)  # waits for the thread that has begun it
+        for module, lock in LOCKS:
+            if module in sys.modules:
+                held.enter_context(attrgetter(lock)(sys.modules[module]))
+
+    def after(self) -> None:
+        self.held.pop().close()
+
+
+def _begun(name: str) -> bool:
+    """Whether a module is being imported."""
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
+
+
+if hasattr(os, "register_at_fork"):
+    _forks = Forks()
+    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after, after_in_child=_forks.after)

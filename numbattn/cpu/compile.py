@@ -18,11 +18,8 @@ from numba.core.funcdesc import ExternalFunctionDescriptor
 from numba.core.registry import cpu_target
 
 from .. import cache as disk
-from .. import forks, sources
+from .. import sources
 from ..compiling import compiling
-
-forks.waits_for(llvm.ffi.lib._lock)
-forks.waits_for(global_compiler_lock)
 
 # what changes the code that Numba makes, beside the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"

@@ -18,7 +18,6 @@ from functools import cache, lru_cache
 import cupy
 import numpy as np
 
-from .. import forks
 from ..checks import UserValueError
 from .build import build
 from .counters import Counters
@@ -115,7 +114,6 @@ _gpu = lru_cache(GPU)  # made twice by threads that are both first, the last one
 
 # ------------------------------------------------------------------------------------------------------------ kernels
 _kernels, _lock = {}, threading.RLock()
-forks.waits_for(_lock)
 
 
 def get_kernel(key, device):
