@@ -141,6 +141,7 @@ OPTIONS = [
     ({"mask": na.Causal() & np.ones((4, 7), bool)}, ValueError, r"mask: got booleans of the shape \(4, 7\)"),
     ({"mask": np.ones((2, 7), bool)}, ValueError, r"\(2, 4, 5, 7\); if they .* no padding, pass "
      r"visible\[:, None, None, :\], or, .*, Lengths\(keys=visible.sum\(-1\)\[:, None\]\)$"),
+    ({"mask": np.ones((2, 4, 5, 7, 7), bool)}, ValueError, r"which do not broadcast to \(2, 4, 5, 7\)$"),
     ({"mask": na.Causal() | np.ones((2, 4, 7), bool)}, ValueError,
      r"visible\[:, :, None, :\], or, .*, Lengths\(keys=visible.sum\(-1\)\)$"),
     ({"mask": na.Bits(np.ones((1, 1, 5, 2), np.uint32))}, ValueError,

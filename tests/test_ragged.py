@@ -64,7 +64,7 @@ def test_as_each_sequence_alone(kind, seed, sizes):
 
 
 @pytest.mark.parametrize(("unit", "kind"), [
-    ("CUDA cores", "causal"), ("tensor cores", "window"), ("warpgroups", "prefix"), ("warpgroups", "relative"),
+    ("CUDA cores", "causal"), ("tensor cores", "stream"), ("warpgroups", "prefix"), ("warpgroups", "relative"),
     *(pytest.param(*which, marks=pytest.mark.slow) for which in (
         ("tensor cores", "sink and softcap"), ("warpgroups", "alibi"),
     )),
@@ -72,7 +72,7 @@ def test_as_each_sequence_alone(kind, seed, sizes):
 def test_on_devices(rng, unit, kind):
     with world_of("simulated"), on(BY_UNIT[unit]):
         o, lse, want, want_lse = check(
-            rng, (3, 0, 1), (3, 7, 20), kind, page_size=4, like=np.float32, out=kind in ("causal", "window", "prefix")
+            rng, (3, 0, 1), (3, 7, 20), kind, page_size=4, like=np.float32, out=kind in ("causal", "stream", "prefix")
         )
     np.testing.assert_allclose(o, want, atol=1e-5)
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)

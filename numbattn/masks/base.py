@@ -298,7 +298,7 @@ def broadcast(what: str, x: Any, shape: tuple[int, ...], own_axes: int) -> Any:
 def _way_for_padding(visible: Any, shape: tuple[int, ...]) -> str:
     """How to pass booleans for the keys of each sequence, for an error; "" for others."""
     lead, missing = visible.shape[:-1], len(shape) - visible.ndim
-    if not lead or missing < 1 or (*lead, visible.shape[-1]) != (*shape[: len(lead)], shape[-1]):
+    if missing < 1 or (*lead, visible.shape[-1]) != (*shape[: len(lead)], shape[-1]):
         return ""
     index, lengths = (", ".join([":"] * len(lead) + ["None"] * count) for count in (missing, missing - 1))
     return (f"; if they say which keys of each sequence are no padding, pass visible[{index}, :], or, where padding is "

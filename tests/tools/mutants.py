@@ -216,7 +216,23 @@ TABLE = [
     Faults("values.py", ["masks/test_bands.py"], {
         "x = np.minimum(x, np.uint64(2**62))": "pass",
     }),
+    Faults("checks.py", ["test_scores.py::test_numbers_and_lists_are_arrays", "test_scores.py::test_errors"], {
+        "isinstance(value, int | np.integer) and not isinstance(value, bool):\n        value =":
+            "isinstance(value, int | np.integer):\n        value =",
+        "array is not value and array.dtype.kind": "array.dtype.kind",
+        "        array = array.astype(np.float64)": "        array = array.astype(np.float32)",
+        "str(dtype) if dtype.isnative": "str(dtype) if True",
+    }),
+    Faults("masks/base.py", ["test_errors.py"], {
+        "if missing < 1 or": "if",
+        "count in (missing, missing - 1)": "count in (missing, missing)",
+    }),
+    Faults("masks/bands.py", ["test_errors.py"], {
+        "and self.left + self.right < 0": "and self.left + self.right < -1",
+    }),
     Faults("checks.py", ["test_errors.py"], {
+        "array.ndim > MOST_AXES": "array.ndim > 99",
+        "except (TypeError, ValueError) as error": "except TypeError as error",
         "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",
         "0 <= array.min() <= array.max() <= largest": "array.max() <= largest",
         '"0 or more" if largest == math.inf': '"0 or more" if False',
