@@ -20,8 +20,7 @@ UNRESOLVED = re.compile(r"@\"?\.numba\.unresolved\$([^\"\s,]*)")  # the address 
 
 def may_fail(overload):
     """Whether a function that Numba has compiled may return an error, or calls Python."""
-    text = str(overload.library._final_module)
-    functions = {name.strip('"'): body for name, body in DEFINED.findall(text)}
+    functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}
     return _may_fail(overload.fndesc.llvm_func_name, functions, set())
 
 
