@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from contextlib import ExitStack, suppress
-from importlib import import_module
+from importlib import _bootstrap, import_module
 from operator import attrgetter
 
 PACKAGES = "numbattn", "numba", "numba_cuda", "llvmlite", "numpy"
@@ -30,10 +30,12 @@ class Forks(threading.local):
         """Hold all locks, however far this comes: what raises here does not keep a process from forking."""
         held = ExitStack()
         self.held.append(held)
-        for name in [*sys.modules]:
-            if name.partition(".")[0] in PACKAGES and _begun(name):
+        finished: set[str] = set()
+        while begun := _begun() - finished:
+            for name in begun:
                 with suppress(ImportError):
-                    import_module(name)  # waits for the thread that has begun it
+                    import_module(name)  # waits for the thread that does
+            finished |= begun
         for module, lock in LOCKS:
             if module in sys.modules:
                 held.enter_context(attrgetter(lock)(sys.modules[module]))
@@ -42,9 +44,9 @@ class Forks(threading.local):
         self.held.pop().close()
 
 
-def _begun(name: str) -> bool:
-    """Whether a module is being imported."""
-    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
+def _begun() -> set[str]:
+    """The modules that threads are importing."""
+    return {name for name in [*getattr(_bootstrap, "_module_locks", ())] if name.partition(".")[0] in PACKAGES}
 
 
 if hasattr(os, "register_at_fork"):
