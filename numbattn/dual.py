@@ -22,7 +22,7 @@ from numba.extending import intrinsic, lower_cast, models, overload, register_ji
 from .checks import UserTypeError
 from .compiling import check_jit
 from .functions import IS_A_MASK
-from .strict import REFUSED, compiled, power
+from .strict import REFUSED, compiled, power, round_to
 
 check_jit()
 REAL = (types.Float, types.Integer, types.Boolean)
@@ -190,7 +190,7 @@ def chosen_by(first):
 
 
 of_values(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, operator.not_)
-of_values(operator.floordiv, operator.ifloordiv, bool, int, round, math.floor, math.ceil, math.trunc)
+of_values(operator.floordiv, operator.ifloordiv, bool, int, round, round_to, math.floor, math.ceil, math.trunc)
 of_values(math.isnan, math.isinf, math.isfinite)
 FUNCTIONS = {  # of math: their derivatives by x, where they are z
     "exp": lambda x, z: z,
@@ -347,7 +347,7 @@ floor, ceil, trunc, rint = map(whole, (math.floor, math.ceil, math.trunc, round)
 
 @register_jitable
 def rounded(x, decimals=0):
-    return rint(x) if decimals == 0 else round(x, decimals)
+    return rint(x) if decimals == 0 else round_to(x, decimals)
 
 
 INSTEAD = {  # what compiled functions call for what NumPy calls so

@@ -2,10 +2,12 @@
 
 - float ** int raises an error of its own where it divides by zero, whatever the error model: the exponent becomes a
   float
+- so does round(x, n): it becomes a function that does not
 - int ** int is an integer even where the exponent is negative: refused
 - ~True is False: refused
 """
 
+import math
 import operator
 
 from numba import njit, types
@@ -13,9 +15,9 @@ from numba.core import ir
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.errors import TypingError
-from numba.core.ir_utils import find_const, guard, mk_unique_var
+from numba.core.ir_utils import find_const, get_definition, guard, mk_unique_var
 from numba.core.untyped_passes import IRProcessing
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 
 NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
@@ -34,6 +36,34 @@ def _power(x, y):
             raise TypingError(NO_POWER)
         return lambda x, y: x ** float(y)
     return lambda x, y: x**y
+
+
+def round_to(x, digits):
+    return round(x, digits)
+
+
+@overload(round_to)
+def _round_to(x, digits):
+    """As CPython, in float64."""
+    if isinstance(x, types.Integer | types.Boolean):
+        return lambda x, digits: round(x, digits)
+    if isinstance(x, types.Float):
+        kind = x
+
+        def of_float(x, digits):
+            small, large = 10.0 ** float(min(abs(digits), 22)), 10.0 ** float(max(abs(digits) - 22, 0))
+            if digits < 0:
+                y = whole(x / small / large)
+                return kind(y * small * large if y != 0 else y)     # large may be inf
+            y = x * large * small
+            return kind(whole(y) / small / large) if math.isfinite(y) else x
+
+        return of_float
+
+
+@register_jitable
+def whole(x):
+    return float(round(x)) if abs(x) < 2.0**52 else float(x)
 
 
 def complement(x):
@@ -80,6 +110,9 @@ def _instead_of(value, func_ir):
         return None
     if value.op == "unary" and value.fn is operator.invert:
         return complement, [value.value]
+    if value.op == "call" and len(value.args) == 2:
+        called = guard(get_definition, func_ir, value.func)
+        return (round_to, value.args) if getattr(called, "value", None) is round else None
     if value.op not in ("binop", "inplace_binop") or value.fn not in (operator.pow, operator.ipow):
         return None
     exponent = guard(find_const, func_ir, value.rhs)

@@ -1,9 +1,12 @@
 """Operators that Numba would give another meaning."""
 
+import math
+
 import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.strict import compiled
 
 REFUSED = {
     "a power of integers": (lambda s, batch, head, i, j: s + 2**-head, r"int \*\* int.*write float\(x\) \*\* y"),
@@ -25,6 +28,14 @@ def test_what_means_something_else_is_refused(function, message):
     q = np.zeros((3, 4))
     with pytest.raises(TypeError, match=rf"^score: <lambda>, line \d+ of .*{message}.*\(line \d+ of test_strict.py\)"):
         na.attention(q, q, q, score=na.Score(function, arrays=arrays))
+
+
+def test_rounded_as_in_python(rng):
+    made = compiled(lambda x, digits: round(x, digits))
+    for x in (*(rng.standard_normal(9) * 1e3).tolist(), 0.125, 2.5, -0.5, 1e300, 5e-324, math.inf, -math.inf):
+        for digits in (0, 1, 2, 5, -1, -3, 25, 400, -30):
+            assert made(x, digits) == pytest.approx(round(x, digits), rel=1e-12), (x, digits)
+    assert math.isnan(made(math.nan, 2))
 
 
 def test_a_float_to_the_power_of_an_integer_divides_by_zero_as_numpy():

@@ -711,7 +711,7 @@ TABLE = [
         "return x.item() if isinstance(x, np.generic) else": "return x if isinstance(x, np.generic) else",
     }),
     Faults("nothrow.py", ["test_nothrow.py"], {
-        "if name in seen or": "if",
+        "if name in seen:    #": "if False:    #",
         "return PYTHON.match(name) is not None": "return False",
         "return found and found[1]": "return None",
         "return x in seen or x == \"0\"": "return True",
