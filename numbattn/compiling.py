@@ -23,7 +23,7 @@ def compiling(kind: str, what: str) -> Iterator[None]:
     """Around what compiles: log how long it took, and where a person looks on say so while it takes long."""
     start, timer = perf_counter(), threading.Timer(PATIENCE, _tell, [kind])
     timer.daemon = True
-    if not _told and sys.stderr and sys.stderr.isatty():
+    if sys.stderr and sys.stderr.isatty():
         timer.start()
     try:
         yield

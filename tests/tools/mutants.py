@@ -617,7 +617,8 @@ TABLE = [
         "P[j, i] * (dP[j, i] - D[i])": "P[j, i] * dP[j, i] - D[i]",
     }),
     Faults("compiling.py", ["test_compiling.py"], {
-        "if not _told and sys.stderr and sys.stderr.isatty():": "if sys.stderr and sys.stderr.isatty():",
+        "    if not _told:": "    if True:",
+        "if sys.stderr and sys.stderr.isatty():": "if sys.stderr:",
         "        timer.cancel()\n": "        pass\n",
         "    if numba.config.DISABLE_JIT:": "    if False:",
         "    finally:\n        timer": "    except ValueError:\n        timer",
