@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from time import perf_counter
 from typing import Any
@@ -47,5 +47,6 @@ def check_jit() -> None:
 def _tell(kind: str) -> None:
     if not _told:
         keep_quiet()
-        print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
-              file=sys.stderr)  # fmt: skip
+        with suppress(OSError):  # there may be no place, and nobody may listen any more
+            print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
+                  file=sys.stderr)  # fmt: skip
