@@ -37,11 +37,11 @@ def keep_quiet() -> None:
     _told.append("")
 
 
-def check_jit() -> None:
-    """Refuse to import what Numba is to compile, where it is told to compile nothing."""
+def check_setting(name: str) -> None:
+    """Refuse to go on where a setting of Numba's has it compile nothing."""
     numba: Any = import_module("numba")
-    if numba.config.DISABLE_JIT:
-        raise ImportError("NUMBA_DISABLE_JIT is set in the environment: numbattn needs Numba to compile its kernels")
+    if getattr(numba.config, name, False):
+        raise ImportError(f"NUMBA_{name} is set in the environment: numbattn needs Numba to compile its kernels")
 
 
 def _tell(kind: str) -> None:

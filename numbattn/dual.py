@@ -18,10 +18,10 @@ from numba.core.errors import NumbaError, TypingError
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, lower_cast, models, overload, register_jitable, register_model
 
-from .compiling import check_jit
+from .compiling import check_setting
 from .functions import IS_A_MASK
 
-check_jit()
+check_setting("DISABLE_JIT")
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)
 ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # so that what they are combined with keeps its type
