@@ -23,7 +23,7 @@ def compiling(kind: str, what: str) -> Iterator[None]:
     """Around what compiles: log how long it took, and where a person looks on say so while it takes long."""
     start, timer = perf_counter(), threading.Timer(PATIENCE, _tell, [kind])
     timer.daemon = True
-    if not _told and sys.stderr and sys.stderr.isatty():
+    if sys.stderr and sys.stderr.isatty():
         timer.start()
     try:
         yield
@@ -37,16 +37,16 @@ def keep_quiet() -> None:
     _told.append("")
 
 
-def check_jit() -> None:
-    """Refuse to import what Numba is to compile, where it is told to compile nothing."""
+def check_setting(name: str) -> None:
+    """Refuse to go on where a setting of Numba's has it compile nothing."""
     numba: Any = import_module("numba")
-    if numba.config.DISABLE_JIT:
-        raise ImportError("NUMBA_DISABLE_JIT is set in the environment: numbattn needs Numba to compile its kernels")
+    if getattr(numba.config, name, False):
+        raise ImportError(f"NUMBA_{name} is set in the environment: numbattn needs Numba to compile its kernels")
 
 
 def _tell(kind: str) -> None:
     if not _told:
         keep_quiet()
-        with suppress(OSError):  # there is no such folder, or nobody reads
+        with suppress(OSError):  # there may be no place, and nobody may listen any more
             print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
                   file=sys.stderr)  # fmt: skip

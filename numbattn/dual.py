@@ -20,11 +20,11 @@ from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, lower_cast, models, overload, register_jitable, register_model
 
 from .checks import UserTypeError
-from .compiling import check_jit
+from .compiling import check_setting
 from .functions import IS_A_MASK
 from .strict import REFUSED, compiled, power, round_to
 
-check_jit()
+check_setting("DISABLE_JIT")
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)
 ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # so that what they are combined with keeps its type

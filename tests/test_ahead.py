@@ -9,7 +9,6 @@ import pytest
 
 from numbattn import ahead, cache
 from numbattn.__main__ import main
-from numbattn.cpu import launch as launching
 
 
 def test_a_plan_is_shown(capsys):
@@ -112,7 +111,6 @@ import sys
 find_spec = imports.find_spec
 imports.find_spec = lambda name, *args: None if name in ("numba_cuda", "cupy") else find_spec(name, *args)
 from numbattn.__main__ import main
-from numbattn.cpu import launch as launching
 for command in sys.argv[1:]:
     try:
         main(command.split())
@@ -160,12 +158,14 @@ FOR_CPUS = "compile --cpu --dtype bfloat16 float64 --score alibi bias"
 
 @pytest.fixture
 def kinds(monkeypatch):
-    """The kernels that run on CPUs, and the types of their arguments: what Numba compiles one for."""
+    """The kernels that would run on CPUs, and the types of their arguments: what Numba compiles one for."""
     found = set()
 
     def launch(kernel, blocks, work, scratch, *args):
         found.add((kernel.__name__, *map(numba.typeof, args)))
-        launching.launch(kernel, blocks, work, scratch, *args)
+        for x in args:
+            if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+                x[...] = 0  # what the kernel would write
 
     for module in "forward", "decode", "backward":
         monkeypatch.setattr(import_module(f"numbattn.cpu.{module}"), "launch", launch)

@@ -11,9 +11,9 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from ..compiling import check_jit
+from ..compiling import check_setting
 
-check_jit()
+check_setting("DISABLE_JIT")
 # of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may make another than this one
 _, _, TARGET = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = {feature[1:] for feature in TARGET.split(",") if feature.startswith("+")}

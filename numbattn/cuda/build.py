@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .. import cache as disk
 from .. import sources
-from ..compiling import compiling
+from ..compiling import check_setting, compiling
 from .missing import missing
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -165,6 +165,7 @@ def build(key):
 def compile_ptx(source, cc, name="kernel"):
     """The PTX of a Source for a compute capability, its entry called `name`. Does not need ptxas."""
     _packages()  # says what is missing before Numba does, in words that help
+    check_setting("ENABLE_CUDASIM")
     from cuda.pathfinder import DynamicLibNotFoundError
     from numba.cuda.cudadrv.error import NvvmSupportError
 

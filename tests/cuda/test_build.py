@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
+import numba
 from numba import cuda
 from numba.cuda import dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
@@ -289,6 +290,12 @@ def test_missing_numba_cuda(monkeypatch):
 
     monkeypatch.setattr(building.metadata, "version", version)
     with pytest.raises(RuntimeError, match=r"numba not found.*numbattn\[cu13\]"):
+        build(key())
+
+
+def test_numba_told_to_simulate_is_named(monkeypatch):
+    monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 1)
+    with pytest.raises(ImportError, match="NUMBA_ENABLE_CUDASIM is set"):
         build(key())
 
 

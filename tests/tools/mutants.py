@@ -788,13 +788,14 @@ TABLE = [
         "builder.or_(before, ": "builder.and_(before, ",
     }),
     Faults("compiling.py", ["test_compiling.py"], {
-        "if not _told and sys.stderr and sys.stderr.isatty():": "if sys.stderr and sys.stderr.isatty():",
+        "    if not _told:": "    if True:",
+        "if sys.stderr and sys.stderr.isatty():": "if sys.stderr:",
         "        timer.cancel()\n": "        pass\n",
-        "    if numba.config.DISABLE_JIT:": "    if False:",
+        "    if getattr(numba.config, name, False):": "    if False:",
         "    finally:\n        timer": "    except ValueError:\n        timer",
     }),
     Faults("dual.py", ["test_compiling.py::test_numba_told_to_compile_nothing_is_named"], {
-        "\ncheck_jit()\n": "\n",
+        "\ncheck_setting(\"DISABLE_JIT\")\n": "\n",
     }),
     Faults("cpu/product.py", ["cpu/test_tile.py::test_float16_where_numba_compiles_for_another_cpu"], {
         'if feature.startswith("+")}': 'if feature} | {"f16c"}',
