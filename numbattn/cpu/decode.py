@@ -15,7 +15,7 @@ from .compile import kernel
 from .launch import launch
 from .product import product_few, product_nt
 from .score import score
-from .softmax import absorb, add_sink, epilogue, multiply, rescale
+from .softmax import absorb, add_sink, epilogue, multiply
 from .tile import (
     EMPTY,
     FULL,
@@ -256,8 +256,7 @@ def finish(rows, o, lse, sinks, alpha, kept_scale):
         r = (h - rows.head) * queries
         O, m, l = rows.O[r : r + queries], rows.m[r : r + queries], rows.l[r : r + queries]
         if sinks.size:
-            add_sink(m, l, alpha, sinks[rows.batch, h])
-            rescale(O, alpha)
+            add_sink(O, m, l, alpha, sinks[rows.batch, h])
         epilogue(O, lse[rows.batch, h, rows.m0 : rows.m_end], m, l, kept_scale)
         for i in range(queries):
             for c in range(O.shape[1]):

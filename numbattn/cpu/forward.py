@@ -117,8 +117,7 @@ def forward_kernel(
             if n_next != first:
                 absorb(O, m, l, O_next, m_next, l_next)
         if sinks.size:
-            add_sink(m, l, alpha, sinks[batch, head])
-            rescale(O, alpha)
+            add_sink(O, m, l, alpha, sinks[batch, head])
         epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
 
 

@@ -56,14 +56,15 @@ def absorb(O, m, l, O_next, m_next, l_next):
 
 
 @inline
-def add_sink(m, l, alpha, logit):
-    """A softmax step for one more logit."""
+def add_sink(O, m, l, alpha, logit):
+    """A softmax step for one more logit, which has no value."""
     for i in range(m.size):
         m_new = max(m[i], logit)
         alpha[i] = exp(m[i] - m_new)
         if l[i] != 0:
             l[i] = l[i] * alpha[i] + exp(logit - m_new)
         m[i] = m_new
+    rescale(O, alpha)
 
 
 @inline
