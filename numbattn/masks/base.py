@@ -174,6 +174,11 @@ class Mask(Value):
         return bool(np.any((lo < keys) & (hi > -queries) & (lo <= hi) & (queries > 0) & (keys > 0)))
 
     @property
+    def _is_aligned(self) -> bool:
+        """Whether Segments beside it say where it lies: if it has no offset of its own."""
+        return getattr(self, "offset", 0) is None
+
+    @property
     def _is_interval(self) -> bool:
         """Whether each query sees an interval of keys."""
         return True
@@ -182,11 +187,6 @@ class Mask(Value):
     def _is_drawn(self) -> bool:
         """Whether each call makes Bits of it, or of a part."""
         return False
-
-    @property
-    def _is_aligned(self) -> bool:
-        """Whether Segments beside it say where it lies: if it has no offset of its own."""
-        return getattr(self, "offset", 0) is None
 
     _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
