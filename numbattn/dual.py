@@ -24,7 +24,6 @@ from .compiling import check_setting
 from .functions import IS_A_MASK
 from .strict import REFUSED, compiled, power, round_to
 
-check_setting("DISABLE_JIT")
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)
 ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # so that what they are combined with keeps its type
@@ -418,6 +417,7 @@ def without_rule(text):
 
 def linked(function):
     """A Frozen as a Python function that Numba can compile: it calls what is compiled, and of NumPy what works."""
+    check_setting("DISABLE_JIT")
     return function.linked(compiled, INSTEAD)
 
 

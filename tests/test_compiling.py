@@ -5,9 +5,11 @@ import subprocess
 import sys
 import time
 
+import numba
 import pytest
 
-from numbattn import compiling
+import numbattn as na
+from numbattn import compiling, dual
 
 
 class Terminal(io.StringIO):
@@ -66,6 +68,14 @@ def test_numba_told_to_compile_nothing_is_named():
     *said, result = done.stdout.splitlines()
     assert (len(said), result) == (3, "True")  # weights without a function need no Numba
     assert all(line.startswith("NUMBA_DISABLE_JIT is set") for line in said)
+
+
+def test_functions_of_scores_are_not_called_uncompiled(monkeypatch):
+    """Kernels for a GPU need nothing else that is compiled for CPUs."""
+    score = na.Score(lambda s, batch, head, i, j: s / 3)
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
+        dual.derivative_of(score._identity.function)
 
 
 def test_the_handlers_are_the_users():

@@ -794,8 +794,8 @@ TABLE = [
         "    if getattr(numba.config, name, False):": "    if False:",
         "    finally:\n        timer": "    except ValueError:\n        timer",
     }),
-    Faults("dual.py", ["test_compiling.py::test_numba_told_to_compile_nothing_is_named"], {
-        "\ncheck_setting(\"DISABLE_JIT\")\n": "\n",
+    Faults("dual.py", ["test_compiling.py::test_functions_of_scores_are_not_called_uncompiled"], {
+        "    check_setting(\"DISABLE_JIT\")\n": "",
     }),
     Faults("cpu/product.py", ["cpu/test_tile.py::test_float16_where_numba_compiles_for_another_cpu"], {
         'if feature.startswith("+")}': 'if feature} | {"f16c"}',
