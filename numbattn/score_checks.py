@@ -171,11 +171,10 @@ class _Elements:
 
 
 def _errors(got: Any, want: Any) -> Any:
-    """Relative to 1 or to what is larger; NaN where one is no number or infinite, and the other is something else."""
+    """Relative to 1 or to what is larger; NaN, which argmax takes for the largest, where only one is a number."""
     with np.errstate(invalid="ignore"):
         same = (got == want) | (np.isnan(got) & np.isnan(want))
-        errors = np.where(same, 0, abs(got - want) / np.maximum(abs(want), 1))
-        return np.where(np.isfinite(errors), errors, np.nan)  # which argmax takes for the largest
+        return np.where(same, 0, abs(got - want) / np.maximum(abs(want), 1))
 
 
 def _words(place: Any) -> str:

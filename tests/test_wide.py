@@ -45,7 +45,7 @@ def of_integers(s, which, head, i, j, x, floats):
             n -= each
         return s + n
     if which == 13:
-        return s + x[::-1][i] - x[1:][0] - x.T[j]
+        return s + x[::-1][i] - x[1:][0] + (x.T[j] - x.T[i])
     if which == 14:
         return (a - c) / 4 + floats[i] * a
     if which == 15:
