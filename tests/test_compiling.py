@@ -27,7 +27,7 @@ def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, s
     for _ in range(2):
         with compiling.compiling("cpu", "a kernel"):
             time.sleep(seconds)
-    assert sys.stderr.getvalue().count(f"keeps the result in {tmp_path / 'cpu'}\n") == said
+    assert sys.stderr.getvalue().count(f"keeps the result in {tmp_path / 'numbattn' / 'cpu'}\n") == said
     assert len(sys.stderr.getvalue().splitlines()) == said
 
 

@@ -575,7 +575,7 @@ def test_arrays_around_a_function_are_refused():
         na.Score(lambda s, batch, head, i, j: s + x[j])
     with pytest.raises(TypeError, match=message.format("X")):
         na.Score(lambda s, batch, head, i, j: s + X[0, i, j])
-    na.Score(lambda s, batch, head, i, j, y: s + y.X)      # only a name that is X
+    na.Score(lambda s, batch, head, i, j, y: s + y.X, arrays=[x])     # only a name that is X
 
 
 C = 2.0
@@ -622,7 +622,7 @@ def test_in_plain_python_numbers_are_as_wide_as_compiled():
 
 
 def test_a_score_with_its_arrays_elsewhere_is_the_same_function(monkeypatch):
-    score = na.Score(scaled, arrays=[np.zeros(3)])
+    score = na.Score(lambda s, batch, head, i, j, x: C * s + x[j], arrays=[np.zeros(3)])
     monkeypatch.setitem(globals(), "C", 3.0)
     assert score._mapped(np.copy)._identity is score._identity
 

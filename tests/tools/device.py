@@ -147,9 +147,9 @@ def kept_ptx(key, source):
     name = digest_of(key)
     kept = cache.read("ptx", name)
     if kept is None:
-        kept = zlib.compress(compile_ptx(source, key.cc).encode(), 1)
-        cache.write("ptx", name, kept)
-    return zlib.decompress(kept).decode()
+        kept = cache.Entry({}, zlib.compress(compile_ptx(source, key.cc).encode(), 1))
+        cache.write("ptx", name, *kept)
+    return zlib.decompress(kept.code).decode()
 
 
 def mapped(view, tensor_map):
