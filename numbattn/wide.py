@@ -7,9 +7,19 @@ from numba import types
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.core.typing import signature
-from numba.extending import intrinsic, lower_builtin, models, overload, overload_attribute, register_model
+from numba.extending import (
+    NativeValue,
+    intrinsic,
+    lower_builtin,
+    models,
+    overload,
+    overload_attribute,
+    register_model,
+    typeof_impl,
+    unbox,
+)
 
-from .entries import entries_of
+from .entries import Entries, entries_of
 
 
 class Wide(types.IterableType):
@@ -34,6 +44,22 @@ class WideIterator(types.SimpleIteratorType):
 class WideModel(models.StructModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, [("array", kind.array)])
+
+
+@typeof_impl.register(Entries)
+def typeof_entries(entries, context):
+    """A simulated kernel may call a compiled derivative."""
+    return Wide(typeof_impl(entries._array, context).copy(readonly=True))
+
+
+@unbox(Wide)
+def unbox_entries(kind, entries, c):
+    array = c.pyapi.object_getattr_string(entries, "_array")
+    unboxed = c.unbox(kind.array, array)
+    c.pyapi.decref(array)
+    made = cgutils.create_struct_proxy(kind)(c.context, c.builder)
+    made.array = unboxed.value
+    return NativeValue(made._getvalue(), is_error=unboxed.is_error, cleanup=unboxed.cleanup)
 
 
 @register_model(WideIterator)
