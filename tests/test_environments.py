@@ -135,14 +135,14 @@ def test_from_the_cache_in_use(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILING)
 def test_from_an_empty_cache(name, tmp_path):
-    run(COMPILING[name], NUMBATTN_CACHE_DIR=str(tmp_path), NUMBA_OPT="0")
+    run(COMPILING[name], NUMBATTN_CACHE_DIR=str(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A cache with all that the program compiles."""
+    """A cache with all that the program compiles. (Not with NUMBA_OPT=0: then addresses remain in the code.)"""
     place = tmp_path_factory.mktemp("cache")
-    run(Row(), NUMBATTN_CACHE_DIR=str(place), NUMBA_OPT="0")
+    run(Row(), NUMBATTN_CACHE_DIR=str(place))
     return place
 
 
@@ -174,7 +174,7 @@ def test_what_became_of_the_cache(change, filled):
         for file in kept:
             change(file)
         says = "compiled code is not kept" if change in (of_others, fifo) else ""
-        run(Row(says=says), NUMBATTN_CACHE_DIR=str(filled), NUMBA_OPT="0")
+        run(Row(says=says), NUMBATTN_CACHE_DIR=str(filled))
     finally:
         folder.chmod(0o755)
         for file, (content, mode) in kept.items():
