@@ -211,7 +211,7 @@ def rounding(do, q, k, v, dlse=None, **options):
     dS_error = scale * (dS_error + eps * abs(dS))
     grads = dS_error @ abs(K), dS_error.swapaxes(-2, -1) @ abs(Q), PZ_error.swapaxes(-2, -1) @ abs(dO)
     terms = (seen.sum(axis, keepdims=True).swapaxes(axis, -1) for axis in (-1, -2, -2))
-    grads = [error + max(scale, 1) * least * count for error, count in zip(grads, terms)]
+    grads = [error + 2 * max(scale, 1) * least * count for error, count in zip(grads, terms)]   # products, then sums
     grads = [reference.sum_to(error, x.shape) for error, x in zip(grads, (q, k, v))]
     return O_error.reshape(problem.out_shape), lse_error.reshape(problem.lse_shape), *grads, *of_score
 

@@ -112,7 +112,8 @@ def readable(x, dtype):
     if x.dtype == dtype and (col == item or cols <= 1) and (row >= cols * item or rows <= 1) and x.flags.aligned:
         return x
     *lead, _, _ = compact(x).shape
-    return x[tuple(map(slice, lead))].astype(dtype, order="C")
+    with np.errstate(under="ignore"):
+        return x[tuple(map(slice, lead))].astype(dtype, order="C")
 
 
 def matrices_of(x, problem):

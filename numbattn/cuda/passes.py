@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..dual import naming
 from ..eight_bits import bits_of
 from ..functions import Score
@@ -159,7 +161,7 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
         temporaries = gpu.temporaries(planned)
         program([*addresses, *temporaries.addresses, gpu.sink, *counters], numbers, stream.ptr)
         for given, whole in results:
-            given[...] = sum_to(whole[..., : given.shape[-1]], given.shape)
+            put(given, sum_to(whole[..., : given.shape[-1]], given.shape))
         if parts:
             finish_gradients(parts, arrays, temporaries, problem)
     return True
@@ -175,8 +177,14 @@ def add_stand_ins(gpu, planned, arrays):
             results.append((given, arrays[name]))
         else:
             arrays[name] = copy = gpu.zeros(shape, dtype)
-            copy[..., : given.shape[-1]] = given
+            put(copy[..., : given.shape[-1]], given)
     return results
+
+
+@np.errstate(under="ignore")
+def put(out, x):
+    """x in out, in its dtype."""
+    out[...] = x
 
 
 def plans(device, q, k, v, deterministic=False, **options):

@@ -1,5 +1,7 @@
 """Scores lowered: what is compiled in of each part, its numbers, its arrays by name. And what is left of gradients."""
 
+import numpy as np
+
 from ...values import sum_broadcast
 from ..kernels.scores import CLASSES
 from .known import KNOWN, lower_and_keep
@@ -24,7 +26,12 @@ def own_arrays(part):
 def finish_gradients(parts, arrays, temporaries, problem):
     """The gradients of arrays of a score, from what kernels have left of them."""
     wanted = [(number, part) for number, part in enumerate(parts) if gradient_of_part(number) in arrays]
-    left = temporaries.arrays if wanted else {}
+    if wanted:
+        _finish(wanted, arrays, temporaries.arrays, problem)
+
+
+@np.errstate(under="ignore")
+def _finish(wanted, arrays, left, problem):
     for number, part in wanted:
         grad, by_row = arrays[gradient_of_part(number)], left.get(sums_by_row(number))
         if by_row is None:
