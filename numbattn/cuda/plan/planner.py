@@ -16,6 +16,7 @@ from ..kernels.scores import (
     CLASSES,
     WITH_DELTA,
     is_natural,
+    is_nonlinear,
     kind,
 )
 from ..kernels.shared.softmax import LOG2_E
@@ -23,7 +24,7 @@ from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, 
 from ..kernels.tile_states import STATES, states_shape
 from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
 from .score_gradients import add_gradient
-from .spec import NUMBERS, SIDES, Device, Work
+from .spec import NUMBERS, OWN, SHARED, SIDES, Device, Work
 from .steps import (
     COUNTERS_ARRAY,
     END,
@@ -37,7 +38,9 @@ from .steps import (
     Temporary,
     Workspace,
     array_of_mask,
+    array_of_offset,
     array_of_part,
+    gradient_of_part,
 )
 from .tiers import WGMMA, is_allowed
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
@@ -131,7 +134,8 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
-            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(), segments,
+            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(),
+            self.score_gradients(), self.call.whole, segments,
         )  # fmt: skip
 
     def mask_by_head(self):
@@ -139,6 +143,16 @@ class Planner:
         axes = len(self.problem.batch)
         names = [name for name in self.layouts if name in SIDES or name.split()[0] in ("cells", "mask")]
         return any(shape[axes - 1] > 1 for name in names if len(shape := self.layouts[name].shape) >= axes > 0)
+
+    def score_gradients(self):
+        """How the arrays of the score lie whose gradients are wanted, those of a sink aside: SHARED, OWN or "" for none."""
+        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
+        if not self.call.is_backward or not wanted:
+            return ""
+        shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
+                  for number in wanted]  # fmt: skip
+        shapes += [layout.shape for number in wanted if (layout := self.layouts.get(array_of_offset(number)))]
+        return OWN if is_nonlinear(self.score) or any(math.prod(shape[:-1]) > 1 for shape in shapes) else SHARED
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
@@ -220,7 +234,7 @@ class Planner:
         arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
         for piece in self.pieces(arguments):
-            most = self.device.multiprocessors * spec.resident(work, tiles) if spec.persistent else math.inf
+            most = spec.most_blocks(work, tiles) if spec.persistent else math.inf
             started = min(blocks * piece.batch, most)
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 

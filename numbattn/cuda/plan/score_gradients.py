@@ -12,7 +12,7 @@ from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
 from .arguments import Own
 from .spec import Route, everything
-from .steps import At, Step, array_of_offset, gradient_of_part, sums_by_row, sums_of_part
+from .steps import SUMS_BY_BLOCK, At, Step, array_of_offset, gradient_of_part, sums_by_row, sums_of_part
 from .views import View, contiguous
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
@@ -20,7 +20,7 @@ SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 
 def add_gradient(planner, number, part):
     """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries:
+    if not part.gradient or sums_by_row(number) in planner.temporaries or SUMS_BY_BLOCK in planner.temporaries:
         return
     shape, own = planner.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
     about = {"behind": place_of_part(planner.score, number)}

@@ -5,7 +5,7 @@ import numpy as np
 from ...values import sum_broadcast
 from ..kernels.scores import CLASSES
 from .known import KNOWN, lower_and_keep
-from .steps import Lowered, gradient_of_part, sums_by_row, sums_of_part
+from .steps import SUMS_BY_BLOCK, Lowered, gradient_of_part, sums_by_row, sums_of_part
 
 
 def lowered_part(part, number, problem):
@@ -32,7 +32,15 @@ def finish_gradients(parts, arrays, temporaries, problem):
 
 @np.errstate(under="ignore")
 def _finish(wanted, arrays, left, problem):
+    by_block = left.get(SUMS_BY_BLOCK)
+    if by_block is not None:
+        blocks, *sizes = by_block.shape
+        dS = by_block.reshape(blocks // problem.heads, problem.heads, *sizes).sum(axis=0)
+        dS = dS.reshape(*[1] * (len(problem.batch) - 1), *dS.shape[1 - bool(problem.batch) :])
     for number, part in wanted:
+        if by_block is not None and sums_by_row(number) not in left:
+            arrays[gradient_of_part(number)][...] = part._gradient(dS, None, None)
+            continue
         grad, by_row = arrays[gradient_of_part(number)], left.get(sums_by_row(number))
         if by_row is None:
             CLASSES[type(part)].finish(part, grad, left.get(sums_of_part(number)), problem)

@@ -14,6 +14,7 @@ COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
+SUMS_BY_BLOCK = "sums of dS by block"  # (blocks, seqlen_q, seqlen_k): block b's are of head b % heads
 OFFSETS = "offsets of own keys"  # of each query, within its segment
 
 
@@ -111,6 +112,7 @@ class Call(NamedTuple):
     deterministic: bool = True
     score: tuple = ()  # a Lowered for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
+    whole: bool = False  # whether lse is over these keys alone: see problem.Saved
 
     @property
     def is_backward(self):

@@ -1,0 +1,125 @@
+"""Attention forward of many small matrices: Algorithm 0, with all of S in registers, a row's softmax at once.
+
+A block of few warps computes one matrix after the other; Q, K and V of the next one are in flight meanwhile, where
+there are two pipeline stages. Else several blocks share a multiprocessor, and compute while others load.
+"""
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...plan.arguments import Matrix, Statistic
+from ...plan.spec import Spec
+from ...tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    commit_copies,
+    device,
+    dot,
+    full,
+    grid_size,
+    index,
+    mma,
+    row_sum,
+    save,
+    shape,
+    wait_copies,
+    where,
+)
+from ..scores import SCORE, may_be_far, score_steps, scores_type, sink_steps
+from ..shared.dropout import DROPOUT, DROPS, drop_step
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.schedule import split
+from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.tables import dtypes_of
+from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_type
+from .steps import SmallTiles, barrier_of, parameters, place_steps, resident, rows_of
+
+
+def small_forward(
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes
+):
+    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v."""
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
+    shared, sync = SharedMemory(), barrier_of(threads)
+    (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v) = place_steps(
+        shared, dtype, threads, size, (head_dim, head_dim, head_dim_v), nbytes, stages
+    )
+    SIZE, AHEAD, ROWS_OF = size, stages > 1, Alignment(nbytes)
+    NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
+
+    @device
+    def fetch(stage, mQ, mK, mV, sight, matrix, matrices, heads, group_size):
+        if matrix < matrices:
+            batch, head = split(matrix, heads)
+            _, _, queries, keys = band_at(sight, batch, head)
+            fetch_q(mQ, batch, head, queries, stage)
+            fetch_k(mK, batch, head // group_size, keys, stage)
+            fetch_v(mV, batch, head // group_size, keys, stage)
+        commit_copies()
+
+    def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
+        batches, heads, _ = shape(mLse)
+        matrix, matrices, stage = block_index(), batches * heads, index(0)
+        fetch(stage, mQ, mK, mV, sight, matrix, matrices, heads, group_size)
+        while matrix < matrices:
+            following = matrix + grid_size()
+            if AHEAD:
+                fetch(1 - stage, mQ, mK, mV, sight, following, matrices, heads, group_size)
+                wait_copies(1)
+            else:
+                wait_copies()
+            sync()                                              # Q, K and V have arrived
+            batch, head = split(matrix, heads)
+            band = band_at(sight, batch, head)
+            sQ, sK, sV = allocate(SHARED_Q, stage), allocate(SHARED_K, stage), allocate(SHARED_V, stage)
+            S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
+            S, _ = apply(S, scores, batch, head, 0, 0)
+            if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
+                S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)
+            P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2: softmax(S)
+            m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
+            O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)                              # line 3: O = P V
+            O = O * (inverse(total, alpha) * kept_scale)
+            sync()                                              # all have read Q, K and V
+            if not AHEAD:
+                fetch(stage, mQ, mK, mV, sight, following, matrices, heads, group_size)
+            save(aligned(mO[batch, head], ROWS_OF), O, 0)
+            save(mLse[batch, head], logsumexp(m, total, LN2), 0)
+            matrix = following
+            if AHEAD:
+                stage = 1 - stage
+
+    array, number = array_type(dtype, 4), getattr(types, ACC.__name__)
+    signature = types.void(
+        array, array, array, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, number
+    )  # fmt: skip
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
+
+
+TILES = {
+    (4, 16): {16: (SmallTiles(16, 32, 16),), 32: (SmallTiles(16, 32, 16),), 64: (SmallTiles(16, 32, 8),)},
+    (4, 32): {16: (SmallTiles(32, 32, 8, 2),), 32: (SmallTiles(32, 32, 8, 2),), 64: (SmallTiles(32, 64, 4, 2),)},
+    (4, 64): {16: (SmallTiles(64, 64, 4, 2),), 32: (SmallTiles(64, 64, 4, 2),), 64: (SmallTiles(64, 128, 2, 2),)},
+}
+SPEC = Spec(
+    small_forward,
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT,
+     "group_size", "scale_log2", "kept_scale"),
+    tiles=lambda work: rows_of(TILES, work),
+    parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o"),
+    persistent=True,
+    resident=lambda work, tiles: resident(SPEC, work, tiles),
+    multiple=lambda work: work.problem.heads,
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads,
+)  # fmt: skip
