@@ -24,7 +24,7 @@ from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, 
 from ..kernels.tile_states import STATES, states_shape
 from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
 from .score_gradients import add_gradient
-from .spec import NUMBERS, OWN, SHARED, SIDES, Device, Work
+from .spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
 from .steps import (
     COUNTERS_ARRAY,
     END,
@@ -145,14 +145,17 @@ class Planner:
         return any(shape[axes - 1] > 1 for name in names if len(shape := self.layouts[name].shape) >= axes > 0)
 
     def score_gradients(self):
-        """How the arrays of the score lie whose gradients are wanted, those of a sink aside: SHARED, OWN or "" for none."""
+        """Whether gradients of arrays in the score, a sink's aside, are made of dS summed over all matrices, SHARED, or
+        over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
         wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
         if not self.call.is_backward or not wanted:
             return ""
         shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
                   for number in wanted]  # fmt: skip
         shapes += [layout.shape for number in wanted if (layout := self.layouts.get(array_of_offset(number)))]
-        return OWN if is_nonlinear(self.score) or any(math.prod(shape[:-1]) > 1 for shape in shapes) else SHARED
+        if is_nonlinear(self.score) or any(math.prod(shape[:-1]) > 1 for shape in shapes):
+            return OWN
+        return SHARED if all(math.prod(shape) == 1 for shape in shapes) else BY_HEAD
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.

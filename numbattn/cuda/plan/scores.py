@@ -34,8 +34,7 @@ def finish_gradients(parts, arrays, temporaries, problem):
 def _finish(wanted, arrays, left, problem):
     by_block = left.get(SUMS_BY_BLOCK)
     if by_block is not None:
-        blocks, *sizes = by_block.shape
-        dS = by_block.reshape(blocks // problem.heads, problem.heads, *sizes).sum(axis=0)
+        dS = by_block.sum(axis=0)
         dS = dS.reshape(*[1] * (len(problem.batch) - 1), *dS.shape[1 - bool(problem.batch) :])
     for number, part in wanted:
         if by_block is not None and sums_by_row(number) not in left:

@@ -24,7 +24,7 @@ NUMBERS = (
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip
 SIDES = NUMBERS[:4]
-SHARED, OWN = "shared", "own"  # how arrays of a score whose gradients are wanted lie along the batch, heads aside
+SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # what dS is summed over, for gradients of a score: see planner
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
@@ -52,7 +52,7 @@ class Work(NamedTuple):
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
-    score_gradients: str = ""  # SHARED, if dS summed over the batch is all that those of the score are made of; OWN
+    score_gradients: str = ""  # SHARED, BY_HEAD, OWN, or none are wanted
     whole: bool = False  # whether lse is over the keys of the call and no others
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 

@@ -14,7 +14,7 @@ COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
-SUMS_BY_BLOCK = "sums of dS by block"  # (blocks, seqlen_q, seqlen_k): block b's are of head b % heads
+SUMS_BY_BLOCK = "sums of dS by block"  # (blocks of a head, heads, seqlen_q, seqlen_k), or of all heads in one
 OFFSETS = "offsets of own keys"  # of each query, within its segment
 
 

@@ -17,13 +17,13 @@ from numba.cuda import types
 
 from ...build import Source
 from ...plan.arguments import Matrix, Statistic, Word
-from ...plan.spec import SHARED, Spec
+from ...plan.spec import BY_HEAD, SHARED, Spec
 from ...plan.steps import SUMS_BY_BLOCK
+from ...plan.views import contiguous
 from ...tile import (
     INDEX,
     Alignment,
     SharedMemory,
-    aligned,
     allocate,
     block_index,
     capped,
@@ -38,6 +38,7 @@ from ...tile import (
     mma,
     put,
     row_sum,
+    rows_between,
     save,
     shape,
     wait_copies,
@@ -53,14 +54,14 @@ from ..shared.visibility import MASK, band_of, element_test, needs_test, several
 from .steps import SmallTiles, barrier_of, parameters, place_steps, resident, rows_of
 
 
-class Turn(NamedTuple):
-    """A matrix that a block computes."""
+class At(NamedTuple):
+    """Which matrix a block computes."""
 
-    number: Any  # of its keys; from batches * heads_k on there is none
+    number: Any  # of its keys: from batches * heads_k on there is none
     batch: Any
     head: Any
     head_k: Any
-    is_last: Any  # of the heads that share the keys
+    is_last: Any  # of the heads that share these keys
 
 
 def small_backward(
@@ -83,14 +84,9 @@ def small_backward(
     NO_SCORE = ACC(-np.inf)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     apply, pull_back, _ = score_steps(score, S_TILE, ACC)
-    drop_both, turn_of = drop_step_of(S_TILE, dropout), turn_step(grouped)
+    drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
+    add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
     P_of, D_of = given_steps(S_TILE) if given else row_steps(S_TILE, ACC, score, dlse)
-
-    @device
-    def fetch_keys(copy, array, at, count, sight):
-        if at.number < count:
-            copy(array, at.batch, at.head_k, band_at(sight, at.batch, at.head)[3])
-        commit_copies()
 
     @device
     def fetch_queries(copy, array, at, count, sight):
@@ -98,62 +94,67 @@ def small_backward(
             copy(array, at.batch, at.head, band_at(sight, at.batch, at.head)[2])
         commit_copies()
 
+    @device
+    def fetch_keys(copy, array, at, count, sight):
+        if at.number < count:
+            copy(array, at.batch, at.head_k, band_at(sight, at.batch, at.head)[3])
+        commit_copies()
+
     def kernel(
         mQ, mK, mV, mDO, mDQ, mDK, mDV, mSums, statistics, sight, scores, drops, group_size, scale, scale_log2,
         kept_scale,
     ):  # fmt: skip
-        (batches, heads, _, _), (_, heads_k, _, _) = shape(mQ), shape(mK)
+        (batches, heads, queries, _), (_, heads_k, keys, _) = shape(mQ), shape(mK)
         count, turn = batches * heads_k, index(0)
         sQ, sK, sV, sdO = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V), allocate(SHARED_DO)
         sP, dK, dV = allocate(SHARED_P), full(Q_TILE, ZERO), full(V_TILE, ZERO)
-        dB = load(mSums[0][block_index()], S_TILE, 0) if SUMS else full(S_TILE, ZERO)
-        at = turn_of(turn, heads, group_size)
+        sum_dS = load(mSums[0][block_index()], S_TILE, 0) if SUMS else full(S_TILE, ZERO)
+        at = matrix_at(turn, heads, group_size)
         fetch_keys(fetch_v, mV, at, count, sight)
         fetch_queries(fetch_do, mDO, at, count, sight)
         fetch_keys(fetch_k, mK, at, count, sight)
         fetch_queries(fetch_q, mQ, at, count, sight)
         while at.number < count:
             turn += 1
-            batch, head, after = at.batch, at.head, turn_of(turn, heads, group_size)
-            band = band_at(sight, batch, head)
+            _, batch, head, head_k, is_last = at
+            at, band = matrix_at(turn, heads, group_size), band_at(sight, batch, head)
             wait_copies(2)
             sync()                                              # V and dO have arrived
             dP = dot(S_TILE, sdO, sV.T)                         # Alg. 3 line 2: dP = dO V^T
             wait_copies()
             sync()                                              # Q and K have arrived, all have read V
-            fetch_keys(fetch_v, mV, after, count, sight)
+            fetch_keys(fetch_v, mV, at, count, sight)
             S = dot(S_TILE, sQ, sK.T)
             S, F = apply(S, scores, batch, head, 0, 0)
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
                 visible = sees(sight, band, batch, head, 0, 0)
-                S, dP, F = where(visible, S, NO_SCORE), where(visible, dP, 0), where(visible, F, 0)
+                S, F = where(visible, S, NO_SCORE), where(visible, F, 0)
             P, seen = P_of(S, statistics, scores, batch, head, scale_log2)
             PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
-            dS = pull_back(P * (dP - D_of(P, dP, seen, statistics, batch, head)), F)   # line 3: dS = P (dP - D)
             put(sP, PZ)
+            dS = pull_back(P * (dP - D_of(P, dP, seen, statistics, batch, head)), F)    # line 3: dS = P (dP - D)
             if SUMS:
-                dB = dB + dS
+                sum_dS = sum_dS + dS
             sync()                                              # P is there
-            dV = dot(dV, sP.T, sdO)                             # line 1: dV = P^T dO
-            dQ = dot(Q_TILE, dS, sK) * scale                    # line 4: dQ = scale dS K
-            save(aligned(mDQ[batch, head], ROWS_OF), dQ, 0)
-            if at.is_last:
-                save(aligned(mDV[batch, at.head_k], ROWS_OF), dV, 0)
+            dV = add_v(dV, sP.T, sdO)                           # line 1: dV = P^T dO
+            if is_last:
+                save(rows_between(mDV, batch, head_k, 0, keys, ROWS_OF), dV, 0)
                 dV = full(V_TILE, ZERO)
+            dQ = dot(Q_TILE, dS, sK)                            # line 4: dQ = scale dS K
+            save(rows_between(mDQ, batch, head, 0, queries, ROWS_OF), dQ * scale, 0)
             sync()                                              # all have read P, dO and K
-            fetch_queries(fetch_do, mDO, after, count, sight)
-            fetch_keys(fetch_k, mK, after, count, sight)
+            fetch_queries(fetch_do, mDO, at, count, sight)
+            fetch_keys(fetch_k, mK, at, count, sight)
             put(sP, dS)
             sync()                                              # dS is there
-            dK = dot(dK, sP.T, sQ)                              # line 5: dK = scale dS^T Q
-            sync()                                              # all have read Q and dS
-            fetch_queries(fetch_q, mQ, after, count, sight)
-            if at.is_last:
-                save(aligned(mDK[batch, at.head_k], ROWS_OF), dK * scale, 0)
+            dK = add_k(dK, sP.T, sQ)                            # line 5: dK = scale dS^T Q
+            if is_last:
+                save(rows_between(mDK, batch, head_k, 0, keys, ROWS_OF), dK * scale, 0)
                 dK = full(Q_TILE, ZERO)
-            at = after
+            sync()                                              # all have read Q and dS
+            fetch_queries(fetch_q, mQ, at, count, sight)
         if SUMS:
-            save(mSums[0][block_index()], dB, 0)
+            save(mSums[0][block_index()], sum_dS, 0)
 
     array, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
@@ -163,26 +164,40 @@ def small_backward(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
-def turn_step(grouped):
-    """The device function (turn, heads, group_size): the Turn of a block that is its number `turn`."""
+def walk_step(grouped):
+    """The device function (turn, heads, group_size): what a block computes when it is its turn number `turn`."""
 
     @device
     def of_group(turn, heads, group_size):
         group, member = split(turn, group_size)
         number = block_index() + group * grid_size()
         batch, head_k = split(number, heads // group_size)
-        return Turn(number, batch, head_k * group_size + member, head_k, member == group_size - 1)
+        return At(number, batch, head_k * group_size + member, head_k, member == group_size - 1)
 
     @device
     def of_one(turn, heads, group_size):
         number = block_index() + turn * grid_size()
         batch, head = split(number, heads)
-        return Turn(number, batch, head, head, True)
+        return At(number, batch, head, head, True)
 
     return of_group if grouped else of_one
 
 
-def drop_step_of(S_TILE, dropout):
+def sum_step(TILE, grouped):
+    """The device function (total, x, y): total + x y, where heads share keys; else x y alone."""
+
+    @device
+    def added(total, x, y):
+        return dot(total, x, y)
+
+    @device
+    def alone(total, x, y):
+        return dot(TILE, x, y)
+
+    return added if grouped else alone
+
+
+def drop_both_step(S_TILE, dropout):
     """The device function (P, dP, drops, batch, head, kept_scale): both, dropped and scaled."""
     drop = drop_step(S_TILE, dropout)
 
@@ -243,8 +258,9 @@ class SumsByBlock(Word):
     def find(self, planner, work):
         if sums_dS(work):
             problem, blocks = work.problem, SPEC.most_blocks(work, SPEC.fitting(work))
-            shape = blocks, problem.seqlen_q, problem.seqlen_k
-            planner.add_temporary(SUMS_BY_BLOCK, shape, problem.sum_dtype, is_zero=True)
+            size, heads = (problem.seqlen_q, problem.seqlen_k), heads_apart(work)
+            planner.add_temporary(SUMS_BY_BLOCK, (blocks // heads, heads, *size), problem.sum_dtype, is_zero=True)
+            planner.layouts[SUMS_BY_BLOCK] = contiguous((blocks, *size), problem.sum_dtype)
 
     def flat(self, planner, work):
         if sums_dS(work):
@@ -265,7 +281,12 @@ def is_grouped(work):
 
 def sums_dS(work):
     """Whether dS is all that the gradients of the score are made of, and summed here: by head."""
-    return work.score_gradients == SHARED and not is_grouped(work)
+    return work.score_gradients in (SHARED, BY_HEAD) and not is_grouped(work)
+
+
+def heads_apart(work):
+    """A block keeps its head where sums are by head: then the number of blocks is a multiple of the heads."""
+    return work.problem.heads if work.score_gradients == BY_HEAD and sums_dS(work) else 1
 
 
 def is_alone(work):
@@ -297,7 +318,7 @@ SPEC = Spec(
     parameters=parameters_of(given=False),
     persistent=True,
     resident=lambda work, tiles: resident(SPEC, work, tiles),
-    multiple=lambda work: work.problem.heads_k,
+    multiple=heads_apart,
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k,
 )
 SPEC_GIVEN = replace(

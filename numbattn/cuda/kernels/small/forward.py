@@ -4,6 +4,8 @@ A block of few warps computes one matrix after the other; Q, K and V of the next
 there are two pipeline stages. Else several blocks share a multiprocessor, and compute while others load.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba.cuda import types
 
@@ -14,7 +16,6 @@ from ...tile import (
     INDEX,
     Alignment,
     SharedMemory,
-    aligned,
     allocate,
     block_index,
     commit_copies,
@@ -25,6 +26,7 @@ from ...tile import (
     index,
     mma,
     row_sum,
+    rows_between,
     save,
     shape,
     wait_copies,
@@ -40,17 +42,27 @@ from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_t
 from .steps import SmallTiles, barrier_of, parameters, place_steps, resident, rows_of
 
 
+class At(NamedTuple):
+    """Which matrix a block computes."""
+
+    number: Any  # from batches * heads on there is none
+    batch: Any
+    head: Any
+    band: Any
+
+
 def small_forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, saves
 ):
-    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v."""
+    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v. saves:
+    whether lse is wanted."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
     shared, sync = SharedMemory(), barrier_of(threads)
     (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v) = place_steps(
         shared, dtype, threads, size, (head_dim, head_dim, head_dim_v), nbytes, stages
     )
-    SIZE, AHEAD, ROWS_OF = size, stages > 1, Alignment(nbytes)
+    SIZE, AHEAD, ROWS_OF, SAVES = size, stages > 1, Alignment(nbytes), saves
     NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
@@ -58,46 +70,43 @@ def small_forward(
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
     @device
-    def fetch(stage, mQ, mK, mV, sight, matrix, matrices, heads, group_size):
-        if matrix < matrices:
-            batch, head = split(matrix, heads)
-            _, _, queries, keys = band_at(sight, batch, head)
-            fetch_q(mQ, batch, head, queries, stage)
-            fetch_k(mK, batch, head // group_size, keys, stage)
-            fetch_v(mV, batch, head // group_size, keys, stage)
+    def fetch(number, matrices, heads, group_size, stage, mQ, mK, mV, sight):
+        """Returns an At."""
+        batch, head = split(number, heads)
+        band = sight.lo, sight.hi, sight.queries, sight.keys
+        if number < matrices:
+            band = band_at(sight, batch, head)
+            fetch_q(mQ, batch, head, band[2], stage)
+            fetch_k(mK, batch, head // group_size, band[3], stage)
+            fetch_v(mV, batch, head // group_size, band[3], stage)
         commit_copies()
+        return At(number, batch, head, band)
 
     def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
-        batches, heads, _ = shape(mLse)
-        matrix, matrices, stage = block_index(), batches * heads, index(0)
-        fetch(stage, mQ, mK, mV, sight, matrix, matrices, heads, group_size)
-        while matrix < matrices:
-            following = matrix + grid_size()
-            if AHEAD:
-                fetch(1 - stage, mQ, mK, mV, sight, following, matrices, heads, group_size)
-                wait_copies(1)
-            else:
-                wait_copies()
-            sync()                                              # Q, K and V have arrived
-            batch, head = split(matrix, heads)
-            band = band_at(sight, batch, head)
+        batches, heads, queries = shape(mLse)
+        matrices, stage = batches * heads, index(0)
+        at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+        while at.number < matrices:
+            number, batch, head, band = at
             sQ, sK, sV = allocate(SHARED_Q, stage), allocate(SHARED_K, stage), allocate(SHARED_V, stage)
+            if AHEAD:
+                stage = 1 - stage
+                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+            wait_copies(AHEAD)
+            sync()                                              # Q, K and V have arrived
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
             S, _ = apply(S, scores, batch, head, 0, 0)
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
-                S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)
-            P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2: softmax(S)
+                S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)    # MASK(S)
+            P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
             m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
-            O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)                              # line 3: O = P V
-            O = O * (inverse(total, alpha) * kept_scale)
+            O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
             sync()                                              # all have read Q, K and V
             if not AHEAD:
-                fetch(stage, mQ, mK, mV, sight, following, matrices, heads, group_size)
-            save(aligned(mO[batch, head], ROWS_OF), O, 0)
-            save(mLse[batch, head], logsumexp(m, total, LN2), 0)
-            matrix = following
-            if AHEAD:
-                stage = 1 - stage
+                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+            save(rows_between(mO, batch, head, 0, queries, ROWS_OF), O * (inverse(total, alpha) * kept_scale), 0)
+            if SAVES:
+                save(mLse[batch, head], logsumexp(m, total, LN2), 0)
 
     array, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
@@ -117,9 +126,8 @@ SPEC = Spec(
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT,
      "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, work),
-    parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o"),
+    parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o") | {"saves": "lse" in work.dtypes},
     persistent=True,
     resident=lambda work, tiles: resident(SPEC, work, tiles),
-    multiple=lambda work: work.problem.heads,
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads,
 )  # fmt: skip

@@ -6,7 +6,7 @@ multiple of the heads, so that each keeps its head, and with it what it adds up 
 
 from typing import NamedTuple
 
-from ...tile import Alignment, aligned, allocate, copy_async, device, maximum, sync_threads, sync_warp
+from ...tile import Alignment, allocate, copy_async, device, rows_between, sync_threads, sync_warp
 from ..shared.layouts import buffers
 from ..shared.tables import compiled_in, has_tensor_cores
 from ..shared.visibility import PACKED, has_states
@@ -82,6 +82,6 @@ def fetch_step(PLACE, COPY, nbytes):
 
     @device
     def fetch(array, batch, head, end, stage=0):
-        copy_async(allocate(PLACE, stage), aligned(array[batch, head][: maximum(end, 0)], ROWS_OF), COPY, 0)
+        copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
 
     return fetch
