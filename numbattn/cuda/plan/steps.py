@@ -149,3 +149,8 @@ def sums_by_row(number):
 def sums_of_part(number):
     """The name of what its gradient is summed from."""
     return f"sums of score {number}"
+
+
+def partial_sums(name):
+    """The name of those of an array (..., rows, cols): of each matrix (parts, rows, cols), see score_gradients."""
+    return f"partial {name}"
