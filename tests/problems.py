@@ -494,20 +494,23 @@ WORLDS = "compiled", "simulated", "planned"  # of devices that are not there; pl
 
 
 @contextmanager
-def on_device(name, world="compiled"):
-    """Inside, calls run on a device, on arrays of the library that this yields."""
+def on_device(name, world="compiled", lone=False):
+    """Inside, calls run on a device, on arrays of the library that this yields. lone: one that is not there has a single
+    multiprocessor, whose few blocks take much in turn."""
     if name in ("cpu", "gpu"):
         yield np if name == "cpu" else import_module("cupy")
         return
     device, launch = (import_module(f"tests.tools.{module}") for module in ("device", "launch"))
     execute = device.execute if world != "planned" else lambda *launched: None
-    with launch.world_of(world), device.on(getattr(device, name.upper()), execute):
+    made = getattr(device, name.upper())
+    with launch.world_of(world), device.on(made._replace(multiprocessors=1) if lone else made, execute):
         yield np
 
 
 def checked(seed, number, device, world="compiled"):
     """A problem, and what is wrong with it, a line each."""
-    with on_device(device, world) as xp:
+    lone = bool(number % 2 and Draw(seed, number, LIMITS[device], np).is_short)
+    with on_device(device, world, lone) as xp:
         problem = Problem(seed, number, LIMITS[device], xp)
         try:
             results = problem.run()
