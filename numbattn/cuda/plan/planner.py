@@ -23,7 +23,7 @@ from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
 from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
-from .score_gradients import add_gradient
+from .score_gradients import add_gradient, add_sum
 from .spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
 from .steps import (
     COUNTERS_ARRAY,
@@ -31,6 +31,7 @@ from .steps import (
     FIRST,
     GAPS,
     OFFSETS,
+    SUMS_OF_DS,
     At,
     Plan,
     StandIn,
@@ -93,6 +94,8 @@ class Planner:
         for spec in chosen:
             self.add(spec)
         if self.call.is_backward:
+            if SUMS_OF_DS in self.temporaries:
+                add_sum(self, SUMS_OF_DS)
             for number, part in enumerate(self.call.score):
                 add_gradient(self, number, part)
         stand_ins = tuple(self.stand_ins.values())

@@ -15,7 +15,7 @@ from ..kernels.sum_parts import sum_parts
 from .arguments import Own
 from .spec import Route, everything
 from .steps import (
-    SUMS_BY_BLOCK,
+    SUMS_OF_DS,
     At,
     Step,
     array_of_offset,
@@ -31,7 +31,7 @@ SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 
 def add_gradient(planner, number, part):
     """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries or SUMS_BY_BLOCK in planner.temporaries:
+    if not part.gradient or sums_by_row(number) in planner.temporaries or SUMS_OF_DS in planner.temporaries:
         return
     own = gradient_of_part(number)
     if partial_sums(own) in planner.temporaries:  # a kernel of the pass leaves them

@@ -14,7 +14,8 @@ COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
-SUMS_BY_BLOCK = "sums of dS by block"  # (blocks of a head, heads, seqlen_q, seqlen_k), or of all heads in one
+PARTIAL = "partial"
+SUMS_OF_DS = "sums of dS"  # over the batch, (..., heads or 1, seqlen_q, seqlen_k)
 OFFSETS = "offsets of own keys"  # of each query, within its segment
 
 
@@ -153,4 +154,4 @@ def sums_of_part(number):
 
 def partial_sums(name):
     """The name of those of an array (..., rows, cols): of each matrix (parts, rows, cols), see score_gradients."""
-    return f"partial {name}"
+    return f"{PARTIAL} {name}"

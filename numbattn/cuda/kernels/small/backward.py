@@ -9,6 +9,7 @@ The gradient of what a score adds to S, a bias that all matrices of a head share
 keeps the sum over its matrices in registers.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,8 +19,7 @@ from numba.cuda import types
 from ...build import Source
 from ...plan.arguments import Matrix, Statistic, Word
 from ...plan.spec import BY_HEAD, SHARED, Spec
-from ...plan.steps import SUMS_BY_BLOCK
-from ...plan.views import contiguous
+from ...plan.steps import PARTIAL, SUMS_OF_DS, gradient_of_part, partial_sums
 from ...tile import (
     INDEX,
     Alignment,
@@ -71,7 +71,7 @@ def small_backward(
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
 
     grouped: whether heads share keys. given: whether lse and delta are; else dlse says whether lse has a gradient.
-    sums: whether dS is summed.
+    sums: where dS is summed, in "registers" or in "memory", or nowhere, "".
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
@@ -80,12 +80,13 @@ def small_backward(
         shared, dtype, threads, size, (head_dim, head_dim, head_dim_v, head_dim_v), nbytes
     )
     SHARED_P = shared.tile(size, size, dtype)                   # then dS
-    SIZE, ROWS_OF, GROUPED, SUMS, ZERO = size, Alignment(nbytes), grouped, sums, ACC(0)
+    SIZE, ROWS_OF, ZERO = size, Alignment(nbytes), ACC(0)
     NO_SCORE = ACC(-np.inf)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     apply, pull_back, _ = score_steps(score, S_TILE, ACC)
     drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
+    first_sum, add_sum, save_sum = sum_of_dS_steps(S_TILE, sums)
     P_of, D_of = given_steps(S_TILE) if given else row_steps(S_TILE, ACC, score, dlse)
 
     @device
@@ -108,7 +109,7 @@ def small_backward(
         count, turn = batches * heads_k, index(0)
         sQ, sK, sV, sdO = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V), allocate(SHARED_DO)
         sP, dK, dV = allocate(SHARED_P), full(Q_TILE, ZERO), full(V_TILE, ZERO)
-        sum_dS = load(mSums[0][block_index()], S_TILE, 0) if SUMS else full(S_TILE, ZERO)
+        sum_dS = first_sum(mSums)
         at = matrix_at(turn, heads, group_size)
         fetch_keys(fetch_v, mV, at, count, sight)
         fetch_queries(fetch_do, mDO, at, count, sight)
@@ -133,8 +134,7 @@ def small_backward(
             PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
             put(sP, PZ)
             dS = pull_back(P * (dP - D_of(P, dP, seen, statistics, batch, head)), F)    # line 3: dS = P (dP - D)
-            if SUMS:
-                sum_dS = sum_dS + dS
+            sum_dS = add_sum(sum_dS, dS, mSums)
             sync()                                              # P is there
             dV = add_v(dV, sP.T, sdO)                           # line 1: dV = P^T dO
             if is_last:
@@ -153,12 +153,11 @@ def small_backward(
                 dK = full(Q_TILE, ZERO)
             sync()                                              # all have read Q and dS
             fetch_queries(fetch_q, mQ, at, count, sight)
-        if SUMS:
-            save(mSums[0][block_index()], sum_dS, 0)
+        save_sum(sum_dS, mSums)
 
     array, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
-        *[array] * 4, *result_types(out_dtypes), several(statistic, sums), several(statistic, 2 if given else dlse),
+        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), bool(sums)), several(statistic, 2 if given else dlse),
         sight_type(mask), scores_type(score, dtype), DROPS, INDEX, *[number] * 3
     )
     return Source(kernel, signature, threads, blocks, shared.nbytes)
@@ -213,6 +212,50 @@ def drop_both_step(S_TILE, dropout):
     return drop_both if dropout else keep_both
 
 
+def sum_of_dS_steps(S_TILE, kept_in):
+    """Device functions: (mSums) -> a block's sum of dS; (sum, dS, mSums) -> that with dS added; (sum, mSums) saves it."""
+
+    @device
+    def place(mSums):
+        _, heads, _, _ = shape(mSums[0])
+        return split(block_index(), heads)
+
+    @device
+    def load_sum(mSums):
+        block, head = place(mSums)
+        return load(mSums[0][block, head], S_TILE, 0)
+
+    @device
+    def add(total, dS, mSums):
+        return total + dS
+
+    @device
+    def save_sum(total, mSums):
+        block, head = place(mSums)
+        save(mSums[0][block, head], total, 0)
+
+    @device
+    def nothing(mSums):
+        return ()
+
+    @device
+    def add_in_memory(total, dS, mSums):
+        save_sum(load_sum(mSums) + dS, mSums)
+        return ()
+
+    @device
+    def ignore(total, dS, mSums):
+        return ()
+
+    @device
+    def done(total, mSums):
+        pass
+
+    return {
+        "registers": (load_sum, add, save_sum), "memory": (nothing, add_in_memory, done), "": (nothing, ignore, done),
+    }[kept_in]  # fmt: skip
+
+
 def row_steps(S_TILE, ACC, score, dlse):
     """Device functions: (S, statistics, scores, batch, head, scale_log2) -> P and which rows see something, by the
     softmax of a row; (P, dP, seen, statistics, batch, head) -> D = rowsum(P dP), less dlse."""
@@ -252,19 +295,27 @@ def given_steps(S_TILE):
 
 
 # --------------------------------------------------------------------------------------------------------- its plan
-class SumsByBlock(Word):
-    """Sums of dS, a matrix a block, to which the launches of a pass add; nothing where none are wanted."""
+class PartialSums(Word):
+    """Sums of dS, a matrix a block, to which the launches of a pass add: (blocks of a head, heads, seqlen_q, seqlen_k),
+    or of all heads in one. Nothing where none are wanted."""
 
     def find(self, planner, work):
-        if sums_dS(work):
-            problem, blocks = work.problem, SPEC.most_blocks(work, SPEC.fitting(work))
-            size, heads = (problem.seqlen_q, problem.seqlen_k), heads_apart(work)
-            planner.add_temporary(SUMS_BY_BLOCK, (blocks // heads, heads, *size), problem.sum_dtype, is_zero=True)
-            planner.layouts[SUMS_BY_BLOCK] = contiguous((blocks, *size), problem.sum_dtype)
+        if not sums_dS(work):
+            return
+        problem, heads, blocks = work.problem, heads_apart(work), SPEC.most_blocks(work, SPEC.fitting(work))
+        sizes, dtype = (problem.seqlen_q, problem.seqlen_k), problem.sum_dtype
+        name, *others = [gradient_of_part(number) for number, part in enumerate(planner.call.score) if part.gradient]
+        if others or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
+            name = SUMS_OF_DS                                   # not the gradient, but what it is made of
+            planner.add_temporary(name, (*[1] * (len(problem.batch) - 1), *[heads][: len(problem.batch)], *sizes), dtype)
+        planner.add_temporary(partial_sums(name), (heads, blocks // heads, *sizes), dtype, is_zero=True)
 
     def flat(self, planner, work):
         if sums_dS(work):
-            yield planner.whole(SUMS_BY_BLOCK)
+            name = next(name for name in planner.temporaries if name.startswith(PARTIAL))
+            at = planner.whole(name)
+            (heads, blocks, *sizes), (by_head, by_block, *others) = at.view.shape, at.view.strides
+            yield at._replace(view=at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others)))
 
 
 class Dlse(Statistic):
@@ -297,11 +348,12 @@ def is_alone(work):
 def parameters_of(given):
     def found(work, tiles):
         about = {"grouped": is_grouped(work), "given": given, "dlse": not given and "dlse" in work.dtypes}
-        return parameters(work, tiles) | dtypes_of(work, "dq", "dk", "dv") | about | {"sums": sums_dS(work)}
+        return parameters(work, tiles) | dtypes_of(work, "dq", "dk", "dv") | about | {"sums": tiles.sums if sums_dS(work) else ""}
 
     return found
 
 
+PARTIAL_SUMS = PartialSums()
 TILES = {
     (4, 16): {16: (SmallTiles(16, 32, 16),), 32: (SmallTiles(16, 32, 16),), 64: (SmallTiles(16, 32, 8),)},
     (4, 32): {16: (SmallTiles(32, 64, 8),), 32: (SmallTiles(32, 64, 8),), 64: (SmallTiles(32, 64, 4),)},
@@ -313,7 +365,7 @@ MATRICES = (
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"
 SPEC = Spec(
     small_backward,
-    (*MATRICES, SumsByBlock(), Dlse("dlse"), *NUMBERS),
+    (*MATRICES, PARTIAL_SUMS, Dlse("dlse"), *NUMBERS),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters_of(given=False),
     persistent=True,
@@ -323,6 +375,6 @@ SPEC = Spec(
 )
 SPEC_GIVEN = replace(
     SPEC,
-    arguments=(*MATRICES, SumsByBlock(), Statistic("lse_log2", padded=True), Statistic("delta", padded=True), *NUMBERS),
+    arguments=(*MATRICES, PARTIAL_SUMS, Statistic("lse_log2", padded=True), Statistic("delta", padded=True), *NUMBERS),
     parameters=parameters_of(given=True),
 )

@@ -23,6 +23,7 @@ class SmallTiles(NamedTuple):
     threads: int
     blocks: int  # that a multiprocessor holds, where shared memory has room for them: ptxas saves registers for it
     stages: int = 1
+    sums: str = "registers"  # where sums of dS are kept, or in "memory", which the L2 cache holds
 
     unit = "mma"
 
@@ -57,7 +58,9 @@ def is_plain(work):
 def parameters(work, tiles):
     """Those of all factories here."""
     problem = work.problem
-    return compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v))) | {"nbytes": work.nbytes}
+    found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v))) | {"nbytes": work.nbytes}
+    del found["sums"]
+    return found
 
 
 def resident(spec, work, tiles):
