@@ -8,8 +8,10 @@ A size is seqlen x head_dim, of 8 heads. What a call has to move is known: q, k,
 gradients. A copy on the GPU that reads and writes as many bytes is the limit.
 
 cells: batches of which each array has 128 MiB, with and without a bias (1, 8, seqlen, seqlen) that the batch shares,
-and its gradient. batches: of 1, 8 and 1000, called one after the other (the host's time is in it, where that is longer)
-and as a graph of such calls (it is not). variants: masks, scores, dropout and fewer heads of keys, over a plain call.
+and its gradient. variants: masks, scores, dropout and fewer heads of keys, over a plain call. batches: of 1, 8 and
+1000, called one after the other (the host's time is in it, where that is longer) and as a graph of such calls (it is
+not; inputs are in the L2 cache, if they fit).
+
 Passes are timed alone, by CUDA events around several calls. Results are compared with float64 before anything is timed:
 who is wrong is not timed, and if it is numbattn the command fails. Kernels are compiled first, by all cores.
 Needs tabulate and tqdm; compares with torch and FlashAttention-4 where they are installed.
@@ -54,19 +56,20 @@ from numbattn.cuda.build import build
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.views import without_memory
+from numbattn.values import moved
 
 HEADS, HEADS_K = 8, 2  # the latter of grouped queries
 NBYTES = 128 << 20  # of an array: more than an L2 cache holds
 SIZES = [*product((16, 20, 32, 64, 128), (16, 32, 64)), (256, 64), (256, 128)]
-QUICK = [(32, 32), (64, 32), (128, 64), (256, 64)]
+SIZES_OF_PART = {"cells": SIZES, "variants": [(64, 32), (32, 32)], "batches": [(64, 32), (32, 32)]}
+QUICK = {"cells": [(32, 32), (64, 32), (128, 64)], "variants": [(64, 32)], "batches": [(64, 32)]}
 BATCHES = 1, 8, 1000
-SIZES_OF_PART = {"batches": [(32, 32), (64, 32)], "variants": [(64, 32), (32, 32)]}
 TORCH = {"float32": ["efficient", "math"], "float64": ["math"], "bfloat16": ["flash", "cudnn", "efficient"]}
 COPY = "copy"
 ARRAYS = {"forward": 4, "backward": 7}  # that a pass reads and writes
 RUNS = {"none": ["forward", "backward"], "shared": ["forward", "backward"], "with gradient": ["backward"]}  # by bias
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 3e-2}  # of the largest element of an array
-SAMPLE_SECONDS, SETTLE_SECONDS = 0.005, 0.1  # as in gpu.py: here are many cells, which resemble each other
+SAMPLE_SECONDS, SETTLE_SECONDS = 0.005, 0.05  # as in gpu.py: here are many cells, which resemble each other
 CALLS = 20  # in a graph
 CHECKED = 3  # problems of a variant
 MOST_SCORES = 1 << 26  # that are computed at once in float64
@@ -105,7 +108,7 @@ def full_case(dtype, seqlen, head_dim):
 
 def cases_of(part, args):
     """What a part runs: all dtypes, but variants in float32 only; fewer of all in the quick run."""
-    sizes = args.size or (QUICK if args.quick and part == "cells" else SIZES_OF_PART.get(part, SIZES))
+    sizes = args.size or (QUICK if args.quick else SIZES_OF_PART)[part]
     all_dtypes = part == "cells" or (part == "batches" and not args.quick)
     for dtype, (seqlen, head_dim) in product(args.dtype or (list(TORCH) if all_dtypes else ["float32"]), sizes):
         if part == "batches":
@@ -157,7 +160,8 @@ def timed(makers, check, tolerance, rounds, graph=False):
             timers[name] = partial(sample, name, run, repetitions)
         except Exception as error:  # not to run is a result, too
             failed[name] = why(error)
-            release()
+            if not graph:  # a graph writes to what torch has cached
+                release()
         run = None
     settle(timers, SETTLE_SECONDS)
     seconds = medians(sampled(timers, rounds))
@@ -299,14 +303,14 @@ def variants(cases, rounds):
     records = []
     for case in progress(cases):
         release()
-        found = variants_of(case, cupy)
+        found, on_host = (variants_of(case, xp) for xp in (cupy, np))
         arrays = {name: variant.arrays(case) for name, variant in found.items()}
         for of in ARRAYS:
             makers = {
                 name: partial(prepare_variant, of, arrays[name], variant.options(2 * case.batch))
                 for name, variant in found.items()
             }
-            check = partial(check_variant, found, arrays, of)
+            check = partial(check_variant, on_host, arrays, of)
             seconds, errors, failed = timed(makers, check, TOLERANCE[case.dtype], rounds)
             records.append({**case._asdict(), "heads": HEADS, "pass": of, "seconds": seconds, "errors": errors,
                             "failed": failed})  # fmt: skip
@@ -323,16 +327,16 @@ def prepare_variant(of, arrays, options):
     return one_pass(forward, of)
 
 
-def check_variant(found, arrays, of, name, result):
-    """The error of the first problems, whose results depend on no others."""
-    variant = found[name]
-    q, k, v, do = map(variant.first, arrays[name])
+def check_variant(variants, arrays, of, name, result):
+    """The error of the first problems, whose results depend on no others. The variants are NumPy's."""
+    variant = variants[name]
+    q, k, v, do = (moved(variant.first(x), np.empty(0)) for x in arrays[name])
     options = variant.options(CHECKED)
     if of == "forward":
         expected = reference.attention_forward(q, k, v, **options)[:1]
     else:
         expected = reference.attention_backward(do, q, k, v, **options)
-    return error_of([*map(variant.first, result[: len(expected)])], [*expected])
+    return error_of([*map(variant.first, result[: len(expected)])], [moved(x, result[0]) for x in expected])
 
 
 def show_variants(records):
@@ -388,7 +392,7 @@ def size(text):
 def parse(arguments=None):
     names = ["numbattn", *dict.fromkeys(name for found in TORCH.values() for name in found), FA4, "cupy"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=["cells", *SIZES_OF_PART], default=["cells", *SIZES_OF_PART])
+    parser.add_argument("--parts", nargs="+", choices=list(SIZES_OF_PART), default=list(SIZES_OF_PART))
     parser.add_argument("--quick", action="store_true", help="fewer sizes, without FlashAttention-4, 3 rounds")
     parser.add_argument("--dtype", nargs="+", choices=list(TORCH))
     parser.add_argument("--size", nargs="+", type=size, metavar="NxD", help="seqlen x head_dim")
@@ -417,14 +421,20 @@ def main():
     }
     with one_stream():
         for part in args.parts:
-            measured, shown = parts[part]
+            (measured, shown), start = parts[part], time.perf_counter()
             results[part] = measured(cases[part])
             shown(results[part])
+            print(f"{part}: {time.perf_counter() - start:.0f} s")
             if args.json:
                 save(args.json, results)  # after each part: what is measured is not lost
-    failed = [record for part in args.parts for record in results[part]
-              if record["failed"] and (part == "variants" or "numbattn" in record["failed"])]  # fmt: skip
+    failed = failures({part: results[part] for part in args.parts})
     return f"numbattn is wrong or does not run in {len(failed)} cells" if failed else 0
+
+
+def failures(records):
+    """Those of numbattn, of the records of each part."""
+    return [record for part, found in records.items() for record in found
+            if record["failed"] and (part == "variants" or "numbattn" in record["failed"])]  # fmt: skip
 
 
 if __name__ == "__main__":
