@@ -134,7 +134,7 @@ def exact(arrays, bias):
 
 def error_of(result, expected):
     """The largest of all arrays, relative to each one's largest; NaN stays."""
-    return float(np.max([difference(*pair) for pair in zip(result, expected, strict=True)]))
+    return rounded(np.max([difference(*pair) for pair in zip(result, expected, strict=True)]))
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
@@ -165,11 +165,19 @@ def timed(makers, check, tolerance, rounds, graph=False):
         run = None
     settle(timers, SETTLE_SECONDS)
     seconds = medians(sampled(timers, rounds))
-    return {name: s / (CALLS if graph else 1) for name, s in seconds.items()}, errors, failed
+    return {name: rounded(s / (CALLS if graph else 1)) for name, s in seconds.items()}, errors, failed
+
+
+def rounded(x):
+    """To four digits."""
+    return float(f"{x:.4g}")
 
 
 def in_turn(run):
-    return [run() for _ in range(CALLS)]
+    """Results of the last of some calls; each gives its memory back, as in a program that goes on."""
+    for _ in range(CALLS):
+        result = run()
+    return result
 
 
 def peers_of(case, wanted):
@@ -340,12 +348,13 @@ def check_variant(variants, arrays, of, name, result):
 
 
 def show_variants(records):
-    names = list(dict.fromkeys(name for record in records for name in (*record["seconds"], *record["failed"])))
-    rows = [{**{key: record[key] for key in ("dtype", "batch", "seqlen", "head_dim", "pass")},
-             "plain, us": scaled(plain := record["seconds"].get("plain")),
-             **{name: plain and record["seconds"].get(name) and record["seconds"][name] / plain for name in names[1:]}}
-            for record in records]  # fmt: skip
-    show("Time over that of a plain call", rows, [""] * 5 + [".1f"] + [".2f"] * len(names[1:]))
+    rows = []
+    for record in records:
+        plain = record["seconds"].get("plain", math.nan)
+        rows.append({**{key: record[key] for key in ("dtype", "batch", "seqlen", "head_dim", "pass")},
+                     "plain, us": scaled(plain),
+                     **{name: s / plain for name, s in record["seconds"].items() if name != "plain"}})  # fmt: skip
+    show("Time over that of a plain call", rows, [""] * 5 + [".1f"] + [".2f"] * max(map(len, rows)))
     show_failed(records)
 
 

@@ -167,3 +167,16 @@ def test_numbattn_may_not_fail():
     peers, ours, variant = ({"failed": {name: "why"}} for name in ("efficient", "numbattn", "Lengths"))
     fine = {"failed": {}}
     assert small.failures({"cells": [fine, peers, ours], "variants": [fine, variant]}) == [ours, variant]
+
+
+def test_what_did_not_run_is_said(capsys):
+    about = {"dtype": "float32", "batch": 2, "seqlen": 8, "head_dim": 4}
+    forward = {**about, "pass": "forward", "seconds": {"plain": 1e-5, "Bits": 2e-5}, "failed": {}}
+    backward = {**about, "pass": "backward", "seconds": {"Bits": 2e-5}, "failed": {"plain": "out of memory"}}
+    small.show_variants([forward, backward])
+    out = capsys.readouterr().out
+    assert [line.split()[-2:] for line in out.splitlines() if "float32 " in line] == [["10.0", "2.00"], ["nan", "nan"]]
+    assert "plain was not timed in 1 cells, first float32, 2 x 8 x 4, backward: out of memory" in out
+    seconds = {"numbattn": 3e-6, "cupy": 4e-6, "copy": 2e-6}
+    small.show_cells([{**forward, "bias": "none", "graph": False, "seconds": seconds}])
+    assert capsys.readouterr().out.split()[-5:] == ["3.0", "4.0", "2.0", "1.50", "0.75"]
