@@ -60,7 +60,7 @@ from numbattn.values import moved
 
 HEADS, HEADS_K = 8, 2  # the latter of grouped queries
 NBYTES = 128 << 20  # of an array: more than an L2 cache holds
-SIZES = [*product((16, 20, 32, 64, 128), (16, 32, 64)), (256, 64), (256, 128)]
+SIZES = [*product((16, 20, 32, 64, 128), (16, 32, 64)), *product((256,), (32, 64, 128))]
 SIZES_OF_PART = {"cells": SIZES, "variants": [(64, 32), (32, 32)], "batches": [(64, 32), (32, 32)]}
 QUICK = {"cells": [(32, 32), (64, 32), (128, 64)], "variants": [(64, 32)], "batches": [(64, 32)]}
 BATCHES = 1, 8, 1000

@@ -77,11 +77,13 @@ def _of_cells(cells, dtypes):
     for dtype in dtypes:
         if best := _over_best(select(cells, dtype=dtype)):
             told.append(f"{dtype} {summary(best)}")
-    text = (f"{first['heads']} heads of {span(values(cells, 'head_dim'), 0)}, in batches of which each array has "
-            f"{_array_bytes(first) >> 20} MiB; a bias is a number for each head and pair of a query and a key, the "
-            "same for all of the batch. The limit is a copy on the GPU, in the same run, that reads and writes as "
-            "many bytes as q, k, v and o have, or, backward, q, k, v, do and three gradients. Marks are geometric "
-            "means over head_dims, lines go from the least to the most; torch is the fastest of its kernels.")
+    text = (
+        f"{first['heads']} heads of {span(values(cells, 'head_dim'), 0)}, in batches of which each array has "
+        f"{_array_bytes(first) >> 20} MiB; a bias is a number for each head and pair of a query and a key, the "
+        "same for all of the batch. The limit is a copy on the GPU, in the same run, that reads and writes as "
+        "many bytes as q, k, v and o have, or, backward, q, k, v, do and three gradients. Marks are geometric "
+        "means over head_dims, lines go from the least to the most; torch is the fastest of its kernels."
+    )
     if told:
         text += f" numbattn's speed over that of the fastest other: {'; '.join(told)}."
     if costs := _costs_of_gradient(cells):
@@ -115,8 +117,10 @@ def _of_batches(records):
         told = [f"of {batch}, {how}, {summary(best)}"
                 for batch, (graph, how) in product(values(records, "batch"), CALLED.items())
                 if (best := _over_best(select(records, batch=batch, graph=graph)))]  # fmt: skip
-        yield ("The same of smaller batches, called one after the other, or as a CUDA graph of many calls, in which "
-               f"there is no host time: {'; '.join(told)}.")
+        yield (
+            "The same of smaller batches, called one after the other, or as a CUDA graph of many calls, in which "
+            f"there is no host time: {'; '.join(told)}."
+        )
 
 
 def _of_variants(records):
