@@ -494,23 +494,23 @@ WORLDS = "compiled", "simulated", "planned"  # of devices that are not there; pl
 
 
 @contextmanager
-def on_device(name, world="compiled", lone=False):
-    """Inside, calls run on a device, on arrays of the library that this yields. lone: one that is not there has a single
-    multiprocessor, whose few blocks take much in turn."""
+def on_device(name, world="compiled", **facts):
+    """Inside, calls run on a device, on arrays of the library that this yields. facts: what else is to be true of one
+    that is not there."""
     if name in ("cpu", "gpu"):
         yield np if name == "cpu" else import_module("cupy")
         return
     device, launch = (import_module(f"tests.tools.{module}") for module in ("device", "launch"))
     execute = device.execute if world != "planned" else lambda *launched: None
-    made = getattr(device, name.upper())
-    with launch.world_of(world), device.on(made._replace(multiprocessors=1) if lone else made, execute):
+    with launch.world_of(world), device.on(getattr(device, name.upper())._replace(**facts), execute):
         yield np
 
 
 def checked(seed, number, device, world="compiled"):
-    """A problem, and what is wrong with it, a line each."""
-    lone = bool(number % 2 and Draw(seed, number, LIMITS[device], np).is_short)
-    with on_device(device, world, lone) as xp:
+    """A problem, and what is wrong with it, a line each. Of many short sequences every other one has a device of one
+    multiprocessor, whose few blocks take many in turn."""
+    lone = number % 2 and Draw(seed, number, LIMITS[device], np).is_short
+    with on_device(device, world, **{"multiprocessors": 1} if lone else {}) as xp:
         problem = Problem(seed, number, LIMITS[device], xp)
         try:
             results = problem.run()
