@@ -35,8 +35,8 @@ from .tile import (
     rows_of,
     tile,
     tile_state,
-    transpose,
 )
+from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128  # queries, keys: of 64 to 256 the fastest, forward and backward, causal or not
 EXPONENTIAL = 32  # the cost of one, in multiplications
@@ -104,7 +104,7 @@ def forward_kernel(
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
         O, O_next = o[batch, head, m0:m_end], tile(scratch.O, m_end - m0, o.shape[3])
         QT = tile(scratch.QT, q.cols, m_end - m0)
-        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale))
+        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale), False)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
         band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)

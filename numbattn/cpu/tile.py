@@ -198,14 +198,6 @@ def clear(x):
 
 
 @inline
-def transpose(out, x, factor):
-    """out = factor x^T"""
-    for row in range(x.shape[0]):
-        for col in range(x.shape[1]):
-            out[col, row] = factor * x[row, col]
-
-
-@inline
 def scaled(out, x, factor):
     """out = factor x"""
     for row in range(x.shape[0]):
