@@ -30,6 +30,7 @@ from .tile import (
     mask_cells,
     mask_intervals,
     matrix,
+    prefetch,
     tile,
     tile_state,
 )
@@ -139,10 +140,22 @@ def backward_kernel(
     before, heads_k = flush_subnormals(), dk.shape[1]
     for block in range(first_block, end_block):
         chunk, share = block % chunks, block // chunks
-        for pair in pairs[starts[share] : starts[share + 1]]:
-            batch, head_k = pair // heads_k, pair % heads_k
+        for number in range(starts[share], starts[share + 1]):
+            if number + 1 < len(pairs):
+                prefetch_inputs(given, pairs[number + 1], heads_k)
+            batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
             add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, tile_starts, chunks, sums, dq, dk, dv, scale)
     restore(before)
+
+
+@inline
+def prefetch_inputs(given, pair, heads_k):
+    """Those of the first head of a pair, if they are few."""
+    heads = given.lse.shape[1]
+    batch, head, dtype = pair // heads_k, pair % heads_k * (heads // heads_k), given.lse.dtype
+    if given.q.rows <= TILE_M and given.k.rows <= TILE_N:
+        for x in (given.q, given.k, given.v, given.do, given.o):
+            prefetch(matrix(x, batch, head, dtype))
 
 
 @inline
