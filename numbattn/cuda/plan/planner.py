@@ -65,6 +65,14 @@ def plan(routes, problem, device, call):
     return Planner(problem, device, call).plan(routes)
 
 
+def sharing(shapes):
+    """Of arrays with these batch axes, heads last: SHARED, by all matrices, BY_HEAD, by those of a head, or ""."""
+    shapes = list(shapes)
+    if any(math.prod(shape[:-1]) > 1 for shape in shapes):
+        return ""
+    return SHARED if all(math.prod(shape) == 1 for shape in shapes) else BY_HEAD
+
+
 class Planner:
     def __init__(self, problem, device, call):
         self.problem, self.device, self.call = problem, device, call
@@ -138,7 +146,7 @@ class Planner:
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(),
-            self.score_gradients(), self.call.whole, segments,
+            self.score_gradients(), self.kept_bias(), self.call.whole, segments,
         )  # fmt: skip
 
     def mask_by_head(self):
@@ -156,9 +164,15 @@ class Planner:
         shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
                   for number in wanted]  # fmt: skip
         shapes += [layout.shape for number in wanted if (layout := self.layouts.get(array_of_offset(number)))]
-        if is_nonlinear(self.score) or any(math.prod(shape[:-1]) > 1 for shape in shapes):
-            return OWN
-        return SHARED if all(math.prod(shape) == 1 for shape in shapes) else BY_HEAD
+        return OWN if is_nonlinear(self.score) else sharing(shapes) or OWN
+
+    def kept_bias(self):
+        """How the only array that a score looks up is shared, if it is a bias that does not differ along the batch."""
+        looked_up = [number for number, part in enumerate(self.score) if kind(part).looks_up]
+        biases = [number for number in looked_up if kind(self.score[number]).name == "bias"]
+        if len(looked_up) != 1 or looked_up != biases:
+            return ""
+        return sharing(self.layouts[array_of_part(number)].shape[:-2] for number in biases)
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.

@@ -24,7 +24,7 @@ NUMBERS = (
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip
 SIDES = NUMBERS[:4]
-SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # what dS is summed over, for gradients of a score: see planner
+SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by those of a head; by none
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
@@ -53,6 +53,7 @@ class Work(NamedTuple):
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
     score_gradients: str = ""  # SHARED, BY_HEAD, OWN, or none are wanted
+    kept_bias: str = ""  # SHARED, BY_HEAD: the only array that is looked up is a bias that all of the batch share
     whole: bool = False  # whether lse is over the keys of the call and no others
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 

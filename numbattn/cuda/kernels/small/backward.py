@@ -44,14 +44,14 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ..scores import SCORE, may_be_far, score_steps, scores_type, sink_steps
+from ..scores import SCORE, may_be_far, score_steps_ahead, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
 from ..shared.tables import dtypes_of
 from ..shared.visibility import MASK, band_of, element_test, needs_test, several, sight_type
-from .steps import SmallTiles, barrier_of, parameters, place_steps, resident, rows_of
+from .steps import SmallTiles, barrier_of, bias_steps, heads_apart, parameters, place_steps, resident, rows_of
 
 
 class At(NamedTuple):
@@ -66,12 +66,12 @@ class At(NamedTuple):
 
 def small_backward(
     *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, grouped,
-    given, dlse, sums,
+    given, dlse, sums, keeps_bias,
 ):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
 
     grouped: whether heads share keys. given: whether lse and delta are; else dlse says whether lse has a gradient.
-    sums: where dS is summed, in "registers" or in "memory", or nowhere, "".
+    sums: whether dS is summed. keeps_bias: see `bias_steps`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
@@ -80,10 +80,11 @@ def small_backward(
         shared, dtype, threads, size, (head_dim, head_dim, head_dim_v, head_dim_v), nbytes
     )
     SHARED_P = shared.tile(size, size, dtype)                   # then dS
+    fetch_bias, bias_of = bias_steps(shared, score, size, threads, keeps_bias)
     SIZE, ROWS_OF, ZERO = size, Alignment(nbytes), ACC(0)
     NO_SCORE = ACC(-np.inf)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    apply, pull_back, _ = score_steps(score, S_TILE, ACC)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, ACC, by_tma=keeps_bias)
     drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
     first_sum, add_sum, save_sum = sum_of_dS_steps(S_TILE, sums)
@@ -111,6 +112,7 @@ def small_backward(
         sP, dK, dV = allocate(SHARED_P), full(Q_TILE, ZERO), full(V_TILE, ZERO)
         sum_dS = first_sum(mSums)
         at = matrix_at(turn, heads, group_size)
+        fetch_bias(scores, at.head)
         fetch_keys(fetch_v, mV, at, count, sight)
         fetch_queries(fetch_do, mDO, at, count, sight)
         fetch_keys(fetch_k, mK, at, count, sight)
@@ -126,7 +128,7 @@ def small_backward(
             sync()                                              # Q and K have arrived, all have read V
             fetch_keys(fetch_v, mV, at, count, sight)
             S = dot(S_TILE, sQ, sK.T)
-            S, F = apply(S, scores, batch, head, 0, 0)
+            S, F = apply(S, look_up(scores, bias_of(), batch, head, 0, 0), scores, batch, head, 0, 0)
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
                 visible = sees(sight, band, batch, head, 0, 0)
                 S, F = where(visible, S, NO_SCORE), where(visible, F, 0)
@@ -157,7 +159,7 @@ def small_backward(
 
     array, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
-        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), bool(sums)), several(statistic, 2 if given else dlse),
+        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums), several(statistic, 2 if given else dlse),
         sight_type(mask), scores_type(score, dtype), DROPS, INDEX, *[number] * 3
     )
     return Source(kernel, signature, threads, blocks, shared.nbytes)
@@ -212,7 +214,7 @@ def drop_both_step(S_TILE, dropout):
     return drop_both if dropout else keep_both
 
 
-def sum_of_dS_steps(S_TILE, kept_in):
+def sum_of_dS_steps(S_TILE, sums):
     """Device functions: (mSums) -> a block's sum of dS; (sum, dS, mSums) -> that with dS added; (sum, mSums) saves it."""
 
     @device
@@ -239,21 +241,14 @@ def sum_of_dS_steps(S_TILE, kept_in):
         return ()
 
     @device
-    def add_in_memory(total, dS, mSums):
-        save_sum(load_sum(mSums) + dS, mSums)
-        return ()
-
-    @device
     def ignore(total, dS, mSums):
-        return ()
+        return total
 
     @device
     def done(total, mSums):
         pass
 
-    return {
-        "registers": (load_sum, add, save_sum), "memory": (nothing, add_in_memory, done), "": (nothing, ignore, done),
-    }[kept_in]  # fmt: skip
+    return (load_sum, add, save_sum) if sums else (nothing, ignore, done)
 
 
 def row_steps(S_TILE, ACC, score, dlse):
@@ -302,7 +297,7 @@ class PartialSums(Word):
     def find(self, planner, work):
         if not sums_dS(work):
             return
-        problem, heads, blocks = work.problem, heads_apart(work), SPEC.most_blocks(work, SPEC.fitting(work))
+        problem, heads, blocks = work.problem, heads_of_sums(work), SPEC.most_blocks(work, SPEC.fitting(work))
         sizes, dtype = (problem.seqlen_q, problem.seqlen_k), problem.sum_dtype
         name, *others = [gradient_of_part(number) for number, part in enumerate(planner.call.score) if part.gradient]
         if others or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
@@ -335,9 +330,8 @@ def sums_dS(work):
     return work.score_gradients in (SHARED, BY_HEAD) and not is_grouped(work)
 
 
-def heads_apart(work):
-    """A block keeps its head where sums are by head: then the number of blocks is a multiple of the heads."""
-    return work.problem.heads if work.score_gradients == BY_HEAD and sums_dS(work) else 1
+def heads_of_sums(work):
+    return work.problem.heads if work.score_gradients == BY_HEAD else 1
 
 
 def is_alone(work):
@@ -348,16 +342,24 @@ def is_alone(work):
 def parameters_of(given):
     def found(work, tiles):
         about = {"grouped": is_grouped(work), "given": given, "dlse": not given and "dlse" in work.dtypes}
-        return parameters(work, tiles) | dtypes_of(work, "dq", "dk", "dv") | about | {"sums": tiles.sums if sums_dS(work) else ""}
+        return parameters(work, tiles, is_grouped(work)) | dtypes_of(work, "dq", "dk", "dv") | about | {"sums": sums_dS(work)}
 
     return found
 
 
 PARTIAL_SUMS = PartialSums()
+# {(bytes of an element, size of the tile): {head_dim: row}}
 TILES = {
-    (4, 16): {16: (SmallTiles(16, 32, 16),), 32: (SmallTiles(16, 32, 16),), 64: (SmallTiles(16, 32, 8),)},
-    (4, 32): {16: (SmallTiles(32, 64, 8),), 32: (SmallTiles(32, 64, 8),), 64: (SmallTiles(32, 64, 4),)},
-    (4, 64): {16: (SmallTiles(64, 128, 3),), 32: (SmallTiles(64, 128, 3),), 64: (SmallTiles(64, 128, 2),)},
+    (2, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 12)},
+    (2, 32): {16: SmallTiles(32, 64, 8), 32: SmallTiles(32, 64, 8), 64: SmallTiles(32, 64, 6), 128: SmallTiles(32, 32, 8)},
+    (2, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 3), 128: SmallTiles(64, 128, 2)},
+    (2, 128): {16: SmallTiles(128, 256, 1), 32: SmallTiles(128, 256, 1), 64: SmallTiles(128, 256, 1)},
+    (4, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
+    (4, 32): {16: SmallTiles(32, 64, 8), 32: SmallTiles(32, 64, 8), 64: SmallTiles(32, 64, 6), 128: SmallTiles(32, 64, 4)},
+    (4, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2)},
+    (8, 16): {16: SmallTiles(16, 32, 8), 32: SmallTiles(16, 32, 8), 64: SmallTiles(16, 32, 8)},
+    (8, 32): {16: SmallTiles(32, 64, 4), 32: SmallTiles(32, 64, 4), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
+    (8, 64): {16: SmallTiles(64, 128, 2), 32: SmallTiles(64, 128, 2), 64: SmallTiles(64, 128, 2)},
 }
 MATRICES = (
     Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),
@@ -370,7 +372,7 @@ SPEC = Spec(
     parameters=parameters_of(given=False),
     persistent=True,
     resident=lambda work, tiles: resident(SPEC, work, tiles),
-    multiple=heads_apart,
+    multiple=lambda work: max(heads_apart(work), heads_of_sums(work) if sums_dS(work) else 1),
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k,
 )
 SPEC_GIVEN = replace(

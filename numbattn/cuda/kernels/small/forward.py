@@ -32,14 +32,14 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ..scores import SCORE, may_be_far, score_steps, scores_type, sink_steps
+from ..scores import SCORE, may_be_far, score_steps_ahead, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.tables import dtypes_of
 from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_type
-from .steps import SmallTiles, barrier_of, parameters, place_steps, resident, rows_of
+from .steps import SmallTiles, barrier_of, bias_steps, heads_apart, parameters, place_steps, resident, rows_of
 
 
 class At(NamedTuple):
@@ -52,10 +52,11 @@ class At(NamedTuple):
 
 
 def small_forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, saves
-):
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, saves,
+    keeps_bias,
+):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v. saves:
-    whether lse is wanted."""
+    whether lse is wanted. keeps_bias: see `bias_steps`."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
     shared, sync = SharedMemory(), barrier_of(threads)
@@ -65,7 +66,8 @@ def small_forward(
     SIZE, AHEAD, ROWS_OF, SAVES = size, stages > 1, Alignment(nbytes), saves
     NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
+    drop, (fetch_bias, bias_of) = drop_step(S_TILE, dropout), bias_steps(shared, score, size, threads, keeps_bias)
+    look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, behind=len(score), by_tma=keeps_bias)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
@@ -85,6 +87,7 @@ def small_forward(
     def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)
         matrices, stage = batches * heads, index(0)
+        fetch_bias(scores, block_index() % heads)
         at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
         while at.number < matrices:
             number, batch, head, band = at
@@ -95,7 +98,7 @@ def small_forward(
             wait_copies(AHEAD)
             sync()                                              # Q, K and V have arrived
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
-            S, _ = apply(S, scores, batch, head, 0, 0)
+            S, _ = apply(S, look_up(scores, bias_of(), batch, head, 0, 0), scores, batch, head, 0, 0)
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
                 S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)    # MASK(S)
             P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
@@ -116,10 +119,18 @@ def small_forward(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
+# {(bytes of an element, size of the tile): {head_dim: row}}
 TILES = {
-    (4, 16): {16: (SmallTiles(16, 32, 16),), 32: (SmallTiles(16, 32, 16),), 64: (SmallTiles(16, 32, 8),)},
-    (4, 32): {16: (SmallTiles(32, 32, 8, 2),), 32: (SmallTiles(32, 32, 8, 2),), 64: (SmallTiles(32, 64, 4, 2),)},
-    (4, 64): {16: (SmallTiles(64, 64, 4, 2),), 32: (SmallTiles(64, 64, 4, 2),), 64: (SmallTiles(64, 128, 2, 2),)},
+    (2, 16): {16: SmallTiles(16, 32, 28), 32: SmallTiles(16, 32, 28), 64: SmallTiles(16, 32, 16)},
+    (2, 32): {16: SmallTiles(32, 64, 12), 32: SmallTiles(32, 64, 12), 64: SmallTiles(32, 64, 10), 128: SmallTiles(32, 32, 4, 2)},
+    (2, 64): {16: SmallTiles(64, 128, 5, 2), 32: SmallTiles(64, 128, 5, 2), 64: SmallTiles(64, 128, 4), 128: SmallTiles(64, 128, 3)},
+    (2, 128): {16: SmallTiles(128, 256, 2), 32: SmallTiles(128, 256, 2), 64: SmallTiles(128, 256, 2)},
+    (4, 16): {16: SmallTiles(16, 32, 24), 32: SmallTiles(16, 32, 24), 64: SmallTiles(16, 32, 12)},
+    (4, 32): {16: SmallTiles(32, 64, 10), 32: SmallTiles(32, 64, 10), 64: SmallTiles(32, 64, 8), 128: SmallTiles(32, 64, 4)},
+    (4, 64): {16: SmallTiles(64, 64, 4), 32: SmallTiles(64, 64, 4), 64: SmallTiles(64, 128, 3), 128: SmallTiles(64, 128, 2)},
+    (8, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
+    (8, 32): {16: SmallTiles(32, 64, 6), 32: SmallTiles(32, 64, 6), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
+    (8, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2)},
 }
 SPEC = Spec(
     small_forward,
@@ -128,6 +139,7 @@ SPEC = Spec(
     tiles=lambda work: rows_of(TILES, work),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o") | {"saves": "lse" in work.dtypes},
     persistent=True,
+    multiple=heads_apart,
     resident=lambda work, tiles: resident(SPEC, work, tiles),
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads,
 )  # fmt: skip

@@ -6,8 +6,20 @@ multiple of the heads, so that each keeps its head, and with it what it adds up 
 
 from typing import NamedTuple
 
-from ...tile import Alignment, allocate, copy_async, device, rows_between, sync_threads, sync_warp
-from ..shared.layouts import buffers
+from ...plan.spec import BY_HEAD, SHARED
+from ...tile import (
+    Alignment,
+    aligned,
+    allocate,
+    copy_async,
+    copy_layout,
+    device,
+    rows_between,
+    sync_threads,
+    sync_warp,
+)
+from ..scores import kind, parts_of
+from ..shared.layouts import DTYPES, buffers, vector
 from ..shared.tables import compiled_in, has_tensor_cores
 from ..shared.visibility import PACKED, has_states
 
@@ -23,7 +35,7 @@ class SmallTiles(NamedTuple):
     threads: int
     blocks: int  # that a multiprocessor holds, where shared memory has room for them: ptxas saves registers for it
     stages: int = 1
-    sums: str = "registers"  # where sums of dS are kept, or in "memory", which the L2 cache holds
+    keeps_bias: bool = True  # whether there is shared memory for a bias of all matrices of a block
 
     unit = "mma"
 
@@ -40,10 +52,11 @@ def fitted(*sizes):
 
 
 def rows_of(table, work):
-    """Those of {(bytes of an element, size of the tile): {head_dim: rows}} for this work; none if it is not small."""
+    """Those of {(bytes of an element, size of the tile): {head_dim: row}} for this work; none if it is not small."""
     problem = work.problem
     size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
-    return table.get((problem.dtype.itemsize, size), {}).get(head_dim, ())
+    row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
+    return () if row is None else (row, row._replace(keeps_bias=False))
 
 
 def takes(spec):
@@ -55,12 +68,21 @@ def is_plain(work):
     return not (PACKED in work.mask or has_states(work.mask) or work.problem.cache or work.resumes)
 
 
-def parameters(work, tiles):
+def parameters(work, tiles, grouped=False):
     """Those of all factories here."""
     problem = work.problem
-    found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v))) | {"nbytes": work.nbytes}
-    del found["sums"]
-    return found
+    found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
+    return found | {"nbytes": work.nbytes, "keeps_bias": tiles.keeps_bias and keeps_bias(work, grouped)}
+
+
+def keeps_bias(work, grouped=False):
+    """Whether the matrices of a block share a bias; grouped: whether these are of all heads of a group."""
+    return work.kept_bias == SHARED or work.kept_bias == BY_HEAD and not grouped
+
+
+def heads_apart(work):
+    """A block keeps its head, if its bias differs by head: the number of blocks is a multiple of this."""
+    return work.problem.heads if work.kept_bias == BY_HEAD else 1
 
 
 def resident(spec, work, tiles):
@@ -88,3 +110,34 @@ def fetch_step(PLACE, COPY, nbytes):
         copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
 
     return fetch
+
+
+def bias_steps(shared, score, size, threads, keeps_bias):
+    """Device functions: (scores, head) lets a bias that a block's matrices share come to shared memory, once; () is
+    where it is, for the steps of a score."""
+    if not keeps_bias:
+
+        @device
+        def fetch_nothing(scores, head):
+            pass
+
+        @device
+        def nowhere():
+            return ()
+
+        return fetch_nothing, nowhere
+
+    ((at, bias),) = ((at, kind(part)) for at, part in enumerate(parts_of(score)) if kind(part).looks_up)
+    dtype, ROWS_OF = DTYPES[bias.dtype], Alignment(bias.nbytes)
+    PLACE, COPY = shared.tile(size, size, dtype), copy_layout(size, size, threads, vector(dtype))
+
+    @device
+    def fetch_bias(scores, head):
+        (biases,) = scores.parts[at]
+        copy_async(allocate(PLACE), aligned(biases[0, head], ROWS_OF), COPY, 0)
+
+    @device
+    def bias_of():
+        return allocate(PLACE)
+
+    return fetch_bias, bias_of
