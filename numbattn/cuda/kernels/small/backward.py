@@ -356,10 +356,12 @@ TILES = {
     (2, 128): {16: SmallTiles(128, 256, 1), 32: SmallTiles(128, 256, 1), 64: SmallTiles(128, 256, 1)},
     (4, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
     (4, 32): {16: SmallTiles(32, 64, 8), 32: SmallTiles(32, 64, 8), 64: SmallTiles(32, 64, 6), 128: SmallTiles(32, 64, 4)},
-    (4, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2)},
+    (4, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2), 128: SmallTiles(64, 128, 1, keeps_bias=False)},
     (8, 16): {16: SmallTiles(16, 32, 8), 32: SmallTiles(16, 32, 8), 64: SmallTiles(16, 32, 8)},
     (8, 32): {16: SmallTiles(32, 64, 4), 32: SmallTiles(32, 64, 4), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
-    (8, 64): {16: SmallTiles(64, 128, 2), 32: SmallTiles(64, 128, 2), 64: SmallTiles(64, 128, 2)},
+    (8, 64): {
+        16: SmallTiles(64, 128, 2, keeps_bias=False), 32: SmallTiles(64, 128, 2, keeps_bias=False), 64: SmallTiles(64, 128, 1),
+    },
 }
 MATRICES = (
     Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),

@@ -123,14 +123,14 @@ def small_forward(
 TILES = {
     (2, 16): {16: SmallTiles(16, 32, 28), 32: SmallTiles(16, 32, 28), 64: SmallTiles(16, 32, 16)},
     (2, 32): {16: SmallTiles(32, 64, 12), 32: SmallTiles(32, 64, 12), 64: SmallTiles(32, 64, 10), 128: SmallTiles(32, 32, 4, 2)},
-    (2, 64): {16: SmallTiles(64, 128, 5, 2), 32: SmallTiles(64, 128, 5, 2), 64: SmallTiles(64, 128, 4), 128: SmallTiles(64, 128, 3)},
+    (2, 64): {16: SmallTiles(64, 128, 5, 2), 32: SmallTiles(64, 128, 5, 2), 64: SmallTiles(64, 128, 4)},
     (2, 128): {16: SmallTiles(128, 256, 2), 32: SmallTiles(128, 256, 2), 64: SmallTiles(128, 256, 2)},
     (4, 16): {16: SmallTiles(16, 32, 24), 32: SmallTiles(16, 32, 24), 64: SmallTiles(16, 32, 12)},
     (4, 32): {16: SmallTiles(32, 64, 10), 32: SmallTiles(32, 64, 10), 64: SmallTiles(32, 64, 8), 128: SmallTiles(32, 64, 4)},
-    (4, 64): {16: SmallTiles(64, 64, 4), 32: SmallTiles(64, 64, 4), 64: SmallTiles(64, 128, 3), 128: SmallTiles(64, 128, 2)},
+    (4, 64): {16: SmallTiles(64, 64, 4), 32: SmallTiles(64, 64, 4), 64: SmallTiles(64, 128, 3, keeps_bias=False), 128: SmallTiles(64, 128, 2)},
     (8, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
     (8, 32): {16: SmallTiles(32, 64, 6), 32: SmallTiles(32, 64, 6), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
-    (8, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2)},
+    (8, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2, keeps_bias=False)},
 }
 SPEC = Spec(
     small_forward,

@@ -24,6 +24,7 @@ from ..shared.tables import compiled_in, has_tensor_cores
 from ..shared.visibility import PACKED, has_states
 
 SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
+FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 WARP = 32
 
@@ -65,7 +66,9 @@ def takes(spec):
 
 
 def is_plain(work):
-    return not (PACKED in work.mask or has_states(work.mask) or work.problem.cache or work.resumes)
+    problem = work.problem
+    has_many_queries = FEWER * problem.seqlen_q >= problem.seqlen_k
+    return has_many_queries and not (PACKED in work.mask or has_states(work.mask) or problem.cache or work.resumes)
 
 
 def parameters(work, tiles, grouped=False):
