@@ -172,7 +172,8 @@ def backward_kv(
         save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
-    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
+    results = result_types(out_dtypes)
+    return source(kernel, dtype, results, mask, score, threads, shared, getattr(types, ACC.__name__))
 
 
 def backward_q(
@@ -264,18 +265,19 @@ def backward_q(
                 stage = 1 - stage
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
-    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
+    results = result_types(out_dtypes)
+    return source(kernel, dtype, results, mask, score, threads, shared, getattr(types, ACC.__name__))
 
 
-def source(kernel, dtype, out_dtypes, mask, score, threads, shared, *behind):
-    """behind: types of what is given behind group_size and a number."""
+def source(kernel, dtype, results, mask, score, threads, shared, *behind, blocks=1):
+    """results: the types of what is written; behind: of what is given behind group_size and a number."""
     ACC = sum_type(dtype)
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
-        *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        *[matrix] * 4, *results, statistic, statistic, sight_type(mask), scores_type(score, dtype),
         DROPS, INDEX, number, *behind
     )
-    return Source(kernel, signature, threads, shared=shared.nbytes)
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full

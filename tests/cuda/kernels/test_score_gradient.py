@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from tests import test_scores as scores
 from tests.accuracy import check, random
-from tests.tools.device import HOPPER, TURING, on
+from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
 pytestmark = compiled_only  # but for the tests that say otherwise
@@ -41,3 +41,13 @@ def test_kernels_of_different_tiles_look_up_their_own(rng, mask):
     score = [na.Bias(random(rng, (1, 20, 30), np.float64)), na.Alibi(np.array([0.1]))]
     with on(HOPPER):
         check(q, k, v, rng, mask=mask, score=score)
+
+
+@pytest.mark.parametrize("device", [AMPERE, HOPPER], ids=["mma", "wgmma"])
+def test_partial_sums_of_what_a_batch_shares(rng, device):
+    """Two multiprocessors have no room for a block each: shares are of one matrix and more, and the last is smaller."""
+    shape = 5, 2, 20, 32
+    with on(device._replace(multiprocessors=2)):
+        q, k, v = (random(rng, shape, np.float16) for _ in range(3))
+        check(q, k, v, rng, mask=na.Causal(), score=[na.Bias(random(rng, (2, 20, 24), np.float16)[..., :20])])
+        check(q, k, v, rng, score=[na.RelativeBias(random(rng, 9, np.float16))])

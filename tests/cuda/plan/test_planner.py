@@ -234,9 +234,13 @@ def test_no_sums_that_are_much_larger_than_dq(d, names):
 ALIBI = na.Alibi(np.zeros(8, np.float32))
 
 
+OF_BIAS = ["bias_gradient", "sum_parts"]
+
+
 @pytest.mark.parametrize(("score", "names"), [
-    ([na.RelativeBias(np.zeros(9))], ["diagonal_sums"]), ([na.Bias(np.zeros((8, 1, 1)))], ["bias_gradient"]),
-    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient"] * 2),
+    ([na.RelativeBias(np.zeros(9))], ["diagonal_sums", "sum_parts"]),
+    ([na.Bias(np.zeros((8, 1, 1)))], OF_BIAS),
+    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient", *OF_BIAS]),
 ], ids=["table", "bias", "two"])  # fmt: skip
 @pytest.mark.parametrize("mask", [na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100)), na.Segments(
     np.array([0, 300, 1000]))], ids=["blocks", "segments"])  # fmt: skip
@@ -244,10 +248,26 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
     _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=score)
     found = kernels(backward)
     assert found[-len(names) :] == names
-    sizes = [(step.tiles.tile_m, step.tiles.tile_n) for step in backward.steps]
-    states = [size for name, size in zip(found, sizes) if name == "tile_states"]
-    assert states.count(sizes[-1]) == 1                         # for all kernels of such tiles
-    assert set(sizes[-len(names) :]) == {sizes[-1]}
+    states = [x.name for x in backward.temporaries if x.name.startswith("states of")]
+    assert found.count("tile_states") == len(states)            # once for all kernels of such tiles
+    sizes = {(step.tiles.tile_m, step.tiles.tile_n) for step in backward.steps if step.key.name == names[0]}
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(("batch", "n", "own_heads", "parts"), [
+    (1, 32, 8, 1), (7, 32, 8, 7), (4096, 32, 8, 132 * 6 // 8), (4096, 32, 1, 132 * 6), (1000, 256, 8, 2),
+    (9, 1000, 8, 1),
+])  # fmt: skip
+def test_what_a_batch_shares_is_summed_in_as_many_parts_as_the_gpu_has_room_for(batch, n, own_heads, parts):
+    """None where it has none: at most one part for each of the batch."""
+    q = array(batch, 8, n, 64, dtype=np.float32)
+    _, backward = plans(HOPPER, q, q, q, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
+    name = "gradient of score 0"
+    shapes = {x.name: x.shape for x in backward.temporaries if x.name.endswith(name)}
+    assert shapes == ({f"partial {name}": (1, own_heads, parts, n, n)} if parts > 1 else {})
+    (step,) = (x for x in backward.steps if x.key.name == "bias_gradient")
+    assert step.blocks == parts * own_heads * -(-n // step.tiles.tile_m) * -(-n // step.tiles.tile_n)
+    assert kernels(backward)[-1] == ("sum_parts" if parts > 1 else "bias_gradient")
 
 
 @pytest.mark.parametrize(("score", "options", "name"), [
@@ -311,9 +331,9 @@ SLOPES_IN_TWO = ["delta", "backward_kv", "backward_q"]
     ([ALIBI], {}, SLOPES), ([ALIBI, na.Sink(np.zeros(8))], {"mask": na.Window(30, 5)}, SLOPES),
     ([ALIBI], {"deterministic": True}, SLOPES_IN_TWO), ([ALIBI], {"heads_k": 4}, SLOPES_IN_TWO),
     ([ALIBI, na.RelativeBias(np.zeros(9), gradient=False)], {}, SLOPES_IN_TWO),
-    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, "bias_gradient"]),
-    ([ALIBI, ALIBI], {}, [*SLOPES, "bias_gradient", "bias_gradient"]),
-    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, "bias_gradient"]),
+    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, *OF_BIAS]),
+    ([ALIBI, ALIBI], {}, [*SLOPES, *OF_BIAS, *OF_BIAS]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, *OF_BIAS]),
 ], ids=["alone", "sink", "deterministic", "groups", "looked up", "softcap", "two", "dropout"])  # fmt: skip
 def test_slopes_get_their_gradient_with_dq(score, options, names):
     """Where nothing stands between it and dS; else from a kernel of its own."""
@@ -352,7 +372,7 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     assert kernels(forward) == [name.replace("forward", "forward_mma") for name in names[0]]
 
 
-OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "backward_mma", "round_dq", "tile_states", "bias_gradient"]
+OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "backward_mma", "round_dq", "tile_states", *OF_BIAS]
 
 
 @pytest.mark.parametrize(("options", "names"), [
@@ -391,10 +411,10 @@ def test_what_offsets_depend_on(mask, offset, kinds):
 def test_another_offset_compiles_nothing():
     def keys(offset):
         score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), offset=offset)]
-        return [step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps]
+        return {step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps}
 
     assert keys(None) == keys(-70)
-    assert keys(np.zeros((2, 1), int)) == keys(np.ones((2, 8), np.int8))
+    assert keys(np.zeros((2, 1), int)) >= keys(np.ones((2, 8), np.int8))    # whose sums need no parts
 
 
 @pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
@@ -404,7 +424,7 @@ def test_another_offset_compiles_nothing():
 def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
     """Matrices of different offsets have sums of their own."""
     _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=na.RelativeBias(np.zeros(9), offset=offset))
-    assert kernels(backward)[-1] == name
+    assert kernels(backward)[-2:] == [name, "sum_parts"]
     (sums,) = (x.shape for x in backward.temporaries if x.name == "sums of score 0")
     assert sums[: len(lead)] == lead
     assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
