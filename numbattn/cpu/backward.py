@@ -11,13 +11,15 @@ from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, ti
 from .compile import kernel
 from .forward import EXPONENTIAL
 from .launch import launch
-from .product import product, product_tn
-from .score import collect, curved_in, pull_back, score, steps_of, sums_for
+from .product import product, product_tn, row_dots
+from .score import curved_in, score, steps_of
+from .score_gradients import merged, pull_back, shares_of, sums_of
 from .subnormals import flush_subnormals, restore
 from .tile import (
     EMPTY,
     PARTIAL,
     band_of,
+    clear,
     draw,
     exp,
     inline,
@@ -28,81 +30,81 @@ from .tile import (
     mask_cells,
     mask_intervals,
     matrix,
+    prefetch,
     tile,
     tile_state,
-    transpose,
 )
+from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128
 BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not depend on the number of threads
+NO_DLSE = {dtype: np.zeros((0, 0, 0), dtype) for dtype in (np.dtype(np.float32), np.dtype(np.float64))}
 
 
 def backward(saved, do, dlse=None, deterministic=True):
     """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
-    q, k, v, do = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do))
+    q, k, v, do, o = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do, saved.o))
     batches, heads = problem.matrices
     lse = np.ascontiguousarray(saved.lse.reshape(batches, heads, problem.seqlen_q))
-    delta = np.einsum("...mc,...mc->...m", do, saved.o.astype(problem.sum_dtype, copy=False))    # Alg. 4 line 19
-    delta = delta.reshape(lse.shape) - (0 if dlse is None else dlse.reshape(lse.shape))          # the gradient of lse
-    tiles = tiles_of(problem, inputs.mask, TILE_M)
+    tiles, shares = tiles_of(problem, inputs.mask, TILE_M), shares_of(problem, inputs.score)
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
-    chunks = max(1, min(n_blocks, BLOCKS // max(batches * problem.heads_k, 1)))
+    chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
     if tiles.by_head:
         chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))
-    dq = np.zeros((parts, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
-    dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
-    dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
+    new = np.empty if chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
+    dq = new((parts, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
+    dk = new((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
+    dv = new((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
     sight, alive = sight_of(problem, inputs.mask)
     steps, also_alive = steps_of(problem, inputs.score, inputs.origin, derivatives=True)
+    sums, sums_by_step = sums_of(problem, inputs.score, shares, chunks)
     drops, kept_scale = drops_of(inputs.dropout, inputs.origin)
     curved = curved_in(inputs.score)
     scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
-    matrices = (matrices_of(x, problem) for x in (q, k, v, do))
-    given = Given(*matrices, lse, delta, sight, steps, drops, inputs.scale, kept_scale, curved)
+    matrices = (matrices_of(x, problem) for x in (q, k, v, do, o))
+    dlse = NO_DLSE[problem.sum_dtype] if dlse is None else np.ascontiguousarray(dlse.reshape(lse.shape))
+    given = Given(*matrices, lse, dlse, sight, steps, drops, inputs.scale, kept_scale, curved)
     work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
-    blocks = batches * problem.heads_k * chunks
-    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, chunks, dq, dk, dv, inputs.scale)
+    blocks = (len(shares.starts) - 1) * chunks
+    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, shares.order, shares.starts, chunks,
+           sums, dq, dk, dv, inputs.scale)  # fmt: skip
     dq = dq[0] if parts == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
         rounded(sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape), problem.result_dtype)
         for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
     ]
-    return Gradients(*grads, tuple(gradients_of_score(saved, given, scratch, work)))
+    return Gradients(*grads, tuple(gradients_of_score(saved, do, dlse, map(merged, sums_by_step, shares.firsts))))
 
 
-def gradients_of_score(saved, given, scratch, work):
-    """The gradient of each array in the score; None where it is not wanted."""
-    problem, parts = saved.problem, saved.inputs.score
-    for number, part in enumerate(parts):
+def gradients_of_score(saved, do, dlse, summed):
+    """The gradient of each array in the score, from those that kernels have summed up; None where it is not wanted."""
+    problem = saved.problem
+    for part in saved.inputs.score:
         if not part._wants_gradient:
             yield from [None] * len(part._weights)
             continue
         (array,) = part._weights
         if isinstance(part, Sink):
-            lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
-            dx = part._gradient(None, lse, delta)
+            delta = np.einsum("...mc,...mc->...m", do, saved.o.astype(problem.sum_dtype, copy=False))
+            dx = part._gradient(None, saved.lse, delta - dlse.reshape(delta.shape) if dlse.size else delta)
         else:
-            tiles = tiles_of(problem, saved.inputs.mask, TILE_M, at_multiples=True)
-            sums = sums_for(problem, part, tiles.table, TILE_M)
-            step = sum(not isinstance(before, Sink) for before in parts[:number])
-            launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
-            dx = sums.dx[0] if len(sums.dx) == 1 else sums.dx.sum(axis=0)
-            dx = dx.reshape(array.shape)
+            dx = next(summed).reshape(array.shape)
         yield dx if problem.wide else rounded(dx, array.dtype)
 
 
 class Given(NamedTuple):
-    """What both kernels take."""
+    """What a call computes with."""
 
     q: Any
     k: Any
     v: Any
     do: Any
+    o: Any
     lse: Any
-    delta: Any
+    dlse: Any  # or nothing
     sight: Any
     steps: Any
     drops: Any
@@ -131,17 +133,34 @@ class Queries(NamedTuple):
 
 
 @kernel
-def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
-    """Blocks [first_block, end_block)."""
-    before = flush_subnormals()
+def backward_kernel(
+    first_block, end_block, stop, scratch, given, tiles, tile_starts, pairs, starts, chunks, sums, dq, dk, dv, scale
+):
+    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
+    before, heads_k = flush_subnormals(), dk.shape[1]
     for block in range(first_block, end_block):
-        add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale)
+        chunk, share = block % chunks, block // chunks
+        for number in range(starts[share], starts[share + 1]):
+            if number + 1 < len(pairs):
+                prefetch_inputs(given, pairs[number + 1], heads_k)
+            batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
+            add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, tile_starts, chunks, sums, dq, dk, dv, scale)
     restore(before)
 
 
 @inline
-def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
-    """Of a block, every chunks-th tile of keys of a (batch, key head).
+def prefetch_inputs(given, pair, heads_k):
+    """Those of the first head of a pair, if they are few."""
+    heads = given.lse.shape[1]
+    batch, head, dtype = pair // heads_k, pair % heads_k * (heads // heads_k), given.lse.dtype
+    if given.q.rows <= TILE_M and given.k.rows <= TILE_N:
+        for x in (given.q, given.k, given.v, given.do, given.o):
+            prefetch(matrix(x, batch, head, dtype))
+
+
+@inline
+def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chunks, sums, dq, dk, dv, scale):
+    """Of every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
     transposed once for all keys.
@@ -150,10 +169,14 @@ def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
     scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
-    chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
     dK, dV = dk[batch, head_k], dv[batch, head_k]
+    if chunks == 1:
+        clear(dK)
+        clear(dV)
     for head in range(head_k * group_size, (head_k + 1) * group_size):
         K, number = matrix(given.k, batch, head, dtype), batch * heads + head
+        if chunks == 1:
+            clear(dq[0, batch, head])
         for row in range(starts[number], starts[number + 1]):               # Alg. 4 line 9
             at = queries_of(scratch, given, tiles[row])
             part = (chunk - at.segment // TILE_N) % chunks                  # a segment has tiles of keys 0, 1, ...
@@ -173,41 +196,9 @@ def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv
                 if S.size == 0:
                     continue
                 product(dV[n0:n_end], S, dO, kept_scale, True)              # line 16: dV += (P Z)^T dO
-                pull_back(dP, scratch.slopes, 0, given.curved)
+                pull_back(dP, given.steps, scratch.slopes, given.curved, sums, batch, head, chunk, at.m0, n0, at.offset)
                 product(dK[n0:n_end], dP, Q, scale, True)                   # line 22: dK += scale dS^T Q
                 product_tn(dQ, dP, K[n0:n_end], scale, True)                # line 21: dQ += scale dS K
-
-
-@kernel
-def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curved_before):
-    """Blocks [first_block, end_block)."""
-    before = flush_subnormals()
-    for block in range(first_block, end_block):
-        add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before)
-    restore(before)
-
-
-@inline
-def add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before):
-    """Of a step, which has so many curved ones before it.
-
-    A block is a share of the tiles of queries of one of the array's own matrices; it sums over all score matrices to
-    which that one is broadcast.
-    """
-    parts = sums.dx.shape[0]
-    dx = sums.dx[block % parts, block // sums.shares]
-    for row in range(sums.starts[block], sums.starts[block + 1]):
-        at = queries_of(scratch, given, sums.tiles[row])
-        if at.first >= at.end:
-            continue
-        load_queries(at, given)
-        for n_tile in range(at.first - (at.first - at.segment) % TILE_N, at.end, TILE_N):
-            if is_set(stop):
-                return
-            n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
-            _, dP = differentiate_tile(scratch, given, at, n0, n_end)
-            pull_back(dP, scratch.slopes, curved_before, given.curved)
-            collect(dx, dP, given.steps, step, at.batch, at.head, at.m0, n0, at.offset)
 
 
 @inline
@@ -227,12 +218,18 @@ def queries_of(scratch, given, row):
 def load_queries(at, given):
     """Q and dO, transposed, lse and D. A query that sees nothing has lse = inf here: P = 0."""
     dtype = given.lse.dtype
-    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale))
-    transpose(at.dOT, matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.kept_scale))
+    dO = matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end]
+    O = matrix(given.o, at.batch, at.head, dtype)[at.m0 : at.m_end]
+    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale), False)
+    transpose(at.dOT, dO, dtype.type(given.kept_scale), False)
+    row_dots(at.D, dO, O)                                                   # line 19: delta = rowsum(dO * O)
     for i in range(at.m_end - at.m0):
         lse = given.lse[at.batch, at.head, at.m0 + i]
         at.lse[i] = np.inf if lse == -np.inf else lse
-        at.D[i] = 0 if lse == -np.inf else given.delta[at.batch, at.head, at.m0 + i]
+        if lse == -np.inf:
+            at.D[i] = 0
+        elif given.dlse.size:
+            at.D[i] -= given.dlse[at.batch, at.head, at.m0 + i]             # the gradient of lse
 
 
 @inline

@@ -1,9 +1,8 @@
-"""Scores, tile by tile: what the parts of `score` do to S, and the gradients of their arrays.
+"""Scores, tile by tile: what the parts of `score` do to S.
 
 As everywhere here tiles are transposed: a row is a key, a column a query.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..values import rounded
 from .arguments import compact, matrices_of
 from .function import call_at, record_of, tile_function
 from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile
+from .transposition import transpose
 
 CAP, ALIBI, RELATIVE, FUNCTION, *BIASES = range(8)
 KINDS = {Softcap: CAP, Alibi: ALIBI, RelativeBias: RELATIVE, Score: FUNCTION}
@@ -23,7 +23,6 @@ FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = BIASES  # of each dtype: read as they are
 OF_BIASES = dict(zip(DTYPES, BIASES))
 CURVED = Softcap, Score  # have a derivative that is not 1
 ABREAST = 8  # queries whose rows of a bias are read together: more of them drive each other out of the cache
-PARTS = 16  # at most, of which a sum over all tiles of queries is made: a constant, so that its bits do not change
 
 
 class Steps(NamedTuple):
@@ -58,7 +57,7 @@ def steps_of(problem, parts, origin, derivatives=False):
             values.append(np.full(problem.matrices, record.ctypes.data))
             alive += function, slope, record
             continue
-        x = compact(_matrix_of(part))
+        x = compact(matrix_of(part))
         x = np.require(x if isinstance(part, Bias) else rounded(x, problem.sum_dtype), requirements="A")
         kind = OF_BIASES[x.dtype] if isinstance(part, Bias) else KINDS[type(part)]
         matrices = matrices_of(x, problem)
@@ -74,7 +73,7 @@ def steps_of(problem, parts, origin, derivatives=False):
     return Steps(numbers, caps, offsets, values, origin), alive
 
 
-def _matrix_of(part):
+def matrix_of(part):
     """The array of a part with rows and columns; of a Softcap one that nobody reads."""
     (x,) = part._weights or (np.zeros(1),)
     if isinstance(part, Alibi):
@@ -163,6 +162,9 @@ def cap(S, slopes, size):
 
 @inline
 def add_bias(S, bias, m0, n0):
+    if bias.shape[0] > 1 and bias.shape[1] > 1 and bias.strides[1] == bias.itemsize:
+        transpose(S, bias[m0 : m0 + S.shape[1], n0 : n0 + S.shape[0]], S.dtype.type(1), True)
+        return
     one_query, one_key = bias.shape[0] == 1, bias.shape[1] == 1
     step = S.shape[1] if one_query else ABREAST
     for first in range(0, S.shape[1], step):
@@ -196,61 +198,3 @@ def add_relative(S, table, first, reach):
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             S[j, i] += table[0, min(max(first + j - i, -reach), reach) + reach]
-
-
-# ---------------------------------------------------------------------------------------------------------- gradients
-@inline
-def pull_back(dS, slopes, first, end):
-    """dS times derivatives number first to end - 1, in place, the last one first. Where it is 0 already, as where an
-    element is masked, they may be NaN."""
-    for number in range(end - 1, first - 1, -1):
-        derivative = tile(slopes[number * dS.size : (number + 1) * dS.size], dS.shape[0], dS.shape[1])
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dS[j, i] = dS[j, i] * derivative[j, i] if dS[j, i] != 0 else dS.dtype.type(0)
-
-
-@inline
-def collect(dx, dS, steps, step, batch, head, m0, n0, aligned):
-    """Add a tile of dS, that behind the step, to the gradient of the step's array."""
-    kind, _, _, _, _, reach, _ = steps.numbers[step]
-    first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
-    if kind == ALIBI:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, 0] -= abs(first + j - i) * dS[j, i]
-    elif kind == RELATIVE:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
-    else:
-        one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]
-
-
-class Sums(NamedTuple):
-    """The gradient of an array while it is summed up, a block for each of the shares of each of its own matrices."""
-
-    dx: Any  # (parts, own matrices, rows, columns); the parts are sums over different tiles of queries
-    tiles: Any  # of all score matrices, as WorkTiles.table
-    starts: Any  # tiles[starts[b]:starts[b + 1]] belong to block b
-    shares: int  # so many blocks for each matrix
-
-
-def sums_for(problem, part, tiles, tile_m):
-    """Sums of zeros for the array of a part. No tile goes beyond a multiple of tile_m: blocks share no row."""
-    *lead, rows, cols = _matrix_of(part).shape
-    lead = (1,) * (len(problem.batch) - len(lead)) + tuple(lead)
-    own = np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), problem.batch).reshape(-1)
-    m_blocks = -(-problem.seqlen_q // tile_m)
-    parts = 1 if rows > 1 else min(m_blocks, PARTS)
-    shares = m_blocks if rows > 1 else parts
-    batch, head, m0, *_ = tiles.T
-    block = own[batch * problem.heads + head] * shares + m0 // tile_m % max(shares, 1)
-    order = np.argsort(block, kind="stable")
-    starts = np.searchsorted(block[order], np.arange(math.prod(lead) * shares + 1))
-    whole = rows > 1 and cols > 1  # few numbers are added to an element, and there are many of these
-    dx = np.zeros((parts, math.prod(lead), rows, cols), problem.sum_dtype if whole else np.float64)
-    return Sums(dx, tiles[order], starts, shares)

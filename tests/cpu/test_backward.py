@@ -14,7 +14,7 @@ def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     touched = []
 
     def one_by_one(kernel, blocks, work, scratch, *args):
-        dk = args[5]
+        dk = args[8]
         for block in range(blocks):
             before = dk.copy()
             kernel(block, block + 1, np.zeros(1, np.int32), scratch(), *args)

@@ -16,20 +16,22 @@ from ..kernels.scores import (
     CLASSES,
     WITH_DELTA,
     is_natural,
+    is_nonlinear,
     kind,
 )
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
 from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
-from .score_gradients import add_gradient
-from .spec import NUMBERS, SIDES, Device, Work
+from .score_gradients import add_gradient, add_sum
+from .spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
 from .steps import (
     COUNTERS_ARRAY,
     END,
     FIRST,
     GAPS,
     OFFSETS,
+    SUMS_OF_DS,
     At,
     Plan,
     StandIn,
@@ -37,7 +39,9 @@ from .steps import (
     Temporary,
     Workspace,
     array_of_mask,
+    array_of_offset,
     array_of_part,
+    gradient_of_part,
 )
 from .tiers import WGMMA, is_allowed
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
@@ -59,6 +63,14 @@ RESULTS = "o", "dq", "dk", "dv"
 def plan(routes, problem, device, call):
     """The Plan of a pass by the first of these Routes that takes the work."""
     return Planner(problem, device, call).plan(routes)
+
+
+def sharing(shapes):
+    """Of arrays with these batch axes, heads last: SHARED, by all matrices, BY_HEAD, by those of a head, or ""."""
+    shapes = list(shapes)
+    if any(math.prod(shape[:-1]) > 1 for shape in shapes):
+        return ""
+    return SHARED if all(math.prod(shape) == 1 for shape in shapes) else BY_HEAD
 
 
 class Planner:
@@ -90,6 +102,8 @@ class Planner:
         for spec in chosen:
             self.add(spec)
         if self.call.is_backward:
+            if SUMS_OF_DS in self.temporaries:
+                add_sum(self, SUMS_OF_DS)
             for number, part in enumerate(self.call.score):
                 add_gradient(self, number, part)
         stand_ins = tuple(self.stand_ins.values())
@@ -131,7 +145,8 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
-            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(), segments,
+            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(),
+            self.score_gradients(), self.kept_bias(), self.call.whole, segments,
         )  # fmt: skip
 
     def mask_by_head(self):
@@ -139,6 +154,25 @@ class Planner:
         axes = len(self.problem.batch)
         names = [name for name in self.layouts if name in SIDES or name.split()[0] in ("cells", "mask")]
         return any(shape[axes - 1] > 1 for name in names if len(shape := self.layouts[name].shape) >= axes > 0)
+
+    def score_gradients(self):
+        """Whether gradients of arrays in the score, a sink's aside, are made of dS summed over all matrices, SHARED, or
+        over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
+        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
+        if not self.call.is_backward or not wanted:
+            return ""
+        shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
+                  for number in wanted]  # fmt: skip
+        shapes += [layout.shape for number in wanted if (layout := self.layouts.get(array_of_offset(number)))]
+        return OWN if is_nonlinear(self.score) else sharing(shapes) or OWN
+
+    def kept_bias(self):
+        """How the only array that a score looks up is shared, if it is a bias that does not differ along the batch."""
+        looked_up = [number for number, part in enumerate(self.score) if kind(part).looks_up]
+        biases = [number for number in looked_up if kind(self.score[number]).name == "bias"]
+        if len(looked_up) != 1 or looked_up != biases:
+            return ""
+        return sharing(self.layouts[array_of_part(number)].shape[:-2] for number in biases)
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
@@ -220,7 +254,7 @@ class Planner:
         arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
         for piece in self.pieces(arguments):
-            most = self.device.multiprocessors * spec.resident(work, tiles) if spec.persistent else math.inf
+            most = spec.most_blocks(work, tiles) if spec.persistent else math.inf
             started = min(blocks * piece.batch, most)
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 

@@ -10,9 +10,20 @@ from ..kernels.hopper.score_gradient import bias_route, diagonals_route
 from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
+from ..kernels.sum_parts import TILES as SUMMED_AT_ONCE
+from ..kernels.sum_parts import sum_parts
 from .arguments import Own
 from .spec import Route, everything
-from .steps import At, Step, array_of_offset, gradient_of_part, sums_by_row, sums_of_part
+from .steps import (
+    SUMS_OF_DS,
+    At,
+    Step,
+    array_of_offset,
+    gradient_of_part,
+    partial_sums,
+    sums_by_row,
+    sums_of_part,
+)
 from .views import View, contiguous
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
@@ -20,9 +31,13 @@ SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 
 def add_gradient(planner, number, part):
     """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries:
+    if not part.gradient or sums_by_row(number) in planner.temporaries or SUMS_OF_DS in planner.temporaries:
         return
-    shape, own = planner.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
+    own = gradient_of_part(number)
+    if partial_sums(own) in planner.temporaries:  # a kernel of the pass leaves them
+        add_sum(planner, own)
+        return
+    shape = planner.layouts[own].shape
     about = {"behind": place_of_part(planner.score, number)}
     kind_of_part = kind(planner.score[number])
     if kind_of_part.gradient == ENTRIES:
@@ -84,6 +99,21 @@ def add_diagonal_sums(planner, name, lead, about):
     skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
     plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
     add_own(planner, spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
+
+
+def add_sum(planner, name):
+    """The step that adds up the partial sums of an array, (*lead, parts, rows, cols), into it: both are contiguous."""
+    partial, tile = partial_sums(name), SUMMED_AT_ONCE
+    *lead, parts, rows, cols = planner.layouts[partial].shape
+    matrices, elements, dtypes = math.prod(lead), rows * cols, [planner.layouts[x].dtype for x in (partial, name)]
+
+    def whole(array, dtype, *shape):
+        strides = contiguous(shape, dtype).strides
+        return At(array, View(0, dtype.itemsize, shape, strides), has_batch=False)
+
+    arguments = whole(partial, dtypes[0], matrices, parts, elements), whole(name, dtypes[1], matrices, elements)
+    key = Key.of(sum_parts, planner.device.cc, dtype=dtypes[0].name, out_dtype=dtypes[1].name)
+    planner.steps.append(Step(key, tile, matrices * -(-elements // tile.tile_n), arguments))
 
 
 def add_own(planner, spec, tiles, blocks, scratch=(), most=math.inf):

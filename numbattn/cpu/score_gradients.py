@@ -1,0 +1,153 @@
+"""Gradients of the arrays of a score, added up tile by tile while dS is at hand.
+
+As everywhere here tiles are transposed: a row is a key, a column a query.
+"""
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..scores import Sink
+from .score import ALIBI, CAP, FUNCTION, RELATIVE, matrix_of, offset_of
+from .tile import contiguous_view, inline, tile
+from .transposition import transpose
+
+COUNTS = 64, 16, 4, 1  # of blocks, constants: gradients do not depend on the number of threads
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
+class Shares(NamedTuple):
+    """How the (batch, key head) pairs are shared out among blocks. Each block adds up gradients of arrays on its own."""
+
+    order: Any  # int64 (pairs,), batch * heads_k + head; block number b has order[starts[b]:starts[b + 1]]
+    starts: Any
+    places: tuple  # for each wanted gradient, int64 (batch, heads): the number of the sum to which each matrix adds
+    firsts: tuple  # for each wanted gradient: the first sum of each matrix of the array
+
+
+def shares_of(problem, parts):
+    """The Shares of a problem. Without gradients of arrays a block is a pair."""
+    shapes = tuple([matrix_of(part).shape for part in parts if is_summed(part)])
+    batches, heads = problem.matrices
+    keys = problem.heads_k * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    room = batches * (heads * problem.seqlen_q * problem.head_dim + keys)  # elements of dq, dk and dv
+    return _shares(problem.batch, (batches, heads), problem.heads_k, shapes, room if shapes else 0)
+
+
+def is_summed(part):
+    return part._wants_gradient and not isinstance(part, Sink)
+
+
+@lru_cache(maxsize=64)
+def _shares(batch, matrices, heads_k, shapes, room):
+    """shapes: of the arrays; room: how many elements there may be in more sums than one for each matrix of them.
+
+    Blocks take pairs in the order of the matrices of the largest array: so there are few sums, and they stay in cache.
+    """
+    pairs, group_size = matrices[0] * heads_k, matrices[1] // max(heads_k, 1)
+    if not shapes:
+        return Shares(np.arange(pairs), np.arange(pairs + 1), (), ())
+    owns = [_own_of(shape, batch, matrices) for shape in shapes]
+    sizes = [math.prod(shape[-2:]) for shape in shapes]
+    order = np.argsort(owns[sizes.index(max(sizes))][:, :: max(group_size, 1)].ravel(), kind="stable")
+    for count in COUNTS:
+        count = min(count, max(pairs, 1))
+        starts = np.arange(count + 1) * pairs // count
+        block = np.empty(pairs, np.int64)
+        block[order] = np.repeat(np.arange(count), np.diff(starts))
+        block = block.reshape(matrices[0], heads_k).repeat(group_size, axis=1)
+        found = [np.unique(own * count + block, return_inverse=True) for own in owns]
+        firsts = [np.flatnonzero(np.diff(sums // count, prepend=-1)) for sums, _ in found]
+        more = sum((len(sums) - len(first)) * size for (sums, _), first, size in zip(found, firsts, sizes))
+        if more <= room:
+            break
+    return Shares(order, starts, tuple([place.reshape(matrices) for _, place in found]), tuple(firsts))
+
+
+def _own_of(shape, batch, matrices):
+    """Which matrix of an array of this shape is that of each (batch, head)."""
+    lead = (1,) * (len(batch) - len(shape) + 2) + shape[:-2]
+    return np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), batch).reshape(matrices)
+
+
+# --------------------------------------------------------------------------------------------------------------- sums
+class Sums(NamedTuple):
+    """Where the gradients of the arrays of Steps are added up, as kernels take it."""
+
+    numbers: Any  # int64 (steps, 4): is wanted; rows and columns; bytes from the sum of a chunk to that of the next one
+    places: Any  # int64 (steps, batch, heads), addresses
+
+
+def sums_of(problem, parts, shares, chunks):
+    """The Sums, and the array of each wanted gradient, (sums, chunks, rows, columns)."""
+    steps = [part for part in parts if not isinstance(part, Sink)]
+    sums = Sums(np.zeros((len(steps), 4), np.int64), np.zeros((len(steps), *problem.matrices), np.int64))
+    arrays = []
+    for step, part in enumerate(steps):
+        if is_summed(part):
+            rows, cols = matrix_of(part).shape[-2:]
+            whole = rows > 1 and cols > 1  # few numbers are added to an element, all in one chunk, and there are many
+            place, shape = shares.places[len(arrays)], (1, rows, cols) if whole else (chunks, rows, cols)
+            dx = np.zeros((place.max(initial=0) + 1, *shape), problem.sum_dtype if whole else np.float64)
+            sums.numbers[step] = True, rows, cols, 0 if whole else dx.strides[1]
+            sums.places[step] = dx.ctypes.data + place * dx.strides[0]
+            arrays.append(dx)
+    return sums, arrays
+
+
+def merged(dx, firsts):
+    """The gradient of each matrix of an array, from its sums."""
+    dx = dx[:, 0] if dx.shape[1] == 1 else dx.sum(axis=1)
+    return dx if len(dx) == len(firsts) else np.add.reduceat(dx, firsts, axis=0)
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+@inline
+def pull_back(dS, steps, slopes, curved, sums, batch, head, chunk, m0, n0, aligned):
+    """dS behind the score becomes that before it, step by step, and is added to the gradients of arrays on the way.
+
+    curved: how many steps have slopes; aligned: the offset of the tile's queries within their segment.
+    """
+    for step in range(steps.caps.size - 1, -1, -1):
+        kind = steps.numbers[step, 0]
+        if kind == CAP or kind == FUNCTION:
+            curved -= 1
+            multiply_by_slopes(dS, tile(slopes[curved * dS.size : (curved + 1) * dS.size], dS.shape[0], dS.shape[1]))
+        elif sums.numbers[step, 0]:
+            _, rows, cols, stride = sums.numbers[step]
+            place = sums.places[step, batch, head] + chunk * stride
+            first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
+            if rows > 1 and cols > 1 and kind != ALIBI and kind != RELATIVE:
+                dx = contiguous_view(place, rows, cols, cols, dS.dtype)
+                transpose(dx[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
+            else:
+                collect(contiguous_view(place, rows, cols, cols, np.float64), dS, kind, first, steps.numbers[step, 5], m0, n0)
+
+
+@inline
+def multiply_by_slopes(dS, slopes):
+    """Where dS is 0 already, as where an element is masked, slopes may be NaN."""
+    for j in range(dS.shape[0]):
+        for i in range(dS.shape[1]):
+            dS[j, i] = dS[j, i] * slopes[j, i] if dS[j, i] != 0 else dS.dtype.type(0)
+
+
+@inline
+def collect(dx, dS, kind, first, reach, m0, n0):
+    """Add a tile of dS to the gradient of numbers that many elements share. first: how far the first key is behind the
+    own key of the first query."""
+    if kind == ALIBI:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, 0] -= abs(first + j - i) * dS[j, i]
+    elif kind == RELATIVE:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
+    else:
+        one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]

@@ -1,0 +1,146 @@
+"""What the kernels for small matrices share: their tiles, which work they take, how rows come to shared memory.
+
+A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn, a
+multiple of the heads, so that each keeps its head, and with it what it adds up by head.
+"""
+
+from typing import NamedTuple
+
+from ...plan.spec import BY_HEAD, SHARED
+from ...tile import (
+    Alignment,
+    aligned,
+    allocate,
+    copy_async,
+    copy_layout,
+    device,
+    rows_between,
+    sync_threads,
+    sync_warp,
+)
+from ..scores import kind, parts_of
+from ..shared.layouts import DTYPES, buffers, vector
+from ..shared.tables import compiled_in, has_tensor_cores
+from ..shared.visibility import PACKED, has_states
+
+SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
+FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile
+RESERVED = 1024  # bytes of shared memory that a block takes beside its own
+WARP = 32
+
+
+class SmallTiles(NamedTuple):
+    """A row: tiles of `size` queries and keys."""
+
+    size: int
+    threads: int
+    blocks: int  # that a multiprocessor holds, where shared memory has room for them: ptxas saves registers for it
+    stages: int = 1
+    keeps_bias: bool = True  # whether there is shared memory for a bias of all matrices of a block
+
+    unit = "mma"
+
+    @property
+    def tile_m(self):
+        return self.size
+
+    tile_n = tile_m
+
+
+def fitted(*sizes):
+    """The first of SIZES that has room for each of these; None if none has."""
+    return next((size for size in SIZES if max(sizes) <= size), None)
+
+
+def rows_of(table, work):
+    """Those of {(bytes of an element, size of the tile): {head_dim: row}} for this work; none if it is not small."""
+    problem = work.problem
+    size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
+    row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
+    return () if row is None else (row, row._replace(keeps_bias=False))
+
+
+def takes(spec):
+    """(work) -> whether the kernel does it: matrices of one tile, not in segments or pages, none of them begun."""
+    return lambda work: is_plain(work) and has_tensor_cores(work.device) and spec.fitting(work) is not None
+
+
+def is_plain(work):
+    problem = work.problem
+    has_many_queries = FEWER * problem.seqlen_q >= problem.seqlen_k
+    return has_many_queries and not (PACKED in work.mask or has_states(work.mask) or problem.cache or work.resumes)
+
+
+def parameters(work, tiles, grouped=False):
+    """Those of all factories here."""
+    problem = work.problem
+    found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
+    return found | {"nbytes": work.nbytes, "keeps_bias": tiles.keeps_bias and keeps_bias(work, grouped)}
+
+
+def keeps_bias(work, grouped=False):
+    """Whether the matrices of a block share a bias; grouped: whether these are of all heads of a group."""
+    return work.kept_bias == SHARED or work.kept_bias == BY_HEAD and not grouped
+
+
+def heads_apart(work):
+    """A block keeps its head, if its bias differs by head: the number of blocks is a multiple of this."""
+    return work.problem.heads if work.kept_bias == BY_HEAD else 1
+
+
+def resident(spec, work, tiles):
+    """How many blocks a multiprocessor holds."""
+    return max(min(tiles.blocks, (work.device.shared + RESERVED) // (spec.shared(work, tiles) + RESERVED)), 1)
+
+
+def barrier_of(threads):
+    """The word for a barrier of all threads of a block."""
+    return sync_warp if threads == WARP else sync_threads
+
+
+def place_steps(shared, dtype, threads, size, widths, nbytes, stages=1):
+    """For each width the place of a tile of so many rows, and the device function (array, batch, head, end, stage):
+    copy a matrix' rows before `end` there. Those beyond a sequence's length are not read: they may be NaN."""
+    return [(place, fetch_step(place, layout, nbytes)) for place, layout
+            in buffers(shared, dtype, threads, size, widths, stages)]  # fmt: skip
+
+
+def fetch_step(PLACE, COPY, nbytes):
+    ROWS_OF = Alignment(nbytes)
+
+    @device
+    def fetch(array, batch, head, end, stage=0):
+        copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
+
+    return fetch
+
+
+def bias_steps(shared, score, size, threads, keeps_bias):
+    """Device functions: (scores, head) lets a bias that a block's matrices share come to shared memory, once; () is
+    where it is, for the steps of a score."""
+    if not keeps_bias:
+
+        @device
+        def fetch_nothing(scores, head):
+            pass
+
+        @device
+        def nowhere():
+            return ()
+
+        return fetch_nothing, nowhere
+
+    ((at, bias),) = ((at, kind(part)) for at, part in enumerate(parts_of(score)) if kind(part).looks_up)
+    dtype, ROWS_OF = DTYPES[bias.dtype], Alignment(bias.nbytes)
+    PLACE, COPY = shared.tile(size, size, dtype), copy_layout(size, size, threads, vector(dtype))
+
+    @device
+    def fetch_bias(scores, head):
+        (biases,) = scores.parts[at]
+        copy_async(allocate(PLACE), aligned(biases[0, head], ROWS_OF), COPY, 0)
+
+    @device
+    def bias_of():
+        return allocate(PLACE)
+
+    return fetch_bias, bias_of
