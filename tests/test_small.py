@@ -4,6 +4,7 @@ or beside it, changes none of its bits.
 On the CPU; simulated, on a device so small that each of its few blocks takes several matrices in turn; and on a GPU.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from .accuracy import random, rounding, to_numpy, wrong_elements
 from .problems import on_device, present
 
 BFLOAT16 = ml_dtypes.bfloat16
-LITTLE = {"multiprocessors": 1, "shared": 40 << 10}  # of the device: room for a few blocks
+LITTLE = {"multiprocessors": 1, "shared": 24 << 10}  # of the device: room for a few blocks
 
 
 class Sizes(NamedTuple):
@@ -50,8 +51,8 @@ SMALL = {
 }
 PLACES = {
     **{f"cpu-{name}": ("cpu", sizes) for name, sizes in SMALL.items()},
-    "simulated": ("ampere", Sizes(4, 2, 2, 9, 7, 5, 3, np.float32)),
-    "simulated-groups": ("ampere", Sizes(6, 2, 1, 8, 9, 4, 8, np.float32)),
+    "simulated": ("ampere", Sizes(3, 2, 2, 9, 7, 5, 3, np.float32)),
+    "simulated-groups": ("ampere", Sizes(5, 2, 1, 8, 9, 4, 8, np.float32)),
     **{f"gpu-{name}": ("gpu", sizes._replace(batches=100 * sizes.batches)) for name, sizes in SMALL.items()},
 }
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
@@ -99,6 +100,17 @@ def assert_same_bits(got, want):
     for number, pair in enumerate(zip(got, want, strict=True)):
         one, other = (np.ascontiguousarray(x).view(f"u{x.itemsize}") for x in pair)
         np.testing.assert_array_equal(one, other, err_msg=f"result {number}")
+
+
+@MARKS["ampere"]
+@pytest.mark.parametrize("name", ["simulated", "simulated-groups"])
+def test_blocks_that_are_simulated_take_several_matrices(rng, name):
+    passes, device = import_module("numbattn.cuda.passes"), import_module("tests.tools.device").AMPERE
+    sizes = PLACES[name][1]
+    plans = passes.plans(device._replace(**LITTLE), *sizes.arrays(rng)[:3])
+    for plan, heads in zip(plans, (sizes.heads, sizes.heads_k)):
+        (step,) = plan.steps
+        assert step.blocks < sizes.batches * heads
 
 
 # ---------------------------------------------------------------------------------------------------------- neighbours
