@@ -198,6 +198,27 @@ def test_rows_that_see_nothing(rng, place, mask):
     assert all(np.isfinite(x).all() for x in (o, lse[~blind], dq, dk, dv))
 
 
+# ------------------------------------------------------------------------------------------------- with and without lse
+@everywhere("options", OPTIONS, simulated=["bias"])
+def test_no_lse_is_wanted(rng, place, options):
+    xp, sizes = place
+    (q, k, v, *_), beside = case(rng, sizes, options)
+    q, k, v = map(xp.asarray, (q, k, v))
+    o, _ = na.attention_forward(q, k, v, **beside())
+    assert_same_bits([to_numpy(na.attention(q, k, v, **beside()))], [to_numpy(o)])
+
+
+@everywhere("options", OPTIONS, simulated=["lengths"])
+def test_gradients_of_given_o_and_lse(rng, place, options):
+    xp, sizes = place
+    arrays, beside = case(rng, sizes, options)
+    q, k, v, do, dlse = map(xp.asarray, arrays)
+    o, saved = na.attention_forward(q, k, v, **beside())
+    given = na.Saved.of(q, k, v, o, saved.lse, **beside())
+    found = o, saved.lse, *na.attention_backward(do, given, dlse=dlse)
+    assert_right([*map(to_numpy, found)], *arrays, **beside())
+
+
 # ------------------------------------------------------------------------------------------------- what a batch shares
 SCORES = {  # by heads, queries and keys; then random
     "bias of heads": (na.Bias, lambda h, m, n: (h, m, n)), "bias": (na.Bias, lambda h, m, n: (m, n)),
