@@ -146,7 +146,7 @@ class Planner:
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(),
-            self.score_gradients(), self.kept_bias(), self.call.whole, segments,
+            self.score_gradients(), self.score_added(), self.call.whole, segments,
         )  # fmt: skip
 
     def mask_by_head(self):
@@ -163,16 +163,18 @@ class Planner:
             return ""
         shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
                   for number in wanted]  # fmt: skip
-        shapes += [layout.shape for number in wanted if (layout := self.layouts.get(array_of_offset(number)))]
-        return OWN if is_nonlinear(self.score) else sharing(shapes) or OWN
+        return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(wanted)) or OWN
 
-    def kept_bias(self):
-        """How the only array that a score looks up is shared, if it is a bias that does not differ along the batch."""
-        looked_up = [number for number, part in enumerate(self.score) if kind(part).looks_up]
-        biases = [number for number in looked_up if kind(self.score[number]).name == "bias"]
-        if len(looked_up) != 1 or looked_up != biases:
+    def score_added(self):
+        """Which matrices share what the score adds to S, if it does nothing else: SHARED, BY_HEAD or ""."""
+        parts = [(number, kind(part)) for number, part in enumerate(self.score) if kind(part).has_step]
+        if not parts or is_nonlinear(self.score) or any(part.offset in (ALIGNED, BY_QUERY) for _, part in parts):
             return ""
-        return sharing(self.layouts[array_of_part(number)].shape[:-2] for number in biases)
+        shapes = [self.layouts[array_of_part(number)].shape[: -part.own_axes or None] for number, part in parts]
+        return sharing(shapes + self.shapes_of_offsets(number for number, _ in parts))
+
+    def shapes_of_offsets(self, numbers):
+        return [layout.shape for number in numbers if (layout := self.layouts.get(array_of_offset(number)))]
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.

@@ -53,7 +53,7 @@ class Work(NamedTuple):
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
     score_gradients: str = ""  # SHARED, BY_HEAD, OWN, or none are wanted
-    kept_bias: str = ""  # SHARED, BY_HEAD: the only array that is looked up is a bias that all of the batch share
+    score_added: str = ""  # SHARED, BY_HEAD: what a score adds to S, if it does nothing else, and along the batch the same
     whole: bool = False  # whether lse is over the keys of the call and no others
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 

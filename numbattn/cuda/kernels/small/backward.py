@@ -44,14 +44,14 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ..scores import SCORE, may_be_far, score_steps_ahead, scores_type, sink_steps
+from ..scores import SCORE, may_be_far, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
 from ..shared.tables import dtypes_of
 from ..shared.visibility import MASK, band_of, element_test, needs_test, several, sight_type
-from .steps import SmallTiles, barrier_of, bias_steps, heads_apart, parameters, place_steps, resident, rows_of
+from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
 
 
 class At(NamedTuple):
@@ -66,12 +66,12 @@ class At(NamedTuple):
 
 def small_backward(
     *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, grouped,
-    given, dlse, sums, keeps_bias,
+    given, dlse, sums, keeps_score,
 ):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
 
     grouped: whether heads share keys. given: whether lse and delta are; else dlse says whether lse has a gradient.
-    sums: whether dS is summed. keeps_bias: see `bias_steps`.
+    sums: whether dS is summed. keeps_score: see `score_steps_of_block`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
@@ -80,11 +80,10 @@ def small_backward(
         shared, dtype, threads, size, (head_dim, head_dim, head_dim_v, head_dim_v), nbytes
     )
     SHARED_P = shared.tile(size, size, dtype)                   # then dS
-    fetch_bias, bias_of = bias_steps(shared, score, size, threads, keeps_bias)
     SIZE, ROWS_OF, ZERO = size, Alignment(nbytes), ACC(0)
     NO_SCORE = ACC(-np.inf)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, ACC, by_tma=keeps_bias)
+    keep_score, apply, pull_back = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
     drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
     first_sum, add_sum, save_sum = sum_of_dS_steps(S_TILE, sums)
@@ -112,7 +111,7 @@ def small_backward(
         sP, dK, dV = allocate(SHARED_P), full(Q_TILE, ZERO), full(V_TILE, ZERO)
         sum_dS = first_sum(mSums)
         at = matrix_at(turn, heads, group_size)
-        fetch_bias(scores, at.head)
+        keep_score(scores, at.head)
         fetch_keys(fetch_v, mV, at, count, sight)
         fetch_queries(fetch_do, mDO, at, count, sight)
         fetch_keys(fetch_k, mK, at, count, sight)
@@ -128,7 +127,7 @@ def small_backward(
             sync()                                              # Q and K have arrived, all have read V
             fetch_keys(fetch_v, mV, at, count, sight)
             S = dot(S_TILE, sQ, sK.T)
-            S, F = apply(S, look_up(scores, bias_of(), batch, head, 0, 0), scores, batch, head, 0, 0)
+            S, F = apply(S, scores, batch, head)
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
                 visible = sees(sight, band, batch, head, 0, 0)
                 S, F = where(visible, S, NO_SCORE), where(visible, F, 0)
@@ -356,11 +355,11 @@ TILES = {
     (2, 128): {16: SmallTiles(128, 256, 1), 32: SmallTiles(128, 256, 1), 64: SmallTiles(128, 256, 1)},
     (4, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
     (4, 32): {16: SmallTiles(32, 64, 8), 32: SmallTiles(32, 64, 8), 64: SmallTiles(32, 64, 6), 128: SmallTiles(32, 64, 4)},
-    (4, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2), 128: SmallTiles(64, 128, 1, keeps_bias=False)},
+    (4, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2), 128: SmallTiles(64, 128, 1, keeps_score=False)},
     (8, 16): {16: SmallTiles(16, 32, 8), 32: SmallTiles(16, 32, 8), 64: SmallTiles(16, 32, 8)},
     (8, 32): {16: SmallTiles(32, 64, 4), 32: SmallTiles(32, 64, 4), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
     (8, 64): {
-        16: SmallTiles(64, 128, 2, keeps_bias=False), 32: SmallTiles(64, 128, 2, keeps_bias=False), 64: SmallTiles(64, 128, 1),
+        16: SmallTiles(64, 128, 2, keeps_score=False), 32: SmallTiles(64, 128, 2, keeps_score=False), 64: SmallTiles(64, 128, 1),
     },
 }
 MATRICES = (

@@ -32,14 +32,14 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ..scores import SCORE, may_be_far, score_steps_ahead, scores_type, sink_steps
+from ..scores import SCORE, may_be_far, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.tables import dtypes_of
 from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_type
-from .steps import SmallTiles, barrier_of, bias_steps, heads_apart, parameters, place_steps, resident, rows_of
+from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
 
 
 class At(NamedTuple):
@@ -53,10 +53,10 @@ class At(NamedTuple):
 
 def small_forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, saves,
-    keeps_bias,
+    keeps_score,
 ):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v. saves:
-    whether lse is wanted. keeps_bias: see `bias_steps`."""
+    whether lse is wanted. keeps_score: see `score_steps_of_block`."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
     shared, sync = SharedMemory(), barrier_of(threads)
@@ -66,8 +66,8 @@ def small_forward(
     SIZE, AHEAD, ROWS_OF, SAVES = size, stages > 1, Alignment(nbytes), saves
     NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    drop, (fetch_bias, bias_of) = drop_step(S_TILE, dropout), bias_steps(shared, score, size, threads, keeps_bias)
-    look_up, apply, *_ = score_steps_ahead(score, S_TILE, ACC, behind=len(score), by_tma=keeps_bias)
+    keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
+    drop = drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
@@ -87,7 +87,7 @@ def small_forward(
     def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)
         matrices, stage = batches * heads, index(0)
-        fetch_bias(scores, block_index() % heads)
+        keep_score(scores, block_index() % heads)
         at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
         while at.number < matrices:
             number, batch, head, band = at
@@ -98,7 +98,7 @@ def small_forward(
             wait_copies(AHEAD)
             sync()                                              # Q, K and V have arrived
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
-            S, _ = apply(S, look_up(scores, bias_of(), batch, head, 0, 0), scores, batch, head, 0, 0)
+            S, _ = apply(S, scores, batch, head)
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
                 S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)    # MASK(S)
             P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
@@ -127,10 +127,10 @@ TILES = {
     (2, 128): {16: SmallTiles(128, 256, 2), 32: SmallTiles(128, 256, 2), 64: SmallTiles(128, 256, 2)},
     (4, 16): {16: SmallTiles(16, 32, 24), 32: SmallTiles(16, 32, 24), 64: SmallTiles(16, 32, 12)},
     (4, 32): {16: SmallTiles(32, 64, 10), 32: SmallTiles(32, 64, 10), 64: SmallTiles(32, 64, 8), 128: SmallTiles(32, 64, 4)},
-    (4, 64): {16: SmallTiles(64, 64, 4), 32: SmallTiles(64, 64, 4), 64: SmallTiles(64, 128, 3, keeps_bias=False), 128: SmallTiles(64, 128, 2)},
+    (4, 64): {16: SmallTiles(64, 64, 4), 32: SmallTiles(64, 64, 4), 64: SmallTiles(64, 128, 3, keeps_score=False), 128: SmallTiles(64, 128, 2)},
     (8, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
     (8, 32): {16: SmallTiles(32, 64, 6), 32: SmallTiles(32, 64, 6), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
-    (8, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2, keeps_bias=False)},
+    (8, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2, keeps_score=False)},
 }
 SPEC = Spec(
     small_forward,

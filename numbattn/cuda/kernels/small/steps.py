@@ -9,17 +9,18 @@ from typing import NamedTuple
 from ...plan.spec import BY_HEAD, SHARED
 from ...tile import (
     Alignment,
-    aligned,
     allocate,
     copy_async,
-    copy_layout,
     device,
+    full,
+    get_registers,
+    put_registers,
     rows_between,
     sync_threads,
     sync_warp,
 )
-from ..scores import kind, parts_of
-from ..shared.layouts import DTYPES, buffers, vector
+from ..scores import is_natural, score_steps
+from ..shared.layouts import buffers
 from ..shared.tables import compiled_in, has_tensor_cores
 from ..shared.visibility import PACKED, has_states
 
@@ -36,7 +37,7 @@ class SmallTiles(NamedTuple):
     threads: int
     blocks: int  # that a multiprocessor holds, where shared memory has room for them: ptxas saves registers for it
     stages: int = 1
-    keeps_bias: bool = True  # whether there is shared memory for a bias of all matrices of a block
+    keeps_score: bool = True  # whether shared memory has room for what a score adds to S
 
     unit = "mma"
 
@@ -57,7 +58,7 @@ def rows_of(table, work):
     problem = work.problem
     size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
     row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
-    return () if row is None else (row, row._replace(keeps_bias=False))
+    return () if row is None else (row, row._replace(keeps_score=False))
 
 
 def takes(spec):
@@ -75,17 +76,17 @@ def parameters(work, tiles, grouped=False):
     """Those of all factories here."""
     problem = work.problem
     found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
-    return found | {"nbytes": work.nbytes, "keeps_bias": tiles.keeps_bias and keeps_bias(work, grouped)}
+    return found | {"nbytes": work.nbytes, "keeps_score": tiles.keeps_score and keeps_score(work, grouped)}
 
 
-def keeps_bias(work, grouped=False):
-    """Whether the matrices of a block share a bias; grouped: whether these are of all heads of a group."""
-    return work.kept_bias == SHARED or work.kept_bias == BY_HEAD and not grouped
+def keeps_score(work, grouped):
+    """Whether a score adds the same to all matrices of a block; grouped: these are of all heads of a group."""
+    return work.score_added == SHARED or work.score_added == BY_HEAD and not grouped
 
 
 def heads_apart(work):
-    """A block keeps its head, if its bias differs by head: the number of blocks is a multiple of this."""
-    return work.problem.heads if work.kept_bias == BY_HEAD else 1
+    """A block keeps its head, if what a score adds differs by head: the number of blocks is a multiple of this."""
+    return work.problem.heads if work.score_added == BY_HEAD else 1
 
 
 def resident(spec, work, tiles):
@@ -115,32 +116,37 @@ def fetch_step(PLACE, COPY, nbytes):
     return fetch
 
 
-def bias_steps(shared, score, size, threads, keeps_bias):
-    """Device functions: (scores, head) lets a bias that a block's matrices share come to shared memory, once; () is
-    where it is, for the steps of a score."""
-    if not keeps_bias:
+def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
+    """Device functions: (scores, head), once; (S, scores, batch, head) -> S behind all parts, and F; (dS, F) -> dS F.
+
+    keeps_score: the parts add to S, and what they add is the same for all matrices of the block: so it is computed once
+    and kept in shared memory, each thread its own share.
+    """
+    apply, pull_back, _ = score_steps(score, S_TILE, ACC)
+    if not keeps_score:
 
         @device
-        def fetch_nothing(scores, head):
+        def keep_nothing(scores, head):
             pass
 
         @device
-        def nowhere():
-            return ()
+        def apply_now(S, scores, batch, head):
+            return apply(S, scores, batch, head, 0, 0)
 
-        return fetch_nothing, nowhere
+        return keep_nothing, apply_now, pull_back
 
-    ((at, bias),) = ((at, kind(part)) for at, part in enumerate(parts_of(score)) if kind(part).looks_up)
-    dtype, ROWS_OF = DTYPES[bias.dtype], Alignment(bias.nbytes)
-    PLACE, COPY = shared.tile(size, size, dtype), copy_layout(size, size, threads, vector(dtype))
-
-    @device
-    def fetch_bias(scores, head):
-        (biases,) = scores.parts[at]
-        copy_async(allocate(PLACE), aligned(biases[0, head], ROWS_OF), COPY, 0)
+    rows, cols = S_TILE.shape
+    PLACE, ZERO, IS_NATURAL = shared.tile(1, rows * cols, ACC), ACC(0), is_natural(score)
 
     @device
-    def bias_of():
-        return allocate(PLACE)
+    def keep(scores, head):
+        added, _ = apply(full(S_TILE, ZERO), scores, 0, head, 0, 0)
+        put_registers(allocate(PLACE), added)
 
-    return fetch_bias, bias_of
+    @device
+    def apply_kept(S, scores, batch, head):
+        if IS_NATURAL:
+            S = S * scores.scale
+        return S + get_registers(allocate(PLACE), S_TILE), S
+
+    return keep, apply_kept, pull_back
