@@ -286,7 +286,7 @@ class Draw:
         return self.number_or_array(0, self.one_of(size, size, 0))
 
     def segments(self):
-        lead, count = [] if self.often() else self.some_axes(), self.rng.integers(1, 7)
+        lead, count = [] if self.often() else self.some_axes(), self.rng.integers(1, 30 if self.is_short else 7)
         sides = [np.sort(self.rng.integers(0, size + 1, (*lead, count + 1)), axis=-1) for size in (self.m, self.n)]
         if self.rng.random() < 0.6:  # all tokens are in one
             for side, size in zip(sides, (self.m, self.n)):

@@ -4,6 +4,7 @@ or beside it, changes none of its bits.
 On the CPU; simulated, on a device so small that each of its few blocks takes several matrices in turn; and on a GPU.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from .accuracy import random, rounding, to_numpy, wrong_elements
 from .problems import on_device, present
 
 BFLOAT16 = ml_dtypes.bfloat16
-LITTLE = {"multiprocessors": 1, "shared": 40 << 10}  # of the device: room for a few blocks
+LITTLE = {"multiprocessors": 1, "shared": 24 << 10}  # of the device: room for a few blocks
 
 
 class Sizes(NamedTuple):
@@ -50,19 +51,21 @@ SMALL = {
 }
 PLACES = {
     **{f"cpu-{name}": ("cpu", sizes) for name, sizes in SMALL.items()},
-    "simulated": ("ampere", Sizes(4, 2, 2, 9, 7, 5, 3, np.float32)),
+    "simulated": ("ampere", Sizes(3, 2, 2, 9, 7, 5, 3, np.float32)),
+    "simulated-groups": ("ampere", Sizes(5, 2, 1, 8, 9, 4, 8, np.float32)),
     **{f"gpu-{name}": ("gpu", sizes._replace(batches=100 * sizes.batches)) for name, sizes in SMALL.items()},
 }
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 MARKS = {"ampere": pytest.mark.skipif(not HAS_CUDA, reason="needs numba-cuda"), "gpu": pytest.mark.gpu}
 
 
-def everywhere(name, values, simulated):
-    """Parametrize by `place` and `name`; all of the values but on a simulated device, which takes its time."""
-    cases = [
-        pytest.param(place, value, id=f"{place}-{value}", marks=[mark] if (mark := MARKS.get(device)) else [])
-        for place, (device, _) in PLACES.items() for value in (simulated if place == "simulated" else values)
-    ]  # fmt: skip
+def everywhere(name, values, **simulated):
+    """Parametrize by `place` and `name`: by all values but where it is simulated, which takes its time, by those given
+    for the place."""
+    cases = []
+    for place, (device, _) in PLACES.items():
+        few = simulated.get(place.replace("-", "_"), ()) if place.startswith("simulated") else values
+        cases += [pytest.param(place, value, id=f"{place}-{value}", marks=MARKS.get(device, ())) for value in few]
     return pytest.mark.parametrize(("place", name), cases, indirect=["place"])
 
 
@@ -99,6 +102,17 @@ def assert_same_bits(got, want):
         np.testing.assert_array_equal(one, other, err_msg=f"result {number}")
 
 
+@MARKS["ampere"]
+@pytest.mark.parametrize("name", ["simulated", "simulated-groups"])
+def test_blocks_that_are_simulated_take_several_matrices(rng, name):
+    passes, device = import_module("numbattn.cuda.passes"), import_module("tests.tools.device").AMPERE
+    sizes = PLACES[name][1]
+    plans = passes.plans(device._replace(**LITTLE), *sizes.arrays(rng)[:3])
+    for plan, heads in zip(plans, (sizes.heads, sizes.heads_k)):
+        (step,) = plan.steps
+        assert step.blocks < sizes.batches * heads
+
+
 # ---------------------------------------------------------------------------------------------------------- neighbours
 OPTIONS = {  # of a bias that the batch shares, lengths of its matrices
     "plain": lambda bias, keys: {},
@@ -113,7 +127,7 @@ def case(rng, sizes, name):
     return sizes.arrays(rng), lambda at=slice(None): OPTIONS[name](bias, keys[at, None])
 
 
-@everywhere("options", OPTIONS, ["bias"])
+@everywhere("options", OPTIONS, simulated=["bias"])
 def test_alone(rng, place, options):
     xp, sizes = place
     arrays, beside = case(rng, sizes, options)
@@ -123,7 +137,7 @@ def test_alone(rng, place, options):
         assert_same_bits(results(xp, *(x[at] for x in arrays), **beside(at)), [x[at] for x in together])
 
 
-@everywhere("options", OPTIONS, ["lengths"])
+@everywhere("options", OPTIONS, simulated=["lengths"])
 def test_in_another_order(rng, place, options):
     xp, sizes = place
     (arrays, beside), order = case(rng, sizes, options), rng.permutation(sizes.batches)
@@ -131,7 +145,7 @@ def test_in_another_order(rng, place, options):
     assert_same_bits(results(xp, *(x[order] for x in arrays), **beside(order)), want)
 
 
-@everywhere("options", OPTIONS, ["lengths"])
+@everywhere("options", OPTIONS, simulated_groups=["lengths"])
 def test_beside_what_is_not_finite(rng, place, options):
     """Some heads of k are NaN, others inf, with all that belongs to them."""
     xp, sizes = place
@@ -146,7 +160,7 @@ def test_beside_what_is_not_finite(rng, place, options):
     assert_same_bits(*([x[spoil[x.shape[1]] == 1] for x in found] for found in (spoilt, clean)))
 
 
-@everywhere("score", ["bias"], ["bias"])
+@everywhere("score", ["bias", "capped bias"], simulated=["bias", "capped bias"])
 def test_padding_is_not_read(rng, place, score):
     """NaN or 0 beyond lengths, and in a bias where nobody looks, is the same; some matrices are empty."""
     xp, (batches, heads, _, m, n, *_) = place
@@ -159,18 +173,18 @@ def test_padding_is_not_read(rng, place, score):
         bias[:, unseen] = nothing
         for x, beyond in zip(arrays, (rows, cols, cols, rows, rows)):
             x.swapaxes(1, 2)[beyond] = nothing
-        found.append(results(xp, *arrays, mask=na.Lengths(keys, queries), score=na.Bias(bias)))
+        parts = [na.Bias(bias)] if score == "bias" else [na.Bias(bias, gradient=False), na.Softcap(2.0)]
+        found.append(results(xp, *arrays, mask=na.Lengths(keys, queries), score=parts))
     assert_same_bits(*found)
-    o, lse, dq, dk, dv, dbias = found[1]
-    blind = rows | (keys == 0)
-    hidden = cols | (queries == 0)
+    o, lse, dq, dk, dv, *dbias = found[1]
+    blind, hidden = rows | (keys == 0), cols | (queries == 0)
     for x, beyond in ((o, blind), (dq, blind), (dk, hidden), (dv, hidden)):
         assert not x.swapaxes(1, 2)[beyond].any()
     assert (np.isneginf(lse) == blind[:, None]).all()
-    assert not dbias[:, unseen].any()
+    assert not any(x[:, unseen].any() for x in dbias)
 
 
-@everywhere("mask", ["dense", "bits"], ["bits"])
+@everywhere("mask", ["dense", "bits"], simulated_groups=["bits"])
 def test_rows_that_see_nothing(rng, place, mask):
     """All of some matrices, some of all."""
     xp, (batches, heads, _, m, n, *_) = place
@@ -184,6 +198,27 @@ def test_rows_that_see_nothing(rng, place, mask):
     assert all(np.isfinite(x).all() for x in (o, lse[~blind], dq, dk, dv))
 
 
+# ------------------------------------------------------------------------------------------------- with and without lse
+@everywhere("options", OPTIONS, simulated=["bias"])
+def test_no_lse_is_wanted(rng, place, options):
+    xp, sizes = place
+    (q, k, v, *_), beside = case(rng, sizes, options)
+    q, k, v = map(xp.asarray, (q, k, v))
+    o, _ = na.attention_forward(q, k, v, **beside())
+    assert_same_bits([to_numpy(na.attention(q, k, v, **beside()))], [to_numpy(o)])
+
+
+@everywhere("options", OPTIONS, simulated=["lengths"])
+def test_gradients_of_given_o_and_lse(rng, place, options):
+    xp, sizes = place
+    arrays, beside = case(rng, sizes, options)
+    q, k, v, do, dlse = map(xp.asarray, arrays)
+    o, saved = na.attention_forward(q, k, v, **beside())
+    given = na.Saved.of(q, k, v, o, saved.lse, **beside())
+    found = o, saved.lse, *na.attention_backward(do, given, dlse=dlse)
+    assert_right([*map(to_numpy, found)], *arrays, **beside())
+
+
 # ------------------------------------------------------------------------------------------------- what a batch shares
 SCORES = {  # by heads, queries and keys; then random
     "bias of heads": (na.Bias, lambda h, m, n: (h, m, n)), "bias": (na.Bias, lambda h, m, n: (m, n)),
@@ -193,7 +228,7 @@ SCORES = {  # by heads, queries and keys; then random
 }  # fmt: skip
 
 
-@everywhere("score", SCORES, ["bias of heads"])
+@everywhere("score", SCORES, simulated=["bias of heads"])
 def test_gradients_of_a_score_that_a_batch_shares(rng, place, score):
     """Right, and twice the same bits."""
     xp, sizes = place
@@ -205,7 +240,7 @@ def test_gradients_of_a_score_that_a_batch_shares(rng, place, score):
     assert_same_bits(again, found)
 
 
-@everywhere("shared", ["q", "k", "kv"], ["kv"])
+@everywhere("shared", ["q", "k", "kv"], simulated_groups=["kv"])
 def test_gradients_of_inputs_that_a_batch_shares(rng, place, shared):
     xp, sizes = place
     arrays = [x[:1] if name in shared else x for name, x in zip(("q", "k", "v", "do", "dlse"), sizes.arrays(rng))]
