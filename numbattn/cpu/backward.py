@@ -223,13 +223,14 @@ def load_queries(at, given):
     transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale), False)
     transpose(at.dOT, dO, dtype.type(given.kept_scale), False)
     row_dots(at.D, dO, O)                                                   # line 19: delta = rowsum(dO * O)
-    for i in range(at.m_end - at.m0):
-        lse = given.lse[at.batch, at.head, at.m0 + i]
-        at.lse[i] = np.inf if lse == -np.inf else lse
-        if lse == -np.inf:
-            at.D[i] = 0
-        elif given.dlse.size:
-            at.D[i] -= given.dlse[at.batch, at.head, at.m0 + i]             # the gradient of lse
+    if given.dlse.size:
+        dlse = given.dlse[at.batch, at.head, at.m0 : at.m_end]
+        for i in range(at.D.size):
+            at.D[i] -= dlse[i]                                              # the gradient of lse
+    lse = given.lse[at.batch, at.head, at.m0 : at.m_end]
+    for i in range(at.D.size):
+        at.D[i] = at.D[i] if lse[i] != -np.inf else dtype.type(0)
+        at.lse[i] = lse[i] if lse[i] != -np.inf else dtype.type(np.inf)
 
 
 @inline

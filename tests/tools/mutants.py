@@ -576,7 +576,6 @@ TABLE = [
         "cells[..., :1], cols * cells.shape[-1]": "cells[..., :1], cols",
         "np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))": "m0 + tile_m",
         "(np.diff(first) != 0) | (np.diff(end) != 0)": "np.diff(first) != 0",
-        "first.size if at_multiples else 0": "0",
         "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
         "own[m0] - m0], axis=-1)[::-1]": "own[m0] - m0], axis=-1)",
         "batch[-1] if batch else 1), cut": "1), cut",
