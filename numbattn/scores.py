@@ -338,7 +338,8 @@ class RelativeBias(DistancePart):
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
         if isinstance(offset, int):
-            return sum_broadcast(_by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries), self._array.shape)
+            table = _by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
+            return sum_broadcast(table, self._array.shape)
         at = self._entries(dS)
         sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(entries)]
         return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)

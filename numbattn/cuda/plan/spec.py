@@ -24,7 +24,7 @@ NUMBERS = (
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip
 SIDES = NUMBERS[:4]
-SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by those of a head; by none
+SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
@@ -52,8 +52,8 @@ class Work(NamedTuple):
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
-    score_gradients: str = ""  # SHARED, BY_HEAD, OWN, or none are wanted
-    score_added: str = ""  # SHARED, BY_HEAD: what a score adds to S, if it does nothing else, and along the batch the same
+    score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
+    score_added: str = ""  # who shares what a score adds to S, if it does nothing else: SHARED, BY_HEAD
     whole: bool = False  # whether lse is over the keys of the call and no others
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 

@@ -135,7 +135,7 @@ def small_backward(
             PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
             put(sP, PZ)
             dS = pull_back(P * (dP - D_of(P, dP, seen, statistics, batch, head)), F)    # line 3: dS = P (dP - D)
-            sum_dS = add_sum(sum_dS, dS, mSums)
+            sum_dS = add_sum(sum_dS, dS)
             sync()                                              # P is there
             dV = add_v(dV, sP.T, sdO)                           # line 1: dV = P^T dO
             if is_last:
@@ -156,11 +156,12 @@ def small_backward(
             fetch_queries(fetch_q, mQ, at, count, sight)
         save_sum(sum_dS, mSums)
 
-    array, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
+    array, number, statistics = array_type(dtype, 4), getattr(types, ACC.__name__), 2 if given else dlse
     signature = types.void(
-        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums), several(statistic, 2 if given else dlse),
-        sight_type(mask), scores_type(score, dtype), DROPS, INDEX, *[number] * 3
-    )
+        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums),
+        several(array_type(ACC, 3), statistics), sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        *[number] * 3
+    )  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
@@ -214,7 +215,7 @@ def drop_both_step(S_TILE, dropout):
 
 
 def sum_of_dS_steps(S_TILE, sums):
-    """Device functions: (mSums) -> a block's sum of dS; (sum, dS, mSums) -> that with dS added; (sum, mSums) saves it."""
+    """Device functions: (mSums) -> a block's sum of dS; (sum, dS) -> that with dS added; (sum, mSums) saves it."""
 
     @device
     def place(mSums):
@@ -227,7 +228,7 @@ def sum_of_dS_steps(S_TILE, sums):
         return load(mSums[0][block, head], S_TILE, 0)
 
     @device
-    def add(total, dS, mSums):
+    def add(total, dS):
         return total + dS
 
     @device
@@ -240,7 +241,7 @@ def sum_of_dS_steps(S_TILE, sums):
         return ()
 
     @device
-    def ignore(total, dS, mSums):
+    def ignore(total, dS):
         return total
 
     @device
@@ -294,22 +295,23 @@ class PartialSums(Word):
     or of all heads in one. Nothing where none are wanted."""
 
     def find(self, planner, work):
-        if not sums_dS(work):
-            return
-        problem, heads, blocks = work.problem, heads_of_sums(work), SPEC.most_blocks(work, SPEC.fitting(work))
-        sizes, dtype = (problem.seqlen_q, problem.seqlen_k), problem.sum_dtype
-        name, *others = [gradient_of_part(number) for number, part in enumerate(planner.call.score) if part.gradient]
-        if others or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
-            name = SUMS_OF_DS                                   # not the gradient, but what it is made of
-            planner.add_temporary(name, (*[1] * (len(problem.batch) - 1), *[heads][: len(problem.batch)], *sizes), dtype)
-        planner.add_temporary(partial_sums(name), (heads, blocks // heads, *sizes), dtype, is_zero=True)
+        if sums_dS(work):
+            problem, heads = work.problem, heads_apart(work.score_gradients, work)
+            blocks, sizes = SPEC.most_blocks(work, SPEC.fitting(work)), (problem.seqlen_q, problem.seqlen_k)
+            name, *others = (gradient_of_part(n) for n, part in enumerate(planner.call.score) if part.gradient)
+            if others or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
+                name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
+                lead[-1:] = [heads] * bool(lead)
+                planner.add_temporary(name, (*lead, *sizes), problem.sum_dtype)
+            shape = heads, blocks // heads, *sizes
+            planner.add_temporary(partial_sums(name), shape, problem.sum_dtype, is_zero=True)
 
     def flat(self, planner, work):
         if sums_dS(work):
-            name = next(name for name in planner.temporaries if name.startswith(PARTIAL))
-            at = planner.whole(name)
+            at = planner.whole(next(name for name in planner.temporaries if name.startswith(PARTIAL)))
             (heads, blocks, *sizes), (by_head, by_block, *others) = at.view.shape, at.view.strides
-            yield at._replace(view=at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others)))
+            view = at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others))
+            yield at._replace(view=view)
 
 
 class Dlse(Statistic):
@@ -329,10 +331,6 @@ def sums_dS(work):
     return work.score_gradients in (SHARED, BY_HEAD) and not is_grouped(work)
 
 
-def heads_of_sums(work):
-    return work.problem.heads if work.score_gradients == BY_HEAD else 1
-
-
 def is_alone(work):
     """Whether nothing else needs lse and delta, and these are of this call's keys."""
     return work.whole and work.sink is None and (not work.score_gradients or sums_dS(work))
@@ -340,8 +338,9 @@ def is_alone(work):
 
 def parameters_of(given):
     def found(work, tiles):
-        about = {"grouped": is_grouped(work), "given": given, "dlse": not given and "dlse" in work.dtypes}
-        return parameters(work, tiles, is_grouped(work)) | dtypes_of(work, "dq", "dk", "dv") | about | {"sums": sums_dS(work)}
+        common = parameters(work, tiles, is_grouped(work)) | dtypes_of(work, "dq", "dk", "dv")
+        dlse = not given and "dlse" in work.dtypes
+        return common | {"grouped": is_grouped(work), "given": given, "dlse": dlse, "sums": sums_dS(work)}
 
     return found
 
@@ -349,19 +348,22 @@ def parameters_of(given):
 PARTIAL_SUMS = PartialSums()
 # {(bytes of an element, size of the tile): {head_dim: row}}
 TILES = {
-    (2, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 12)},
-    (2, 32): {16: SmallTiles(32, 64, 8), 32: SmallTiles(32, 64, 8), 64: SmallTiles(32, 64, 6), 128: SmallTiles(32, 32, 8)},
-    (2, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 3), 128: SmallTiles(64, 128, 2)},
-    (2, 128): {16: SmallTiles(128, 256, 1), 32: SmallTiles(128, 256, 1), 64: SmallTiles(128, 256, 1)},
-    (4, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
-    (4, 32): {16: SmallTiles(32, 64, 8), 32: SmallTiles(32, 64, 8), 64: SmallTiles(32, 64, 6), 128: SmallTiles(32, 64, 4)},
-    (4, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2), 128: SmallTiles(64, 128, 1, keeps_score=False)},
-    (8, 16): {16: SmallTiles(16, 32, 8), 32: SmallTiles(16, 32, 8), 64: SmallTiles(16, 32, 8)},
-    (8, 32): {16: SmallTiles(32, 64, 4), 32: SmallTiles(32, 64, 4), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
-    (8, 64): {
-        16: SmallTiles(64, 128, 2, keeps_score=False), 32: SmallTiles(64, 128, 2, keeps_score=False), 64: SmallTiles(64, 128, 1),
+    (2, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 12)},
+    (2, 32): {16: SmallTiles(64, 8), 32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(32, 8)},
+    (2, 64): {16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 3), 128: SmallTiles(128, 2)},
+    (2, 128): {16: SmallTiles(256, 1), 32: SmallTiles(256, 1), 64: SmallTiles(256, 1)},
+    (4, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
+    (4, 32): {16: SmallTiles(64, 8), 32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(64, 4)},
+    (4, 64): {
+        16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 2),
+        128: SmallTiles(128, 1, keeps_score=False),
     },
-}
+    (8, 16): {16: SmallTiles(32, 8), 32: SmallTiles(32, 8), 64: SmallTiles(32, 8)},
+    (8, 32): {16: SmallTiles(64, 4), 32: SmallTiles(64, 4), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
+    (8, 64): {
+        16: SmallTiles(128, 2, keeps_score=False), 32: SmallTiles(128, 2, keeps_score=False), 64: SmallTiles(128, 1),
+    },
+}  # fmt: skip
 MATRICES = (
     Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),
 )  # fmt: skip
@@ -373,7 +375,7 @@ SPEC = Spec(
     parameters=parameters_of(given=False),
     persistent=True,
     resident=lambda work, tiles: resident(SPEC, work, tiles),
-    multiple=lambda work: max(heads_apart(work), heads_of_sums(work) if sums_dS(work) else 1),
+    multiple=lambda work: max(heads_apart(x, work) for x in (work.score_added, work.score_gradients)),
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k,
 )
 SPEC_GIVEN = replace(

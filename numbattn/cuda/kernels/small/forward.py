@@ -121,17 +121,20 @@ def small_forward(
 
 # {(bytes of an element, size of the tile): {head_dim: row}}
 TILES = {
-    (2, 16): {16: SmallTiles(16, 32, 28), 32: SmallTiles(16, 32, 28), 64: SmallTiles(16, 32, 16)},
-    (2, 32): {16: SmallTiles(32, 64, 12), 32: SmallTiles(32, 64, 12), 64: SmallTiles(32, 64, 10), 128: SmallTiles(32, 32, 4, 2)},
-    (2, 64): {16: SmallTiles(64, 128, 5, 2), 32: SmallTiles(64, 128, 5, 2), 64: SmallTiles(64, 128, 4)},
-    (2, 128): {16: SmallTiles(128, 256, 2), 32: SmallTiles(128, 256, 2), 64: SmallTiles(128, 256, 2)},
-    (4, 16): {16: SmallTiles(16, 32, 24), 32: SmallTiles(16, 32, 24), 64: SmallTiles(16, 32, 12)},
-    (4, 32): {16: SmallTiles(32, 64, 10), 32: SmallTiles(32, 64, 10), 64: SmallTiles(32, 64, 8), 128: SmallTiles(32, 64, 4)},
-    (4, 64): {16: SmallTiles(64, 64, 4), 32: SmallTiles(64, 64, 4), 64: SmallTiles(64, 128, 3, keeps_score=False), 128: SmallTiles(64, 128, 2)},
-    (8, 16): {16: SmallTiles(16, 32, 16), 32: SmallTiles(16, 32, 16), 64: SmallTiles(16, 32, 8)},
-    (8, 32): {16: SmallTiles(32, 64, 6), 32: SmallTiles(32, 64, 6), 64: SmallTiles(32, 64, 4), 128: SmallTiles(32, 64, 2)},
-    (8, 64): {16: SmallTiles(64, 128, 3), 32: SmallTiles(64, 128, 3), 64: SmallTiles(64, 128, 2, keeps_score=False)},
-}
+    (2, 16): {16: SmallTiles(32, 28), 32: SmallTiles(32, 28), 64: SmallTiles(32, 16)},
+    (2, 32): {16: SmallTiles(64, 12), 32: SmallTiles(64, 12), 64: SmallTiles(64, 10), 128: SmallTiles(32, 4, 2)},
+    (2, 64): {16: SmallTiles(128, 5, 2), 32: SmallTiles(128, 5, 2), 64: SmallTiles(128, 4)},
+    (2, 128): {16: SmallTiles(256, 2), 32: SmallTiles(256, 2), 64: SmallTiles(256, 2)},
+    (4, 16): {16: SmallTiles(32, 24), 32: SmallTiles(32, 24), 64: SmallTiles(32, 12)},
+    (4, 32): {16: SmallTiles(64, 10), 32: SmallTiles(64, 10), 64: SmallTiles(64, 8), 128: SmallTiles(64, 4)},
+    (4, 64): {
+        16: SmallTiles(64, 4), 32: SmallTiles(64, 4), 64: SmallTiles(128, 3, keeps_score=False),
+        128: SmallTiles(128, 2),
+    },
+    (8, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
+    (8, 32): {16: SmallTiles(64, 6), 32: SmallTiles(64, 6), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
+    (8, 64): {16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 2, keeps_score=False)},
+}  # fmt: skip
 SPEC = Spec(
     small_forward,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT,
@@ -139,7 +142,7 @@ SPEC = Spec(
     tiles=lambda work: rows_of(TILES, work),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o") | {"saves": "lse" in work.dtypes},
     persistent=True,
-    multiple=heads_apart,
+    multiple=lambda work: heads_apart(work.score_added, work),
     resident=lambda work, tiles: resident(SPEC, work, tiles),
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads,
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """What the kernels for small matrices share: their tiles, which work they take, how rows come to shared memory.
 
-A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn, a
-multiple of the heads, so that each keeps its head, and with it what it adds up by head.
+A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn. Where
+something is kept or summed by head, their number is a multiple of the heads: then a block keeps its head.
 """
 
 from typing import NamedTuple
@@ -33,11 +33,11 @@ WARP = 32
 class SmallTiles(NamedTuple):
     """A row: tiles of `size` queries and keys."""
 
-    size: int
     threads: int
     blocks: int  # that a multiprocessor holds, where shared memory has room for them: ptxas saves registers for it
     stages: int = 1
     keeps_score: bool = True  # whether shared memory has room for what a score adds to S
+    size: int = 0
 
     unit = "mma"
 
@@ -58,7 +58,7 @@ def rows_of(table, work):
     problem = work.problem
     size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
     row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
-    return () if row is None else (row, row._replace(keeps_score=False))
+    return () if row is None else (row._replace(size=size), row._replace(size=size, keeps_score=False))
 
 
 def takes(spec):
@@ -81,12 +81,12 @@ def parameters(work, tiles, grouped=False):
 
 def keeps_score(work, grouped):
     """Whether a score adds the same to all matrices of a block; grouped: these are of all heads of a group."""
-    return work.score_added == SHARED or work.score_added == BY_HEAD and not grouped
+    return work.score_added == SHARED or (work.score_added == BY_HEAD and not grouped)
 
 
-def heads_apart(work):
-    """A block keeps its head, if what a score adds differs by head: the number of blocks is a multiple of this."""
-    return work.problem.heads if work.score_added == BY_HEAD else 1
+def heads_apart(sharing, work):
+    """How many heads have something of their own: SHARED, BY_HEAD or "" says who shares it."""
+    return work.problem.heads if sharing == BY_HEAD else 1
 
 
 def resident(spec, work, tiles):
