@@ -1193,11 +1193,12 @@ TABLE = [
     }),
     Faults("cuda/plan/score_gradients.py", [
         "cuda/plan/test_planner.py::"
-        "test_what_a_batch_shares_is_summed_in_as_many_parts_as_the_gpu_has_room_for"
+        "test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu"
     ], {
-        "min(room, piece.batch * planner.problem.heads // own)": "room",
+        " if blocks < 2 * room else 1), served)": ", 1), served)",
+        "* -(-served // parts))": "* served // parts)",
         "max(source.blocks, THREADS // source.threads)": "THREADS // source.threads",
-        "resident // (own * blocks)": "resident // own",
+        "blocks, served = own * blocks": "blocks, served = blocks",
     }),
     Faults("cuda/kernels/shared/shares.py", [
         "cuda/kernels/test_score_gradient.py::test_gradients_where_tiles_are_empty"
