@@ -1142,7 +1142,7 @@ TABLE = [
     ], {
         "low + apart if entry > 0 else -FARTHEST": "low + apart",
         "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
-        "== entry, dS, 0)": "== entry, 0, dS)",
+        "== walk.entry, dS, 0)": "== walk.entry, 0, dS)",
     }),
     Faults("cuda/kernels/scores/relative.py", ["cuda/kernels/scores/test_distance.py::test_offsets"], {
         "first = 1 - -(-seqlen_q // tile_m) * tile_m - offset": "first = 1 - -(-seqlen_q // tile_m) * tile_m",
@@ -1190,6 +1190,27 @@ TABLE = [
     Faults("cuda/plan/planner.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
         "and len(slopes) == 1 else None": "and slopes else None",
     }),
+    Faults("cuda/plan/score_gradients.py", [
+        "cuda/plan/test_planner.py::"
+        "test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu"
+    ], {
+        " if blocks < 2 * room else 1), served)": ", 1), served)",
+        "* -(-served // parts))": "* served // parts)",
+        "max(source.blocks, THREADS // source.threads)": "THREADS // source.threads",
+        "blocks, served = own * blocks": "blocks, served = blocks",
+    }),
+    Faults("cuda/kernels/shared/shares.py", [
+        "cuda/kernels/test_score_gradient.py::test_gradients_where_tiles_are_empty"
+    ], {
+        "size = (count + parts - 1) // parts": "size = count // parts",
+        "minimum((part + 1) * size, count)": "(part + 1) * size",
+        "share.own_head + number % share.heads": "share.own_head",
+        "1 if own_heads > 1 else heads": "1",
+    }),
+    Faults("cuda/kernels/sum_parts.py", ["cuda/kernels/test_sum_parts.py"], {
+        "total + load(mParts": "load(mParts",
+        "matrix, place = split(": "place, matrix = split(",
+    }),
     Faults("cuda/plan/score_gradients.py", ["cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq"], {
         " or sums_by_row(number) in planner.temporaries": "",
     }),
@@ -1198,10 +1219,10 @@ TABLE = [
     ], {
         "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",
         "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
-        "mDB[at.own_batch, at.own_head][:, at.n_first :]": "mDB[at.own_batch, at.own_head]",
+        "at.share.part][:, at.n_first :]": "at.share.part]",
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
-        "mSums[at.own_batch, at.own_head, at.number]": "mSums[at.own_batch, 0, at.number]",
+        "mSums[at.share.own_batch, at.share.own_head, at": "mSums[at.share.own_batch, 0, at",
         "K, V = load_tiles(K, V, given": "load_tiles(K, V, given",
     }),
     Faults("cuda/kernels/score_gradient.py", ["cuda/kernels/hopper/test_score_gradient.py"], {
@@ -1262,10 +1283,9 @@ TABLE = [
         "(S != HIDDEN) & (value != HIDDEN)": "(value != HIDDEN)",
     }),
     Faults("cuda/kernels/score_gradient.py", SCORES, {
-        "dB = dB + dS": "dB = dS",
-        "-(dS * distance(": "(dS * distance(",
+        "return total + dS": "return dS",
+        "total - dS * distance(": "total + dS * distance(",
         "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
-        "own_head + 1 if own_heads > 1 else heads": "own_head + 1",
         "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
         "dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)": "pass",
     }),

@@ -44,6 +44,7 @@ from .backward import TILES_Q, UNDER_PRESSURE_Q, source
 from .scores import SCORE, distance_steps, entry_steps, parts_of, score_steps
 from .shared.dropout import DROPOUT, drop_step
 from .shared.layouts import DTYPES, array_type, buffers, sum_type, sums
+from .shared.shares import score_matrix, share_of
 from .shared.tables import parameters, rows_of
 from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test
 
@@ -63,34 +64,6 @@ class DsArguments(NamedTuple):
     kept_scale: Any
 
 
-class Share(NamedTuple):
-    """Part number `part` of the score matrices to which a matrix of an array is broadcast: [first, end) of these."""
-
-    own_batch: Any
-    own_head: Any
-    part: Any
-    heads: Any  # of a batch, to which it is broadcast
-    first: Any
-    end: Any
-
-
-@device
-def share_of(number, parts, own_batches, own_heads, batches, heads):
-    """Number `number` of those of all matrices of an array."""
-    matrix, part = number // parts, number % parts
-    own_batch, own_head = matrix // own_heads, matrix % own_heads
-    served_heads = 1 if own_heads > 1 else heads
-    count = served_heads if own_batches > 1 else batches * served_heads
-    size = (count + parts - 1) // parts
-    return Share(own_batch, own_head, part, served_heads, part * size, minimum((part + 1) * size, count))
-
-
-@device
-def score_matrix(share, number):
-    """The batch and the head of score matrix number `number`."""
-    return share.own_batch + number // share.heads, share.own_head + number % share.heads
-
-
 class Place(NamedTuple):
     """A tile of a score matrix; behind it in its row are those up to n_end."""
 
@@ -102,27 +75,9 @@ class Place(NamedTuple):
     n_end: Any
 
 
-def sum_step(
-    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    behind, blocks,
-):  # fmt: skip
-    """What adds up tiles of dS, that behind part number `behind` of the score: their layout, shared memory, and the
-    device function (walk, given) -> the sum over all that a block walks over.
-
-    walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
-    batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, given, batch, head, m0, n0, walk) -> total.
-
-    dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
-    """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
-    ROWS, shared, ROWS_OF = S_TILE.row_vector(), SharedMemory(), Alignment(nbytes)
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, [head_dim, head_dim_v])
-    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
-    sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
+def walk_steps(keys_of, mask):
+    """Device functions: (walk, given) -> the first Place, and (walk, given, at) -> the next one; see `sum_step`."""
     band_at, shown = band_of(mask), is_shown(mask)
-    TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
-    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
 
     @device
     def next_place(walk, given, at):
@@ -146,6 +101,31 @@ def sum_step(
     def first_place(walk, given):
         nowhere = index(0)
         return next_place(walk, given, Place(walk.share.first - 1, nowhere, nowhere, walk.m_end - 1, nowhere, nowhere))
+
+    return first_place, next_place
+
+
+def sum_step(
+    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
+    behind, blocks,
+):  # fmt: skip
+    """What adds up tiles of dS, that behind part number `behind` of the score: their layout, shared memory, and the
+    device function (walk, given) -> the sum over all that a block walks over.
+
+    walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
+    batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, given, batch, head, m0, n0, walk) -> total.
+
+    dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
+    ROWS, shared, ROWS_OF = S_TILE.row_vector(), SharedMemory(), Alignment(nbytes)
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, [head_dim, head_dim_v])
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
+    sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
+    band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
+    TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
 
     @device
     def lengths_of(given, at):

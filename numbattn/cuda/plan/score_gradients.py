@@ -29,6 +29,7 @@ from .views import View, contiguous
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 THREADS = 256  # that a multiprocessor holds whatever their registers
+EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not evenly
 KB = 1024  # of shared memory, which each block takes besides its own
 
 
@@ -151,14 +152,16 @@ def launches_of(planner, spec):
 
 
 def parts_of(planner, spec, tiles, blocks):
-    """Into how many parts that fills the GPU divides what each matrix of an Own array serves: no more than it has room
-    for at once, since one block more would double the time."""
+    """Into how many parts what each matrix of an Own array serves is divided: the fewest of those that take least time,
+    which is that of the longest part, once for each time that the GPU is full."""
     source = spec.factory(**spec.parameters(planner.work(spec), tiles))
     resident = min(max(source.blocks, THREADS // source.threads), (planner.device.shared + KB) // (source.shared + KB))
+    room = planner.device.multiprocessors * resident
     _, ((piece, numbers), *_) = launches_of(planner, spec)
     own = numbers["own_batches"] * numbers["own_heads"]
-    room = planner.device.multiprocessors * resident // (own * blocks)
-    return max(min(room, piece.batch * planner.problem.heads // own), 1)
+    blocks, served = own * blocks, piece.batch * planner.problem.heads // own
+    most = min(max(room // blocks, EVEN if blocks < 2 * room else 1), served)
+    return min(range(1, most + 1), key=lambda parts: -(-blocks * parts // room) * -(-served // parts))
 
 
 def add_sum(planner, name):

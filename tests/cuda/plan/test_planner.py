@@ -240,7 +240,7 @@ OF_BIAS = ["bias_gradient", "sum_parts"]
 @pytest.mark.parametrize(("score", "names"), [
     ([na.RelativeBias(np.zeros(9))], ["diagonal_sums", "sum_parts"]),
     ([na.Bias(np.zeros((8, 1, 1)))], OF_BIAS),
-    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient", *OF_BIAS]),
+    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], [*OF_BIAS, *OF_BIAS]),
 ], ids=["table", "bias", "two"])  # fmt: skip
 @pytest.mark.parametrize("mask", [na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100)), na.Segments(
     np.array([0, 300, 1000]))], ids=["blocks", "segments"])  # fmt: skip
@@ -255,11 +255,11 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
 
 
 @pytest.mark.parametrize(("batch", "n", "own_heads", "parts"), [
-    (1, 32, 8, 1), (7, 32, 8, 7), (4096, 32, 8, 132 * 6 // 8), (4096, 32, 1, 132 * 6), (1000, 256, 8, 2),
-    (9, 1000, 8, 1),
+    (1, 32, 8, 1), (7, 32, 8, 7),                               # as many as there are
+    (4096, 32, 8, 98), (4096, 32, 1, 781), (1000, 256, 8, 2),   # that are there at once: at most 792, and 264
+    (1000, 350, 8, 4), (9, 1000, 8, 1),                         # that fill it evenly: of 288 blocks, and 2048
 ])  # fmt: skip
-def test_what_a_batch_shares_is_summed_in_as_many_parts_as_the_gpu_has_room_for(batch, n, own_heads, parts):
-    """None where it has none: at most one part for each of the batch."""
+def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n, own_heads, parts):
     q = array(batch, 8, n, 64, dtype=np.float32)
     _, backward = plans(HOPPER, q, q, q, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
     name = "gradient of score 0"

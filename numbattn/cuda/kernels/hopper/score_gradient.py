@@ -49,10 +49,11 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps, score_matrix, share_of
+from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
 from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.schedule import overlap_launches
+from ..shared.shares import score_matrix, share_of
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, PRODUCER, ROWS, ZERO, WgmmaTiles, save_step, size_of
