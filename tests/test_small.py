@@ -240,6 +240,16 @@ def test_gradients_of_a_score_that_a_batch_shares(rng, place, score):
     assert_same_bits(again, found)
 
 
+@MARKS["ampere"]
+@pytest.mark.parametrize(("n", "part", "shape"), [(3, na.RelativeBias, (2, 9)), (1, na.Alibi, (2,))])
+def test_arrays_of_as_many_elements_as_the_scores(rng, n, part, shape):
+    """Which are no biases."""
+    arrays = Sizes(3, 2, 2, n, n, 4, 4, np.float32).arrays(rng)
+    score = part(random(rng, shape, np.float32))
+    with on_device("ampere", "simulated", **LITTLE) as xp:
+        assert_right(results(xp, *arrays, score=score), *arrays, score=score)
+
+
 @everywhere("shared", ["q", "k", "kv"], simulated_groups=["kv"])
 def test_gradients_of_inputs_that_a_batch_shares(rng, place, shared):
     xp, sizes = place

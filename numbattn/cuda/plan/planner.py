@@ -170,6 +170,8 @@ class Planner:
         parts = [(number, kind(part)) for number, part in enumerate(self.score) if kind(part).has_step]
         if not parts or is_nonlinear(self.score) or any(part.offset in (ALIGNED, BY_QUERY) for _, part in parts):
             return ""
+        if any(array_of_part(number) not in self.layouts for number, _ in parts):    # functions of batch and head
+            return ""
         shapes = [self.layouts[array_of_part(number)].shape[: -part.own_axes or None] for number, part in parts]
         return sharing(shapes + self.shapes_of_offsets(number for number, _ in parts))
 

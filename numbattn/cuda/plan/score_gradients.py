@@ -13,7 +13,7 @@ from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
 from ..kernels.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.sum_parts import sum_parts
-from .arguments import Own
+from .arguments import Own, TmaMatrix
 from .spec import Route, everything
 from .steps import (
     SUMS_OF_DS,
@@ -25,7 +25,7 @@ from .steps import (
     sums_by_row,
     sums_of_part,
 )
-from .views import View, contiguous
+from .views import View, contiguous, fits_tensor_map
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 THREADS = 256  # that a multiprocessor holds whatever their registers
@@ -68,9 +68,7 @@ def add_gradient(planner, number, part):
 def gradient_spec(planner, own, **about):
     """That of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
     about |= {"out_dtype": planner.layouts[own].dtype.name}
-    general = Route(everything, (spec_of(bias_gradient, own, **about),))
-    (spec,) = planner.first_of(bias_route(own, **about), general)
-    return spec
+    return first_spec(planner, bias_route(own, **about), spec_of(bias_gradient, own, **about))
 
 
 def add_gradient_of_table(planner, number, offset, shape, about):
@@ -89,8 +87,14 @@ def add_gradient_of_table(planner, number, offset, shape, about):
 
 def diagonals_spec(planner, own, **about):
     """That of the kernel for sums by diagonal, which writes to an array of this name."""
-    general = Route(everything, (spec_of(diagonal_sums, own, **about),))
-    (spec,) = planner.first_of(diagonals_route(own, **about), general)
+    return first_spec(planner, diagonals_route(own, **about), spec_of(diagonal_sums, own, **about))
+
+
+def first_spec(planner, route, general):
+    """The Spec of a Route, where it takes the work and TMA the matrices as they lie by now; else the general one."""
+    matrices = [planner.layouts[x.name] for x in route.specs[0].arguments if isinstance(x, TmaMatrix)]
+    routes = [route] if all(map(fits_tensor_map, matrices)) else []
+    (spec,) = planner.first_of(*routes, Route(everything, (general,)))
     return spec
 
 

@@ -44,7 +44,7 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ..scores import SCORE, may_be_far, scores_type, sink_steps
+from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
@@ -298,8 +298,9 @@ class PartialSums(Word):
         if sums_dS(work):
             problem, heads = work.problem, heads_apart(work.score_gradients, work)
             blocks, sizes = SPEC.most_blocks(work, SPEC.fitting(work)), (problem.seqlen_q, problem.seqlen_k)
-            name, *others = (gradient_of_part(n) for n, part in enumerate(planner.call.score) if part.gradient)
-            if others or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
+            number, *others = (n for n, part in enumerate(planner.call.score) if part.gradient)
+            name, is_matrix = gradient_of_part(number), kind(planner.score[number]).own_axes == 2
+            if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
                 name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
                 lead[-1:] = [heads] * bool(lead)
                 planner.add_temporary(name, (*lead, *sizes), problem.sum_dtype)
