@@ -297,7 +297,8 @@ class PartialSums(Word):
     def find(self, planner, work):
         if sums_dS(work):
             problem, heads = work.problem, heads_apart(work.score_gradients, work)
-            blocks, sizes = SPEC.most_blocks(work, SPEC.fitting(work)), (problem.seqlen_q, problem.seqlen_k)
+            blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
+            sizes = problem.seqlen_q, problem.seqlen_k
             name, *others = (gradient_of_part(n) for n, part in enumerate(planner.call.score) if part.gradient)
             if others or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
                 name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
