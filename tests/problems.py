@@ -494,23 +494,24 @@ WORLDS = "compiled", "simulated", "planned"  # of devices that are not there; pl
 
 
 @contextmanager
-def on_device(name, world="compiled", **facts):
-    """Inside, calls run on a device, on arrays of the library that this yields. facts: what else is to be true of one
-    that is not there."""
+def on_device(name, world="compiled", small=True, **facts):
+    """Inside, calls run on a device, on arrays of the library that this yields. Of one that is not there: small, see
+    tests.tools.device.on, and facts, what else is to be true of it."""
     if name in ("cpu", "gpu"):
         yield np if name == "cpu" else import_module("cupy")
         return
     device, launch = (import_module(f"tests.tools.{module}") for module in ("device", "launch"))
     execute = device.execute if world != "planned" else lambda *launched: None
-    with launch.world_of(world), device.on(getattr(device, name.upper())._replace(**facts), execute):
+    with launch.world_of(world), device.on(getattr(device, name.upper())._replace(**facts), execute, small):
         yield np
 
 
 def checked(seed, number, device, world="compiled"):
     """A problem, and what is wrong with it, a line each. Of many short sequences every other one has a device of one
-    multiprocessor, whose few blocks take many in turn."""
-    lone = number % 2 and Draw(seed, number, LIMITS[device], np).is_short
-    with on_device(device, world, **{"multiprocessors": 1} if lone else {}) as xp:
+    multiprocessor, whose few blocks take many in turn. Of the others every other one has kernels for any size alone."""
+    is_odd, is_short = number % 2, Draw(seed, number, LIMITS[device], np).is_short
+    facts = {"multiprocessors": 1} if is_odd and is_short else {}
+    with on_device(device, world, is_odd or is_short, **facts) as xp:
         problem = Problem(seed, number, LIMITS[device], xp)
         try:
             results = problem.run()

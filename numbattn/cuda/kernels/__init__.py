@@ -10,16 +10,15 @@ from ..plan.tiers import MMA
 from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper, small
 
 # Of each pass: the first Route that takes the work is taken
-FORWARD = (
-    *small.FORWARD,
+LARGE_FORWARD = (
     *hopper.FORWARD,
     Route(decode.takes, (decode.SPEC, combine.SPEC)),
     Route(forward_mma.takes, (forward_mma.SPEC,), MMA),
     Route(everything, (forward.SPEC,)),
 )
-BACKWARD = (
-    *small.BACKWARD,
+LARGE_BACKWARD = (
     *hopper.BACKWARD,
     *backward_mma.ROUTES,
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
+FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD

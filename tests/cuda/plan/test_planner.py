@@ -260,8 +260,8 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
     (1000, 350, 8, 4), (9, 1000, 8, 1),                         # that fill it evenly: of 288 blocks, and 2048
 ])  # fmt: skip
 def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n, own_heads, parts):
-    q = array(batch, 8, n, 64, dtype=np.float32)
-    _, backward = plans(HOPPER, q, q, q, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
+    q, k = (array(batch, heads, n, 64, dtype=np.float32) for heads in (8, 4))
+    _, backward = plans(HOPPER, q, k, k, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
     name = "gradient of score 0"
     shapes = {x.name: x.shape for x in backward.temporaries if x.name.endswith(name)}
     assert shapes == ({f"partial {name}": (1, own_heads, parts, n, n)} if parts > 1 else {})
@@ -507,16 +507,16 @@ def test_gradients_are_summed_over_broadcast_axes():
 
 
 def test_matrices_without_features_get_a_column():
-    forward, backward = plans(DEVICES[8, 0], *(array(2, 5, d) for d in (0, 0, 8)))
+    forward, backward = plans(DEVICES[8, 0], *(array(2, 500, d) for d in (0, 0, 8)))
     assert [x.name for x in forward.stand_ins] == ["q", "k"]
     assert [x.name for x in backward.stand_ins] == ["q", "k", "dk", "dq"]
 
 
 def test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece():
-    forward, _ = plans(HOPPER, array(2, 3, 8, 100, 64), array(1, 3, 8, 100, 64), array(2, 3, 8, 100, 64))
+    forward, _ = plans(HOPPER, array(2, 3, 8, 200, 64), array(1, 3, 8, 200, 64), array(2, 3, 8, 200, 64))
     assert kernels(forward) == ["forward", "forward"]
     assert [[x.view.pointer for x in step.arguments if isinstance(x, At)][:2] for step in forward.steps] == [
-        [0, 0], [3 * 8 * 100 * 64 * 2, 0]]  # fmt: skip
+        [0, 0], [3 * 8 * 200 * 64 * 2, 0]]  # fmt: skip
     elements = [step.arguments[step.arguments.index("key_high") + 1] for step in forward.steps]
     assert elements == [0, 3]                               # the number of the first one, for dropout
 

@@ -297,7 +297,8 @@ class PartialSums(Word):
     def find(self, planner, work):
         if sums_dS(work):
             problem, heads = work.problem, heads_apart(work.score_gradients, work)
-            blocks, sizes = SPEC.most_blocks(work, SPEC.fitting(work)), (problem.seqlen_q, problem.seqlen_k)
+            blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
+            sizes = problem.seqlen_q, problem.seqlen_k
             number, *others = (n for n, part in enumerate(planner.call.score) if part.gradient)
             name, is_matrix = gradient_of_part(number), kind(planner.score[number]).own_axes == 2
             if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
