@@ -1234,6 +1234,7 @@ TABLE = [
         " - {\"relative\", \"softcap\", \"alibi\", \"sink\"}": " - {\"relative\"}",
         "looked_up or is_looked_up(work.mask) or work.problem.dropout": "looked_up or is_looked_up(work.mask)",
         "not (looked_up or is_looked_up": "not (is_looked_up",
+        "> 64": "> 6400",
     }),
     Faults("cuda/kernels/hopper/forward_producer.py", [
         "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
