@@ -1200,6 +1200,9 @@ TABLE = [
         "max(source.blocks, THREADS // source.threads)": "THREADS // source.threads",
         "blocks, served = own * blocks": "blocks, served = blocks",
     }),
+    Faults("ahead.py", ["test_ahead.py::test_sums_of_what_a_batch_shares_are_compiled_too"], {
+        "args.mask, (1, 2)):": "args.mask, (1,)):",
+    }),
     Faults("cuda/kernels/shared/shares.py", [
         "cuda/kernels/test_score_gradient.py::test_gradients_where_tiles_are_empty"
     ], {
