@@ -114,7 +114,7 @@ def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=(), mos
     work = planner.work(spec)
     if has_states(work.mask):
         planner.find_states(spec, tiles, work)
-    if (parts := parts_of(planner, spec, tiles, blocks, most)) > 1:
+    if (parts := parts_of(planner, spec, tiles, blocks)) > 1:
         target = partial_sums(name)
         planner.add_temporary(target, (*lead, parts, rows, cols), planner.problem.sum_dtype)
         spec = spec_of_target(target)
@@ -142,18 +142,17 @@ def launches_of(planner, spec):
     return arguments, found
 
 
-def parts_of(planner, spec, tiles, blocks, most):
+def parts_of(planner, spec, tiles, blocks):
     """Into how many parts what each matrix of an Own array serves is divided: the fewest of those that take least time,
-    which is that of the longest part, once for each time that the GPU is full. most: blocks, if they are persistent and
-    of unequal length, else more than there are."""
+    which is that of the longest part, once for each time that the GPU is full."""
     source = spec.factory(**spec.parameters(planner.work(spec), tiles))
     resident = min(max(source.blocks, THREADS // source.threads), (planner.device.shared + KB) // (source.shared + KB))
-    room = planner.device.multiprocessors * resident if most == math.inf else most
+    room = planner.device.multiprocessors * resident
     _, ((piece, numbers), *_) = launches_of(planner, spec)
     own = numbers["own_batches"] * numbers["own_heads"]
     blocks, served = own * blocks, piece.batch * planner.problem.heads // own
-    limit = min(max(room // blocks, EVEN if blocks < 2 * room else 1), served)
-    return min(range(1, limit + 1), key=lambda parts: -(-blocks * parts // room) * -(-served // parts))
+    most = min(max(room // blocks, EVEN if blocks < 2 * room else 1), served)
+    return min(range(1, most + 1), key=lambda parts: -(-blocks * parts // room) * -(-served // parts))
 
 
 def add_sum(planner, name):
