@@ -1199,6 +1199,9 @@ TABLE = [
         "max(source.blocks, THREADS // source.threads)": "THREADS // source.threads",
         "blocks, served = own * blocks": "blocks, served = blocks",
     }),
+    Faults("ahead.py", ["test_ahead.py::test_sums_of_what_a_batch_shares_are_compiled_too"], {
+        "args.mask, (1, 2)):": "args.mask, (1,)):",
+    }),
     Faults("cuda/kernels/shared/shares.py", [
         "cuda/kernels/test_score_gradient.py::test_gradients_where_tiles_are_empty"
     ], {
@@ -1233,6 +1236,7 @@ TABLE = [
         " - {\"relative\", \"softcap\", \"alibi\", \"sink\"}": " - {\"relative\"}",
         "looked_up or is_looked_up(work.mask) or work.problem.dropout": "looked_up or is_looked_up(work.mask)",
         "not (looked_up or is_looked_up": "not (is_looked_up",
+        "> 64": "> 6400",
     }),
     Faults("cuda/kernels/hopper/forward_producer.py", [
         "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",

@@ -421,8 +421,8 @@ TILES = {
         128: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 32, 32, 64)),
     },
     (True, 8): {
-        64: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
-        128: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64)),
+        64: (Summed("mma", 64, 64, 256, 8), Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
+        128: (Summed("mma", 64, 32, 256, 8), Summed("mma", 32, 16, 64)),
     },
 }  # fmt: skip
 SHORT, TILES_OF_SHORT = 32, {  # where there are no more queries than that, nor keys
@@ -430,15 +430,19 @@ SHORT, TILES_OF_SHORT = 32, {  # where there are no more queries than that, nor 
     (True, 4): {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
     (True, 8): {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
 }  # fmt: skip
-SUMMED = {  # for sums along the rows, before others: a warp holds whole ones
+SUMMED = {  # for sums along rows, of which a warp holds whole ones, and along diagonals: before others
     (True, 4): {256: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64))},
-    (True, 8): {256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32))},
+    (True, 8): {
+        64: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
+        128: (Summed("mma", 64, 32, 128), Summed("mma", 32, 16, 64)),
+        256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
+    },
 }
 
 
 def rows(factory, work, sums_cols=False, **others):
     is_short = max(work.problem.seqlen_q, work.problem.seqlen_k) <= SHORT
-    tables = *[TILES_OF_SHORT] * is_short, *[SUMMED] * (sums_cols or factory is entry_sums), TILES
+    tables = *[TILES_OF_SHORT] * is_short, *[SUMMED] * (sums_cols or factory is not bias_gradient), TILES
     found = tuple(row for table in tables for row in rows_of(table, {}, work))
     return found or tuple(Summed(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work))
 

@@ -43,3 +43,13 @@ def test_kernels_of_different_tiles_look_up_their_own(rng, mask):
     score = [na.Bias(random(rng, (1, 20, 30), np.float64)), na.Alibi(np.array([0.1]))]
     with on(HOPPER):
         check(q, k, v, rng, mask=mask, score=score)
+
+
+def test_launches_add_to_partial_sums(rng):
+    """Batch axes that are no single stride take a launch each; two of four have the same matrix."""
+    q, k, v = (random(rng, (2, 2, 2, 1, 9, 8), np.float32) for _ in range(3))
+    with on(TURING) as gpu:
+        check(q, k, v, rng, score=na.Bias(random(rng, (2, 1, 1, 9, 9), np.float32)))
+    plans = (program.plan.steps for program in gpu.programs.values())
+    names = [step.key.name for steps in plans for step in steps if step.key.name in ("bias_gradient", "sum_parts")]
+    assert names == ["bias_gradient"] * 4 + ["sum_parts"]

@@ -270,12 +270,17 @@ BESIDE_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
+def fills_tiles(work):
+    """Else those of `score_gradient`, 64 x 64 or 32 x 32, are faster: of 32 queries and keys five times, of 64 1.3."""
+    return max(work.problem.seqlen_q, work.problem.seqlen_k) > 64
+
+
 def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
     """The Route to an array of this name."""
 
     def takes(work):
         whole = not (weight or sums_rows or sums_cols)
-        return whole and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
+        return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(
         bias_gradient_hopper,
@@ -295,7 +300,8 @@ def diagonals_route(name, *, behind):
 
     def takes(work):
         looked_up = {kind(part).name for part in work.score} - {"relative", "softcap", "alibi", "sink"}
-        return is_for_hopper(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        alone = not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        return alone and fills_tiles(work) and is_for_hopper(work)
 
     spec = Spec(
         diagonal_sums_hopper,
