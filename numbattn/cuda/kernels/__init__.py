@@ -19,5 +19,6 @@ FORWARD = (
 BACKWARD = (
     *hopper.BACKWARD,
     *backward_mma.ROUTES,
+    Route(backward.has_all_keys, (delta.SPEC, backward.SPEC_ALL)),
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )

@@ -134,6 +134,11 @@ class SinkSums(Word):
             yield from (planner.at(array_of_part(work.sink), own=0), planner.at(sums_by_row(work.sink), own=1))
 
 
+def whole_slots(work, tiles):
+    """Tiles of padded statistics."""
+    return work.padded_length // tiles.tile_m
+
+
 SINK_SUMS = SinkSums()
 SPEC = Spec(
     delta,
@@ -141,7 +146,11 @@ SPEC = Spec(
      Statistic("lse_log2", padded=True), PACKING),
     tiles=lambda work: (TILES,),
     parameters=parameters(bounded=False),
-    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (work.padded_length // tiles.tile_m),
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (whole_slots(work, tiles) if work.segments else m_blocks),
     packs=True,
 )  # fmt: skip
-SPEC_BOUNDED = replace(SPEC, parameters=parameters(bounded=True))
+SPEC_BOUNDED = replace(
+    SPEC,
+    parameters=parameters(bounded=True),
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * whole_slots(work, tiles),
+)

@@ -15,7 +15,7 @@ SMALL = Staged("fma", 16, 16, 32, 4)
 
 
 def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
-    """The gradients of `sums_of`, "q" or "kv"; what is known of the PTX, compiled. sizes: the rounded head_dims."""
+    """The gradients of `sums_of`, "q", "kv" or, of a block with all keys, "kvq"; what is known of the PTX, compiled. sizes: the rounded head_dims."""
     dtype, kept = case.q.dtype, "q" if sums_of == "q" else "k"
     inputs = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
@@ -25,11 +25,12 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     )  # fmt: skip
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]
+    results, to_dq = [*grads.values()][:2], ((*grads.values(),)[2:],) if kept == "k" else ()
     blocks = batches * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
     known = launch(
-        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *grads.values(),
+        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *results,
         *statistics, case.sight_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.scale,
-        case.kept_scale, cc=(9, 0),
+        case.kept_scale, *to_dq, cc=(9, 0),
     )  # fmt: skip
     for name in sums_of:
         assert_accurate("d" + name, grads[name], case.wanted["d" + name], case.plain["d" + name], dtype)
