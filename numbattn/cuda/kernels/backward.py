@@ -3,7 +3,8 @@
 float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from here where it is to be deterministic.
 
 `backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
-queries and loops over the keys in its sight: dQ. Both recompute P from lse. Without atomics the gradients are bitwise
+queries and loops over the keys in its sight: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:
+five products, not seven. Both recompute P from lse. Without atomics the gradients are bitwise
 reproducible. One source for tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
 their segment.
 
@@ -39,8 +40,6 @@ from ..tile import (
     load,
     maximum,
     minimum,
-    mma,
-    put,
     save,
     shape,
     sync_threads,
@@ -48,6 +47,7 @@ from ..tile import (
     where,
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
+from .shared.all_keys import dq_steps, no_dq_steps
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import (
     DTYPES,
@@ -60,7 +60,6 @@ from .shared.layouts import (
     sums,
     vector,
 )
-from .shared.query_tiles import KeyTile, key_lengths
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
 from .shared.tables import Staged, rows_of, short_rows, with_results
@@ -96,7 +95,9 @@ def backward_kv(
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     HAS_ALL_KEYS = len(out_dtypes) == 3
-    keys_seen, share, save_dq, save_zeros = dq_steps(S_TILE, head_dim, threads, shared, ACC, mask, nbytes, SHARED_K, HAS_ALL_KEYS)
+    keys_seen, share, save_dq, save_zeros = (dq_steps if HAS_ALL_KEYS else no_dq_steps)(
+        S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K
+    )
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
     sees = element_test(mask, S_TILE, transposed=True)
@@ -283,55 +284,6 @@ def backward_q(
     return source(kernel, dtype, out_dtypes, mask, score, threads, shared, number, blocks=blocks)
 
 
-def dq_steps(S_TILE, head_dim, threads, shared, ACC, mask, nbytes, SHARED_K, has_all_keys):
-    """Device functions for a block that has all keys, and so all of dQ, of its heads; others do nothing."""
-
-    @device
-    def all_keys(sight, batch, head_k, group_size, end_key):
-        return end_key
-
-    @device
-    def keep(dS):
-        pass
-
-    @device
-    def no_dq(to_dq, batch, head, first, last):
-        pass
-
-    if not has_all_keys:
-        return all_keys, keep, no_dq, no_dq
-    tile_n, tile_m = S_TILE.shape
-    Q_TILE = mma(tile_m, head_dim, threads, max(threads // (2 * tile_m), 1))
-    SHARED_DS, TILE_M, ROWS_OF, ZERO = shared.tile(tile_n, tile_m, ACC, 1), tile_m, Alignment(nbytes), ACC(0)
-    longest = key_lengths(mask)
-
-    @device
-    def keys_seen(sight, batch, head_k, group_size, end_key):
-        """Keys behind these may be NaN, and 0 * NaN is NaN."""
-        head = head_k * group_size
-        tile = KeyTile(batch, head_k, head, head + group_size, index(0), index(0), index(0), index(0))
-        return maximum(longest(sight, tile), 1)
-
-    @device
-    def share(dS):
-        put(allocate(SHARED_DS), dS)
-
-    @device
-    def save_dq(to_dq, batch, head, m0, scale):
-        sync_threads()                                          # dS is there
-        dQ = dot(Q_TILE, allocate(SHARED_DS).T, allocate(SHARED_K))
-        save(aligned(to_dq[0][batch, head], ROWS_OF), dQ * scale, m0)
-
-    @device
-    def save_zeros(to_dq, batch, head, first, end):
-        _, _, seqlen_q, _ = shape(to_dq[0])
-        for m_block in range((seqlen_q + TILE_M - 1) // TILE_M):
-            if m_block < first or m_block >= end:
-                save(aligned(to_dq[0][batch, head], ROWS_OF), full(Q_TILE, ZERO), m_block * TILE_M)
-
-    return keys_seen, share, save_dq, save_zeros
-
-
 def source(kernel, dtype, out_dtypes, mask, score, threads, shared, *behind, blocks=1):
     """behind: types of what is given behind group_size and a number."""
     ACC = sum_type(dtype)
@@ -457,17 +409,20 @@ SHORT_Q = {
         (True, 8): {64: (Staged("mma", 64, 32, 128, blocks=2),)},
     },
 }
-ALL_KEYS = {  # no fewer keys in a tile than in a sequence
+ALL_KEYS = {  # a tile has no fewer keys than a sequence
     32: {
-        (True, 4): {32: (Staged("mma", 16, 32, 64, stages=2, blocks=8),), 64: (Staged("mma", 16, 32, 64, stages=2, blocks=4),)},
+        (True, 4): {32: (Staged("mma", 16, 32, 64, stages=2, blocks=8),),
+                    64: (Staged("mma", 16, 32, 64, stages=2, blocks=4),)},
         (True, 8): {32: (Staged("mma", 16, 32, 64, blocks=4),)},
     },
     64: {
-        (True, 4): {32: (Staged("mma", 16, 64, 128, stages=2, blocks=4),), 64: (Staged("mma", 32, 64, 128, stages=2, blocks=2),)},
+        (True, 4): {32: (Staged("mma", 16, 64, 128, stages=2, blocks=4),),
+                    64: (Staged("mma", 32, 64, 128, stages=2, blocks=2),)},
         (True, 8): {32: (Staged("mma", 16, 64, 128, blocks=2),)},
     },
     128: {
-        (True, 4): {32: (Staged("mma", 16, 128, 256, stages=2, blocks=2),), 64: (Staged("mma", 32, 128, 256, stages=2),)},
+        (True, 4): {32: (Staged("mma", 16, 128, 256, stages=2, blocks=2),),
+                    64: (Staged("mma", 32, 128, 256, stages=2),)},
         (True, 8): {64: (Staged("mma", 16, 128, 256),)},
     },
 }

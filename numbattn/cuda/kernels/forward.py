@@ -31,7 +31,17 @@ from ..tile import (
 )
 from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, buffers, left_operand, product_step, result_types, sum_type, sums, vector
+from .shared.layouts import (
+    DTYPES,
+    array_type,
+    buffers,
+    left_operand,
+    product_step,
+    result_types,
+    sum_type,
+    sums,
+    vector,
+)
 from .shared.schedule import place
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps

@@ -10,8 +10,9 @@ from ....checks import UserValueError
 from ..scores import is_nonlinear, looks_up
 from .visibility import is_looked_up
 
-MANY = 64
 HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
+
+MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
 
 
 class Tiles(NamedTuple):
@@ -96,8 +97,8 @@ def rows_of(table, under_pressure, work, short=None):
 def short_rows(short, work):
     """The rows for this work, if it has short sequences: of {longest sequence: a table as above}, the first that fits.
 
-    Under register pressure they are not held to so few registers that several blocks fit, and rows for more than MANY
-    tokens, which leave none, are not taken.
+    Under register pressure they are not held to so few registers that several blocks fit; those for more than MANY
+    tokens are not taken.
     """
     unit, scarce = (has_tensor_cores(work.device), work.problem.dtype.itemsize), is_under_pressure(work)
     longest, size = longest_sequence(work), max(head_dims(work.problem))
