@@ -1532,6 +1532,24 @@ TABLE = [
         "dot(O * alpha, left(P), sV)": "dot(O, left(P), sV)",
         "inverse(total, alpha) * kept_scale": "inverse(total, alpha)",
     }),
+    Faults("cuda/kernels/shared/all_keys.py", ["cuda/kernels/test_backward.py::test_all_keys_in_a_block"], {
+        "maximum(longest(sight, tile), 1)": "end_key",
+        "m_block < first or m_block >= end": "m_block < first or m_block > end",
+        "sync_threads()                                          # dS": "pass  # dS",
+        "dQ * scale, m0)\n\n    @device": "dQ, m0)\n\n    @device",
+    }),
+    Faults("cuda/kernels/shared/layouts.py", ["cuda/kernels/test_backward.py::test_all_keys_in_a_block"], {
+        "columns(y, part, PARTS)": "columns(y, 0, PARTS)",
+    }),
+    Faults("cuda/kernels/shared/tables.py", ["cuda/plan/test_planner.py"], {
+        "longest <= seqlen": "longest < seqlen",
+        "and not (scarce and seqlen > MANY)": "",
+        "row._replace(blocks=1) if scarce else row": "row",
+        "work.segments - 2": "work.segments - 1",
+    }),
+    Faults("cuda/kernels/backward.py", ["cuda/plan/test_planner.py"], {
+        "not work.segments and SPEC_ALL": "SPEC_ALL",
+    }),
     Faults("cuda/kernels/backward.py", ["cuda/kernels/test_backward.py"], {
         # keys and values
         "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k * group_size, head_k * group_size + 1)",

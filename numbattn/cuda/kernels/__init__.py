@@ -19,6 +19,7 @@ LARGE_FORWARD = (
 LARGE_BACKWARD = (
     *hopper.BACKWARD,
     *backward_mma.ROUTES,
+    Route(backward.has_all_keys, (delta.SPEC, backward.SPEC_ALL)),
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD

@@ -67,6 +67,33 @@ def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, unde
     assert first == (backward_mma.UNDER_PRESSURE if under_pressure else backward_mma.TILES)[256][0]
 
 
+@pytest.mark.parametrize(("seqlens", "segments", "longest"), [
+    ((20, 32), 0, 32), ((33, 20), 0, 64), ((64, 64), 0, 64), ((65, 1), 0, 256), ((256, 256), 0, 256),
+    ((257, 1), 0, None), ((6400, 3200), 102, 64), ((6401, 3200), 102, 256), ((30, 30), 2, 32), ((30, 30), 1, 32),
+])  # fmt: skip
+def test_short_sequences_have_rows_of_their_own(seqlens, segments, longest):
+    """On average, where they are packed; longer ones keep their rows."""
+    found = work("float32", seqlen_q=seqlens[0], seqlen_k=seqlens[1])._replace(segments=segments)
+    tables_of = (forward.SPEC, forward.SHORT, forward.TILES), (backward.SPEC_Q, backward.SHORT_Q, backward.TILES_Q)
+    for spec, short, usual in tables_of:
+        first = short[longest][True, 4][64] if longest else ()
+        assert spec.tiles(found) == (*first, *usual[True, 4][64])
+
+
+@pytest.mark.parametrize("seqlen", [64, 100])
+def test_short_sequences_under_register_pressure(seqlen):
+    """Blocks have the registers that they want, and rows that leave none are not taken."""
+    found = work("float32", seqlen_q=seqlen, seqlen_k=seqlen, mask=("dense",))
+    (first, *_) = forward.SPEC.tiles(found)
+    (short,), (usual, *_) = forward.SHORT[64][True, 4][64], forward.TILES[True, 4][64]
+    assert first == (short._replace(blocks=1) if seqlen == 64 else usual)
+
+
+def test_tiles_have_all_keys_of_a_sequence():
+    for longest, table in backward.ALL_KEYS.items():
+        assert all(row.tile_n >= longest for rows in table.values() for found in rows.values() for row in found)
+
+
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
     found = work(d=size, e=8)
@@ -474,6 +501,29 @@ def test_a_stand_in_is_what_all_steps_take():
     views = [x.view for step in backward.steps for x in step.arguments if isinstance(x, At) and x.array == "do"]
     assert len(views) == 2
     assert all(view.strides[-2] == copy.shape[-1] * 2 for view in views)
+
+
+IN_ONE, IN_TWO = ["delta", "backward_kv"], ["delta", "backward_kv", "backward_q"]
+
+
+@pytest.mark.parametrize(("dtype", "m", "n", "d", "device", "names"), [
+    ("float32", 128, 128, 64, (9, 0), IN_ONE), ("float32", 20, 100, 32, (8, 6), IN_ONE),
+    ("float32", 128, 129, 64, (9, 0), IN_TWO), ("float32", 129, 128, 64, (9, 0), IN_TWO),
+    ("float32", 128, 128, 65, (9, 0), IN_TWO), ("float32", 128, 128, 64, (8, 6), IN_TWO),
+    ("float64", 128, 128, 64, (9, 0), IN_ONE), ("float64", 128, 128, 64, (8, 0), IN_TWO),
+    ("float32", 20, 20, 32, (7, 5), IN_TWO),
+])  # fmt: skip
+def test_a_block_that_has_all_keys_computes_dq(dtype, m, n, d, device, names):
+    """Where its shared memory has room for them."""
+    q, k = array(2, 8, m, d, dtype=np.dtype(dtype)), array(2, 8, n, d, dtype=np.dtype(dtype))
+    _, backward = plans(DEVICES[device], q, k, k)
+    assert kernels(backward) == names
+
+
+def test_packed_sequences_are_never_all_of_a_block():
+    q, offsets = array(2, 8, 100, 32, dtype=np.float32), np.arange(0, 101, 20, dtype=np.int32)
+    _, backward = plans(HOPPER, q, q, q, mask=na.Segments(offsets))
+    assert kernels(backward) == IN_TWO
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
