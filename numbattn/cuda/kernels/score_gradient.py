@@ -410,18 +410,21 @@ class Summed(NamedTuple):
     blocks: int = 1
 
 
-# (with tensor cores, bytes of an element): {largest head_dim: rows}; where there is none, those of `backward` for dQ
+# (with tensor cores, bytes of an element): {largest head_dim: rows}; where there is none, those of `backward` for dQ.
+# us of the gradient of a bias that 256 elements of a batch share, 8 heads, 256 queries and keys, on an H100
 TILES = {
     (True, 2): {
         64: (Summed("mma", 64, 64, 128, blocks=3),), 128: (Summed("mma", 64, 64, 128, blocks=3),),
         256: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
     },
     (True, 4): {
-        64: (Summed("mma", 64, 64, 128, blocks=2),),
+        64: (Summed("mma", 64, 64, 128, blocks=2),),                # 897; 128 x 64 1114, 64 x 32 1133
         128: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 32, 32, 64)),
     },
     (True, 8): {
-        64: (Summed("mma", 64, 64, 256, 8), Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
+        64: (  # 1742, 2058, 2551
+            Summed("mma", 64, 64, 256, 8), Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128, blocks=2),
+        ),
         128: (Summed("mma", 64, 32, 256, 8), Summed("mma", 32, 16, 64)),
     },
 }  # fmt: skip

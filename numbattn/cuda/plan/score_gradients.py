@@ -1,5 +1,5 @@
 """The steps for gradients of the arrays of a score: they write to the gradient itself, or to sums which a few array
-operations turn into it, see `scores.finish_gradients`."""
+operations turn into it, see `scores.finish_gradients`; to partial sums of either, where one matrix serves many."""
 
 import math
 from functools import partial

@@ -284,7 +284,7 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
 @pytest.mark.parametrize(("batch", "n", "own_heads", "parts"), [
     (1, 32, 8, 1), (7, 32, 8, 7),                               # as many as there are
     (4096, 32, 8, 98), (4096, 32, 1, 781), (1000, 256, 8, 2),   # that are there at once: at most 792, and 264
-    (1000, 350, 8, 4), (9, 1000, 8, 1),                         # that fill it evenly: of 288 blocks, and 2048
+    (1000, 350, 8, 4), (1000, 1250, 8, 1),                      # that fill it evenly: of 288 blocks, and 3200
 ])  # fmt: skip
 def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n, own_heads, parts):
     q, k = (array(batch, heads, n, 64, dtype=np.float32) for heads in (8, 4))

@@ -1,4 +1,4 @@
-"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over all that one piece serves.
+"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over a share of what a piece serves.
 
 As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
 that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
