@@ -53,7 +53,7 @@ PLACES = {
     **{f"cpu-{name}": ("cpu", sizes) for name, sizes in SMALL.items()},
     "simulated": ("ampere", Sizes(3, 2, 2, 9, 7, 5, 3, np.float32)),
     "simulated-groups": ("ampere", Sizes(5, 2, 1, 8, 9, 4, 8, np.float32)),
-    **{f"gpu-{name}": ("gpu", sizes._replace(batches=100 * sizes.batches)) for name, sizes in SMALL.items()},
+    **{f"gpu-{name}": ("gpu", sizes._replace(batches=40 * sizes.batches)) for name, sizes in SMALL.items()},
 }
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 MARKS = {"ampere": pytest.mark.skipif(not HAS_CUDA, reason="needs numba-cuda"), "gpu": pytest.mark.gpu}

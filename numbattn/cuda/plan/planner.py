@@ -91,6 +91,7 @@ class Planner:
         self.slopes = slopes[0] if self.call.is_backward and len(slopes) == 1 else None
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
         self.sink = sinks[0] if self.call.is_backward and sinks else None
+        self.wanted = [number for number, part in enumerate(call.score) if part.gradient and number != self.sink]
         self.segments = self.segments_of_packed()
 
     def plan(self, routes):
@@ -158,12 +159,11 @@ class Planner:
     def score_gradients(self):
         """Whether gradients of arrays in the score, a sink's aside, are made of dS summed over all matrices, SHARED, or
         over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
-        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
-        if not self.call.is_backward or not wanted:
+        if not self.call.is_backward or not self.wanted:
             return ""
         shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
-                  for number in wanted]  # fmt: skip
-        return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(wanted)) or OWN
+                  for number in self.wanted]  # fmt: skip
+        return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(self.wanted)) or OWN
 
     def score_added(self):
         """Which matrices share what the score adds to S, if it does nothing else: SHARED, BY_HEAD or ""."""
@@ -187,10 +187,9 @@ class Planner:
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
         by_wgmma = is_for_hopper(self) and is_allowed(WGMMA, self.call.tier)
         with_dq = by_wgmma and comes_with_dq(self.slopes, self.score, self.problem.dropout)
-        alone = self.call.is_backward and wanted and not (wanted == [self.slopes] and with_dq)
+        alone = self.call.is_backward and self.wanted and not (self.wanted == [self.slopes] and with_dq)
         if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
