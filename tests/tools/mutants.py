@@ -930,6 +930,27 @@ TABLE = [
         "x.end > shared_bytes": "False",
         "yield from captured(x, known)": "pass",
     }),
+    Faults("cuda/kernels/small/backward.py", [
+        f"test_small.py::test_padding_is_not_read[simulated-{score}]" for score in ("bias", "capped bias")], {
+        "S, F = where(visible, S, NO_SCORE), where(visible, F, 0)": "S = where(visible, S, NO_SCORE)",
+        "inverse(whole, alpha), total > 0": "inverse(whole, alpha), total >= 0",
+        "band_at(sight, at.batch, at.head)[2])": "band_at(sight, at.batch, at.head)[3])",
+        "band_at(sight, at.batch, at.head)[3])": "band_at(sight, at.batch, at.head)[2])",
+    }),
+    Faults("cuda/kernels/small/backward.py", [
+        "test_small.py::test_gradients_of_inputs_that_a_batch_shares[simulated-groups-kv]"], {
+        "member == group_size - 1)": "member == 0)",
+        "dV = full(V_TILE, ZERO)": "dV = dV + ZERO",
+    }),
+    Faults("cuda/kernels/small/backward.py", ["test_small.py::test_arrays_of_as_many_elements_as_the_scores"], {
+        "if others or not is_matrix or": "if others or",
+    }),
+    Faults("cuda/plan/planner.py", ["test_random.py::test_without_a_gpu[a bias, then a function]"], {
+        "if any(array_of_part(number) not in self.layouts": "if any(False",
+    }),
+    Faults("cuda/plan/score_gradients.py", ["test_small.py::test_matrices_that_tma_cannot_move"], {
+        "[route] if all(map(fits_tensor_map, matrices)) else []": "[route]",
+    }),
     Faults("cuda/plan/planner.py", [f"cuda/plan/test_planner.py::test_{name}" for name in (
         "steps_in_their_order", "what_tensor_maps_cannot_move_is_copied", "gradients_are_summed_over_broadcast_axes",
         "blocks_of_a_mask_are_looked_up_first", "blocks_that_draw_work_are_one_a_multiprocessor",
