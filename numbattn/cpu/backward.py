@@ -68,8 +68,8 @@ def backward(saved, do, dlse=None, deterministic=True):
     given = Given(*matrices, lse, dlse, sight, steps, drops, inputs.scale, kept_scale, curved)
     work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     blocks = (len(shares.starts) - 1) * chunks
-    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, shares.order, shares.starts, chunks,
-           sums, dq, dk, dv, inputs.scale)  # fmt: skip
+    shared = tiles.table, tiles.starts, shares.order, shares.starts, chunks
+    launch(backward_kernel, blocks, work, scratch, given, *shared, sums, dq, dk, dv)
     dq = dq[0] if parts == 1 else dq.sum(axis=0)
     lead = problem.batch[:-1]
     grads = [
@@ -134,7 +134,7 @@ class Queries(NamedTuple):
 
 @kernel
 def backward_kernel(
-    first_block, end_block, stop, scratch, given, tiles, tile_starts, pairs, starts, chunks, sums, dq, dk, dv, scale
+    first_block, end_block, stop, scratch, given, tiles, tile_starts, pairs, starts, chunks, sums, dq, dk, dv
 ):
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
     before, heads_k = flush_subnormals(), dk.shape[1]
@@ -144,7 +144,7 @@ def backward_kernel(
             if number + 1 < len(pairs):
                 prefetch_inputs(given, pairs[number + 1], heads_k)
             batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
-            add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, tile_starts, chunks, sums, dq, dk, dv, scale)
+            add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, tile_starts, chunks, sums, dq, dk, dv)
     restore(before)
 
 
@@ -159,7 +159,7 @@ def prefetch_inputs(given, pair, heads_k):
 
 
 @inline
-def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chunks, sums, dq, dk, dv, scale):
+def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chunks, sums, dq, dk, dv):
     """Of every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
@@ -168,7 +168,7 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chu
     _, _, heads, _, _ = dq.shape
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
-    scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
+    scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     dK, dV = dk[batch, head_k], dv[batch, head_k]
     if chunks == 1:
         clear(dK)
