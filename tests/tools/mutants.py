@@ -1607,7 +1607,6 @@ TABLE = [
     Faults("cuda/kernels/small/forward.py", ["cuda/kernels/small/test_forward.py"], {
         "fetch_k(mK, batch, head // group_size": "fetch_k(mK, batch, head",
         "fetch_v(mV, batch, head // group_size, band[3]": "fetch_v(mV, batch, head // group_size, sight.keys",
-        "fetch_q(mQ, batch, head, band[2]": "fetch_q(mQ, batch, head, sight.queries",
         "stage = 1 - stage\n": "stage = stage + 0\n",
         "wait_copies(AHEAD)": "wait_copies(1)",
         "sync()                                              # Q, K and V have": "pass  # Q, K and V have",

@@ -86,6 +86,17 @@ def test_a_block_keeps_its_head_if_the_bias_has_heads(batch, heads, own, blocks)
     assert planned.steps[0].blocks == blocks
 
 
+@pytest.mark.parametrize(("score", "heads_k", "kept"), [
+    (na.Bias(SHARED), 8, [True, True]), (na.Bias(SHARED), 2, [True, False]), (na.Bias(SHARED[0]), 2, [True, True]),
+    (na.RelativeBias(np.zeros((8, 9))), 8, [True, True]), (na.Bias(np.zeros((1000, 1, 32, 32))), 8, [False, False]),
+    ([na.Bias(SHARED), na.Softcap(1.0)], 8, [False, False]), (None, 8, [False, False]),
+])  # fmt: skip
+def test_what_a_score_adds_is_kept_where_the_matrices_of_a_block_share_it(score, heads_k, kept):
+    q, k = (array(1000, heads, 32, 32, dtype=np.float32) for heads in (8, heads_k))
+    steps = [next(x for x in planned.steps if "small" in x.key.name) for planned in plans(HOPPER, q, k, k, score=score)]
+    assert [dict(step.key.parameters)["keeps_score"] for step in steps] == kept
+
+
 @pytest.mark.parametrize("spec", [forward.SPEC, backward.SPEC], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, DEVICES[8, 6]], ids=str)
 def test_resident_blocks_fit_into_shared_memory(spec, device):

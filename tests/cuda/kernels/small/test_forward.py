@@ -52,15 +52,16 @@ def test_without_lse(rng):
 
 MASKS = {
     "causal": {"causal": True},
-    "lengths": {"mask": na.Lengths(np.array([[16, 3]]), np.array([[11, 0]])) & na.Window(5, 9), "poison": np.nan},
+    "lengths": {"mask": na.Lengths(np.array([[16, 3]]), np.array([[11, 9]])), "poison": np.nan},
     "one length": {"mask": na.Lengths(9, 7), "poison": np.nan},
+    "nothing": {"mask": na.Lengths(np.array([[0, 3]]), np.array([[11, 0]])) & na.Window(5, 9)},
     "dense": {"mask": na.Dense(np.random.default_rng(0).random((1, 1, 13, 16)) < 0.3)},
 }
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(rng, mask):
-    check(call(rng, heads=2, m=13, n=16, **MASKS[mask]))
+    check(call(rng, heads=2, heads_k=2, m=13, n=16, **MASKS[mask]))
 
 
 def test_dropout(rng):
