@@ -23,6 +23,7 @@ EDGES = "lo+hi+queries+keys"
 ALL = "keys+blocks+dense"
 FEW, LONG = {"keys": 100, "seqlen_k": 100}, {"keys": MANY, "seqlen_k": MANY}  # which rows are taken
 NARROW = {"keys": 100}
+SHORT = {"seqlen_q": 128, "seqlen_k": 128}  # rows of their own, or all keys in a block
 PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
     {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None))
 )
@@ -62,6 +63,9 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("backward_q", "float64", 256, 256, ALL, **DROPOUT),
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
     row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
+    row("forward", "float32", 64, 64, **SHORT),
+    row("backward_kv", "float32", 64, 64, "hi", **SHORT),
+    row("backward_kv", "float64", 64, 64, **SHORT),
     row("bias_gradient", "float16", 256, 256, "", "bias float16 16, softcap", keys=MANY),
     row("bias_gradient", "float32", 64, 64, EDGES, "bias float32 16"),
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),

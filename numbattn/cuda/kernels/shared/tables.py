@@ -2,6 +2,9 @@
 
 The first row whose shared memory fits is taken. Rows spill no registers and are ordered by speed, as measured on an
 H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
+
+Rows for short sequences, so that these fill their tiles and several blocks share a multiprocessor, were measured on an
+H100. With slopes, or packed, some spill up to 132 bytes.
 """
 
 from typing import NamedTuple
