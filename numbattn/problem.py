@@ -94,7 +94,7 @@ class Problem:
         """The dtype of all sums, of lse and of dlse."""
         return dtype_of_sums(self.dtype)
 
-    @property
+    @cached_property
     def result_dtype(self) -> np.dtype[Any]:
         """The dtype of o, dq, dk and dv."""
         return self.sum_dtype if self.wide else self.dtype
@@ -125,7 +125,7 @@ class Problem:
         """Of the scores, unless one is given."""
         return 1 / math.sqrt(max(self.head_dim, 1))
 
-    @property
+    @cached_property
     def matrices(self) -> tuple[int, int]:
         """How many score matrices there are: batch x heads, as (batch, heads)."""
         return math.prod(self.batch[:-1]), self.heads

@@ -1,5 +1,6 @@
 """Attention backward on the CPU: Algorithm 4, P recomputed from lse."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,12 +8,13 @@ import numpy as np
 from ..gradients import Gradients, sum_to
 from ..scores import Sink
 from ..values import rounded
-from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
-from .compile import kernel
+from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_of, tiles_of
+from .compile import Kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn
-from .score import collect, curved_in, pull_back, score, steps_of, sums_for
+from .record import Later, Record
+from .score import collect, curved_in, pull_back, score, shape_of, steps_of, sums_for
 from .subnormals import flush_subnormals, restore
 from .tile import (
     EMPTY,
@@ -40,41 +42,66 @@ BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not
 def backward(saved, do, dlse=None, deterministic=True):
     """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
-    q, k, v, do = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do))
-    batches, heads = problem.matrices
-    lse = np.ascontiguousarray(saved.lse.reshape(batches, heads, problem.seqlen_q))
-    delta = np.einsum("...mc,...mc->...m", do, saved.o.astype(problem.sum_dtype, copy=False))    # Alg. 4 line 19
-    delta = delta.reshape(lse.shape) - (0 if dlse is None else dlse.reshape(lse.shape))          # the gradient of lse
-    tiles = tiles_of(problem, inputs.mask, TILE_M)
+    operands, lse, delta = operands_of(saved, do, dlse)
+    given = (
+        operands, sight_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, derivatives=True),
+        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
+    sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
+    scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=curved_in(inputs.score))
+    pairs, blocks, results, shapes = blocks_of(problem, inputs.mask)
+    work = pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
+    dq, dk, dv = [np.zeros(shape, problem.sum_dtype) for shape in shapes]
+    launch(backward_kernel.given(scratch, *given, results.filled(dq, dk, dv)), blocks, work, memory)
+    dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
+    of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
+    grads = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
+
+    def add_up(sums):
+        launch(score_kernel.given(scratch, *given, sums), len(sums.arguments[0].starts) - 1, work, memory)
+
+    return Gradients(*grads, tuple(gradients_of_score(saved, lse, delta, add_up)))
+
+
+def operands_of(saved, do, dlse):
+    """The Record of q, k, v, do, lse and delta; the latter two."""
+    problem, inputs = saved.problem, saved.inputs
+    arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do)]
+    lse = np.ascontiguousarray(saved.lse.reshape(*problem.matrices, problem.seqlen_q))
+    delta = np.einsum("...mc,...mc->...m", arrays[3], saved.o.astype(problem.sum_dtype, copy=False))   # Alg. 4 line 19
+    delta = delta.reshape(lse.shape)
+    delta = np.ascontiguousarray(delta if dlse is None else delta - dlse.reshape(lse.shape))       # the gradient of lse
+    return _operands(problem, *[(x.shape, x.strides) for x in arrays]).filled(*arrays, lse, delta), lse, delta
+
+
+@lru_cache(maxsize=256)
+def _operands(problem, *layouts):
+    """The Record of calls on arrays of these shapes and strides."""
+    row = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
+    return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], row, row)
+
+
+@kept
+def blocks_of(problem, mask):
+    """How many pairs of a query and a key there are, how many blocks, the Record of their tiles and results, and the
+    shapes of dq, in parts, dk and dv."""
+    tiles, (batches, heads) = tiles_of(problem, mask, TILE_M), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(batches * problem.heads_k, 1)))
     if tiles.by_head:
         chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))
-    dq = np.zeros((parts, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
-    dk = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
-    dv = np.zeros((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
-    sight, alive = sight_of(problem, inputs.mask)
-    steps, also_alive = steps_of(problem, inputs.score, inputs.origin, derivatives=True)
-    drops, kept_scale = drops_of(inputs.dropout, inputs.origin)
-    curved = curved_in(inputs.score)
-    scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
-    matrices = (matrices_of(x, problem) for x in (q, k, v, do))
-    given = Given(*matrices, lse, delta, sight, steps, drops, inputs.scale, kept_scale, curved)
-    work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
-    blocks = batches * problem.heads_k * chunks
-    launch(backward_kernel, blocks, work, scratch, given, tiles.table, tiles.starts, chunks, dq, dk, dv, inputs.scale)
-    dq = dq[0] if parts == 1 else dq.sum(axis=0)
-    lead = problem.batch[:-1]
-    grads = [
-        rounded(sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape), problem.result_dtype)
-        for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
-    ]
-    return Gradients(*grads, tuple(gradients_of_score(saved, given, scratch, work)))
+    sizes = [((parts,), (heads, problem.seqlen_q, problem.head_dim)),
+             ((), (problem.heads_k, problem.seqlen_k, problem.head_dim)),
+             ((), (problem.heads_k, problem.seqlen_k, problem.head_dim_v))]  # fmt: skip
+    grads = [Later((*lead, batches, *size), problem.sum_dtype) for lead, size in sizes]
+    shapes = [(*lead, *problem.batch[:-1], *size) for lead, size in sizes]
+    results = Record(tiles.table, tiles.starts, chunks, *grads)
+    return tiles.pairs, batches * problem.heads_k * chunks, results, shapes
 
 
-def gradients_of_score(saved, given, scratch, work):
-    """The gradient of each array in the score; None where it is not wanted."""
+def gradients_of_score(saved, lse, delta, add_up):
+    """The gradient of each array in the score; None where it is not wanted. add_up: launches the kernel that does."""
     problem, parts = saved.problem, saved.inputs.score
     for number, part in enumerate(parts):
         if not part._wants_gradient:
@@ -82,16 +109,23 @@ def gradients_of_score(saved, given, scratch, work):
             continue
         (array,) = part._weights
         if isinstance(part, Sink):
-            lse, delta = (x.reshape(problem.lse_shape) for x in (given.lse, given.delta))
-            dx = part._gradient(None, lse, delta)
+            dx = part._gradient(None, *[x.reshape(problem.lse_shape) for x in (lse, delta)])
         else:
-            tiles = tiles_of(problem, saved.inputs.mask, TILE_M, at_multiples=True)
-            sums = sums_for(problem, part, tiles.table, TILE_M)
             step = sum(not isinstance(before, Sink) for before in parts[:number])
-            launch(score_kernel, len(sums.starts) - 1, work, scratch, given, sums, step, curved_in(parts[:number]))
-            dx = sums.dx[0] if len(sums.dx) == 1 else sums.dx.sum(axis=0)
+            sums = sums_of(problem, saved.inputs.mask, shape_of(part), step, curved_in(parts[:number]))
+            later = sums.arguments[0].dx
+            dx = np.zeros(later.shape, later.dtype)
+            add_up(sums.filled(dx))
+            dx = dx[0] if len(dx) == 1 else dx.sum(axis=0)
             dx = dx.reshape(array.shape)
         yield dx if problem.wide else rounded(dx, array.dtype)
+
+
+@kept
+def sums_of(problem, mask, shape, step, curved_before):
+    """The Record of the Sums for an array of this shape, of its step, and of how many before it are curved."""
+    tiles = tiles_of(problem, mask, TILE_M, at_multiples=True)
+    return Record(sums_for(problem, shape, tiles.table, TILE_M), step, curved_before)
 
 
 class Given(NamedTuple):
@@ -108,7 +142,6 @@ class Given(NamedTuple):
     drops: Any
     scale: Any
     kept_scale: Any
-    curved: Any  # how many steps have a derivative that is not 1
 
 
 class Queries(NamedTuple):
@@ -130,17 +163,20 @@ class Queries(NamedTuple):
     D: Any
 
 
-@kernel
-def backward_kernel(first_block, end_block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
+@Kernel
+def backward_kernel(
+    first_block, end_block, stop, scratch, q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale, tiles,
+    starts, chunks, dq, dk, dv,
+):  # fmt: skip
     """Blocks [first_block, end_block)."""
-    before = flush_subnormals()
+    before, given = flush_subnormals(), Given(q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale)
     for block in range(first_block, end_block):
-        add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale)
+        add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv)
     restore(before)
 
 
 @inline
-def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv, scale):
+def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv):
     """Of a block, every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
@@ -149,7 +185,7 @@ def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv
     _, _, heads, _, _ = dq.shape
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
-    scale, kept_scale = dtype.type(scale), dtype.type(given.kept_scale)
+    scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
     dK, dV = dk[batch, head_k], dv[batch, head_k]
     for head in range(head_k * group_size, (head_k + 1) * group_size):
@@ -173,15 +209,18 @@ def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv
                 if S.size == 0:
                     continue
                 product(dV[n0:n_end], S, dO, kept_scale, True)              # line 16: dV += (P Z)^T dO
-                pull_back(dP, scratch.slopes, 0, given.curved)
+                pull_back(dP, scratch.slopes, 0, given.steps.curved)
                 product(dK[n0:n_end], dP, Q, scale, True)                   # line 22: dK += scale dS^T Q
                 product_tn(dQ, dP, K[n0:n_end], scale, True)                # line 21: dQ += scale dS K
 
 
-@kernel
-def score_kernel(first_block, end_block, stop, scratch, given, sums, step, curved_before):
+@Kernel
+def score_kernel(
+    first_block, end_block, stop, scratch, q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale, sums, step,
+    curved_before,
+):  # fmt: skip
     """Blocks [first_block, end_block)."""
-    before = flush_subnormals()
+    before, given = flush_subnormals(), Given(q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale)
     for block in range(first_block, end_block):
         add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before)
     restore(before)
@@ -206,7 +245,7 @@ def add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before
                 return
             n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
             _, dP = differentiate_tile(scratch, given, at, n0, n_end)
-            pull_back(dP, scratch.slopes, curved_before, given.curved)
+            pull_back(dP, scratch.slopes, curved_before, given.steps.curved)
             collect(dx, dP, given.steps, step, at.batch, at.head, at.m0, n0, at.offset)
 
 
