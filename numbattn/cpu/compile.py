@@ -59,7 +59,7 @@ class Kernel:
         return self.entries[form]
 
     def _entry(self, kinds):
-        body, read = numba.njit(error_model="numpy", _nrt=False)(self.function), reader(kinds)
+        body, read = numba.njit(error_model="numpy", _nrt=False, fastmath={"contract"})(self.function), reader(kinds)
 
         def entry(first, end, stop, memory, arguments):
             body(first, end, contiguous_view(stop, 1, 1, 1, np.int32), *read(arguments, memory))

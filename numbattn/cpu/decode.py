@@ -26,6 +26,7 @@ from .tile import (
     exp,
     fill,
     inline,
+    inline_in_place,
     intervals_of,
     is_set,
     keys_in_sight,
@@ -190,7 +191,7 @@ def is_hidden(rows, sight, n0, n_end):
     return True
 
 
-@inline
+@inline_in_place
 def softmax_row(rows, r, S, given, scratch, n0, n_end):
     """Algorithm 2, lines 11 to 14, for one row; O = alpha O of line 15."""
     queries, batch, keys = rows.m_end - rows.m0, rows.batch, n_end - n0

@@ -25,6 +25,7 @@ from .tile import (
     draw,
     fill,
     inline,
+    inline_in_place,
     intervals_of,
     is_set,
     keys_in_sight,
@@ -118,7 +119,7 @@ def forward_kernel(
         epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
 
 
-@inline
+@inline_in_place
 def attend(O, m, l, at, given, scratch, stop, first, end):
     """O, m and l of keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end

@@ -31,6 +31,7 @@ class Hole(int):
 
 HOLE = Hole()
 CODES = {int: "q", Hole: "q", float: "d", np.uint64: "Q"}
+ARRAY_CODES = ["q" * (1 + 2 * ndim) for ndim in range(9)]  # address, shape and strides
 
 
 class At:
@@ -74,28 +75,30 @@ PUT = struct.Struct("q").pack_into
 
 def _add(x, numbers, codes, form, holes):
     """The numbers of an argument; `form` says of which types they are."""
-    if isinstance(x, tuple):
-        form.append(f"{type(x).__qualname__}(")
+    code = CODES.get(type(x))
+    if code is not None:
+        if x is HOLE:
+            holes.append(len(numbers))
+        numbers.append(x)
+        codes.append(code)
+        form.append(code)
+    elif isinstance(x, tuple):
+        form.append(type(x).__name__)
         for each in x:
             _add(each, numbers, codes, form, holes)
         form.append(")")
-    elif isinstance(x, np.ndarray | At):
-        if isinstance(x, np.ndarray) and not x.flags.c_contiguous:
-            raise ValueError(f"kernels take contiguous arrays: got strides {x.strides} for the shape {x.shape}")
-        _add_number(x.address if isinstance(x, At) else data_address(x), numbers, codes, holes)
-        numbers += *x.shape, *x.strides
-        codes.append("qq" * len(x.shape))
-        form.append(f"{x.dtype.str}{len(x.shape)}")
     else:
-        _add_number(x, numbers, codes, holes)
-        form.append(codes[-1])
-
-
-def _add_number(x, numbers, codes, holes):
-    if x is HOLE:
-        holes.append(len(numbers))
-    numbers.append(x)
-    codes.append(CODES[type(x)])
+        if isinstance(x, At):
+            address = x.address
+        elif x.flags.c_contiguous:
+            address = data_address(x)
+        else:
+            raise ValueError(f"kernels take contiguous arrays: got strides {x.strides} for the shape {x.shape}")
+        if address is HOLE:
+            holes.append(len(numbers))
+        numbers += address, *x.shape, *x.strides
+        codes.append(ARRAY_CODES[len(x.shape)])
+        form.append(x.dtype.char + codes[-1])
 
 
 # ------------------------------------------------------------------------------------------------------ compiled code
