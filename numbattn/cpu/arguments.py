@@ -337,5 +337,5 @@ def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64), problem.sum_dtype
     for size, dtype in zip((*sizes, dropped, 2 * (tile_m + 16) if dropped else 0, wide), dtypes, strict=True):
         places.append(At(nbytes, (size,), dtype))
-        nbytes += (-(-size * dtype.itemsize // LINE) + 3) * LINE
+        nbytes += -(-size * dtype.itemsize // LINE) * LINE
     return Record(Scratch(*places)), partial(np.empty, nbytes, np.uint8)

@@ -24,7 +24,6 @@ from .tile import (
     clear,
     draw,
     fill,
-    inline,
     inline_in_place,
     intervals_of,
     is_set,
