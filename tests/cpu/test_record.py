@@ -31,7 +31,7 @@ def add_up(first, end, stop, scratch, out, pair, seed, scale, address):
 
 
 def test_what_is_read_is_what_was_packed(rng):
-    """Numbers of all kinds, arrays in tuples, arrays at places in scratch, and holes in the order in which they come."""
+    """Numbers of all kinds, arrays in tuples, arrays at places in scratch, and holes in their order."""
     x, out, memory = rng.random((3, 4)), np.zeros(2), np.array([0.0, 5.0])
     scratch = Record((At(8, (1,), np.float64),))
     seed, scale = np.uint64(2**64 - 5), 0.25
@@ -87,7 +87,7 @@ def test_data_address(x):
 
 # ------------------------------------------------------------------------------------------------------------- calls
 def test_arrays_of_masks_and_scores_are_read_anew(rng):
-    """What is kept of a call are layouts, not elements: the user may edit in place, or pass others of the same layout."""
+    """What is kept of a call are layouts, not elements: the user may edit in place, or pass others alike."""
     q, k, v, do = rng.standard_normal((4, 2, 30, 8))
     arrays = {"bias": rng.standard_normal((2, 30, 30)), "slopes": rng.random(2), "table": rng.standard_normal((2, 5)),
               "sinks": rng.standard_normal(2), "offset": np.array([0, 3]), "visible": rng.random((2, 30, 30)) < 0.5,
