@@ -66,7 +66,8 @@ def test_row_dots(rng, dtype):
                 for _ in range(2))  # fmt: skip
         out = np.full(rows + 2, 7, dtype)
         row_dots(out[1:-1], a, b)
-        np.testing.assert_allclose(out, [7, *(a * b).sum(axis=1), 7], rtol=1e-5, atol=1e-5 if dtype == np.float32 else 1e-12)
+        atol = 1e-5 if dtype == np.float32 else 1e-12
+        np.testing.assert_allclose(out, [7, *(a * b).sum(axis=1), 7], rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("form", FORMS)

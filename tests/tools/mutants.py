@@ -568,7 +568,7 @@ TABLE = [
         "(col == item or cols <= 1)": "(col == item or cols <= 2)",
         "(row >= cols * item or rows <= 1)": "(row > 0 or rows <= 1)",
         " and x.flags.aligned": "",
-        "max(x.strides[-2] // x.itemsize, cols, 1)": "max(cols, 1)",
+        "max(strides[-2] // itemsize, cols, 1)": "max(cols, 1)",
         "np.repeat(steps[-1], heads": "np.tile(steps[-1], heads",
         "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
         "return np.array(offsets": "return np.asarray(offsets",
@@ -661,7 +661,8 @@ TABLE = [
         "(chunk - at.segment // TILE_N) % chunks": "chunk",
     }),
     Faults("cpu/score.py", ["test_scores.py"], {
-        "zero if offset is None else np.broadcast_to(offset": "zero if offset is None else np.broadcast_to(0",
+        "offsets[number] = 0 if offset is None else offset": "offsets[number] = 0",
+        "return Step(kind, x.shape, x.strides, reach,": "return Step(kind, x.shape, x.shape, reach,",
         "aligned if steps.numbers[step, 6] else ": "",
         "first = n0 - m0 - offset_of(steps, step, batch, head, aligned)\n    if": "first = n0 - m0\n    if",
         "slopes[number * S.size : (number + 1) * S.size]": "slopes[: S.size]",
@@ -682,8 +683,20 @@ TABLE = [
     Faults("cpu/function.py", ["cpu/test_function.py"], {
         "cols, cols, real) if derivative else S": "cols, cols, real) if not derivative else S",
         "of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "of_element(S[j, i], batch, head, i, j, arrays)",
-        "(x.ctypes.data, *x.shape": "(x.ctypes.data, *x.shape[::-1]",
-        "at = builder.gep(at, [ir.Constant(INT64, len(numbers))])": "pass",
+        "(data_address(x), *x.shape": "(data_address(x), *x.shape[::-1]",
+    }),
+    Faults("cpu/record.py", ["cpu/test_record.py"], {
+        "numbers += address, *x.shape, *x.strides": "numbers += address, *x.strides, *x.shape",
+        "elif x.flags.c_contiguous:": "else:",
+        "itertools.chain(args[1:], itertools.repeat(INT64(0)))": "itertools.repeat(args[1])",
+        "builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word": "word",
+        "zip(self._holes, arrays, strict=True)": "zip(self._holes, arrays)",
+        "(arrays, held)": "held",
+        "[8 * hole for hole in holes]": "[8 * hole for hole in holes[::-1]]",
+        "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",
+    }),
+    Faults("cpu/forward.py", ["cpu/test_forward.py"], {
+        "if save or onto else []": "if save else []",
     }),
     Faults("dual.py", ["test_dual.py"], {
         "keeps_shifted(function, first_only=True)": "keeps_shifted(function, first_only=False)",
@@ -760,8 +773,8 @@ TABLE = [
         "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",
     }),
     Faults("cpu/backward.py", [*CPU, *NOTHING_SEEN], {
-        "delta.reshape(lse.shape) - (0": "delta.reshape(lse.shape) + (0",
-        "dq[0] if parts == 1 else dq.sum(axis=0)": "dq[0]",
+        "delta - dlse.reshape(lse.shape)": "delta + dlse.reshape(lse.shape)",
+        "dq[0] if len(dq) == 1 else dq.sum(axis=0)": "dq[0]",
         "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k, heads, heads_k)",
         "m_end = max(min(m_end, band[2]), m0)": "pass",
         "dtype.type(given.kept_scale))\n    for": "dtype.type(1))\n    for",
@@ -833,7 +846,7 @@ TABLE = [
         "if self.stop[0] or self.next >= self.blocks": "if self.next >= self.blocks",
         "while self.active:": "if self.active:",
         "not self.active and (": "(",
-        "scratch = self.scratch()\n": "scratch = self.args and self.scratch()\n",
+        "scratch = self.scratch()\n": "scratch = ()\n",
     }),
     # --------------------------------------------------------------------------------------------- what is kept on disk
     Faults("cache.py", ["test_cache.py"], {
@@ -871,9 +884,7 @@ TABLE = [
                               "cpu/test_function.py::test_a_function_that_calls_others",
                               "cpu/test_compile.py::test_nothing_is_unpickled"], {
         "has_addresses or any(": "any(",
-        "result.signature.return_type == types.none and ": "",
         "x.name.startswith(RuntimeLinker.PREFIX)": "False",
-        'code.set(kept.header["environment"], id(environment))': "pass",
     }),
     # ----------------------------------------------------------------------------------------------------- CUDA: calls
     Faults("cuda/gather.py", ["cuda/test_gather.py"], {
