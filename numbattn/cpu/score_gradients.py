@@ -15,6 +15,7 @@ from .score import ALIBI, CAP, FUNCTION, RELATIVE, matrix_of, offset_of
 from .tile import contiguous_view, inline, tile
 from .transposition import transpose
 
+NEAR = 2**14  # elements: with 2**13 the order in memory is up to 1.3 times as fast, with 2**15 it is slower
 COUNTS = 64, 16, 4, 1  # of blocks, constants: gradients do not depend on the number of threads
 
 
@@ -47,14 +48,17 @@ def shares_of(problem, shapes):
 def _shares(batch, matrices, heads_k, shapes, room):
     """shapes: of the arrays; room: how many elements there may be in more sums than one for each matrix of them.
 
-    Blocks take pairs in the order of the matrices of the largest array: so there are few sums, and they stay in cache.
+    Blocks take pairs in the order of the matrices of the largest array: so there are few sums, and they stay in the
+    cache. Where they all stay there anyway, pairs are taken as they lie in memory.
     """
     pairs, group_size = matrices[0] * heads_k, matrices[1] // max(heads_k, 1)
     if not shapes:
         return Shares(np.arange(pairs), np.arange(pairs + 1), (), ())
     owns = [_own_of(shape, batch, matrices) for shape in shapes]
     sizes = [math.prod(shape[-2:]) for shape in shapes]
-    order = np.argsort(owns[sizes.index(max(sizes))][:, :: max(group_size, 1)].ravel(), kind="stable")
+    own, order = owns[sizes.index(max(sizes))], np.arange(pairs)
+    if max(sizes) * (own.max(initial=0) + 1) > NEAR:
+        order = np.argsort(own[:, :: max(group_size, 1)].ravel(), kind="stable")
     for count in COUNTS:
         count = min(count, max(pairs, 1))
         starts = np.arange(count + 1) * pairs // count
@@ -116,7 +120,7 @@ def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
     curved = steps.curved
     for step in range(steps.caps.size - 1, -1, -1):
         kind = steps.numbers[step, 0]
-        if kind == CAP or kind == FUNCTION:
+        if kind in (CAP, FUNCTION):
             curved -= 1
             multiply_by_slopes(dS, tile(slopes[curved * dS.size : (curved + 1) * dS.size], dS.shape[0], dS.shape[1]))
         elif sums.numbers[step, 0] >= 0:
