@@ -74,7 +74,7 @@ def operands_of(saved, do, dlse):
     return _operands(problem, *[(x.shape, x.strides) for x in arrays]).filled(*arrays, lse, delta), lse, delta
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _operands(problem, *layouts):
     """The Record of calls on arrays of these shapes and strides."""
     row = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
