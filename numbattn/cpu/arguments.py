@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import eight_bits
 from ..checks import DTYPES
-from ..masks import Grid, Rows, drawn
+from ..masks import All, Grid, Rows, drawn
 from ..origin import Origin
 from .record import HOLE, At, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
@@ -95,6 +95,7 @@ LINE = 64  # bytes of a cache line, at a multiple of which each array of a Scrat
 LONG = 8192  # keys that are summed before they are added to others; of 128
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
+NO_FRAME = All()  # a mask without segments
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
 KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, eight_bits.INT8: INT8, eight_bits.FLOAT8: FLOAT8}
@@ -158,7 +159,7 @@ def _tokens_of(x, problem, cache, scale):
     return arrays, (x.shape, x.strides, x.dtype, table, of_scale)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _operands(problem, q, k, v, saves):
     """The Record of calls on arrays of these layouts; None: those of the problem."""
     q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
@@ -201,11 +202,14 @@ def offsets_of(shape, strides, batch, heads):
 
 
 def kept(function):
-    """A function of a problem, a mask and more, whose results are kept if no array that may change moves the tiles."""
+    """A function of a problem, of where a mask says that segments lie, and of more. What it returns is kept, unless
+    that is in arrays which may change."""
     known = lru_cache(maxsize=64)(function)
 
     def kept_or_new(problem, mask, *more):
-        return (known if mask._keeps_tiles else function)(problem, mask, *more)
+        if not mask._has_frame:
+            return known(problem, NO_FRAME, *more)
+        return (known if mask._is_settled else function)(problem, mask, *more)
 
     return kept_or_new
 

@@ -73,7 +73,7 @@ def operands_of(saved, do, dlse):
     return _operands(problem, len(rows), *[(x.shape, x.strides) for x in arrays]).filled(*arrays, *rows)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _operands(problem, rows, *layouts):
     """The Record of calls on arrays of these shapes and strides, with lse alone or with dlse, too."""
     lse = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)

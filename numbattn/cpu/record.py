@@ -30,7 +30,7 @@ class Hole(int):
 
 
 HOLE = Hole()
-CODES = {int: "q", Hole: "q", float: "d", np.uint64: "Q"}
+CODES = {int: "q", np.int64: "q", Hole: "q", float: "d", np.uint64: "Q"}
 ARRAY_CODES = ["q" * (1 + 2 * ndim) for ndim in range(9)]  # address, shape and strides
 
 

@@ -95,7 +95,7 @@ def _step(part, problem, derivatives):
     return Step(kind, x.shape, x.strides, reach, offset, getattr(part, "cap", 0.0)), x, None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _steps(problem, steps, origin):
     """The Record of Steps."""
     count, caps = len(steps), np.array([step.cap for step in steps], np.float64)

@@ -258,9 +258,8 @@ class Mask(Value):
         return not self._is_drawn and not any(isinstance(x, np.ndarray) for x in arrays_of(self))
 
     @cached_property
-    def _keeps_tiles(self) -> bool:
-        """Whether tiles of queries are the same in each call: no array that may change says where segments end."""
-        return self._frame is None or self._is_settled
+    def _has_frame(self) -> bool:
+        return self._frame is not None
 
     @cached_property
     def _and_causal(self) -> Mask:

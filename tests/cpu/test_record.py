@@ -111,6 +111,17 @@ def test_arrays_of_masks_and_scores_are_read_anew(rng):
         assert not np.array_equal(got, old)
 
 
+def test_what_is_kept_keeps_no_array_of_a_mask(rng):
+    """Nor does a new mask of this kind, where there are no segments, take long."""
+    q, visible = rng.standard_normal((2, 30, 8)), rng.random((2, 30, 30)) < 0.5
+    alive = weakref.ref(visible)
+    _, backprop = na.attention_vjp(q, q, q, mask=na.Dense(visible), score=na.Bias(np.zeros((30, 30))))
+    backprop(q)
+    del visible, backprop
+    gc.collect()
+    assert alive() is None
+
+
 def test_a_call_like_another_packs_nothing_again(rng, monkeypatch):
     """But for the addresses of its own arrays."""
     q, k, v, bias = rng.standard_normal((4, 2, 20, 20))

@@ -719,8 +719,12 @@ TABLE = [
         "[8 * hole for hole in holes]": "[8 * hole for hole in holes[::-1]]",
         "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",
     }),
-    Faults("cpu/forward.py", ["cpu/test_forward.py"], {
-        "if save or onto else []": "if save else []",
+    Faults("cpu/arguments.py", ["cpu/test_record.py"], {
+        "return known(problem, NO_FRAME, *more)": "return known(problem, mask, *more)",
+        "known if mask._is_settled else function": "known",
+    }),
+    Faults("cpu/score.py", ["cpu/test_record.py"], {
+        ".astype(np.int64).tobytes()": ".astype(np.int64).tobytes()[:8] * part.offset.size",
     }),
     Faults("dual.py", ["test_dual.py"], {
         "keeps_shifted(function, first_only=True)": "keeps_shifted(function, first_only=False)",
