@@ -150,6 +150,9 @@ def integer_array(name: str, value: Any, shape: str) -> Any:
 
 def floats(name: str, value: Any) -> Any:
     """A floating array as it is; of numbers and lists a NumPy array is made."""
+    if library(value) and value.dtype in DTYPES:
+        check_axes(name, value)
+        return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         value = number(name, value)
     array = np.asarray(value) if isinstance(value, float | np.floating) else _array_of(name, value)

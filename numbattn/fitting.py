@@ -47,7 +47,7 @@ def fitted_score(parts: tuple[Part, ...], q: Any, shape: Shape, xp: str, frame: 
 def _fitted_part(part: Part, q: Any, shape: Shape, xp: str) -> Part:
     if xp == "numpy" or part._is_on_host:
         check_part(part, shape, xp)
-        return part._like(q)
+        return part if xp == "numpy" else part._like(q)
     if not CHECKED.get(part, shape):
         check_part(part, shape, xp)
         CHECKED.keep(part, shape, True)

@@ -123,7 +123,7 @@ def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
 
 def broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether NumPy broadcasts an array of one shape to the other one."""
-    return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape)))
+    return own == shape or (len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape))))
 
 
 def clip(x: Any, low: int, high: int) -> Any:

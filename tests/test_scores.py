@@ -672,11 +672,11 @@ def test_a_score_compiles_nothing_that_is_not_there(rng):
     """The CPU's kernels take all of them: one compilation for each dtype."""
     q, k, v = rng.standard_normal((3, 2, 9, 8))
     na.attention(q, k, v)
-    compiled = len(forward_kernel.signatures)
+    compiled = len(forward_kernel.entries)
     for score in (na.Softcap(1.0), na.Bias(np.zeros((9, 1))), [na.Sink(0.0), na.Alibi(0.0), na.Softcap(2.0)],
                   [na.Alibi(0.0, offset=3), na.RelativeBias(np.zeros(5), offset=np.array([1, 2]))]):
         na.attention(q, k, v, score=score)
-    assert len(forward_kernel.signatures) == compiled
+    assert len(forward_kernel.entries) == compiled
 
 
 X = np.zeros((2, 9, 8))

@@ -1,15 +1,16 @@
 """Arrays, masks and dropout as kernels take them: one type for all shapes, strides and broadcasts."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import eight_bits
 from ..checks import DTYPES
-from ..masks import Grid, Rows, drawn
+from ..masks import All, Grid, Rows, drawn
 from ..origin import Origin
+from .record import HOLE, At, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
 
 
@@ -90,9 +91,11 @@ class Scratch(NamedTuple):
 
 
 FEW = 16  # queries of a tile, at most, that decode.py computes
+LINE = 64  # bytes of a cache line, at a multiple of which each array of a Scratch begins
 LONG = 8192  # keys that are summed before they are added to others; of 128
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
+NO_FRAME = All()  # a mask without segments
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
 KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, eight_bits.INT8: INT8, eight_bits.FLOAT8: FLOAT8}
@@ -101,6 +104,8 @@ NO_DROPS = DropoutNumbers(*[np.uint64(0)] * 4, Origin())
 
 def compact(x):
     """x with one element along each axis whose elements share memory."""
+    if 0 not in x.strides:
+        return x
     return x[tuple([slice(0, None if stride else 1) for stride in x.strides])]
 
 
@@ -118,29 +123,67 @@ def readable(x, dtype):
 
 def matrices_of(x, problem):
     """The Matrices of an array (..., heads, rows, columns), broadcast to the problem's batch axes. Keep x alive."""
-    *_, rows, cols = x.shape
-    offsets = _offsets(x.shape[:-2], x.strides[:-2], problem.batch, problem.heads)
-    stride = max(x.strides[-2] // x.itemsize, cols, 1)
-    return Matrices(x.ctypes.data, offsets, rows, cols, stride)
+    return matrices(problem, x.shape, x.strides, x.itemsize)._replace(address=data_address(x))
 
 
-def tokens_of(x, problem, cache, scale):
-    """The Tokens of k or v, (..., heads, tokens, features), or of those of a cache, and the array to keep alive."""
-    x, scales = readable(x, x.dtype), NO_SCALES
+def matrices(problem, shape, strides, itemsize):
+    """Those of an array with this layout."""
+    *_, rows, cols = shape
+    offsets = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads)
+    return Matrices(HOLE, offsets, rows, cols, max(strides[-2] // itemsize, cols, 1))
+
+
+def operands_of(problem, inputs, o, *lse):
+    """The Record of q, k, v, o and lse, if it is wanted."""
+    q, cache = readable(inputs.q, problem.sum_dtype), inputs.cache
+    k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale)
+    v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale)
+    of_q = None if q is inputs.q else (q.shape, q.strides)
+    return _operands(problem, of_q, of_k, of_v, len(lse)).filled(q, *k, *v, o, *lse)
+
+
+def _tokens_of(x, problem, cache, scale):
+    """The arrays of the Tokens of k or v, (..., heads, tokens, features), or of a cache; their layout, None if it is
+    that of x."""
+    given, x = x, readable(x, x.dtype)
+    if cache is None:
+        return (x,), None if x is given else (x.shape, x.strides)
+    arrays, table, of_scale = [x], None, None
     if is_paged(problem):
-        table, page_size = np.ascontiguousarray(cache.table), problem.cache.page_size
-    else:
-        table, page_size = np.zeros((problem.matrices[0], 1), np.int32), max(problem.seqlen_k, 1)
+        arrays.append(np.ascontiguousarray(cache.table))
+        table = cache.table.shape
     if scale is not None:
-        scales = _place_of(cache._scale_of_tokens(scale)[..., None], problem)
-    return Tokens(_place_of(x, problem), KINDS.get(x.dtype, OF_SUMS), x.shape[-1], table, page_size, scales), x
+        scale = cache._scale_of_tokens(scale)[..., None]
+        arrays.append(scale)
+        of_scale = scale.shape, scale.strides
+    return arrays, (x.shape, x.strides, x.dtype, table, of_scale)
 
 
-def _place_of(x, problem):
+@lru_cache(maxsize=64)
+def _operands(problem, q, k, v, saves):
+    """The Record of calls on arrays of these layouts; None: those of the problem."""
+    q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
+    rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
+    lse = Later(rows, dtype) if saves else np.zeros((*problem.matrices, 0), dtype)
+    return Record(matrices(problem, *q, dtype.itemsize), _tokens(problem, *k), _tokens(problem, *v),
+                  Later((*rows, problem.head_dim_v), dtype), lse)  # fmt: skip
+
+
+def _tokens(problem, shape, strides, dtype=None, table=None, scale=None):
+    """The Tokens of arrays with these layouts: of a cache with a dtype of its own, a table or scales."""
+    dtype = dtype or problem.dtype
+    kind, scales = KINDS.get(dtype, OF_SUMS), NO_SCALES if scale is None else _place(problem, *scale)
+    if table is None:
+        pages, page_size = np.zeros((problem.matrices[0], 1), np.int32), max(problem.seqlen_k, 1)
+    else:
+        pages, page_size = Later(table, np.int32), problem.cache.page_size
+    return Tokens(_place(problem, shape, strides), kind, shape[-1], pages, page_size, scales)
+
+
+def _place(problem, shape, strides):
     """The Place of an array (..., heads, rows, columns), or (pages, heads, rows, columns)."""
     axes = slice(1 if is_paged(problem) else 0, -2)
-    offsets = _offsets(x.shape[axes], x.strides[axes], problem.batch, problem.heads)
-    return Place(x.ctypes.data, offsets, x.strides[0], x.strides[-2])
+    return Place(HOLE, offsets_of(shape[axes], strides[axes], problem.batch, problem.heads), strides[0], strides[-2])
 
 
 def is_paged(problem):
@@ -148,7 +191,7 @@ def is_paged(problem):
 
 
 @lru_cache(maxsize=256)
-def _offsets(shape, strides, batch, heads):
+def offsets_of(shape, strides, batch, heads):
     """Of the matrices of an array with these batch axes; the heads of a group share one."""
     steps = [np.arange(size) * stride for size, stride in zip(shape, strides)] or [np.zeros(1, np.int64)]
     steps[-1] = np.repeat(steps[-1], heads // max(steps[-1].size, 1))
@@ -156,6 +199,19 @@ def _offsets(shape, strides, batch, heads):
     offsets = np.broadcast_to(sum(np.ix_(*steps)), batch)
     # a copy: NumPy's broadcast arrays are read-only, for which Numba would compile kernels of their own
     return np.array(offsets.reshape(-1, heads) if offsets.size else np.zeros((0, heads)), np.int64, order="C")
+
+
+def kept(function):
+    """A function of a problem, of where a mask says that segments lie, and of more. What it returns is kept, unless
+    that is in arrays which may change."""
+    known = lru_cache(maxsize=64)(function)
+
+    def kept_or_new(problem, mask, *more):
+        if not mask._has_frame:
+            return known(problem, NO_FRAME, *more)
+        return (known if mask._is_settled else function)(problem, mask, *more)
+
+    return kept_or_new
 
 
 def tiles_of(problem, mask, tile_m):
@@ -208,17 +264,21 @@ def _cut(first, end, own, tile_m):
 
 
 def sight_of(problem, mask):
-    """The MaskArrays of a mask, and the arrays to keep alive. Those of a cache are kept if they are small."""
+    """The Record of the MaskArrays of a mask. Those of a cache are kept if they are small."""
     lasts = not mask._holds_arrays or (mask._is_settled and problem.seqlen_q <= FEW)
     return _known_sight_of(problem, mask) if lasts else _sight_of(problem, mask)
 
 
-@lru_cache(maxsize=64)
-def _known_sight_of(problem, mask):
-    return _sight_of(problem, mask)
-
-
 def _sight_of(problem, mask):
+    sight, held = _mask_arrays(problem, mask)
+    return Record(sight, held=held)
+
+
+_known_sight_of = lru_cache(maxsize=64)(_sight_of)
+
+
+def _mask_arrays(problem, mask):
+    """The MaskArrays, and arrays to which addresses in them lead."""
     mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, tails=True)
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
@@ -259,25 +319,26 @@ def _compact(grid):
     return Grid(cells, rows, cols, packed)
 
 
-def drops_of(dropout, origin):
-    """The DropoutNumbers of a Dropout or of None, and the scale of kept elements."""
+@lru_cache(maxsize=64)
+def numbers_of(dropout, origin, scale):
+    """The Record of a Dropout or None, of the scale of scores and of that of kept elements."""
     if dropout is None:
-        return NO_DROPS, 1.0
-    return DropoutNumbers(*map(np.uint64, dropout._numbers), origin), dropout.scale
+        return Record(NO_DROPS, scale, 1.0)
+    return Record(DropoutNumbers(*map(np.uint64, dropout._numbers), origin), scale, dropout.scale)
 
 
+@lru_cache(maxsize=64)
 def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
-    """A function that allocates a Scratch."""
+    """The Record of a Scratch, whose addresses count from its beginning, and a function that allocates its memory."""
     elements, dropped = tile_m * tile_n, tile_m * tile_n if problem.dropout else 0
     gathers = problem.dtype.itemsize == 2 or problem.cache is not None
     wide = tile_n * max(problem.head_dim, problem.head_dim_v) * gathers
     sizes = (elements, elements * backward, elements * slopes, tile_m * problem.head_dim,
              tile_m * problem.head_dim_v * backward, tile_m * problem.head_dim_v * (problem.seqlen_k > LONG),
              6 * tile_m)  # fmt: skip
-
-    def scratch():
-        floats = [np.empty(size, problem.sum_dtype) for size in sizes]
-        words = np.empty(2 * (tile_m + 16) if dropped else 0, np.uint64)
-        return Scratch(*floats, np.empty(dropped, np.uint8), words, np.empty(wide, problem.sum_dtype))
-
-    return scratch
+    places, nbytes = [], 0
+    dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64), problem.sum_dtype
+    for size, dtype in zip((*sizes, dropped, 2 * (tile_m + 16) if dropped else 0, wide), dtypes, strict=True):
+        places.append(At(nbytes, (size,), dtype))
+        nbytes += -(-size * dtype.itemsize // LINE) * LINE
+    return Record(Scratch(*places)), partial(np.empty, nbytes, np.uint8)

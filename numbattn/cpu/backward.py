@@ -1,5 +1,6 @@
 """Attention backward on the CPU: Algorithm 4, P recomputed from lse."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,13 +8,14 @@ import numpy as np
 from ..gradients import Gradients, sum_to
 from ..scores import Sink
 from ..values import rounded
-from .arguments import drops_of, matrices_of, readable, scratch_of, sight_of, tiles_of
-from .compile import kernel
+from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_of, tiles_of
+from .compile import Kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
+from .record import Later, Record, data_address
 from .score import curved_in, score, steps_of
-from .score_gradients import merged, pull_back, shares_of, sums_of
+from .score_gradients import merged, pull_back, shapes_of, shares_of, sums_for
 from .subnormals import flush_subnormals, restore
 from .tile import (
     EMPTY,
@@ -38,45 +40,77 @@ from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128
 BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not depend on the number of threads
-NO_DLSE = {dtype: np.zeros((0, 0, 0), dtype) for dtype in (np.dtype(np.float32), np.dtype(np.float64))}
 
 
 def backward(saved, do, dlse=None, deterministic=True):
     """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
-    q, k, v, do, o = (readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do, saved.o))
-    batches, heads = problem.matrices
-    lse = np.ascontiguousarray(saved.lse.reshape(batches, heads, problem.seqlen_q))
-    tiles, shares = tiles_of(problem, inputs.mask, TILE_M), shares_of(problem, inputs.score)
+    given = (
+        operands_of(saved, do, dlse), sight_of(problem, inputs.mask),
+        steps_of(problem, inputs.score, inputs.origin, derivatives=True),
+        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
+    sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
+    scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=curved_in(inputs.score))
+    plan = plan_of(problem, inputs.mask, shapes_of(inputs.score))
+    work = plan.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
+    dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
+    sums = [np.zeros(*layout) for layout in plan.sums]
+    results = plan.results.filled(np.array([*map(data_address, sums)], np.int64), dq, dk, dv)
+    launch(backward_kernel.given(scratch, *given, results), plan.blocks, work, memory)
+    dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
+    of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
+    grads = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
+    return Gradients(*grads, tuple(gradients_of_score(saved, do, dlse, map(merged, sums, plan.firsts))))
+
+
+def operands_of(saved, do, dlse):
+    """The Record of q, k, v, do, o, lse and dlse."""
+    problem, inputs = saved.problem, saved.inputs
+    arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do, saved.o)]
+    rows = [saved.lse] if dlse is None else [saved.lse, dlse]
+    rows = [np.ascontiguousarray(x.reshape(*problem.matrices, problem.seqlen_q)) for x in rows]
+    return _operands(problem, len(rows), *[(x.shape, x.strides) for x in arrays]).filled(*arrays, *rows)
+
+
+@lru_cache(maxsize=64)
+def _operands(problem, rows, *layouts):
+    """The Record of calls on arrays of these shapes and strides, with lse alone or with dlse, too."""
+    lse = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
+    dlse = lse if rows == 2 else np.zeros((0, 0, 0), problem.sum_dtype)
+    return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], lse, dlse)
+
+
+class Plan(NamedTuple):
+    """What calls with a problem, a mask and the shapes of a score's arrays have in common."""
+
+    pairs: int  # of a query and a key
+    blocks: int
+    results: Record  # of tiles, of blocks, and of sums and gradients, which come later
+    shapes: list  # of dq, in parts, dk and dv
+    new: Any  # how these are allocated
+    sums: list  # shape and dtype of those of each wanted gradient
+    firsts: tuple  # as in Shares
+
+
+@kept
+def plan_of(problem, mask, shapes):
+    """The Plan. shapes: of the arrays of steps, as from shapes_of."""
+    tiles, shares, (batches, heads) = tiles_of(problem, mask, TILE_M), shares_of(problem, shapes), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
     if tiles.by_head:
         chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))
+    sizes = [((parts,), (heads, problem.seqlen_q, problem.head_dim)),
+             ((), (problem.heads_k, problem.seqlen_k, problem.head_dim)),
+             ((), (problem.heads_k, problem.seqlen_k, problem.head_dim_v))]  # fmt: skip
+    grads = [Later((*lead, batches, *size), problem.sum_dtype) for lead, size in sizes]
+    sums, layouts = sums_for(problem, shapes, shares, chunks)
+    results = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
     new = np.empty if chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
-    dq = new((parts, batches, heads, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
-    dk = new((batches, problem.heads_k, problem.seqlen_k, problem.head_dim), problem.sum_dtype)
-    dv = new((batches, problem.heads_k, problem.seqlen_k, problem.head_dim_v), problem.sum_dtype)
-    sight, alive = sight_of(problem, inputs.mask)
-    steps, also_alive = steps_of(problem, inputs.score, inputs.origin, derivatives=True)
-    sums, sums_by_step = sums_of(problem, inputs.score, shares, chunks)
-    drops, kept_scale = drops_of(inputs.dropout, inputs.origin)
-    curved = curved_in(inputs.score)
-    scratch = scratch_of(problem, TILE_M, TILE_N, backward=True, slopes=curved)
-    matrices = (matrices_of(x, problem) for x in (q, k, v, do, o))
-    dlse = NO_DLSE[problem.sum_dtype] if dlse is None else np.ascontiguousarray(dlse.reshape(lse.shape))
-    given = Given(*matrices, lse, dlse, sight, steps, drops, inputs.scale, kept_scale, curved)
-    work = tiles.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
-    blocks = (len(shares.starts) - 1) * chunks
-    shared = tiles.table, tiles.starts, shares.order, shares.starts, chunks
-    launch(backward_kernel, blocks, work, scratch, given, *shared, sums, dq, dk, dv)
-    dq = dq[0] if parts == 1 else dq.sum(axis=0)
-    lead = problem.batch[:-1]
-    grads = [
-        rounded(sum_to(dx.reshape(*lead, *dx.shape[1:]), x.shape), problem.result_dtype)
-        for dx, x in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v))
-    ]
-    return Gradients(*grads, tuple(gradients_of_score(saved, do, dlse, map(merged, sums_by_step, shares.firsts))))
+    return Plan(tiles.pairs, (len(shares.starts) - 1) * chunks, results,
+                [(*lead, *problem.batch[:-1], *size) for lead, size in sizes], new, layouts, shares.firsts)  # fmt: skip
 
 
 def gradients_of_score(saved, do, dlse, summed):
@@ -88,8 +122,8 @@ def gradients_of_score(saved, do, dlse, summed):
             continue
         (array,) = part._weights
         if isinstance(part, Sink):
-            delta = np.einsum("...mc,...mc->...m", do, saved.o.astype(problem.sum_dtype, copy=False))
-            dx = part._gradient(None, saved.lse, delta - dlse.reshape(delta.shape) if dlse.size else delta)
+            delta = np.einsum("...mc,...mc->...m", *[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
+            dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         else:
             dx = next(summed).reshape(array.shape)
         yield dx if problem.wide else rounded(dx, array.dtype)
@@ -110,7 +144,6 @@ class Given(NamedTuple):
     drops: Any
     scale: Any
     kept_scale: Any
-    curved: Any  # how many steps have a derivative that is not 1
 
 
 class Queries(NamedTuple):
@@ -132,12 +165,14 @@ class Queries(NamedTuple):
     D: Any
 
 
-@kernel
+@Kernel
 def backward_kernel(
-    first_block, end_block, stop, scratch, given, tiles, tile_starts, pairs, starts, chunks, sums, dq, dk, dv
-):
+    first_block, end_block, stop, scratch, q, k, v, do, o, lse, dlse, sight, steps, drops, scale, kept_scale, tiles,
+    tile_starts, pairs, starts, chunks, sums, dq, dk, dv,
+):  # fmt: skip
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
     before, heads_k = flush_subnormals(), dk.shape[1]
+    given = Given(q, k, v, do, o, lse, dlse, sight, steps, drops, scale, kept_scale)
     for block in range(first_block, end_block):
         chunk, share = block % chunks, block // chunks
         for number in range(starts[share], starts[share + 1]):
@@ -196,7 +231,7 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chu
                 if S.size == 0:
                     continue
                 product(dV[n0:n_end], S, dO, kept_scale, True)              # line 16: dV += (P Z)^T dO
-                pull_back(dP, given.steps, scratch.slopes, given.curved, sums, batch, head, chunk, at.m0, n0, at.offset)
+                pull_back(dP, given.steps, scratch.slopes, sums, batch, head, chunk, at.m0, n0, at.offset)
                 product(dK[n0:n_end], dP, Q, scale, True)                   # line 22: dK += scale dS^T Q
                 product_tn(dQ, dP, K[n0:n_end], scale, True)                # line 21: dQ += scale dS K
 

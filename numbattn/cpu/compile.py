@@ -3,80 +3,74 @@
 import ctypes
 import hashlib
 import sys
+from functools import partial
 
 import numba
+import numpy as np
 from llvmlite import binding as llvm
-from numba import _dynfunc, types
-from numba.core import config, typing
-from numba.core.caching import NullCache
+from numba import types
+from numba.core import config
 from numba.core.ccallback import CFunc
 from numba.core.codegen import RuntimeLinker
-from numba.core.compiler import compile_result
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.environment import Environment
-from numba.core.funcdesc import ExternalFunctionDescriptor
 from numba.core.registry import cpu_target
 
 from .. import cache as disk
 from .. import sources
 from ..compiling import compiling
+from .record import data_address, kind_of, reader
+from .tile import contiguous_view
 
 # what changes the code that Numba makes, beside the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
+ENTRY = *[ctypes.c_int64] * 4, ctypes.c_char_p  # first and end block, addresses of stop, memory and arguments
 
 
-def kernel(function):
-    """Compile a function when it is first called, to run without the GIL.
+class Kernel:
+    """A function of (first block, end block, stop, scratch, *arguments), without a result.
 
-    It returns nothing, allocates nothing and counts no references to its arrays (_nrt): that takes longer than a short
-    call computes.
+    It is compiled for all types of arguments that come, and called by its address, without the GIL. It allocates
+    nothing and counts no references to its arrays (_nrt): that takes longer than a short call computes.
     """
-    compiled = numba.njit(nogil=True, error_model="numpy", _nrt=False)(function)
-    compiled._cache = DiskCache(function)
-    compile_now = compiled._compiler.compile
 
-    def compile_and_say_so(kinds, *args):
-        with compiling("cpu", _shown(function.__name__, kinds)):
-            return compile_now(kinds, *args)
+    def __init__(self, function):
+        self.function, self.__name__, self.entries = function, function.__name__, {}
 
-    compiled._compiler.compile = compile_and_say_so  # what Numba calls where the cache has nothing
-    return compiled
+    def given(self, *records):
+        """A function of (first block, end block, stop, memory), for arguments in Records. The first one is that of
+        scratch: its addresses count from the beginning of the memory."""
+        form = tuple([record.form for record in records])
+        entry = (self.entries.get(form) or self._compiled(form, records)).ctypes
+        arguments = b"".join([record.bytes for record in records])
+
+        def call(first, end, stop, memory):
+            entry(first, end, data_address(stop), data_address(memory), arguments)
+
+        call.records = records  # the arrays in them live as long
+        return call
+
+    def _compiled(self, form, records):
+        kinds = tuple([kind_of(x) for record in records for x in record.arguments])
+        with global_compiler_lock:
+            if form not in self.entries:
+                name = f"{self.function.__module__}.{self.function.__qualname__}", kinds
+                make, shown = partial(self._entry, kinds), _shown(self.__name__, kinds)
+                self.entries[form] = c_function(name, ENTRY, make, shown, _nrt=False)
+        return self.entries[form]
+
+    def _entry(self, kinds):
+        body, read = numba.njit(error_model="numpy", _nrt=False, fastmath={"contract"})(self.function), reader(kinds)
+
+        def entry(first, end, stop, memory, arguments):
+            body(first, end, contiguous_view(stop, 1, 1, 1, np.int32), *read(arguments, memory))
+
+        return entry
 
 
 def _shown(name, kinds):
     """A kernel, and the dtype of its arrays of floats."""
     floats = {str(x.dtype) for x in kinds if isinstance(x, types.Array) and isinstance(x.dtype, types.Float)}
-    return f"{name}{' of ' * bool(floats)}{', '.join(sorted(floats))} for the CPU"
-
-
-class DiskCache(NullCache):
-    """Numba's own cache misses changes in other files than the function's, fails on a damaged file, and unpickles."""
-
-    def __init__(self, function):
-        self.function, self.name = function, f"{function.__module__}.{function.__qualname__}"
-
-    def load_overload(self, signature, target_context):
-        target_context.refresh()
-        kept = disk.read("cpu", file_of(self.name, signature, target_context.codegen()))
-        if kept is None:
-            return None
-        code, function = Code(kept), self.function
-        environment = Environment(function.__globals__)
-        code.set(kept.header["environment"], id(environment))
-        module = sys.modules[function.__module__]
-        entry = _dynfunc.make_function(module, function.__name__, "", code.address, environment, (code,))
-        return compile_result(
-            signature=typing.signature(types.none, *signature),
-            fndesc=ExternalFunctionDescriptor(self.name, types.none, signature),
-            entry_point=entry,
-            objectmode=False,
-        )
-
-    def save_overload(self, signature, result):
-        is_whole = result.signature.return_type == types.none and not (result.lifted or result.reload_init)
-        if is_whole and not result.environment.consts:
-            header = {"function": result.fndesc.llvm_cpython_wrapper_name, "environment": result.fndesc.env_name}
-            keep(file_of(self.name, signature, result.codegen), header, result.library)
+    return f"{name}{' of ' * bool(floats)}{', '.join(sorted(floats))}"
 
 
 class Code:
@@ -93,10 +87,6 @@ class Code:
         self._engine.finalize_object()
         self.address = self._engine.get_function_address(kept.header["function"])
 
-    def set(self, pointer, address):
-        """Where its variable of this name points."""
-        ctypes.c_void_p.from_address(self._engine.get_global_value_address(pointer)).value = address
-
 
 def keep(file, header, library):
     """Keep the object code of a library, unless addresses in this process are part of it, and return what is kept."""
@@ -109,23 +99,24 @@ def keep(file, header, library):
 
 
 class CFunction:
-    """A function of int64 numbers, without a result, for calls by its address."""
+    """A function without a result, for calls by its address."""
 
     def __init__(self, owner, address, arguments):
         self._owner, self.address = owner, address  # the code lives as long as its owner
-        self.ctypes = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)(address)
+        self.ctypes = ctypes.CFUNCTYPE(None, *arguments)(address)
 
 
 @global_compiler_lock
-def c_function(name, arguments, make):
-    """The CFunction of what make() returns, from the disk if it is there. name: no other has it in any process."""
+def c_function(name, arguments, make, shown="a function of a score", **options):
+    """The CFunction of what make() returns, from the disk if it is there. name: no other has it in any process;
+    arguments: as ctypes has them, in compiled code they are int64; shown: what the log calls it."""
     cpu_target.target_context.refresh()
-    kinds = types.void, (types.int64,) * arguments
+    kinds = types.void, (types.int64,) * len(arguments)
     file = file_of(name, kinds, cpu_target.target_context.codegen())
     kept = disk.read("cpu", file)
     if kept is None:
-        with compiling("cpu", "a function of a score for the CPU"):
-            result = CFunc(make(), kinds[::-1], {}, {"error_model": "numpy"})._compile_uncached()
+        with compiling("cpu", f"{shown} for the CPU"):
+            result = CFunc(make(), kinds[::-1], {}, {"error_model": "numpy", **options})._compile_uncached()
         library, symbol = result.library, result.fndesc.llvm_cfunc_wrapper_name
         kept = keep(file, {"function": symbol}, library)
         if kept is None:

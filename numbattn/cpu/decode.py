@@ -5,15 +5,15 @@ Where chunks and tiles begin, and the order of all sums, depends on nothing else
 are the same to the bit, alone or in any batch.
 """
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arguments import FEW, WorkTiles, scratch_of, tiles_of
-from .compile import kernel
+from .arguments import FEW, WorkTiles, kept, scratch_of, tiles_of
+from .compile import Kernel
 from .launch import launch
 from .product import product_few, product_nt
+from .record import Record
 from .score import score
 from .softmax import absorb, add_sink, epilogue, multiply
 from .tile import (
@@ -26,6 +26,7 @@ from .tile import (
     exp,
     fill,
     inline,
+    inline_in_place,
     intervals_of,
     is_set,
     keys_in_sight,
@@ -56,19 +57,10 @@ class Few(NamedTuple):
     keys: int  # of all tiles
 
 
+@kept
 def split(problem, mask, tile_m):
-    """The WorkTiles of many queries, and the Few."""
-    if mask._frame is None or mask._is_settled:
-        return _known_split(problem, mask, tile_m)
-    return _split(problem, tiles_of(problem, mask, tile_m))
-
-
-@lru_cache(maxsize=64)
-def _known_split(problem, mask, tile_m):
-    return _split(problem, tiles_of(problem, mask, tile_m))
-
-
-def _split(problem, tiles):
+    """The WorkTiles of many queries and the Few, each with its Record, or None."""
+    tiles = tiles_of(problem, mask, tile_m)
     batch, head, m0, m_end, segment, end, _ = tiles.table.T
     is_few = (m_end - m0 <= VERY_FEW) | (m_end - m0 <= FEW) & (end - segment > SHORT)
     packed = 1 if tiles.by_head or not problem.heads else problem.group_size
@@ -77,18 +69,20 @@ def _split(problem, tiles):
     starts = np.append(0, np.cumsum(np.maximum(-(-keys // CHUNK), 1)))
     few = Few(tiles.table[some], starts, packed, packed * int((m_end - m0)[some].max(initial=0)), int(keys.sum()))
     pairs = int(((m_end - m0) * (end - segment))[~is_few].sum())
-    return WorkTiles(tiles.table[~is_few], None, pairs, tiles.longest, tiles.by_head), few
+    many = WorkTiles(tiles.table[~is_few], None, pairs, tiles.longest, tiles.by_head)
+    return (many, Record(many.table)) if len(many.table) else None, (few, Record(few)) if len(few.table) else None
 
 
-def launch_decode(problem, few, arrays, options):
-    """o and lse, in `arrays`, of tiles of few queries."""
-    blocks = few.starts[-1]
+def launch_decode(problem, few, record, operands, options):
+    """o and lse of tiles of few queries."""
+    blocks = int(few.starts[-1])
     parts = np.empty((blocks, few.rows, problem.head_dim_v), problem.sum_dtype)
     statistics = np.empty((blocks, 2, few.rows), problem.sum_dtype)
     done = np.zeros(len(few.table), np.int64)
     work = READING * few.keys * (problem.head_dim + problem.head_dim_v)
-    scratch = scratch_of(problem, max(few.rows, LANES), TILE_N)
-    launch(decode_kernel, blocks, work, scratch, *arrays, few, parts, statistics, done, *options)
+    scratch, memory = scratch_of(problem, max(few.rows, LANES), TILE_N)
+    own = Record(parts, statistics, done)
+    launch(decode_kernel.given(scratch, operands, record, own, *options), blocks, work, memory)
 
 
 class Operands(NamedTuple):
@@ -117,7 +111,7 @@ class Partial(NamedTuple):
     l: Any
 
 
-@kernel
+@Kernel
 def decode_kernel(
     first_block, end_block, stop, scratch, q, k, v, o, lse, few, parts, statistics, done, sight, steps, sinks, drops,
     scale, kept_scale,
@@ -198,7 +192,7 @@ def is_hidden(rows, sight, n0, n_end):
     return True
 
 
-@inline
+@inline_in_place
 def softmax_row(rows, r, S, given, scratch, n0, n_end):
     """Algorithm 2, lines 11 to 14, for one row; O = alpha O of line 15."""
     queries, batch, keys = rows.m_end - rows.m0, rows.batch, n_end - n0

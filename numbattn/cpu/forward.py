@@ -10,8 +10,8 @@ import numpy as np
 from ..merging import merge_into
 from ..problem import Saved
 from ..values import rounded
-from .arguments import LONG, drops_of, matrices_of, readable, scratch_of, sight_of, tokens_of
-from .compile import kernel
+from .arguments import LONG, numbers_of, operands_of, scratch_of, sight_of
+from .compile import Kernel
 from .decode import Operands, launch_decode, split
 from .launch import launch
 from .product import product, product_tn
@@ -26,6 +26,7 @@ from .tile import (
     draw,
     fill,
     inline,
+    inline_in_place,
     intervals_of,
     is_set,
     keys_in_sight,
@@ -50,35 +51,32 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     onto: o and lse over other keys, in the dtype of sums, to which these are added: lse where it lies, and o, too, if
     it is `out`.
     """
-    q, cache = readable(inputs.q, problem.sum_dtype), inputs.cache
-    k, k_alive = tokens_of(inputs.k, problem, cache, cache and cache.k_scale)
-    v, v_alive = tokens_of(inputs.v, problem, cache, cache and cache.v_scale)
-    o = np.empty((*problem.matrices, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
-    lse = np.empty((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
+    o = np.empty(problem.out_shape, problem.sum_dtype)
+    lse = [np.empty(problem.lse_shape, problem.sum_dtype)] if save or onto else []
+    operands = operands_of(problem, inputs, o, *lse)
     many, few = split(problem, inputs.mask, TILE_M)
-    sight, alive = sight_of(problem, inputs.mask)
-    steps, also_alive = steps_of(problem, inputs.score, inputs.origin)
-    drops, kept_scale = drops_of(inputs.dropout, inputs.origin)
-    arrays = matrices_of(q, problem), k, v, o, lse
-    options = sight, steps, sinks_of(problem, inputs.score), drops, inputs.scale, kept_scale
-    features = problem.head_dim + problem.head_dim_v
-    if len(many.table):
-        scratch, work = scratch_of(problem, TILE_M, TILE_N), many.pairs * (features + EXPONENTIAL)
-        launch(forward_kernel, len(many.table), work, scratch, *arrays, many.table, *options)
-    if len(few.table):
-        launch_decode(problem, few, arrays, options)
-    o, lse = o.reshape(problem.out_shape), lse.reshape(problem.lse_shape)
-    if onto is not None:
+    options = (
+        sight_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin),
+        sinks_of(problem, inputs.score), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
+    if many is not None:
+        tiles, record = many
+        scratch, memory = scratch_of(problem, min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k))
+        work = tiles.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL)
+        launch(forward_kernel.given(scratch, operands, record, *options), len(tiles.table), work, memory)
+    if few is not None:
+        launch_decode(problem, *few, operands, options)
+    if onto:
         before, lse_before = onto
         out = np.empty(o.shape, problem.result_dtype) if out is None else out
-        merge_into(out, before, lse_before, o, lse)
-        lse = lse_before
+        merge_into(out, before, lse_before, o, *lse)
+        lse = [lse_before]
     elif out is None:
         out = rounded(o, problem.result_dtype)
     else:
         with np.errstate(under="ignore"):
             out[...] = o
-    return out, Saved(problem, inputs, out, lse) if save else None
+    return out, Saved(problem, inputs, out, *lse) if save else None
 
 
 class Queries(NamedTuple):
@@ -96,7 +94,7 @@ class Queries(NamedTuple):
     part: Any
 
 
-@kernel
+@Kernel
 def forward_kernel(
     first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, scale, kept_scale
 ):
@@ -135,7 +133,7 @@ def prefetch_inputs(given, row, scratch, dtype):
         prefetch(rows_of(given.v, batch, head, first, end, scratch.wide, dtype))
 
 
-@inline
+@inline_in_place
 def attend(O, m, l, at, given, scratch, stop, first, end):
     """O, m and l of keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end

@@ -3,6 +3,7 @@
 Kernels call it by its address: so they are compiled once for all functions, and a function without a kernel.
 """
 
+import ctypes
 from functools import lru_cache
 
 import numba
@@ -16,9 +17,10 @@ from ..element import check, slope_of, value_of
 from ..strict import Compiler, compiled
 from ..wide import seen
 from .compile import c_function
-from .tile import INT64, array_at, contiguous_view
+from .record import data_address, reader
+from .tile import INT64, contiguous_view
 
-ARGUMENTS = 9  # of a CFunction here
+ARGUMENTS = [ctypes.c_int64] * 9  # of a CFunction here
 
 
 def tile_function(score, dtype, derivative=False):
@@ -48,11 +50,11 @@ def _tile_function(identity, kinds, dtype, derivative):
 
     def make():
         check(identity, numba.from_dtype(dtype), kinds, derivative)
-        real, arrays_of, hidden = dtype.type, arrays_at(kinds), -np.inf
+        real, arrays_of, hidden = dtype.type, reader(kinds), -np.inf
         of_element = slope_of(identity) if derivative else value_of(identity)
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
-            S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record)
+            S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
             out = contiguous_view(F, rows, cols, cols, real) if derivative else S
             for j in range(rows):
                 for i in range(cols):
@@ -119,28 +121,8 @@ def _walk(function):
 
 def record_of(arrays):
     """Address, shape and strides of each array, one after the other, int64."""
-    numbers = [number for x in arrays for number in (x.ctypes.data, *x.shape, *x.strides)]
+    numbers = [number for x in arrays for number in (data_address(x), *x.shape, *x.strides)]
     return np.array(numbers or [0], np.int64)
-
-
-def arrays_at(kinds):
-    """The intrinsic (address of a record): a tuple of arrays of these types."""
-    out = types.Tuple(kinds)
-
-    @intrinsic
-    def arrays(typingctx, record):
-        def generate(context, builder, signature, args):
-            at, made = builder.inttoptr(args[0], INT64.as_pointer()), []
-            for kind in kinds:
-                numbers = [builder.load(builder.gep(at, [ir.Constant(INT64, n)])) for n in range(1 + 2 * kind.ndim)]
-                at = builder.gep(at, [ir.Constant(INT64, len(numbers))])
-                address, shape, strides = numbers[0], numbers[1 : 1 + kind.ndim], numbers[1 + kind.ndim :]
-                made.append(array_at(context, builder, kind, address, shape, strides))
-            return context.make_tuple(builder, out, made)
-
-        return out(types.int64), generate
-
-    return arrays
 
 
 @intrinsic
@@ -148,8 +130,8 @@ def call_at(typingctx, address, S, slopes, rows, cols, batch, head, m0, n0, reco
     """Call the cfunc at an address."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * ARGUMENTS)
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(ARGUMENTS))
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * (ARGUMENTS + 1)), generate
+    return types.void(*[types.int64] * (len(ARGUMENTS) + 1)), generate

@@ -10,23 +10,23 @@ from numba.np.ufunc import parallel
 
 # work, see `launch`: a thread does 1e10 to 5e10 in a second
 SERIAL = 5e7  # less than twice that is done before a second thread would help; a thread takes as much at once
+NEVER = np.zeros(1, np.int32)  # stops
 SHORT = 2e9  # less is done before anyone waits for a signal handler
 
 
-def launch(kernel, blocks, work, scratch, *args):
-    """Call kernel(first, last, stop, scratch(), *args) for all blocks, a few at a time, on as many threads as pay.
+def launch(kernel, blocks, work, scratch):
+    """Call kernel(first, last, stop, scratch()) for all blocks, a few at a time, on as many threads as pay.
 
     work: about how many multiplications there are. scratch: allocates the memory of a thread. The kernel checks stop[0]
     before each tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes:
     so with much work the calling thread leaves all of it to others, and waits.
     """
     if work < 2 * SERIAL:
-        kernel(0, blocks, np.zeros(1, np.int32), scratch(), *args)
+        kernel(0, blocks, NEVER, scratch())
         return
-    kernel(0, 0, np.zeros(1, np.int32), scratch(), *args)  # compiles, in the thread that can be interrupted
     threads = max(1, min(_threads(), blocks, int(work / SERIAL)))
     step = max(1, blocks // (8 * threads), int(blocks * SERIAL / work))
-    run = Run(kernel, blocks, step, scratch, args)
+    run = Run(kernel, blocks, step, scratch)
     try:
         run.start(threads, takes_part=work < SHORT)
         run.finish()
@@ -46,8 +46,8 @@ def _threads():
 class Run:
     """The blocks of one call; threads take `step` of them at a time."""
 
-    def __init__(self, kernel, blocks, step, scratch, args):
-        self.kernel, self.blocks, self.step, self.scratch, self.args = kernel, blocks, step, scratch, args
+    def __init__(self, kernel, blocks, step, scratch):
+        self.kernel, self.blocks, self.step, self.scratch = kernel, blocks, step, scratch
         self.next = self.active = 0  # block; threads in the kernel
         self.stop, self.error, self.changed = np.zeros(1, np.int32), None, threading.Condition()
 
@@ -65,7 +65,7 @@ class Run:
         scratch = self.scratch()
         while (first := self.take()) is not None:
             try:
-                self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch, *self.args)
+                self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch)
             except BaseException as error:
                 self.error, self.stop[0] = error, 1
             with self.changed:

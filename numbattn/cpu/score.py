@@ -3,6 +3,7 @@
 As everywhere here tiles are transposed: a row is a key, a column a query.
 """
 
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ from ..functions import Score
 from ..origin import Origin
 from ..scores import Alibi, Bias, DistancePart, RelativeBias, Sink, Softcap, sink_of
 from ..values import rounded
-from .arguments import compact, matrices_of
+from .arguments import compact, offsets_of
 from .function import call_at, record_of, tile_function
+from .record import Later, Record, data_address
 from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile
 from .transposition import transpose
 
@@ -32,45 +34,81 @@ class Steps(NamedTuple):
     # function has its derivative, or 0, in place of rows
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
-    values: Any  # int64 (steps, batch, heads), addresses of matrices; for a function, of the record of its arrays
+    addresses: Any  # int64 (steps), of arrays; for a function, of the record of its arrays
+    places: Any  # int64 (steps, batch, heads), bytes: where in the array the matrix of each begins
     origin: Origin  # from which functions count
+    curved: int  # how many have a derivative that is not 1
 
 
-NO_STEPS = Steps(np.zeros((0, 7), np.int64), np.zeros(0), *np.zeros((2, 0, 0, 0), np.int64), Origin())
+NO_STEPS = Record(Steps(np.zeros((0, 7), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64), np.zeros(0, np.int64),
+                        np.zeros((0, 0, 0), np.int64), Origin(), 0))  # fmt: skip
+
+
+class Step(NamedTuple):
+    """A row of Steps, but for its address."""
+
+    kind: int
+    shape: tuple  # of an array (..., rows, columns); of a function its derivative and 0
+    strides: tuple
+    extra: int = 0  # reach, or function
+    offset: Any = 0  # an int, or int64 (batch, heads) as bytes; None if it is aligned by tile
+    cap: float = 0.0
 
 
 def steps_of(problem, parts, origin, derivatives=False):
-    """The Steps of a score, and the arrays to keep alive. derivatives: whether those of functions are wanted."""
+    """The Record of the Steps of a score. derivatives: whether those of functions are wanted."""
     if not parts:
-        return NO_STEPS, ()
-    numbers, caps, offsets, values, alive = [], [], [], [], []
-    zero = np.zeros(problem.matrices, np.int64)
+        return NO_STEPS
+    steps, arrays, held = [], [], []
     for part in parts:
-        if isinstance(part, Sink):
-            continue
-        if isinstance(part, Score):
-            function, record = tile_function(part, problem.sum_dtype), record_of(part.arrays)
-            slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
-            numbers.append((FUNCTION, slope.address if derivatives else 0, 0, 0, 0, function.address, False))
-            caps.append(0.0)
-            offsets.append(zero)
-            values.append(np.full(problem.matrices, record.ctypes.data))
-            alive += function, slope, record
-            continue
-        x = compact(matrix_of(part))
-        x = np.require(x if isinstance(part, Bias) else rounded(x, problem.sum_dtype), requirements="A")
-        kind = OF_BIASES[x.dtype] if isinstance(part, Bias) else KINDS[type(part)]
-        matrices = matrices_of(x, problem)
-        reach = part._reach if isinstance(part, RelativeBias) else 0
-        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k) if isinstance(part, DistancePart) else 0
-        numbers.append((kind, *x.shape[-2:], *x.strides[-2:], reach, offset is None))
-        caps.append(getattr(part, "cap", 0.0))
-        offsets.append(zero if offset is None else np.broadcast_to(offset, problem.batch).reshape(problem.matrices))
-        values.append(matrices.address + matrices.offsets)
-        alive.append(x)
-    numbers, caps = np.array(numbers, np.int64).reshape(-1, 7), np.array(caps, np.float64)
-    offsets, values = (np.array(x, np.int64).reshape(len(caps), *problem.matrices) for x in (offsets, values))
-    return Steps(numbers, caps, offsets, values, origin), alive
+        if not isinstance(part, Sink):
+            step, x, owners = (_function if isinstance(part, Score) else _step)(part, problem, derivatives)
+            steps.append(step)
+            arrays.append(x)
+            held.append(owners)
+    addresses = np.array([*map(data_address, arrays)], np.int64)
+    return _steps(problem, tuple(steps), origin).filled(addresses, held=(arrays, held))
+
+
+def _function(part, problem, derivatives):
+    """The Step of a user's function, the record of its arrays, and what has to live as long."""
+    function = tile_function(part, problem.sum_dtype)
+    slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
+    shape = slope.address if derivatives else 0, 0
+    return Step(FUNCTION, shape, (0, 0), function.address), record_of(part.arrays), (function, slope)
+
+
+def _step(part, problem, derivatives):
+    """The Step of another part, its array, and nothing else."""
+    x, kind, reach, offset = compact(matrix_of(part)), KINDS.get(type(part)), 0, 0
+    if isinstance(part, Bias):
+        kind = OF_BIASES[x.dtype]
+    else:
+        x = rounded(x, problem.sum_dtype)
+    if isinstance(part, RelativeBias):
+        reach = part._reach
+    if isinstance(part, DistancePart):
+        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
+        if isinstance(offset, np.ndarray):
+            offset = np.broadcast_to(offset, problem.batch).astype(np.int64).tobytes()
+    x = x if x.flags.aligned else np.require(x, requirements="A")
+    return Step(kind, x.shape, x.strides, reach, offset, getattr(part, "cap", 0.0)), x, None
+
+
+@lru_cache(maxsize=64)
+def _steps(problem, steps, origin):
+    """The Record of Steps."""
+    count, caps = len(steps), np.array([step.cap for step in steps], np.float64)
+    numbers, offsets = np.zeros((count, 7), np.int64), np.zeros((count, *problem.matrices), np.int64)
+    places = np.zeros_like(offsets)
+    for number, (kind, shape, strides, extra, offset, _) in enumerate(steps):
+        numbers[number] = kind, *shape[-2:], *strides[-2:], extra, offset is None
+        if isinstance(offset, bytes):
+            offset = np.frombuffer(offset, np.int64).reshape(problem.matrices)
+        offsets[number] = 0 if offset is None else offset
+        places[number] = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads).reshape(problem.matrices)
+    curved = sum(step.kind in (CAP, FUNCTION) for step in steps)
+    return Record(Steps(numbers, caps, offsets, Later((count,), np.int64), places, origin, curved))
 
 
 def matrix_of(part):
@@ -82,11 +120,17 @@ def matrix_of(part):
 
 
 def sinks_of(problem, parts):
-    """The logit of each (batch, head); empty without a Sink."""
-    sink = sink_of(parts)
+    """The Record of the logit of each (batch, head); empty without a Sink."""
+    sink = sink_of(parts) if parts else None
     if sink is None:
-        return np.zeros((0, 0), problem.sum_dtype)
-    return np.broadcast_to(rounded(sink.logits, problem.sum_dtype), problem.batch).reshape(problem.matrices).copy()
+        return _no_sinks(problem.sum_dtype)
+    logits = np.broadcast_to(rounded(sink.logits, problem.sum_dtype), problem.batch)
+    return Record(logits.reshape(problem.matrices).copy())
+
+
+@cache
+def _no_sinks(dtype):
+    return Record(np.zeros((0, 0), dtype))
 
 
 def curved_in(parts):
@@ -104,7 +148,7 @@ def score(S, steps, slopes, batch, head, m0, n0, aligned):
     number = 0
     for step in range(steps.caps.size):
         kind, rows, cols, row_stride, col_stride, extra, _ = steps.numbers[step]
-        place = steps.values[step, batch, head], rows, cols, row_stride, col_stride
+        place = steps.addresses[step] + steps.places[step, batch, head], rows, cols, row_stride, col_stride
         own_slopes = slopes[number * S.size : (number + 1) * S.size]
         if kind == CAP:
             cap(S, own_slopes, S.dtype.type(steps.caps[step]))

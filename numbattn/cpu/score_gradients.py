@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..scores import Sink
+from .record import Later
 from .score import ALIBI, CAP, FUNCTION, RELATIVE, matrix_of, offset_of
 from .tile import contiguous_view, inline, tile
 from .transposition import transpose
@@ -28,17 +29,19 @@ class Shares(NamedTuple):
     firsts: tuple  # for each wanted gradient: the first sum of each matrix of the array
 
 
-def shares_of(problem, parts):
+def shapes_of(parts):
+    """The shape of the array of each step, with rows and columns; None where its gradient is not wanted."""
+    steps = [part for part in parts if not isinstance(part, Sink)]
+    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps])
+
+
+def shares_of(problem, shapes):
     """The Shares of a problem. Without gradients of arrays a block is a pair."""
-    shapes = tuple([matrix_of(part).shape for part in parts if is_summed(part)])
+    shapes = tuple([shape for shape in shapes if shape is not None])
     batches, heads = problem.matrices
     keys = problem.heads_k * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
     room = batches * (heads * problem.seqlen_q * problem.head_dim + keys)  # elements of dq, dk and dv
     return _shares(problem.batch, (batches, heads), problem.heads_k, shapes, room if shapes else 0)
-
-
-def is_summed(part):
-    return part._wants_gradient and not isinstance(part, Sink)
 
 
 @lru_cache(maxsize=64)
@@ -80,25 +83,25 @@ def _own_of(shape, batch, matrices):
 class Sums(NamedTuple):
     """Where the gradients of the arrays of Steps are added up, as kernels take it."""
 
-    numbers: Any  # int64 (steps, 4): is wanted; rows and columns; bytes from the sum of a chunk to that of the next one
-    places: Any  # int64 (steps, batch, heads), addresses
+    numbers: Any  # int64 (steps, 4): which wanted gradient, or -1; rows and columns; bytes between the sums of chunks
+    addresses: Any  # int64 (wanted gradients), of arrays (sums, chunks, rows, columns)
+    places: Any  # int64 (wanted gradients, batch, heads), bytes: where in the array the sum of each begins
 
 
-def sums_of(problem, parts, shares, chunks):
-    """The Sums, and the array of each wanted gradient, (sums, chunks, rows, columns)."""
-    steps = [part for part in parts if not isinstance(part, Sink)]
-    sums = Sums(np.zeros((len(steps), 4), np.int64), np.zeros((len(steps), *problem.matrices), np.int64))
-    arrays = []
-    for step, part in enumerate(steps):
-        if is_summed(part):
-            rows, cols = matrix_of(part).shape[-2:]
+def sums_for(problem, shapes, shares, chunks):
+    """The Sums of steps, and the shape and dtype of the array of each wanted gradient. shapes: as from shapes_of."""
+    numbers, layouts = np.full((len(shapes), 4), -1, np.int64), []
+    places = np.zeros((len(shares.places), *problem.matrices), np.int64)
+    for step, shape in enumerate(shapes):
+        if shape is not None:
+            rows, cols = shape[-2:]
             whole = rows > 1 and cols > 1  # few numbers are added to an element, all in one chunk, and there are many
-            place, shape = shares.places[len(arrays)], (1, rows, cols) if whole else (chunks, rows, cols)
-            dx = np.zeros((place.max(initial=0) + 1, *shape), problem.sum_dtype if whole else np.float64)
-            sums.numbers[step] = True, rows, cols, 0 if whole else dx.strides[1]
-            sums.places[step] = dx.ctypes.data + place * dx.strides[0]
-            arrays.append(dx)
-    return sums, arrays
+            number, dtype = len(layouts), problem.sum_dtype if whole else np.dtype(np.float64)
+            place, nbytes, parts = shares.places[number], rows * cols * dtype.itemsize, 1 if whole else chunks
+            numbers[step] = number, rows, cols, 0 if whole else nbytes
+            places[number] = place * parts * nbytes
+            layouts.append(((int(place.max(initial=0)) + 1, parts, rows, cols), dtype))
+    return Sums(numbers, Later((len(layouts),), np.int64), places), layouts
 
 
 def merged(dx, firsts):
@@ -109,19 +112,20 @@ def merged(dx, firsts):
 
 # ---------------------------------------------------------------------------------------------------------- gradients
 @inline
-def pull_back(dS, steps, slopes, curved, sums, batch, head, chunk, m0, n0, aligned):
+def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
     """dS behind the score becomes that before it, step by step, and is added to the gradients of arrays on the way.
 
-    curved: how many steps have slopes; aligned: the offset of the tile's queries within their segment.
+    aligned: the offset of the tile's queries within their segment.
     """
+    curved = steps.curved
     for step in range(steps.caps.size - 1, -1, -1):
         kind = steps.numbers[step, 0]
         if kind in (CAP, FUNCTION):
             curved -= 1
             multiply_by_slopes(dS, tile(slopes[curved * dS.size : (curved + 1) * dS.size], dS.shape[0], dS.shape[1]))
-        elif sums.numbers[step, 0]:
-            _, rows, cols, stride = sums.numbers[step]
-            place = sums.places[step, batch, head] + chunk * stride
+        elif sums.numbers[step, 0] >= 0:
+            number, rows, cols, stride = sums.numbers[step]
+            place = sums.addresses[number] + sums.places[number, batch, head] + chunk * stride
             first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
             if rows > 1 and cols > 1 and kind != ALIBI and kind != RELATIVE:
                 whole = contiguous_view(place, rows, cols, cols, dS.dtype)

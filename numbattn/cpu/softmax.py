@@ -69,9 +69,10 @@ def add_sink(O, m, l, alpha, logit):
 
 @inline
 def epilogue(O, lse, m, l, kept_scale):
-    """Alg. 2 lines 15 and 16: O = O / l, lse = m + log(l); 0 and -inf for a row that saw nothing."""
-    for i in range(O.shape[0]):
+    """Alg. 2 lines 15 and 16: O = O / l, lse = m + log(l); 0 and -inf for a row that saw nothing. lse may be empty."""
+    for i in range(lse.size):
         lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
+    for i in range(O.shape[0]):
         factor = O.dtype.type(kept_scale / l[i] if l[i] != 0 else 0.0)
         for c in range(O.shape[1]):
             O[i, c] *= factor

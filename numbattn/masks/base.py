@@ -258,6 +258,10 @@ class Mask(Value):
         return not self._is_drawn and not any(isinstance(x, np.ndarray) for x in arrays_of(self))
 
     @cached_property
+    def _has_frame(self) -> bool:
+        return self._frame is not None
+
+    @cached_property
     def _and_causal(self) -> Mask:
         return masks.Causal() & self
 

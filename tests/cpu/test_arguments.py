@@ -41,7 +41,7 @@ def test_what_a_mask_lowers_to_is_kept():
     def sight(seqlen_q, lengths):
         cache = na.KVCache(*np.zeros((2, 2, 2, 90, 8)), np.array(lengths, np.int32))
         problem, inputs = describe(np.zeros((2, 4, seqlen_q, 8)), cache, None, mask=mask)
-        return arguments.sight_of(problem, inputs.mask)[0]
+        return arguments.sight_of(problem, inputs.mask).arguments[0]
 
     mask = na.Causal() & (na.Window(9, 0) | na.Lengths(keys=2))
     first = sight(1, [20, 30])

@@ -16,22 +16,32 @@ from numba.core.registry import cpu_target
 
 import numbattn as na
 from numbattn.cpu import compile
+from numbattn.cpu.record import Record
 
 CALL = """
 import warnings
 import numpy as np
-from numbattn.cpu.compile import kernel
+from numbattn.cpu import compile
+from numbattn.cpu.record import Record
 
 warnings.simplefilter("always")
+compiled = []
 
-@kernel
-def double(x, pair):
+class Compiler(compile.CFunc):
+    def __init__(self, *args):
+        compiled.append(args)
+        super().__init__(*args)
+
+compile.CFunc = Compiler
+
+@compile.Kernel
+def double(first, end, stop, scratch, x, pair):
     x[0] = 2 * x[0] + pair[1]
 
 x = np.array([3.0])
-double(x, (0, 1.0))
+double.given(Record((), x, (0, 1.0)))(0, 1, np.zeros(1, np.int32), np.zeros(1))
 assert x[0] == 7
-print(sum(double.stats.cache_hits.values()), sum(double.stats.cache_misses.values()))
+print(1 - len(compiled), len(compiled))
 """
 
 
@@ -69,7 +79,7 @@ def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "compiling", lambda kind, what: said.append((kind, what)) or nullcontext())
     for _ in range(2):
-        compile.kernel(lambda x: None)(np.zeros(2, np.float32))
+        compile.Kernel(lambda first, end, stop, scratch, x: None).given(Record((), np.zeros(2, np.float32)))
     assert said == [("cpu", "<lambda> of float32 for the CPU")]
 
 
@@ -118,7 +128,7 @@ def test_nothing_is_unpickled(filled):
     """What is kept is object code and a header."""
     (file,) = files(filled)
     digest, header, code = file.read_bytes().split(b"\n", 2)
-    assert json.loads(header).keys() == {"function", "environment"}
+    assert json.loads(header).keys() == {"function"}
     assert code.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe", b"d\x86"))
     said = run("import pickle\n" + "pickle.loads = pickle.load = pickle.Unpickler = None\n" + CALL, filled)
     assert said == ("1 0", "")
@@ -133,18 +143,17 @@ def test_processes_at_once_on_an_empty_cache(tmp_path):
 
 
 def test_what_needs_this_process_is_not_kept(tmp_path, monkeypatch):
-    """Results other than None would be made of types that are not kept; addresses of this process are no others'."""
+    """Its addresses are no others'."""
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     address = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(lambda x: 2 * x)
 
-    @compile.kernel
-    def call_back(x):
+    @compile.Kernel
+    def call_back(first, end, stop, scratch, x):
         x[0] = address(x[0])
 
     x = np.array([3.0])
-    call_back(x)
+    call_back.given(Record((), x))(0, 1, np.zeros(1, np.int32), np.zeros(1))
     assert x[0] == 6
-    assert compile.kernel(lambda x: x)(2) == 2
     assert not (tmp_path / "numbattn").exists()
 
 
@@ -171,6 +180,7 @@ def test_code_of_other_sources_is_neither_kept_nor_read(tmp_path):
 
 FORK = """
 import os, signal, threading, time
+from ctypes import c_int64
 from numbattn.cpu.compile import c_function
 
 compiling = threading.Event()
@@ -180,14 +190,14 @@ def make():
     time.sleep(0.3)
     return lambda x: None
 
-thread = threading.Thread(target=c_function, args=("the parent's", 1, make))
+thread = threading.Thread(target=c_function, args=("the parent's", [c_int64], make))
 thread.start()
 compiling.wait()
 child = os.fork()
 if not child:
     signal.alarm(30)
-    c_function("the child's", 1, lambda: lambda x: None)
-    thread = threading.Thread(target=c_function, args=("its thread's", 1, lambda: lambda x: None))
+    c_function("the child's", [c_int64], lambda: lambda x: None)
+    thread = threading.Thread(target=c_function, args=("its thread's", [c_int64], lambda: lambda x: None))
     thread.start()
     thread.join()
     os._exit(0)

@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cpu import launch
-from numbattn.cpu.score_gradients import shares_of
+from numbattn.cpu.score_gradients import shapes_of, shares_of
 from numbattn.problem import describe
 
 BATCH, HEADS, N = 70, 4, 5
@@ -43,7 +43,7 @@ def test_gradients_and_bits_by_any_number_of_threads(rng, monkeypatch):
 @pytest.mark.parametrize("heads_k", [1, 2, 4])
 def test_every_pair_is_of_one_block_and_no_two_blocks_share_a_sum(rng, heads_k):
     problem, inputs_ = describe(*inputs(rng, heads_k), score=score(rng))
-    shares = shares_of(problem, inputs_.score)
+    shares = shares_of(problem, shapes_of(inputs_.score))
     np.testing.assert_array_equal(np.sort(shares.order), np.arange(BATCH * heads_k))
     block = np.empty(BATCH * heads_k, int)
     for number, (first, end) in enumerate(zip(shares.starts, shares.starts[1:])):
@@ -61,4 +61,4 @@ def test_further_sums_take_no_more_memory_than_dq_dk_and_dv(n, blocks):
     """Of head_dim 4 these are as many as 12 columns of a bias for each of the batch."""
     q, bias = np.zeros((64, 1, n, 4)), np.broadcast_to(0.0, (n, n))
     problem, inputs_ = describe(q, q, q, score=na.Bias(bias))
-    assert len(shares_of(problem, inputs_.score).starts) == blocks + 1
+    assert len(shares_of(problem, shapes_of(inputs_.score)).starts) == blocks + 1

@@ -71,8 +71,8 @@ def test_the_setting_outside_stays(problem):
 
 @can_flush
 def test_a_kernel_that_is_told_to_stop_puts_it_back(problem, monkeypatch):
-    def stopped(kernel, blocks, work, scratch, *args):
-        kernel(0, blocks, np.ones(1, np.int32), scratch(), *args)
+    def stopped(kernel, blocks, work, scratch):
+        kernel(0, blocks, np.ones(1, np.int32), scratch())
 
     monkeypatch.setitem(backward.__globals__, "launch", stopped)
     assert not na.attention_backward(*problem).dq.any()

@@ -201,7 +201,8 @@ GRIDS = {
 def test_grids(rng, kinds, share):
     mask = All(tuple(GRIDS[kind](rng, share) for kind in kinds.split()))
     problem, inputs = describe(*np.zeros((3, 30, 4)), mask=mask)
-    sight, alive = arguments.sight_of(problem, inputs.mask)
+    record = arguments.sight_of(problem, inputs.mask)
+    (sight,) = record.arguments
     whole = np.broadcast_to(mask.dense(30, 30), (30, 30))
     for m0, n0, (queries, keys) in itertools.product((0, 3, 8, 20), (0, 5, 8, 21), [(1, 1), (9, 4), (4, 9)]):
         S = np.zeros((keys, queries), np.float32)
@@ -228,7 +229,7 @@ def test_draw(m0, queries, n0, keys, batch, head, first):
     """Also where what is drawn is the threshold, as by an element of the example."""
     dropout = na.Dropout(26206 / 65536, seed=2**40 + 1, offset=6)
     origin = Origin(first, first + 1, batch=1, head=1, heads=4)
-    drops, scale = arguments.drops_of(dropout, origin)
+    drops, _, scale = arguments.numbers_of(dropout, origin, 1.0).arguments
     kept = np.full((keys, queries), 9, np.uint8)
     draw(kept, np.empty(2 * 64, np.uint64), drops, batch, head, m0, n0)
     whole = na.dropout_mask(dropout, (3, 4, 140, 140))[1 + batch, 1 + head]

@@ -567,7 +567,7 @@ TABLE = [
         "(col == item or cols <= 1)": "(col == item or cols <= 2)",
         "(row >= cols * item or rows <= 1)": "(row > 0 or rows <= 1)",
         " and x.flags.aligned": "",
-        "max(x.strides[-2] // x.itemsize, cols, 1)": "max(cols, 1)",
+        "max(strides[-2] // itemsize, cols, 1)": "max(cols, 1)",
         "np.repeat(steps[-1], heads": "np.tile(steps[-1], heads",
         "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
         "return np.array(offsets": "return np.asarray(offsets",
@@ -660,7 +660,8 @@ TABLE = [
         "(chunk - at.segment // TILE_N) % chunks": "chunk",
     }),
     Faults("cpu/score.py", ["test_scores.py"], {
-        "zero if offset is None else np.broadcast_to(offset": "zero if offset is None else np.broadcast_to(0",
+        "offsets[number] = 0 if offset is None else offset": "offsets[number] = 0",
+        "return Step(kind, x.shape, x.strides, reach,": "return Step(kind, x.shape, x.shape, reach,",
         "aligned if steps.numbers[step, 6] else ": "",
         "slopes[number * S.size : (number + 1) * S.size]": "slopes[: S.size]",
         "derivative[j, i] = (S[j, i] + one) * half * half": "derivative[j, i] = one",
@@ -682,10 +683,10 @@ TABLE = [
         "sums // count, prepend": "sums, prepend",
         "if more <= room:": "if True:",
         "dx if len(dx) == len(firsts) else ": "dx[: len(firsts)] if True else ",
-        "place.max(initial=0) + 1, *shape": "place.max(initial=0) + 2, *shape",
+        "place.max(initial=0)) + 1, parts": "place.max(initial=0)) + 2, parts",
     }),
     Faults("cpu/score_gradients.py", ["cpu/test_backward.py::test_blocks_add_to_sums_of_their_own"], {
-        "0 if whole else dx.strides[1]": "0",
+        "0 if whole else nbytes": "0",
         "dx[:, 0] if dx.shape[1] == 1 else dx.sum(axis=1)": "dx[:, 0]",
     }),
     Faults("cpu/transposition.py", ["cpu/test_transposition.py"], {
@@ -706,8 +707,24 @@ TABLE = [
     Faults("cpu/function.py", ["cpu/test_function.py"], {
         "cols, cols, real) if derivative else S": "cols, cols, real) if not derivative else S",
         "of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "of_element(S[j, i], batch, head, i, j, arrays)",
-        "(x.ctypes.data, *x.shape": "(x.ctypes.data, *x.shape[::-1]",
-        "at = builder.gep(at, [ir.Constant(INT64, len(numbers))])": "pass",
+        "(data_address(x), *x.shape": "(data_address(x), *x.shape[::-1]",
+    }),
+    Faults("cpu/record.py", ["cpu/test_record.py"], {
+        "numbers += address, *x.shape, *x.strides": "numbers += address, *x.strides, *x.shape",
+        "elif x.flags.c_contiguous:": "else:",
+        "itertools.chain(args[1:], itertools.repeat(INT64(0)))": "itertools.repeat(args[1])",
+        "builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word": "word",
+        "zip(self._holes, arrays, strict=True)": "zip(self._holes, arrays)",
+        "(arrays, held)": "held",
+        "[8 * hole for hole in holes]": "[8 * hole for hole in holes[::-1]]",
+        "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",
+    }),
+    Faults("cpu/arguments.py", ["cpu/test_record.py"], {
+        "return known(problem, NO_FRAME, *more)": "return known(problem, mask, *more)",
+        "known if mask._is_settled else function": "known",
+    }),
+    Faults("cpu/score.py", ["cpu/test_record.py"], {
+        ".astype(np.int64).tobytes()": ".astype(np.int64).tobytes()[:8] * part.offset.size",
     }),
     Faults("dual.py", ["test_dual.py"], {
         "keeps_shifted(function, first_only=True)": "keeps_shifted(function, first_only=False)",
@@ -787,7 +804,7 @@ TABLE = [
         "at.D[i] -= dlse[i]": "at.D[i] += dlse[i]",
         "    if chunks == 1:\n        clear(dK)": "    if False:\n        clear(dK)",
         "        if chunks == 1:\n            clear(dq": "        if False:\n            clear(dq",
-        "dq[0] if parts == 1 else dq.sum(axis=0)": "dq[0]",
+        "dq[0] if len(dq) == 1 else dq.sum(axis=0)": "dq[0]",
         "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k, heads, heads_k)",
         "m_end = max(min(m_end, band[2]), m0)": "pass",
         "transpose(at.dOT, dO, dtype.type(given.kept_scale), False)": "transpose(at.dOT, dO, dtype.type(1), False)",
@@ -858,7 +875,7 @@ TABLE = [
         "if self.stop[0] or self.next >= self.blocks": "if self.next >= self.blocks",
         "while self.active:": "if self.active:",
         "not self.active and (": "(",
-        "scratch = self.scratch()\n": "scratch = self.args and self.scratch()\n",
+        "scratch = self.scratch()\n": "scratch = ()\n",
     }),
     # --------------------------------------------------------------------------------------------- what is kept on disk
     Faults("cache.py", ["test_cache.py"], {
@@ -896,9 +913,7 @@ TABLE = [
                               "cpu/test_function.py::test_a_function_that_calls_others",
                               "cpu/test_compile.py::test_nothing_is_unpickled"], {
         "has_addresses or any(": "any(",
-        "result.signature.return_type == types.none and ": "",
         "x.name.startswith(RuntimeLinker.PREFIX)": "False",
-        'code.set(kept.header["environment"], id(environment))': "pass",
     }),
     # ----------------------------------------------------------------------------------------------------- CUDA: calls
     Faults("cuda/gather.py", ["cuda/test_gather.py"], {
