@@ -39,6 +39,14 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
     return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""))
 
 
+def small(kernel, dtype, n, d, spills=0, **about):
+    """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says who shares it."""
+    score = (f"bias {'float64' if dtype == 'float64' else 'float32'} 16",) if "score_added" in about else ()
+    found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, heads=8, matrices=(16, 8), score=score)
+    words = kernel, dtype, n, d, *about.values()
+    return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
+
+
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
@@ -71,6 +79,23 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+]
+OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
+SMALL = [  # all of S, and dP, beside what a head shares
+    small("small_forward", "float16", 16, 32),
+    small("small_forward", "bfloat16", 64, 64, score_added="shared"),
+    small("small_forward", "bfloat16", 128, 64, spills=16),
+    small("small_forward", "float32", 32, 32, score_added="by head"),
+    small("small_forward", "float32", 64, 64),
+    small("small_forward", "float64", 64, 32),
+    small("small_backward", "bfloat16", 64, 32, **OF_HEADS, spills=32),
+    small("small_backward", "bfloat16", 128, 64),
+    small("small_backward", "float32", 16, 32, **OF_HEADS),
+    small("small_backward", "float32", 32, 32, **OF_HEADS, spills=48),
+    small("small_backward", "float32", 64, 64, **OF_HEADS),
+    small("small_backward", "float64", 32, 32, **OF_HEADS),
+    small("small_backward", "float64", 64, 32, spills=32),
+    small("small_backward", "float64", 64, 64, **OF_HEADS, spills=512),
 ]
 BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its tables
     row("backward_mma", "bfloat16", 64, 64, cc=(8, 0)),
@@ -199,7 +224,7 @@ SPILLS = [
 ]
 
 
-EVERY = [*ANY_GPU, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+EVERY = [*ANY_GPU, *SMALL, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))
     for number, row in enumerate(EVERY)

@@ -1547,7 +1547,7 @@ TABLE = [
     Faults("cuda/passes.py", ["cuda/plan/test_tiers.py"], {
         "of_score, misaligned, tier": "of_score, misaligned",
         "score, tier, whole))": "score))",
-        "deterministic, score, latest.get())": "deterministic, score)",
+        "score, latest.get(), True))": "score))",
     }),
     Faults("cuda/kernels/hopper/score_gradient.py", ["cuda/plan/test_tiers.py"], {
         "(spec,), WGMMA)\n\n\ndef diagonals_route": "(spec,))\n\n\ndef diagonals_route",
