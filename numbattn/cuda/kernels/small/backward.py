@@ -131,10 +131,11 @@ def small_backward(
             if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
                 visible = sees(sight, band, batch, head, 0, 0)
                 S, F = where(visible, S, NO_SCORE), where(visible, F, 0)
-            P, seen = P_of(S, statistics, scores, batch, head, scale_log2)
+            P, seen = P_of(S, statistics, queries, scores, batch, head, scale_log2)
             PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
             put(sP, PZ)
-            dS = pull_back(P * (dP - D_of(P, dP, seen, statistics, batch, head)), F)    # line 3: dS = P (dP - D)
+            D = D_of(P, dP, seen, statistics, queries, batch, head)
+            dS = pull_back(P * (dP - D), F)                     # line 3: dS = P (dP - D)
             sum_dS = add_sum(sum_dS, dS)
             sync()                                              # P is there
             dV = add_v(dV, sP.T, sdO)                           # line 1: dV = P^T dO
@@ -252,20 +253,20 @@ def sum_of_dS_steps(S_TILE, sums):
 
 
 def row_steps(S_TILE, ACC, score, dlse):
-    """Device functions: (S, statistics, scores, batch, head, scale_log2) -> P and which rows see something, by the
-    softmax of a row; (P, dP, seen, statistics, batch, head) -> D = rowsum(P dP), less dlse."""
+    """Device functions: (S, statistics, queries, scores, batch, head, scale_log2) -> P and which rows see something, by
+    the softmax of a row; (P, dP, seen, statistics, queries, batch, head) -> D = rowsum(P dP), less dlse."""
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS, PARTS, ZERO, LN2, HAS_DLSE = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2), dlse
 
     @device
-    def P_of(S, statistics, scores, batch, head, scale_log2):
+    def P_of(S, statistics, queries, scores, batch, head, scale_log2):
         P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)
         total = row_sum(l)
         _, whole, alpha = with_sink(m * (scale_log2 * LN2), total, scores, batch, head)
         return P * inverse(whole, alpha), total > 0
 
     @device
-    def D_of(P, dP, seen, statistics, batch, head):
+    def D_of(P, dP, seen, statistics, queries, batch, head):
         D = row_sum(P * dP)
         if HAS_DLSE:
             D = D - where(seen, load(statistics[0][batch, head], ROWS, 0), 0)
@@ -275,16 +276,17 @@ def row_steps(S_TILE, ACC, score, dlse):
 
 
 def given_steps(S_TILE):
-    """The same by lse in base 2 and delta."""
+    """The same by lse in base 2 and delta, which are padded: what is behind the queries is not there."""
     ROWS = S_TILE.row_vector()
 
     @device
-    def P_of(S, statistics, scores, batch, head, scale_log2):
-        return exp2(capped(S * scale_log2 - load(statistics[0][batch, head], ROWS, 0), 0)), None
+    def P_of(S, statistics, queries, scores, batch, head, scale_log2):
+        lse_log2 = load(statistics[0][batch, head][:queries], ROWS, 0)
+        return exp2(capped(S * scale_log2 - lse_log2, 0)), None
 
     @device
-    def D_of(P, dP, seen, statistics, batch, head):
-        return load(statistics[1][batch, head], ROWS, 0)
+    def D_of(P, dP, seen, statistics, queries, batch, head):
+        return load(statistics[1][batch, head][:queries], ROWS, 0)
 
     return P_of, D_of
 

@@ -14,13 +14,14 @@ from ...tile import (
     device,
     full,
     get_registers,
+    put,
     put_registers,
     rows_between,
     sync_threads,
     sync_warp,
 )
 from ..scores import is_natural, score_steps
-from ..shared.layouts import buffers
+from ..shared.layouts import buffers, sum_type
 from ..shared.tables import compiled_in, has_tensor_cores
 from ..shared.visibility import PACKED, has_states
 
@@ -101,17 +102,20 @@ def barrier_of(threads):
 
 def place_steps(shared, dtype, threads, size, widths, nbytes, stages=1):
     """For each width the place of a tile of so many rows, and the device function (array, batch, head, end, stage):
-    copy a matrix' rows before `end` there. Those beyond a sequence's length are not read: they may be NaN."""
+    copy a matrix' rows before `end` there, and zeros for the others. These, beyond a sequence's length, may be NaN."""
     return [(place, fetch_step(place, layout, nbytes)) for place, layout
             in buffers(shared, dtype, threads, size, widths, stages)]  # fmt: skip
 
 
 def fetch_step(PLACE, COPY, nbytes):
-    ROWS_OF = Alignment(nbytes)
+    ROWS_OF, ZERO = Alignment(nbytes), sum_type(PLACE.dtype)(0)
 
     @device
     def fetch(array, batch, head, end, stage=0):
-        copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
+        if end > 0:
+            copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
+        else:
+            put(allocate(PLACE, stage), full(COPY, ZERO))
 
     return fetch
 

@@ -1,6 +1,7 @@
 """Scores of small matrices, and their gradients, as a plan has them: on a device whose few blocks take several matrices
 in turn."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from tests.accuracy import exact, random, rounding, wrong_elements
 from tests.tools.device import AMPERE, on
 
 M, N, HEADS = 9, 13, 2
+BFLOAT16 = ml_dtypes.bfloat16
 LITTLE = AMPERE._replace(multiprocessors=1, shared=24 << 10)
 
 
@@ -44,3 +46,23 @@ def test_gradients(rng, world, score):
     found, wanted = (o, saved.lse, *grads, *grads.score), exact(do, q, k, v, dlse, **options)
     for got, want, error in zip(found, wanted, rounding(do, q, k, v, dlse, **options), strict=True):
         assert not wrong_elements(got, want, error).any()
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float32])
+@pytest.mark.parametrize("heads_k", [1, 2])
+def test_sequences_without_keys_or_queries(rng, world, dtype, heads_k):
+    """No row is read of them, not even to be ignored: the first lie at the beginning of an array."""
+    shapes = [(3, HEADS, M, 5), (3, heads_k, N, 5), (3, heads_k, N, 3), (3, HEADS, M, 3)]
+    q, k, v, do = (random(rng, shape, dtype) for shape in shapes)
+    keys, queries = np.array([[0], [N], [4]]), np.array([[M], [0], [0]])
+    for x, lengths in ((q, queries), (k, keys), (v, keys), (do, queries)):
+        for b, length in enumerate(lengths[:, 0]):
+            x[b, :, length:] = np.nan
+    k[2], v[2] = 0, 0
+    score = na.Bias(random(rng, (HEADS, M, N), np.float32))
+    with on(LITTLE, small=True):
+        o, saved = na.attention_forward(q, k, v, mask=na.Lengths(keys, queries), score=score)
+        found = o, *(grads := na.attention_backward(do, saved)), *grads.score
+    assert np.isneginf(saved.lse).all()
+    for x in found:
+        np.testing.assert_array_equal(x.astype(np.float32), 0)
