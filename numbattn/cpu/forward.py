@@ -125,9 +125,9 @@ def forward_kernel(
 
 @inline
 def prefetch_inputs(given, row, scratch, dtype):
-    """Those of the next tile of queries, if they are few."""
+    """Those of the next tile of queries, if they are few and keys and values are read where they lie."""
     batch, head, m0, m_end, first, end, _ = row
-    if 0 < end - first <= TILE_N and given.k.kind == OF_SUMS:
+    if 0 < end - first <= TILE_N and given.k.kind == OF_SUMS and end <= given.k.page_size:
         prefetch(matrix(given.q, batch, head, dtype)[m0:m_end])
         prefetch(rows_of(given.k, batch, head, first, end, scratch.wide, dtype))
         prefetch(rows_of(given.v, batch, head, first, end, scratch.wide, dtype))

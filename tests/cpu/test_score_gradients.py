@@ -1,5 +1,7 @@
 """How gradients of arrays are shared out among blocks. What they are: see test_scores."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -49,11 +51,12 @@ def test_every_pair_is_of_one_block_and_no_two_blocks_share_a_sum(rng, heads_k):
     for number, (first, end) in enumerate(zip(shares.starts, shares.starts[1:])):
         block[shares.order[first:end]] = number
     block = block.reshape(BATCH, heads_k).repeat(HEADS // heads_k, axis=1)
-    for places, firsts in zip(shares.places, shares.firsts):
-        assert (places.ravel()[:, None] == np.arange(places.max() + 1)).any(axis=0).all()
-        matrix = np.searchsorted(firsts, places, side="right")
-        assert all(len(np.unique(both)) == 1 for place in np.unique(places)
-                   for both in (block[places == place], matrix[places == place]))  # fmt: skip
+    leads = (1, HEADS), (BATCH, 1), (BATCH, HEADS), (BATCH, 1), (1, HEADS), (BATCH, 1)
+    for lead, places, firsts in zip(leads, shares.places, shares.firsts, strict=True):
+        np.testing.assert_array_equal(np.unique(places), np.arange(places.max() + 1))
+        assert all(len(np.unique(block[places == place])) == 1 for place in np.unique(places))
+        own = np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), (BATCH, HEADS))
+        np.testing.assert_array_equal(np.searchsorted(firsts, places, side="right") - 1, own)
 
 
 @pytest.mark.parametrize(("n", "blocks"), [(8, 64), (40, 16), (100, 4), (2000, 1)])

@@ -683,7 +683,6 @@ TABLE = [
         "sums // count, prepend": "sums, prepend",
         "if more <= room:": "if True:",
         "dx if len(dx) == len(firsts) else ": "dx[: len(firsts)] if True else ",
-        "place.max(initial=0)) + 1, parts": "place.max(initial=0)) + 2, parts",
     }),
     Faults("cpu/score_gradients.py", ["cpu/test_backward.py::test_blocks_add_to_sums_of_their_own"], {
         "0 if whole else nbytes": "0",
@@ -692,7 +691,6 @@ TABLE = [
     Faults("cpu/transposition.py", ["cpu/test_transposition.py"], {
         "n + unit.width - size if n & size": "n + unit.width if n & size",
         "builder.fmul(unit.rounded(line), unit.splat(factor))": "unit.rounded(line)",
-        "builder.sub(width, col) if masked else None": "None",
         'builder.select(builder.icmp_signed("<", c, width), left, zero)': "left",
         "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
         "row + width <= rows and": "",
