@@ -29,7 +29,7 @@ import numbattn as na
 HEADS, HEAD_DIM = 8, 64
 SPEED_SEQLENS = [1024, 4096]
 MEMORY_SEQLENS = [1024, 2048, 4096, 8192, 16384, 32768]
-SMALL = [(1, 8, 8), (4, 4, 16, 16), (2, 8, 100, 64)]  # shapes of q, k and v
+SMALL = [(1, 8, 8), (4, 4, 16, 16), (2, 20, 64), (2, 60, 64), (2, 8, 100, 64)]  # shapes of q, k and v
 
 
 class Size(NamedTuple):
@@ -37,12 +37,15 @@ class Size(NamedTuple):
     heads: int
     seqlen: int
     head_dim: int
-    pair_bias: bool = False  # for each pair of a query and a key, by head; all of the batch share it, it has a gradient
+    pair_bias: bool = False  # for each pair of a query and a key, by head; all of the batch share it
+    gradient: bool = True  # of the bias
 
 
 SIZES = [
     Size(1, 8, 1024, 8), Size(1, 8, 1024, 16), Size(1, 8, 1024, 32), Size(1, 8, 4096, 16),  # small head_dims
-    Size(1024, 8, 16, 32), Size(256, 8, 64, 32), Size(64, 8, 128, 64),                      # large batches
+    *(Size(*size, *bias)                                                                    # large batches
+      for size in ((1024, 8, 16, 32), (512, 8, 32, 32), (256, 8, 64, 32), (64, 8, 128, 64))
+      for bias in ((), (True, False), (True, True))),
     Size(64, 4, 128, 32, True), Size(8, 4, 512, 32, True),                                  # as in models of structures
 ]  # fmt: skip
 BUSY = "import numpy as np; a = np.ones((2048, 2048), np.float32)\nwhile True: a @ a"
@@ -57,23 +60,23 @@ def inputs(seqlen, dtype, batch=1, heads=HEADS, head_dim=HEAD_DIM):
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
-# Each is a function to o, and a function from do to dq, dk, dv and, where there is a bias, its gradient.
-def numbattn_vjp(q, k, v, *, causal=False, bias=None):
-    o, backprop = na.attention_vjp(q, k, v, causal=causal, score=None if bias is None else na.Bias(bias))
+# Each is a function to o, and a function from do to dq, dk, dv and the gradient of the bias, where that is wanted.
+def numbattn_vjp(q, k, v, *, causal=False, bias=None, gradient=True):
+    o, backprop = na.attention_vjp(q, k, v, causal=causal, score=None if bias is None else na.Bias(bias, gradient))
 
     def gradients(do):
         found = backprop(do)
-        return *found, *found.score
+        return (*found, *found.score) if gradient else found
 
     return o, gradients
 
 
-def numpy_vjp(q, k, v, *, causal=False, bias=None):
+def numpy_vjp(q, k, v, *, causal=False, bias=None, gradient=True):
     o, backprop = standard_vjp(q, k, v, bias=causal_mask(q.shape[-2], q.dtype) if causal else bias)
 
     def gradients(do):
         *found, dS = backprop(do, with_dS=True)
-        return found if bias is None else (*found, dS.sum(axis=0))
+        return found if bias is None or not gradient else (*found, dS.sum(axis=0) if dS.ndim > bias.ndim else dS)
 
     return o, gradients
 
@@ -91,9 +94,12 @@ def make_torch_vjp():
         return None
     torch.set_num_threads(os.cpu_count())
 
-    def torch_vjp(q, k, v, *, causal=False, bias=None):
-        leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v, bias) if x is not None]
-        o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+    def torch_vjp(q, k, v, *, causal=False, bias=None, gradient=True):
+        leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+        mask = None if bias is None else torch.from_numpy(bias)
+        if bias is not None and gradient:
+            leaves.append(mask.requires_grad_())
+        o = torch.nn.functional.scaled_dot_product_attention(*leaves[:3], mask, is_causal=causal)
 
         def backprop(do):
             o.backward(torch.from_numpy(do))
@@ -178,8 +184,9 @@ def sizes(rounds):
         arrays = inputs(size.seqlen, "float32", size.batch, size.heads, size.head_dim)
         shape = size.heads, size.seqlen, size.seqlen
         bias = np.random.default_rng(1).standard_normal(shape, dtype=np.float32) if size.pair_bias else None
-        check(peers, *arrays, bias=bias)
-        timers = {name: partial(seconds, vjp, *arrays, bias=bias) for name, vjp in peers.items()}
+        options = {"bias": bias, "gradient": size.gradient}
+        check(peers, *arrays, **options)
+        timers = {name: partial(seconds, vjp, *arrays, **options) for name, vjp in peers.items()}
         medians = interleaved(timers, rounds)
         for i, of in enumerate(PASSES):
             taken = {name: 1e3 * float(times[i]) for name, times in medians.items()}
@@ -190,23 +197,37 @@ def sizes(rounds):
 
 # -------------------------------------------------------------------------------------------------------------- small
 def small(rounds):
-    """Rows of the table: microseconds of a call, and of a call with its gradients, beside the formula."""
+    """Rows of the table: microseconds of a call, and of a call with its gradients, by peer."""
     rows = []
-    for shape in SMALL:
-        runs = small_calls(*np.random.default_rng(0).standard_normal((3, *shape), dtype=np.float32))
-        timers = {name: partial(microseconds, run) for name, run in runs.items()}
-        rows.append({"shape": shape, **interleaved(timers, rounds)})
+    for shape in tqdm(SMALL, disable=None, leave=False):
+        for call, runs in small_calls(shape).items():
+            medians = interleaved({name: partial(microseconds, run) for name, run in runs.items()}, rounds)
+            rows.append({"shape": "x".join(map(str, shape)), "call": call, **medians})
     return rows
 
 
-def small_calls(q, k, v):
-    return {
-        "numbattn": lambda: na.attention(q, k, v),
-        "numbattn, causal": lambda: na.attention(q, k, v, causal=True),
-        "formula": lambda: numpy_vjp(q, k, v, causal=False),
-        "numbattn, gradients": lambda: na.attention_vjp(q, k, v)[1](q),
-        "formula, gradients": lambda: numpy_vjp(q, k, v, causal=False)[1](q),
-    }
+def small_calls(shape):
+    """By kind of call a run of each peer."""
+    rng, (heads, seqlen) = np.random.default_rng(0), shape[-3:-1]
+    q, k, v, do = rng.standard_normal((4, *shape), dtype=np.float32)
+    bias = rng.standard_normal((heads, seqlen, seqlen), dtype=np.float32)
+    shared, peers = {"bias": bias, "gradient": False}, peers_here()
+
+    def forward(name, **options):
+        return attention(q, k, v, **options) if name == "numbattn" else peers[name](q, k, v, **options)
+
+    def both(name, **options):
+        _, backprop = peers[name](q, k, v, **options)
+        return backprop(do)
+
+    calls = {"forward": (forward, {}), "forward, causal": (forward, {"causal": True}),
+             "forward, bias": (forward, shared), "both": (both, {}), "both, bias": (both, shared),
+             "both, bias and its gradient": (both, {"bias": bias})}  # fmt: skip
+    return {call: {name: partial(run, name, **options) for name in peers} for call, (run, options) in calls.items()}
+
+
+def attention(q, k, v, *, causal=False, bias=None, gradient=True):
+    return na.attention(q, k, v, causal=causal, score=None if bias is None else na.Bias(bias, gradient))
 
 
 def microseconds(run, calls=300):
@@ -307,9 +328,9 @@ def main():
         columns = [""] * (len(Size._fields) + 1) + [".2f"] * 5
         show(f"Milliseconds at other sizes: float32, median of {args.rounds} rounds", results["sizes"], columns)
     if "small" in args.what:
-        results["small"] = small(args.rounds)
-        show(f"Microseconds of small calls: float32, median of {args.rounds} rounds", results["small"],
-             ["", *[".0f"] * 5])  # fmt: skip
+        results["small calls"] = small(args.rounds)
+        show(f"Microseconds of small calls: float32, median of {args.rounds} rounds", results["small calls"],
+             ["", "", *[".0f"] * 3])  # fmt: skip
     if "busy" in args.what:
         results["busy"] = busy(args.rounds)
         show(f"Forward + backward on a busy machine: float32, seqlen 1024, {setting}", results["busy"],

@@ -123,24 +123,29 @@ def release():
 
 # --------------------------------------------------------------------------------------------------------------- peers
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
-def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=None, dropout=0.0, deterministic=False):
+def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=None, dropout=0.0, deterministic=False,
+                 bias=None, bias_gradient=False):
     """The forward of a peer on the arrays q, k, v, do. `window` keys to the left are seen, and the query's own.
 
-    A mask, a score other than Softcap, and what is deterministic, are for numbattn alone.
+    A mask, a score other than Softcap, and what is deterministic, are for numbattn alone. A bias is (1, heads, seqlen,
+    seqlen), the same for all of the batch; backward returns its gradient last, where that is wanted.
     """
     if window is not None and name not in ("numbattn", FA4, "flash"):
         raise ValueError(f"{name} has no windows")
     if name == "numbattn":
+        if bias is not None:
+            score = na.Bias(bias, bias_gradient)
         if window is not None:
             mask = na.Window(window, 0) & mask if mask else na.Window(window, 0)
         options = {"causal": causal, "mask": mask, "score": score, "dropout": dropout_of(dropout)}
         return partial(_numbattn, *arrays, deterministic, **options)
     if name == "cupy":
-        bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype) if causal else None
-        return partial(_cupy, *arrays, bias, dropout)
+        if causal:
+            bias = causal_bias(arrays[0].shape[-2], arrays[0].dtype)
+        return partial(_cupy, *arrays, bias, bias_gradient, dropout)
     if name == FA4:
-        if dropout:
-            raise ValueError("FlashAttention-4 has no dropout")
+        if dropout or bias is not None:
+            raise ValueError("FlashAttention-4 has no dropout and no bias")
         softcap = {} if score is None else {"softcap": score.cap}
         *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
         sight = {"causal": causal} if window is None else {"window_size": (window, 0)}
@@ -151,6 +156,8 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
     *leaves, do = map(tensor_of, arrays)
     grouped = leaves[0].shape[1] != leaves[1].shape[1]
     options = {"is_causal": causal, "dropout_p": dropout, "enable_gqa": grouped}
+    if bias is not None:
+        options["attn_mask"] = tensor_of(bias).requires_grad_(bias_gradient)
     return partial(_torch, *(x.requires_grad_() for x in leaves), do, **options)
 
 
@@ -181,21 +188,32 @@ def context_of(name):
 
 def _numbattn(q, k, v, do, deterministic, **options):
     o, saved = na.attention_forward(q, k, v, **options)
-    return o, partial(na.attention_backward, do, saved, deterministic=deterministic)
+
+    def backward():
+        grads = na.attention_backward(do, saved, deterministic=deterministic)
+        return *grads, *(x for x in grads.score if x is not None)
+
+    return o, backward
 
 
-def _cupy(q, k, v, do, bias, dropout):
+def _cupy(q, k, v, do, bias, bias_gradient, dropout):
     Z = None
     if dropout:
         kept = cupy.random.random((*q.shape[:-1], k.shape[-2]), dtype=np.float32) >= dropout
         Z = kept.astype(q.dtype) / (1 - dropout)
     o, backprop = standard_vjp(q, k, v, bias=bias, Z=Z)
-    return o, partial(backprop, do)
+
+    def backward():
+        *grads, dS = backprop(do, with_dS=True)
+        return *grads, *([dS.sum(axis=0, keepdims=True)] if bias_gradient else [])
+
+    return o, backward
 
 
-def _torch(q, k, v, do, **options):
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
-    return o, partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
+def _torch(q, k, v, do, attn_mask=None, **options):
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask, **options)
+    leaves = [x for x in (q, k, v, attn_mask) if x is not None and x.requires_grad]
+    return o, partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
 
 
 def _flash_in_window(q, k, v, do, window, dropout):

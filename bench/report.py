@@ -30,6 +30,7 @@ from pictures.cpu import cpu, decoding_cpu
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
 from pictures.paper import figure2, figure3
+from pictures.small import small
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
 from pictures.training import documents, long_range, training
 from PIL import Image
@@ -73,6 +74,7 @@ RUNS = {
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
+    "small": Run("small.py"),
     "ring": Run("ring.py --devices 2",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
@@ -98,6 +100,7 @@ SECTIONS = [
     Section("Long documents: the paper's Table 5", "documents", documents),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
+    Section("Many small attentions", "small", small),
     Section("Several devices", "ring", ring),
     Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),

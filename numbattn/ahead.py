@@ -171,8 +171,8 @@ def compile_kernels(args):
 
 def _compile_for_gpu(args):
     device, keys = device_of(args.cc), {}
-    for dtype, d, n, mask in product(args.dtype, args.head_dim, args.seqlen, args.mask):
-        shape = 1, 2, n, d
+    for dtype, d, n, mask, batch in product(args.dtype, args.head_dim, args.seqlen, args.mask, (1, 2)):
+        shape = batch, 2, n, d                                  # what a batch shares may be summed in parts
         planned = plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
         keys |= {(step.key,): None for name in args.passes for step in planned[name].steps}
     _in_processes(args.j, import_module("numbattn.cuda.build").build, keys, unit="kernel")

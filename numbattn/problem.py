@@ -172,6 +172,7 @@ class Saved(Generic[A]):
     inputs: Inputs
     o: A
     lse: A
+    whole: bool = False  # whether o and lse are known to be over these keys alone: D is then rowsum(P dP), too
 
     @classmethod
     def of(

@@ -346,9 +346,35 @@ class RelativeBias(DistancePart):
         return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
+        if isinstance(offset, int):
+            table = _by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
+            return sum_broadcast(table, self._array.shape)
         at = self._entries(dS)
-        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(self._array.shape[-1])]
+        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(entries)]
         return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)
+
+
+def sums_along_diagonals(S: Any) -> Any:
+    """(..., m + n - 1), from the lower left on, of matrices (..., m, n)."""
+    *lead, m, n = S.shape
+    skewed = np.zeros_like(S, shape=(*lead, m, m + n))
+    skewed[..., :n] = S[..., ::-1, :]
+    rows = skewed.reshape(*lead, m * (m + n))[..., : m * (m + n - 1)]  # each row starts one later than the one before
+    return rows.reshape(*lead, m, m + n - 1).sum(axis=-2)
+
+
+def _by_entry(sums: Any, own: int, entries: int) -> Any:
+    """Sums along diagonals, number `own` of which is that of own keys, by the entry of a table that they take."""
+    *lead, count = sums.shape
+    table = np.zeros_like(sums, shape=(*lead, entries))
+    first = own - entries // 2  # the diagonal of entry 0, and of all before it
+    last = first + entries - 1
+    table[..., 0] = sums[..., : max(first + 1, 0)].sum(axis=-1)
+    table[..., -1] += sums[..., max(last, first + 1, 0) :].sum(axis=-1)
+    inner = slice(min(max(first + 1, 0), count), min(max(last, 0), count))
+    table[..., inner.start - first : inner.stop - first] = sums[..., inner]
+    return table
 
 
 @dataclass(frozen=True, eq=False, repr=False)

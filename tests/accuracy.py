@@ -196,7 +196,8 @@ def rounding(do, q, k, v, dlse=None, **options):
     dL = 0 if dlse is None else np.where(some, dlse.astype(np.float64).reshape(lse.shape), 0)
     dP, dP_size = (dO @ VT) * Z, (abs(dO) @ abs(VT)) * Z
     delta = (P * dP).sum(-1, keepdims=True) - dL
-    delta_error = (abs(dO) * O_error).sum(-1, keepdims=True) + eps * ((P * dP_size).sum(-1, keepdims=True) + abs(dL))
+    rounded = (O_error + least) * some  # what delta is made of, be it subnormal
+    delta_error = (abs(dO) * rounded).sum(-1, keepdims=True) + eps * ((P * dP_size).sum(-1, keepdims=True) + abs(dL))
     dS = P * (dP - delta)
     coarser = 1 if inputs.dropout is None else max(inputs.dropout.scale / 2, 1)    # kernels round dS divided by it
     flushed = P * least * problem.head_dim_v    # CPUs take a sum below the normal numbers for 0, term by term

@@ -4,8 +4,9 @@
     python -m tests.problems 7 --seconds 60             # those of seed 7, one after the other
 
 A problem is drawn from (seed, number) and the Limit of a device, and is always the same. Compiling is what takes time:
-in a run of problems all are of one *kind*, that is of all that is compiled in, and differ in sizes and numbers. To add
-a mask or a score, add a line to MASKS or SCORES.
+in a run of problems all are of one *kind*, that is of all that is compiled in, and differ in sizes and numbers. A third
+of the runs are of many short sequences, whose options are fewer. To add a mask or a score, add a line to MASKS or
+SCORES.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from .accuracy import differentiated, rounding, to_numpy, wrong_elements
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 SCALES = dict(zip(DTYPES, [(-2, 2), (-30, 30), (-30, 30), (-30, 30)]))  # of v, powers of ten
 HEAD_DIMS = 1, 2, 3, 8, 16, 20, 32, 40, 64, 72, 96, 128, 160, 192, 256
+SHORT = 70, 70, 70, 130  # queries, keys at most, of many sequences: with margins beyond 64 and 128
 LENGTHS = 2, 3, 5, 8, 16, 17, 31, 33, 48, 63, 64, 65, 90, 127, 128, 129, 140, 200, 256, 257, 300
 NAMES = "o", "lse", "dq", "dk", "dv"
 
@@ -47,7 +49,7 @@ class Limit(NamedTuple):
     run: int = 1
 
 
-MARGIN = 32  # rows and columns, so that there are not too many rows either
+MARGIN, MARGIN_OF_SHORT = 32, 16  # rows and columns, so that there are not too many rows either
 LIMITS = {
     "cpu": Limit(300, 100_000, 256),  # kernels there are compiled for all masks and scores
     **dict.fromkeys(("turing", "ampere", "hopper"), Limit(140, 40_000, 192, 2)),
@@ -147,6 +149,7 @@ FUNCTIONS = {
     "hiding": lambda x: na.Score(hiding, arrays=[x.truths(x.n)]),
     "distance": lambda x: na.Score(distance(float(x.kind.choice([0.5, 0.125])))),
 }
+OF_SHORT = {"shared bias": lambda x: na.Bias(x.bias(x.shape_for_all()), x.often())}  # of many short sequences, first
 HIDING = {"hiding bias", "hiding"}
 ONCE = {"segments", "sink"}
 NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # are not drawn behind those
@@ -154,12 +157,14 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
-    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, a `kind` for
-    what has been added since, so that older problems stay as they are."""
+    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late` and `short`,
+    two `kind`s for what has been added since, so that older problems stay as they are."""
 
     def __init__(self, seed, number, limit, xp):
         run = number // limit.run
-        self.kind, self.rng, self.late = map(np.random.default_rng, ([seed, run], [seed, number, 1], [seed, run, 2]))
+        seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3]
+        self.kind, self.rng, self.late, self.short = map(np.random.default_rng, seeds)
+        self.is_short, self.is_plain = self.short.random(2) < (1 / 3, 1 / 2)  # many short sequences; in plain layouts
         self.xp = xp
 
     def often(self):
@@ -172,8 +177,21 @@ class Draw:
     def shapes(self, limit, square):
         """Those of q, k and v; sets m, n and batch."""
         d, e, axes, group = (int(self.kind.choice(x)) for x in (HEAD_DIMS, HEAD_DIMS, [0, 1, 2, 2, 3], [1, 1, 2, 4]))
+        if self.is_short:
+            d, e = self.short.integers(1, 32, 2).tolist() if self.short.random() < 0.6 else (min(d, 128), min(e, 128))
         d = 0 if self.kind.random() < 0.01 else min(d, limit.head_dim)
         e = d if self.often() and d else min(e, limit.head_dim)
+        draw = self.many_short if self.is_short else self.few_long
+        lead, heads_k, m, n = draw(limit, square, axes, group)
+        alone = self.kind.choice(["", "", "", "", "k", "v", "q" if group == 1 else ""])     # has one head for all
+        sizes = (heads_k * group, m, d), (heads_k, n, d), (heads_k, n, e)
+        shapes = [self.part_of(lead, 1 if x == alone else heads, *size) for x, (heads, *size) in zip("qkv", sizes)]
+        shapes = shapes if axes or self.is_short else [shape[-2:] for shape in shapes]
+        self.m, self.n, self.batch = m, n, reference.describe(*map(np.empty, shapes))[0].batch
+        return shapes
+
+    def few_long(self, limit, square, axes, group):
+        """Batch axes, heads of k, queries, keys."""
         lead, heads_k = self.rng.integers(1, 4, max(axes - 1, 0)).tolist(), int(self.rng.integers(1, 4))
         m, n = self.seqlen(limit.longest), self.seqlen(limit.longest)
         n = m if square or self.rng.random() < 0.4 else n
@@ -184,12 +202,21 @@ class Draw:
                 heads_k -= 1
             else:
                 m, n = (x * 2 // 3 if x == max(m, n) or square else x for x in (m, n))
-        alone = self.kind.choice(["", "", "", "", "k", "v", "q" if group == 1 else ""])     # has one head for all
-        sizes = (heads_k * group, m, d), (heads_k, n, d), (heads_k, n, e)
-        shapes = [self.part_of(lead, 1 if x == alone else heads, *size) for x, (heads, *size) in zip("qkv", sizes)]
-        shapes = shapes if axes else [shape[-2:] for shape in shapes]
-        self.m, self.n, self.batch = m, n, reference.describe(*map(np.empty, shapes))[0].batch
-        return shapes
+        return lead, heads_k, m, n
+
+    def many_short(self, limit, square, axes, group):
+        """The same, of as many sequences as there is room for, or less; all are heads where there is but one axis."""
+        longest = min(limit.longest, self.one_of(*SHORT))
+        m, n = (self.seqlen(longest) if self.often() else int(self.rng.integers(1, longest + 1)) for _ in range(2))
+        n = m if square or self.rng.random() < 0.5 else n
+        room = max(limit.elements // ((m + MARGIN_OF_SHORT) * (n + MARGIN_OF_SHORT) * group), 1)
+        count = round(room ** self.rng.uniform(0.5, 1))
+        if axes < 2:
+            return [], count, m, n
+        sizes = [min(self.one_of(1, 1, 2, 3, 8), count)]  # heads, and the first of two axes
+        if axes > 2:
+            sizes.append(min(self.one_of(1, 2, 3, 5), count // sizes[0]))
+        return [*sizes[1:], count // math.prod(sizes)], sizes[0], m, n
 
     def part_of(self, lead, heads, *size):
         """A shape that is broadcast along some axes, or has less of them."""
@@ -259,7 +286,7 @@ class Draw:
         return self.number_or_array(0, self.one_of(size, size, 0))
 
     def segments(self):
-        lead, count = [] if self.often() else self.some_axes(), self.rng.integers(1, 7)
+        lead, count = [] if self.often() else self.some_axes(), self.rng.integers(1, 30 if self.is_short else 7)
         sides = [np.sort(self.rng.integers(0, size + 1, (*lead, count + 1)), axis=-1) for size in (self.m, self.n)]
         if self.rng.random() < 0.6:  # all tokens are in one
             for side, size in zip(sides, (self.m, self.n)):
@@ -277,9 +304,13 @@ class Draw:
     def heads_and_batches(self):
         return self.batch[-1] if self.batch else 1, math.prod(self.batch[:-1])
 
-    def bias(self):
+    def shape_for_all(self):
+        """For all of a batch, one for each head or one."""
+        return *[1] * len(self.batch[:-1]), *(self.batch[-1:] if self.often() else [1]), self.m, self.n
+
+    def bias(self, shape=None):
         """NaN where nobody looks."""
-        bias = self.floats(*self.broadcast_or_none(*self.batch, self.m, self.n))
+        bias = self.floats(*(self.broadcast_or_none(*self.batch, self.m, self.n) if shape is None else shape))
         if self.rng.random() < 0.5:
             bias[sum_broadcast(self.visible, bias.shape) == 0] = np.nan
         return bias
@@ -302,6 +333,7 @@ class Draw:
             return replace(x, **{name: self.placed(y) for name, y in x._arrays().items()})
         axes, axis = range(x.ndim), self.kind.integers(max(x.ndim, 1))
         how = self.kind.choice(["plain", "swapped", "negative", "steps", "offset", "Fortran"] if x.ndim else ["plain"])
+        how = "plain" if self.is_short and self.is_plain else how
         shape, along, order = list(x.shape), [slice(None)] * x.ndim, [*axes]
         if how == "swapped" and x.ndim > 2:
             order[-3], order[-2] = order[-2], order[-3]
@@ -337,7 +369,7 @@ class Problem(Draw):
         _, inputs = reference.describe(q, k, v, causal, mask)
         self.visible = np.broadcast_to(inputs.mask.dense(self.m, self.n), (*self.batch, self.m, self.n))
         self.hide(inputs.mask._parts, q, k, v, do, dlse)
-        score = [(SCORES | FUNCTIONS)[name](self) for name in score]
+        score = [(SCORES | FUNCTIONS | OF_SHORT)[name](self) for name in score]
         self.arrays, self.do = [*map(self.placed, (q, k, v))], self.placed(do)
         self.dlse = None if dlse is None else self.placed(dlse)
         on_host = xp is not np and self.kind.random() < 0.3     # NumPy's arrays beside CuPy's
@@ -359,6 +391,9 @@ class Problem(Draw):
             name = self.pick(SCORES if self.often() else FUNCTIONS)
             if (name not in ONCE or name not in score) and not (name in NONLINEAR and HIDING.intersection(score)):
                 score.append(name)
+        if self.is_short:  # what they have is mostly one thing, and a bias
+            most_masks, most_parts = self.short.integers((3, 2))
+            masks, score = masks[:most_masks], [*OF_SHORT] * (self.short.random() < 0.4) + score[:most_parts]
         return masks, score
 
     def pick(self, table):
@@ -459,20 +494,24 @@ WORLDS = "compiled", "simulated", "planned"  # of devices that are not there; pl
 
 
 @contextmanager
-def on_device(name, world="compiled"):
-    """Inside, calls run on a device, on arrays of the library that this yields."""
+def on_device(name, world="compiled", small=True, **facts):
+    """Inside, calls run on a device, on arrays of the library that this yields. Of one that is not there: small, see
+    tests.tools.device.on, and facts, what else is to be true of it."""
     if name in ("cpu", "gpu"):
         yield np if name == "cpu" else import_module("cupy")
         return
     device, launch = (import_module(f"tests.tools.{module}") for module in ("device", "launch"))
     execute = device.execute if world != "planned" else lambda *launched: None
-    with launch.world_of(world), device.on(getattr(device, name.upper()), execute):
+    with launch.world_of(world), device.on(getattr(device, name.upper())._replace(**facts), execute, small):
         yield np
 
 
 def checked(seed, number, device, world="compiled"):
-    """A problem, and what is wrong with it, a line each."""
-    with on_device(device, world) as xp:
+    """A problem, and what is wrong with it, a line each. Of many short sequences every other one has a device of one
+    multiprocessor, whose few blocks take many in turn. Of the others every other one has kernels for any size alone."""
+    is_odd, is_short = number % 2, Draw(seed, number, LIMITS[device], np).is_short
+    facts = {"multiprocessors": 1} if is_odd and is_short else {}
+    with on_device(device, world, is_odd or is_short, **facts) as xp:
         problem = Problem(seed, number, LIMITS[device], xp)
         try:
             results = problem.run()

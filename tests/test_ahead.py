@@ -59,6 +59,14 @@ def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
     assert "2 kernels for compute capability 8.0" in capsys.readouterr().out
 
 
+def test_sums_of_what_a_batch_shares_are_compiled_too(monkeypatch):
+    pytest.importorskip("numba_cuda")
+    names, options = set(), "--cc 9.0 --head-dim 64 --seqlen 200 --score bias --pass backward"
+    monkeypatch.setattr(ahead, "_in_processes", lambda most, build, keys, unit: names.update(key.name for key, in keys))
+    assert main(["compile", *options.split()]) == 0
+    assert {"bias_gradient_hopper", "sum_parts"} <= names
+
+
 MASKS_OF_INTERVALS = ["segments", "causal-segments", "window-segments", "prefix", "intervals"]
 
 
@@ -185,7 +193,7 @@ def test_what_is_compiled_for_cpus_is_all_that_calls_need(kinds, monkeypatch, ca
     kinds.clear()
     exec(CALLS, {})
     assert kinds == compiled
-    assert len(kinds) == 9  # score_kernel adds up in float64, but for gradients as large as a bias, in its dtype
+    assert len(kinds) == 6  # three kernels, by the dtype of sums
 
 
 @pytest.mark.slow

@@ -270,6 +270,15 @@ def test_pair_bias(tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_molecule(tmp_path):
+    """The gradient of a bias that all sets share leads to it, and the solvent's order does not matter."""
+    out = run(tmp_path, "13_molecule.py")
+    assert float(re.search(r"squared error (\S+),", out)[1]) > 0.02  # of which the noise is 0.01
+    assert float(re.findall(r"squared error (\S+),", out)[-1]) < 0.013
+    assert float(re.search(r"learned to (\S+) kT", out)[1]) < 0.15
+    assert float(re.search(r"changes by (\S+) at most", out)[1]) < 1e-4
+
+
 @needs("autograd")
 def test_gallery(tmp_path):
     """The pictures that no example draws by itself, and one that an example does."""
@@ -394,6 +403,12 @@ def test_transformer_on_a_gpu(tmp_path):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2 --dropout 0.1 --xp cupy"
     out = run(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
     assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5
+
+
+@pytest.mark.gpu
+def test_molecule_on_a_gpu(tmp_path):
+    out = run(tmp_path, "13_molecule.py", "--xp", "cupy")
+    assert float(re.search(r"learned to (\S+) kT", out)[1]) < 0.15
 
 
 @pytest.mark.gpu

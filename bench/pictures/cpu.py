@@ -56,6 +56,8 @@ def cpu(results):
     said = " ".join(parts)
     if sizes := results.get("sizes"):
         said += "\n\n" + _other_sizes(sizes)
+    if calls := results.get("small calls"):
+        said += "\n\n" + _small_calls(calls)
     return finish(figure, f"CPU: {title}"), said
 
 
@@ -67,17 +69,30 @@ def _other_sizes(records):
     one = select(records, batch=1)
     kinds = {f"with head_dims of {span(values(one, 'head_dim'), 0)}": one,
              "with large batches": [x for x in records if x["batch"] > 1 and not x["pair_bias"]],
-             "with a bias for each pair and its gradient": select(records, pair_bias=True)}  # fmt: skip
+             "with a bias for each pair and its gradient": [x for x in records if _bias_of(x) == "yes"]}  # fmt: skip
     told = []
     for kind, chosen in kinds.items():
         over = {name: [x[f"{name} / numbattn"] for x in chosen if f"{name} / numbattn" in x] for name in LIBRARIES}
         ratios = ", ".join(f"{span(found)} times as fast as {LIBRARIES[name]}" for name, found in over.items() if found)
         told.append(f"{kind} it is {ratios}")
     shown = [{"batch x heads x seqlen, head_dim": "{batch} x {heads} x {seqlen}, {head_dim}".format(**x),
-              "pair bias": "yes" if x["pair_bias"] else "", "pass": x["pass"],
+              "pair bias": _bias_of(x), "pass": x["pass"],
               **{f"{label_of(name)}, ms": f"{x[name]:.2f}" for name in (OURS, *LIBRARIES) if name in x}}
              for x in records]  # fmt: skip
     return f"At other sizes in float32, {'; '.join(told)}.\n\n{table(shown)}"
+
+
+def _bias_of(record):
+    return ("yes" if record.get("gradient", True) else "without gradient") if record["pair_bias"] else ""
+
+
+def _small_calls(rows):
+    shown = [{"q, k and v": row["shape"], "call": row["call"],
+              **{f"{label_of(name)}, us": f"{row[name]:.0f}" for name in (OURS, *LIBRARIES) if name in row}}
+             for row in rows]  # fmt: skip
+    over = {of: [row["numpy"] / row[OURS] for row in rows if row["call"].startswith(of)] for of in ("forward", "both")}
+    return (f"Small calls in float32 are, forward, {span(over['forward'])} times as fast as the formula in NumPy, with "
+            f"gradients {span(over['both'])} times.\n\n{table(shown)}")  # fmt: skip
 
 
 def decoding_cpu(results):

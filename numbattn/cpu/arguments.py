@@ -214,11 +214,11 @@ def kept(function):
     return kept_or_new
 
 
-def tiles_of(problem, mask, tile_m, at_multiples=False):
-    """The WorkTiles of a problem, of tile_m queries or fewer; at_multiples: none goes beyond a multiple of tile_m."""
+def tiles_of(problem, mask, tile_m):
+    """The WorkTiles of a problem, of tile_m queries or fewer."""
     if mask._segments is not None:
         rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
-        return _tiles(problem.batch, rows, tile_m, at_multiples)
+        return _tiles(problem.batch, rows, tile_m)
     tiles = _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
     return tiles if problem.cache is None else _tiles_of_cache(problem, tiles, mask._frame.keys)
 
@@ -226,7 +226,7 @@ def tiles_of(problem, mask, tile_m, at_multiples=False):
 @lru_cache(maxsize=64)
 def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
     own = np.arange(seqlen_q) + seqlen_k - seqlen_q
-    return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m, False)
+    return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m)
 
 
 def _tiles_of_cache(problem, tiles, lengths):
@@ -237,11 +237,11 @@ def _tiles_of_cache(problem, tiles, lengths):
     return tiles._replace(table=table, pairs=pairs, longest=int(end.max(initial=0)))
 
 
-def _tiles(batch, rows, tile_m, at_multiples):
+def _tiles(batch, rows, tile_m):
     """The WorkTiles where queries lie in the segments that the Rows say."""
     *lead, seqlen_q = rows.own.shape
     rows = [x.reshape(math.prod(lead), seqlen_q) for x in rows]
-    cuts = [_cut(*row, tile_m, at_multiples) for row in zip(*rows)]
+    cuts = [_cut(*row, tile_m) for row in zip(*rows)]
     own = np.broadcast_to(np.arange(len(cuts)).reshape(lead), batch).ravel()  # the cut of each score matrix
     counts = np.array([len(cut) for cut in cuts], np.int64)[own]
     matrix, cut = np.repeat(np.arange(own.size), counts), np.concatenate([cuts[number] for number in own] or [NO_TILES])
@@ -251,12 +251,11 @@ def _tiles(batch, rows, tile_m, at_multiples):
     return WorkTiles(table, np.append(0, np.cumsum(counts)), pairs, longest, bool(lead) and lead[-1] > 1)
 
 
-def _cut(first, end, own, tile_m, at_multiples):
+def _cut(first, end, own, tile_m):
     """m0, m_end, first, end and offset of each tile of a row of queries, the last one first: under a causal mask it is
     the heaviest."""
     changes = np.flatnonzero((np.diff(first) != 0) | (np.diff(end) != 0)) + 1
-    multiples = np.arange(0, first.size if at_multiples else 0, tile_m)
-    bounds = np.unique(np.concatenate([[0, first.size], changes, multiples]))
+    bounds = np.unique(np.concatenate([[0, first.size], changes]))
     counts = -(-np.diff(bounds) // tile_m)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a tile within its bounds
     m0 = np.repeat(bounds[:-1], counts) + tile_m * number

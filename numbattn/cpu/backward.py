@@ -12,14 +12,16 @@ from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_o
 from .compile import Kernel
 from .forward import EXPONENTIAL
 from .launch import launch
-from .product import product, product_tn
-from .record import Later, Record
-from .score import collect, curved_in, pull_back, score, shape_of, steps_of, sums_for
+from .product import product, product_tn, row_dots
+from .record import Later, Record, data_address
+from .score import curved_in, score, steps_of
+from .score_gradients import merged, pull_back, shapes_of, shares_of, sums_of
 from .subnormals import flush_subnormals, restore
 from .tile import (
     EMPTY,
     PARTIAL,
     band_of,
+    clear,
     draw,
     exp,
     inline,
@@ -30,10 +32,11 @@ from .tile import (
     mask_cells,
     mask_intervals,
     matrix,
+    prefetch,
     tile,
     tile_state,
-    transpose,
 )
+from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128
 BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not depend on the number of threads
@@ -42,52 +45,65 @@ BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not
 def backward(saved, do, dlse=None, deterministic=True):
     """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
-    operands, lse, delta = operands_of(saved, do, dlse)
-    given = (
-        operands, sight_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, derivatives=True),
-        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
-    )  # fmt: skip
+    shapes = shapes_of(inputs.score)
+    plan = blocks_of(problem, inputs.mask, shapes)
+    new = np.empty if plan.chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
+    dq, dk, dv = grads = [new(shape, problem.sum_dtype) for shape in plan.shapes]
+    sums = [np.zeros(x.shape, x.dtype) for x in plan.sums]
+    addresses = np.zeros(len(shapes), np.int64)
+    addresses[plan.summed] = [*map(data_address, sums)]
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=curved_in(inputs.score))
-    pairs, blocks, results, shapes = blocks_of(problem, inputs.mask)
-    work = pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
-    dq, dk, dv = [np.zeros(shape, problem.sum_dtype) for shape in shapes]
-    launch(backward_kernel.given(scratch, *given, results.filled(dq, dk, dv)), blocks, work, memory)
+    given = (
+        operands_of(saved, do, dlse), sight_of(problem, inputs.mask),
+        steps_of(problem, inputs.score, inputs.origin, derivatives=True),
+        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
+    work = plan.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
+    results = plan.record.filled(addresses, *grads, held=sums)
+    launch(backward_kernel.given(scratch, *given, results), plan.blocks, work, memory)
     dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
     of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
     grads = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
-
-    def add_up(sums):
-        launch(score_kernel.given(scratch, *given, sums), len(sums.arguments[0].starts) - 1, work, memory)
-
-    return Gradients(*grads, tuple(gradients_of_score(saved, lse, delta, add_up)))
+    return Gradients(*grads, tuple(gradients_of_score(saved, do, dlse, map(merged, sums, plan.firsts))))
 
 
 def operands_of(saved, do, dlse):
-    """The Record of q, k, v, do, lse and delta; the latter two."""
+    """The Record of q, k, v, do, o, lse and dlse, if there is one."""
     problem, inputs = saved.problem, saved.inputs
-    arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do)]
-    lse = np.ascontiguousarray(saved.lse.reshape(*problem.matrices, problem.seqlen_q))
-    delta = np.einsum("...mc,...mc->...m", arrays[3], saved.o.astype(problem.sum_dtype, copy=False))   # Alg. 4 line 19
-    delta = delta.reshape(lse.shape)
-    delta = np.ascontiguousarray(delta if dlse is None else delta - dlse.reshape(lse.shape))       # the gradient of lse
-    return _operands(problem, *[(x.shape, x.strides) for x in arrays]).filled(*arrays, lse, delta), lse, delta
+    arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do, saved.o)]
+    record = _operands(problem, dlse is not None, *[(x.shape, x.strides) for x in arrays])
+    rows = [saved.lse] if dlse is None else [saved.lse, dlse]
+    return record.filled(*arrays, *[np.ascontiguousarray(x) for x in rows])
 
 
 @lru_cache(maxsize=64)
-def _operands(problem, *layouts):
+def _operands(problem, has_dlse, *layouts):
     """The Record of calls on arrays of these shapes and strides."""
-    row = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
-    return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], row, row)
+    rows, dtype = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype), problem.sum_dtype
+    return Record(*[matrices(problem, *layout, dtype.itemsize) for layout in layouts], rows,
+                  rows if has_dlse else np.zeros((0, 0, 0), dtype))  # fmt: skip
+
+
+class Blocks(NamedTuple):
+    """What the blocks of a pass do, and the Record of it."""
+
+    pairs: int  # of a query and a key
+    blocks: int
+    chunks: int
+    record: Record
+    shapes: list  # of dq, in parts, dk and dv
+    sums: list  # an At for each summed gradient of an array
+    summed: list  # the steps of these
+    firsts: tuple  # as in Shares
 
 
 @kept
-def blocks_of(problem, mask):
-    """How many pairs of a query and a key there are, how many blocks, the Record of their tiles and results, and the
-    shapes of dq, in parts, dk and dv."""
-    tiles, (batches, heads) = tiles_of(problem, mask, TILE_M), problem.matrices
+def blocks_of(problem, mask, arrays):
+    """The Blocks of a pass; arrays: as shapes_of says."""
+    tiles, shares, (batches, heads) = tiles_of(problem, mask, TILE_M), shares_of(problem, arrays), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
-    chunks = max(1, min(n_blocks, BLOCKS // max(batches * problem.heads_k, 1)))
+    chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
     if tiles.by_head:
         chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))
@@ -95,48 +111,42 @@ def blocks_of(problem, mask):
              ((), (problem.heads_k, problem.seqlen_k, problem.head_dim)),
              ((), (problem.heads_k, problem.seqlen_k, problem.head_dim_v))]  # fmt: skip
     grads = [Later((*lead, batches, *size), problem.sum_dtype) for lead, size in sizes]
-    shapes = [(*lead, *problem.batch[:-1], *size) for lead, size in sizes]
-    results = Record(tiles.table, tiles.starts, chunks, *grads)
-    return tiles.pairs, batches * problem.heads_k * chunks, results, shapes
+    sums, places = sums_of(problem, arrays, shares, chunks)
+    record = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, places, *grads)
+    return Blocks(
+        tiles.pairs, (len(shares.starts) - 1) * chunks, chunks, record,
+        [(*lead, *problem.batch[:-1], *size) for lead, size in sizes], sums,
+        [step for step, shape in enumerate(arrays) if shape is not None], shares.firsts,
+    )  # fmt: skip
 
 
-def gradients_of_score(saved, lse, delta, add_up):
-    """The gradient of each array in the score; None where it is not wanted. add_up: launches the kernel that does."""
-    problem, parts = saved.problem, saved.inputs.score
-    for number, part in enumerate(parts):
+def gradients_of_score(saved, do, dlse, summed):
+    """The gradient of each array in the score, from those that kernels have summed up; None where it is not wanted."""
+    problem = saved.problem
+    for part in saved.inputs.score:
         if not part._wants_gradient:
             yield from [None] * len(part._weights)
             continue
         (array,) = part._weights
         if isinstance(part, Sink):
-            dx = part._gradient(None, *[x.reshape(problem.lse_shape) for x in (lse, delta)])
+            rows = (x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o))
+            delta = np.einsum("...mc,...mc->...m", *rows)
+            dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         else:
-            step = sum(not isinstance(before, Sink) for before in parts[:number])
-            sums = sums_of(problem, saved.inputs.mask, shape_of(part), step, curved_in(parts[:number]))
-            later = sums.arguments[0].dx
-            dx = np.zeros(later.shape, later.dtype)
-            add_up(sums.filled(dx))
-            dx = dx[0] if len(dx) == 1 else dx.sum(axis=0)
-            dx = dx.reshape(array.shape)
+            dx = next(summed).reshape(array.shape)
         yield dx if problem.wide else rounded(dx, array.dtype)
 
 
-@kept
-def sums_of(problem, mask, shape, step, curved_before):
-    """The Record of the Sums for an array of this shape, of its step, and of how many before it are curved."""
-    tiles = tiles_of(problem, mask, TILE_M, at_multiples=True)
-    return Record(sums_for(problem, shape, tiles.table, TILE_M), step, curved_before)
-
-
 class Given(NamedTuple):
-    """What both kernels take."""
+    """What a call computes with."""
 
     q: Any
     k: Any
     v: Any
     do: Any
+    o: Any
     lse: Any
-    delta: Any
+    dlse: Any  # or nothing
     sight: Any
     steps: Any
     drops: Any
@@ -165,19 +175,35 @@ class Queries(NamedTuple):
 
 @Kernel
 def backward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale, tiles,
-    starts, chunks, dq, dk, dv,
+    first_block, end_block, stop, scratch, q, k, v, do, o, lse, dlse, sight, steps, drops, scale, kept_scale, tiles,
+    tile_starts, pairs, starts, chunks, sums, dq, dk, dv,
 ):  # fmt: skip
-    """Blocks [first_block, end_block)."""
-    before, given = flush_subnormals(), Given(q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale)
+    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
+    given = Given(q, k, v, do, o, lse, dlse, sight, steps, drops, scale, kept_scale)
+    before, heads_k = flush_subnormals(), dk.shape[1]
     for block in range(first_block, end_block):
-        add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv)
+        chunk, share = block % chunks, block // chunks
+        for number in range(starts[share], starts[share + 1]):
+            if number + 1 < len(pairs):
+                prefetch_inputs(given, pairs[number + 1], heads_k)
+            batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
+            add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, tile_starts, chunks, sums, dq, dk, dv)
     restore(before)
 
 
 @inline
-def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv):
-    """Of a block, every chunks-th tile of keys of a (batch, key head).
+def prefetch_inputs(given, pair, heads_k):
+    """Those of the first head of a pair, if they are few."""
+    heads = given.lse.shape[1]
+    batch, head, dtype = pair // heads_k, pair % heads_k * (heads // heads_k), given.lse.dtype
+    if given.q.rows <= TILE_M and given.k.rows <= TILE_N:
+        for x in (given.q, given.k, given.v, given.do, given.o):
+            prefetch(matrix(x, batch, head, dtype))
+
+
+@inline
+def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chunks, sums, dq, dk, dv):
+    """Of every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
     transposed once for all keys.
@@ -186,10 +212,14 @@ def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv
     _, heads_k, _, _ = dk.shape
     group_size, dtype = heads // heads_k, given.lse.dtype
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
-    chunk, head_k, batch = block % chunks, block // chunks % heads_k, block // chunks // heads_k
     dK, dV = dk[batch, head_k], dv[batch, head_k]
+    if chunks == 1:
+        clear(dK)
+        clear(dV)
     for head in range(head_k * group_size, (head_k + 1) * group_size):
         K, number = matrix(given.k, batch, head, dtype), batch * heads + head
+        if chunks == 1:
+            clear(dq[0, batch, head])
         for row in range(starts[number], starts[number + 1]):               # Alg. 4 line 9
             at = queries_of(scratch, given, tiles[row])
             part = (chunk - at.segment // TILE_N) % chunks                  # a segment has tiles of keys 0, 1, ...
@@ -209,44 +239,9 @@ def add_gradients(block, stop, scratch, given, tiles, starts, chunks, dq, dk, dv
                 if S.size == 0:
                     continue
                 product(dV[n0:n_end], S, dO, kept_scale, True)              # line 16: dV += (P Z)^T dO
-                pull_back(dP, scratch.slopes, 0, given.steps.curved)
+                pull_back(dP, given.steps, scratch.slopes, sums, batch, head, chunk, at.m0, n0, at.offset)
                 product(dK[n0:n_end], dP, Q, scale, True)                   # line 22: dK += scale dS^T Q
                 product_tn(dQ, dP, K[n0:n_end], scale, True)                # line 21: dQ += scale dS K
-
-
-@Kernel
-def score_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale, sums, step,
-    curved_before,
-):  # fmt: skip
-    """Blocks [first_block, end_block)."""
-    before, given = flush_subnormals(), Given(q, k, v, do, lse, delta, sight, steps, drops, scale, kept_scale)
-    for block in range(first_block, end_block):
-        add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before)
-    restore(before)
-
-
-@inline
-def add_gradient_of_array(block, stop, scratch, given, sums, step, curved_before):
-    """Of a step, which has so many curved ones before it.
-
-    A block is a share of the tiles of queries of one of the array's own matrices; it sums over all score matrices to
-    which that one is broadcast.
-    """
-    parts = sums.dx.shape[0]
-    dx = sums.dx[block % parts, block // sums.shares]
-    for row in range(sums.starts[block], sums.starts[block + 1]):
-        at = queries_of(scratch, given, sums.tiles[row])
-        if at.first >= at.end:
-            continue
-        load_queries(at, given)
-        for n_tile in range(at.first - (at.first - at.segment) % TILE_N, at.end, TILE_N):
-            if is_set(stop):
-                return
-            n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
-            _, dP = differentiate_tile(scratch, given, at, n0, n_end)
-            pull_back(dP, scratch.slopes, curved_before, given.steps.curved)
-            collect(dx, dP, given.steps, step, at.batch, at.head, at.m0, n0, at.offset)
 
 
 @inline
@@ -266,12 +261,19 @@ def queries_of(scratch, given, row):
 def load_queries(at, given):
     """Q and dO, transposed, lse and D. A query that sees nothing has lse = inf here: P = 0."""
     dtype = given.lse.dtype
-    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale))
-    transpose(at.dOT, matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.kept_scale))
-    for i in range(at.m_end - at.m0):
-        lse = given.lse[at.batch, at.head, at.m0 + i]
-        at.lse[i] = np.inf if lse == -np.inf else lse
-        at.D[i] = 0 if lse == -np.inf else given.delta[at.batch, at.head, at.m0 + i]
+    dO = matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end]
+    O = matrix(given.o, at.batch, at.head, dtype)[at.m0 : at.m_end]
+    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale), False)
+    transpose(at.dOT, dO, dtype.type(given.kept_scale), False)
+    row_dots(at.D, dO, O)                                                   # line 19: delta = rowsum(dO * O)
+    if given.dlse.size:
+        dlse = given.dlse[at.batch, at.head, at.m0 : at.m_end]
+        for i in range(at.D.size):
+            at.D[i] -= dlse[i]                                              # the gradient of lse
+    lse = given.lse[at.batch, at.head, at.m0 : at.m_end]
+    for i in range(at.D.size):
+        at.D[i] = at.D[i] if lse[i] != -np.inf else dtype.type(0)
+        at.lse[i] = lse[i] if lse[i] != -np.inf else dtype.type(np.inf)
 
 
 @inline

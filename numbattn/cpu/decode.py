@@ -41,6 +41,7 @@ from .tile import (
 )
 
 TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
+VERY_FEW, SHORT = 4, 128  # queries and keys: the others of FEW take up to half the time in forward.py
 LANES = 32  # sums of P in a row, each of every 32nd key: vectors, and a long row loses fewer digits
 HALVES = 16, 8, 4, 2, 1  # of LANES: how they are added up
 READING = 32  # what a number of K or V costs, in multiplications: as long as it takes from memory
@@ -61,7 +62,7 @@ def split(problem, mask, tile_m):
     """The WorkTiles of many queries and the Few, each with its Record, or None."""
     tiles = tiles_of(problem, mask, tile_m)
     batch, head, m0, m_end, segment, end, _ = tiles.table.T
-    is_few = m_end - m0 <= FEW
+    is_few = (m_end - m0 <= VERY_FEW) | (m_end - m0 <= FEW) & (end - segment > SHORT)
     packed = 1 if tiles.by_head or not problem.heads else problem.group_size
     some = is_few & (head % packed == 0)
     keys = (end - segment)[some]

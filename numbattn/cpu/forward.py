@@ -19,11 +19,13 @@ from .score import score, sinks_of, steps_of
 from .softmax import absorb, add_sink, epilogue, multiply, rescale, softmax_step
 from .tile import (
     EMPTY,
+    OF_SUMS,
     PARTIAL,
     band_of,
     clear,
     draw,
     fill,
+    inline,
     inline_in_place,
     intervals_of,
     is_set,
@@ -32,11 +34,12 @@ from .tile import (
     mask_cells,
     mask_intervals,
     matrix,
+    prefetch,
     rows_of,
     tile,
     tile_state,
-    transpose,
 )
+from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128  # queries, keys: of 64 to 256 the fastest, forward and backward, causal or not
 EXPONENTIAL = 32  # the cost of one, in multiplications
@@ -98,10 +101,12 @@ def forward_kernel(
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
     dtype, given = lse.dtype, Operands(q, k, v, sight, steps, drops, scale)
     for block in range(first_block, end_block):
+        if block + 1 < end_block:
+            prefetch_inputs(given, tiles[block + 1], scratch, dtype)
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
         O, O_next = o[batch, head, m0:m_end], tile(scratch.O, m_end - m0, o.shape[3])
         QT = tile(scratch.QT, q.cols, m_end - m0)
-        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale))
+        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale), False)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
         band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
@@ -116,6 +121,16 @@ def forward_kernel(
         if sinks.size:
             add_sink(O, m, l, alpha, sinks[batch, head])
         epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
+
+
+@inline
+def prefetch_inputs(given, row, scratch, dtype):
+    """Those of the next tile of queries, if they are few."""
+    batch, head, m0, m_end, first, end, _ = row
+    if 0 < end - first <= TILE_N and given.k.kind == OF_SUMS:
+        prefetch(matrix(given.q, batch, head, dtype)[m0:m_end])
+        prefetch(rows_of(given.k, batch, head, first, end, scratch.wide, dtype))
+        prefetch(rows_of(given.v, batch, head, first, end, scratch.wide, dtype))
 
 
 @inline_in_place

@@ -56,6 +56,12 @@ class Vectors:
         """Sums of neighbours: of the elements of x, then of those of y."""
         return self.b.fadd(self.pick(x, y, range(0, 2 * self.width, 2)), self.pick(x, y, range(1, 2 * self.width, 2)))
 
+    def add_up(self, totals):
+        """The sums of so many vectors as one has elements."""
+        while len(totals) > 1:
+            totals = [self.add_pairs(x, y) for x, y in zip(totals[::2], totals[1::2])]
+        return totals[0]
+
     def pick(self, x, y, places):
         """The elements of x, and of y behind them, at these places."""
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT, len(places)), list(places)))
@@ -65,6 +71,12 @@ class Vectors:
         if self.mask is None:
             return self.b.load(place, align=self.itemsize)
         return self.call(f"llvm.masked.load.{self.name}.p0", self.type, place, self.align, self.mask, self.zero)
+
+    def rounded(self, x):
+        """A vector of the other dtype, in this one."""
+        if x.type == self.type:
+            return x
+        return (self.b.fpext if self.itemsize == 8 else self.b.fptrunc)(x, self.type)
 
     def prefetch(self, place):
         """Into the L1 cache; an address of nothing does no harm."""
@@ -169,6 +181,16 @@ product_tn = product_of(True, "product_tn", ROWS, VECTORS)  # out = alpha a^T b,
 product_few = product_of(False, "product_few", FEW_ROWS, FEW_VECTORS)  # `product` for few rows
 
 
+def along(builder, dtype, depth, step):
+    """step(unit, at) for each vector of a row of so many elements; the last one may be masked."""
+    unit = Vectors(builder, dtype)
+    whole = builder.and_(depth, LONG(-unit.width))
+    with cgutils.for_range_slice(builder, LONG(0), whole, LONG(unit.width)) as (at, _):
+        step(unit, at)
+    with builder.if_then(builder.icmp_signed("<", whole, depth)):
+        step(Vectors(builder, dtype, builder.sub(depth, whole)), whole)
+
+
 def block_dots(block_rows):
     """The intrinsic (out, a, b, row, col): out = a b^T, for the block at (row, col), of as many elements as a vector.
 
@@ -192,18 +214,12 @@ def block_dots(block_rows):
                 for (r, c), total in sums.items():
                     builder.store(unit.multiply_add(lefts[r], rights[c], builder.load(total)), total)
 
-            whole = builder.and_(depth, LONG(-unit.width))
-            with cgutils.for_range_slice(builder, LONG(0), whole, LONG(unit.width)) as (at, _):
-                multiply_add(unit, at)
-            with builder.if_then(builder.icmp_signed("<", whole, depth)):
-                multiply_add(Vectors(builder, out.dtype, builder.sub(depth, whole)), whole)
-            totals = [builder.load(total) for total in sums.values()]
-            while len(totals) > 1:
-                totals = [unit.add_pairs(x, y) for x, y in zip(totals[::2], totals[1::2])]
+            along(builder, out.dtype, depth, multiply_add)
+            totals = unit.add_up([builder.load(total) for total in sums.values()])
             part = Vectors(builder, out.dtype, builder.sub(width, col), block_cols)
             for n, r in enumerate(rows):
                 own = range(n * block_cols, (n + 1) * block_cols)
-                part.store(unit.pick(totals[0], totals[0], own), mOut.element(r, col))
+                part.store(unit.pick(totals, totals, own), mOut.element(r, col))
             return context.get_dummy_value()
 
         return types.void(out, a, b, types.intp, types.intp), generate
@@ -225,3 +241,35 @@ def product_nt(out, a, b):
         for col in range(0, len(b), width // FEW_DOTS):
             for row in range(0, len(a), FEW_DOTS):
                 some_rows(out, a, b, row, col)
+
+
+@intrinsic
+def some_row_dots(typingctx, out, a, b, row):
+    """out[r] = a[r] b[r], from a row on, for as many as a vector has elements. Rows are contiguous."""
+
+    def generate(context, builder, signature, args):
+        mA, mB = (Elements(context, builder, kind, x) for kind, x in zip(signature.args[1:], args[1:3]))
+        row, (height, depth) = args[3], mA.shape
+        place = builder.gep(context.make_array(out)(context, builder, args[0]).data, [row])
+        unit = Vectors(builder, out.dtype)
+        rows = clamped(builder, row, unit.width, height)
+        sums = {r: cgutils.alloca_once_value(builder, unit.zero) for r in rows}
+
+        def multiply_add(unit, at):
+            for r, total in sums.items():
+                left, right = (unit.load(m.element(r, at)) for m in (mA, mB))
+                builder.store(unit.multiply_add(left, right, builder.load(total)), total)
+
+        along(builder, out.dtype, depth, multiply_add)
+        part = Vectors(builder, out.dtype, builder.sub(height, row))
+        part.store(unit.add_up([builder.load(total) for total in sums.values()]), place)
+        return context.get_dummy_value()
+
+    return types.void(out, a, b, types.intp), generate
+
+
+@njit
+def row_dots(out, a, b):
+    """out[r] = a[r] b[r]"""
+    for row in range(0, len(a), VECTOR_BYTES // out.itemsize):
+        some_row_dots(out, a, b, row)

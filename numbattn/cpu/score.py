@@ -1,9 +1,8 @@
-"""Scores, tile by tile: what the parts of `score` do to S, and the gradients of their arrays.
+"""Scores, tile by tile: what the parts of `score` do to S.
 
 As everywhere here tiles are transposed: a row is a key, a column a query.
 """
 
-import math
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from .arguments import compact, offsets_of
 from .function import call_at, record_of, tile_function
 from .record import Later, Record, data_address
 from .tile import address_of, any_view, expm1, float_of_bfloat16, float_of_float16, inline, tile
+from .transposition import transpose
 
 CAP, ALIBI, RELATIVE, FUNCTION, *BIASES = range(8)
 KINDS = {Softcap: CAP, Alibi: ALIBI, RelativeBias: RELATIVE, Score: FUNCTION}
@@ -25,7 +25,6 @@ FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = BIASES  # of each dtype: read as they are
 OF_BIASES = dict(zip(DTYPES, BIASES))
 CURVED = Softcap, Score  # have a derivative that is not 1
 ABREAST = 8  # queries whose rows of a bias are read together: more of them drive each other out of the cache
-PARTS = 16  # at most, of which a sum over all tiles of queries is made: a constant, so that its bits do not change
 
 
 class Steps(NamedTuple):
@@ -81,7 +80,7 @@ def _function(part, problem, derivatives):
 
 def _step(part, problem, derivatives):
     """The Step of another part, its array, and nothing else."""
-    x, kind, reach, offset = compact(_matrix_of(part)), KINDS.get(type(part)), 0, 0
+    x, kind, reach, offset = compact(matrix_of(part)), KINDS.get(type(part)), 0, 0
     if isinstance(part, Bias):
         kind = OF_BIASES[x.dtype]
     else:
@@ -112,7 +111,7 @@ def _steps(problem, steps, origin):
     return Record(Steps(numbers, caps, offsets, Later((count,), np.int64), places, origin, curved))
 
 
-def _matrix_of(part):
+def matrix_of(part):
     """The array of a part with rows and columns; of a Softcap one that nobody reads."""
     (x,) = part._weights or (np.zeros(1),)
     if isinstance(part, Alibi):
@@ -207,6 +206,9 @@ def cap(S, slopes, size):
 
 @inline
 def add_bias(S, bias, m0, n0):
+    if bias.shape[0] > 1 and bias.shape[1] > 1 and bias.strides[1] == bias.itemsize:
+        transpose(S, bias[m0 : m0 + S.shape[1], n0 : n0 + S.shape[0]], S.dtype.type(1), True)
+        return
     one_query, one_key = bias.shape[0] == 1, bias.shape[1] == 1
     step = S.shape[1] if one_query else ABREAST
     for first in range(0, S.shape[1], step):
@@ -240,66 +242,3 @@ def add_relative(S, table, first, reach):
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             S[j, i] += table[0, min(max(first + j - i, -reach), reach) + reach]
-
-
-# ---------------------------------------------------------------------------------------------------------- gradients
-@inline
-def pull_back(dS, slopes, first, end):
-    """dS times derivatives number first to end - 1, in place, the last one first. Where it is 0 already, as where an
-    element is masked, they may be NaN."""
-    for number in range(end - 1, first - 1, -1):
-        derivative = tile(slopes[number * dS.size : (number + 1) * dS.size], dS.shape[0], dS.shape[1])
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dS[j, i] = dS[j, i] * derivative[j, i] if dS[j, i] != 0 else dS.dtype.type(0)
-
-
-@inline
-def collect(dx, dS, steps, step, batch, head, m0, n0, aligned):
-    """Add a tile of dS, that behind the step, to the gradient of the step's array."""
-    kind, _, _, _, _, reach, _ = steps.numbers[step]
-    first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
-    if kind == ALIBI:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, 0] -= abs(first + j - i) * dS[j, i]
-    elif kind == RELATIVE:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
-    else:
-        one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]
-
-
-class Sums(NamedTuple):
-    """The gradient of an array while it is summed up, a block for each of the shares of each of its own matrices."""
-
-    dx: Any  # (parts, own matrices, rows, columns); the parts are sums over different tiles of queries
-    tiles: Any  # of all score matrices, as WorkTiles.table
-    starts: Any  # tiles[starts[b]:starts[b + 1]] belong to block b
-    shares: int  # so many blocks for each matrix
-
-
-def shape_of(part):
-    """Of a part's array with rows and columns."""
-    return _matrix_of(part).shape
-
-
-def sums_for(problem, shape, tiles, tile_m):
-    """The Sums for an array of this shape. No tile goes beyond a multiple of tile_m: blocks share no row."""
-    *lead, rows, cols = shape
-    lead = (1,) * (len(problem.batch) - len(lead)) + tuple(lead)
-    own = np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), problem.batch).reshape(-1)
-    m_blocks = -(-problem.seqlen_q // tile_m)
-    parts = 1 if rows > 1 else min(m_blocks, PARTS)
-    shares = m_blocks if rows > 1 else parts
-    batch, head, m0, *_ = tiles.T
-    block = own[batch * problem.heads + head] * shares + m0 // tile_m % max(shares, 1)
-    order = np.argsort(block, kind="stable")
-    starts = np.searchsorted(block[order], np.arange(math.prod(lead) * shares + 1))
-    whole = rows > 1 and cols > 1  # few numbers are added to an element, and there are many of these
-    dx = Later((parts, math.prod(lead), rows, cols), problem.sum_dtype if whole else np.float64)
-    return Sums(dx, tiles[order], starts, shares)

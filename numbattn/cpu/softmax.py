@@ -73,6 +73,6 @@ def epilogue(O, lse, m, l, kept_scale):
     for i in range(lse.size):
         lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
     for i in range(O.shape[0]):
-        factor = kept_scale / l[i] if l[i] != 0 else 0.0
+        factor = O.dtype.type(kept_scale / l[i] if l[i] != 0 else 0.0)
         for c in range(O.shape[1]):
             O[i, c] *= factor

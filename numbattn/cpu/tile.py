@@ -9,13 +9,16 @@ import math
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import populate_array
 
 from .. import dropout
 from .product import FEATURES
 
-OPTIONS = {"fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+# inlined, or most of the time of a small tile would go into copies of arguments
+OPTIONS = {"forceinline": True, "fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+           "error_model": "numpy"}  # fmt: skip
 inline = register_jitable(**OPTIONS)
 inline_in_place = register_jitable(**OPTIONS, inline="always")  # takes all of a call: passing that takes 0.1 us
 inline_view = register_jitable(**OPTIONS, _nrt=True)  # returns a view, which Numba refuses without reference counts
@@ -25,6 +28,7 @@ philox4x32 = register_jitable(dropout.philox4x32)
 EMPTY, PARTIAL, FULL = 0, 1, 2
 OF_SUMS, FLOAT16, BFLOAT16, INT8, FLOAT8 = range(5)  # numbers of K and V: of the dtype of sums, or narrower
 INT64 = ir.IntType(64)
+LINE = 64  # bytes of the caches
 HAS_FLOAT16 = "f16c" in FEATURES
 LN_2_TAIL = 2.3190468138462996e-17  # ln(2) - math.log(2)
 
@@ -145,6 +149,29 @@ def tile(buffer, rows, cols):
 
 
 @intrinsic
+def fetch_line(typingctx, address):
+    """Ask for the line of the cache that an address is in; one of nothing does no harm."""
+
+    def generate(context, builder, signature, args):
+        pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.inttoptr(args[0], pointer), int32(0), int32(3), int32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+@inline
+def prefetch(x):
+    """Ask for the rows of a matrix, which are contiguous."""
+    for row in range(x.shape[0]):
+        address = address_of(x) + row * x.strides[0]
+        for at in range(0, x.shape[1] * x.itemsize, LINE):
+            fetch_line(address + at)
+
+
+@intrinsic
 def is_set(typingctx, flag):
     """Whether flag[0], which another thread may set at any time, is not 0."""
 
@@ -196,14 +223,6 @@ def clear(x):
     """x = 0, for a matrix."""
     for row in range(x.shape[0]):
         fill(x[row], 0)
-
-
-@inline
-def transpose(out, x, factor):
-    """out = factor x^T"""
-    for row in range(x.shape[0]):
-        for col in range(x.shape[1]):
-            out[col, row] = factor * x[row, col]
 
 
 @inline

@@ -3,15 +3,21 @@
 **What is compiled when.** The first call of a kind compiles its kernels, which takes some seconds. A kind is: the GPU's
 compute capability; the dtype; head_dims, rounded up to 32, 64, 128, 192 or 256; the kinds of masks and scores, and
 which of their offsets and lengths are arrays; dropout or none; whether rows are aligned to 16 bytes; in the backward
-pass whether there is a `dlse`, which gradients are summed over broadcast axes, and `deterministic`. On Hopper most
-head_dims have two kernels, for queries that see few keys and for those that see thousands. Nothing else compiles: no
-stride, array, scale, seed or probability. Binaries are kept on disk, see `numbattn.cache`. To build them beforehand,
+pass whether there is a `dlse`, which gradients are summed over broadcast axes, and `deterministic`. Small problems have
+kernels for up to 16, 32 and 64 queries and keys, 128 in half precision, and for scores that a batch shares. On Hopper
+most head_dims have two kernels, for queries that see few keys and for those that see thousands. Nothing else compiles:
+no stride, array, scale, seed or probability. Binaries are kept on disk, see `numbattn.cache`. To build them beforehand,
 for the image of a cluster, say, run ``python -m numbattn compile`` on any machine and copy the folder that it names.
 
 **Which cores compute.** From compute capability 8.0 on tensor cores multiply, float32 as three products of TF32, which
 the tests hold to the same errors as sums in float32. CUDA cores do the rest: everything on 7.5, the forward pass in
 float64 for head_dims of more than 128, and some tiles where a block has less than 163 KB of shared memory. On Hopper
 (9.0) float16 and bfloat16 have kernels with TMA and wgmma. ``python -m numbattn plan`` shows which kernels a call runs.
+
+**Many small problems** in one call, up to 64 queries and keys and head_dims up to 128, run at about the speed at which
+a GPU copies their arrays. Blocks of one to four warps compute one after the other, with all scores in registers; the
+gradient of a bias that all share is summed as they go. Packed sequences, `BlockSparse` masks and caches have the
+kernels for any size, with tiles to match.
 
 **What is copied.** Arrays in masks and scores that are NumPy's are copied to the GPU at each call. Numbers in them are
 checked on the CPU; lengths on the GPU are clamped instead, since reading them would wait for the GPU. TMA takes arrays

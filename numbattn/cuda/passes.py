@@ -65,7 +65,7 @@ class Passes:
             o[...] = 0 if onto is None else before
             if save and onto is None:
                 lse.fill(-math.inf)
-        return o, Saved(*given, o, lse) if save else None
+        return o, Saved(*given, o, lse, whole=onto is None) if save else None
 
     def backward(self, saved, do, dlse=None, deterministic=False):
         """The Gradients."""
@@ -84,7 +84,7 @@ class Passes:
         if dlse is not None:
             arrays["dlse"] = dlse
         strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
-        if not run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic):
+        if not run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic, saved.whole):
             for grad in (dq, dk, dv, *of_score):
                 if grad is not None:
                     grad.fill(0)
@@ -110,11 +110,11 @@ def dense(gpu, problem, inputs):
     return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
-def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
+def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True, whole=False):
     """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
 
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
-    are new and contiguous.
+    are new and contiguous. whole: see problem.Saved.
     """
     _, _, _, mask, scale, dropout, parts, _, origin, _ = inputs
     score = of_mask = of_score = misaligned = ()
@@ -135,11 +135,11 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True):
     if odd:
         misaligned = tuple([address % VECTOR_BYTES for address in addresses])
     tier = latest.get()
-    key = plan_of, problem, masked[1:], score, deterministic, strides, of_mask, of_score, misaligned, tier
+    key = plan_of, problem, masked[1:], score, deterministic, whole, strides, of_mask, of_score, misaligned, tier
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score, tier))
+        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score, tier, whole))
         with naming(*[part.function for part in parts if isinstance(part, Score)]):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
@@ -202,7 +202,7 @@ def plans(device, q, k, v, deterministic=False, **options):
     wanted = [(number, part._array) for number, part in enumerate(inputs.score) if part._wants_gradient]
     grads |= {gradient_of_part(number): contiguous(x.shape, x.dtype) for number, x in wanted}
     forward, backward = (
-        plan(routes, problem, device, Call(layouts | others, *masked[1:], deterministic, score, latest.get()))
+        plan(routes, problem, device, Call(layouts | others, *masked[1:], deterministic, score, latest.get(), True))
         for routes, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
     )
     return forward, backward

@@ -192,6 +192,36 @@ def cpu(seqlens=(1024, 4096)):
             "busy": [{"": name, "slower by": x} for name, x in (("numbattn", 1.9), ("torch", 1.9), ("numpy", 3.4))]}
 
 
+def small(sizes=((16, 32), (64, 32), (64, 64)), batches=(1, 1000)):
+    """Nobody but numbattn takes a bias in half precision."""
+    costs = {"numbattn": 1.1, "efficient": 4.0, "math": 9.0, "cupy": 6.0, "fa4": 3.0, "copy": 1.0}
+    passes = [("none", "forward"), ("shared", "forward"), ("none", "backward"), ("shared", "backward"),
+              ("with gradient", "backward")]  # fmt: skip
+
+    def record(dtype, batch, n, d, bias, of, graph=False):
+        arrays = 4 if of == "forward" else 7
+        nbytes = arrays * batch * 8 * n * d * (2 if dtype == "bfloat16" else 4)
+        names = ["numbattn", "copy", *(["efficient", "math", "cupy"] if dtype == "float32" else ["fa4"])]
+        if dtype == "bfloat16" and bias != "none":
+            names = ["numbattn", "copy"]
+        seconds = {name: nbytes / 3e12 * costs[name] * (1 + n / 256 * (name != "copy")) for name in names}
+        seconds["numbattn"] *= 1.05 if bias == "with gradient" else 1
+        return {"dtype": dtype, "batch": batch, "seqlen": n, "head_dim": d, "heads": 8, "bias": bias, "pass": of,
+                "graph": graph, "bytes": nbytes, "seconds": seconds, "errors": {}, "failed": {}}
+
+    dtypes, variants = ("float32", "bfloat16"), {"plain": 1.0, "Lengths": 1.1, "Bits": 1.2, "Segments": 1.25}
+    return {
+        "arguments": {},
+        "cells": [record(dtype, (1 << 22) // (n * d) if dtype == "float32" else (1 << 23) // (n * d), n, d, bias, of)
+                  for dtype, (n, d), (bias, of) in product(dtypes, sizes, passes)],
+        "batches": [record("float32", batch, 64, 32, bias, of, graph)
+                    for batch, (bias, of), graph in product(batches, passes, (False, True))],
+        "variants": [{"dtype": "float32", "batch": 2048, "heads": 8, "seqlen": 64, "head_dim": 32, "pass": of,
+                      "seconds": {name: 1e-4 * x for name, x in variants.items()}, "errors": {}, "failed": {}}
+                     for of in ("forward", "backward")],
+    }  # fmt: skip
+
+
 def decoding_cpu(keys=(128, 512)):
     kinds = {"float32": 1.8, "bfloat16": 6, "float16": 5, "float16 cache": 5.2, "int8 cache": 9}
     return {"options": {}, "records": [
@@ -278,5 +308,5 @@ def documents(contexts=(512, 1024, 2048, 4096)):
 
 
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
-        long_range, mma, packed, ring, ring_model, scores, speed, training)
+        long_range, mma, packed, ring, ring_model, scores, small, speed, training)
 MADE = {run.__name__: run for run in RUNS}

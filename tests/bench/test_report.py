@@ -88,6 +88,24 @@ def test_a_peer_that_does_not_run_is_left_out():
     assert [[cell.strip() for cell in row[1:]] for row in rows] == [["-", "100"], ["100", "100"]]
 
 
+def test_small_attentions_beside_a_copy():
+    """The limit is a line, numbattn's share of it is in the title; parts and peers may be missing."""
+    results = synthetic.results("small")
+    figure, text = report.small(results)
+    assert all(any(line.get_label() == "a copy of the same bytes" for line in axis.lines) for axis in figure.axes)
+    shares = [100 * cell["seconds"]["copy"] / cell["seconds"]["numbattn"] for cell in results["cells"]
+              if (cell["pass"], cell["bias"]) == ("forward", "none")]  # fmt: skip
+    assert f"forward {basics.geometric_mean(shares):.0f}%" in figure.get_suptitle()
+    assert "takes 1.05 times as long as without" in text
+    assert "Lengths 1.10; Bits 1.20; Segments 1.25." in text
+    for cell in results["cells"]:
+        cell["seconds"] = {name: cell["seconds"][name] for name in ("numbattn", "copy")}
+    results["cells"].append({**results["cells"][0], "seconds": {"copy": 1.0}})
+    figure, text = report.small({"cells": results["cells"]})
+    assert "microseconds: copy / numbattn (batch x seqlen, head_dim)" in text
+    assert not any(word in text for word in ("nan", "fastest other", "batches,", "plain call"))
+
+
 @pytest.mark.skipif(not report.load(BENCH), reason="there are no results")
 def test_the_page_is_up_to_date():
     results = report.load(BENCH)

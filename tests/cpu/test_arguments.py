@@ -69,15 +69,15 @@ def test_readable_copies_only_what_products_cannot_read(rng):
 OFFSETS = st.lists(st.integers(0, 300), min_size=2, max_size=9).map(sorted)
 
 
-@given(st.lists(OFFSETS, min_size=3, max_size=3), st.booleans())
-@example([[10, 11, 12, 13]] * 3, False)     # the keys 5 to 5, 5 to 6 and 6 to 6
-def test_tiles(offsets, at_multiples):
+@given(st.lists(OFFSETS, min_size=3, max_size=3))
+@example([[10, 11, 12, 13]] * 3)            # the keys 5 to 5, 5 to 6 and 6 to 6
+def test_tiles(offsets):
     """Of three segmentations: every query is in one tile, and every tile in one segment, whose keys are the tile's."""
     size = min(map(len, offsets))
     queries = np.array([row[:size] for row in offsets])[:, None]
     q = np.zeros((3, 2, 300, 1))
     problem, inputs = describe(q, q, q, mask=na.Segments(queries, queries // 2))
-    tiles = arguments.tiles_of(problem, inputs.mask, 32, at_multiples)
+    tiles = arguments.tiles_of(problem, inputs.mask, 32)
     visible, found = inputs.mask.dense(300, 300), np.zeros((3, 2, 300), int)
     pairs = 0
     for batch, head in np.ndindex(3, 2):
@@ -85,7 +85,6 @@ def test_tiles(offsets, at_multiples):
             assert tuple(row[:2]) == (batch, head)
             m0, m_end, first, end, offset = row[2:]
             assert 0 < m_end - m0 <= 32
-            assert not at_multiples or m0 // 32 == (m_end - 1) // 32
             found[batch, head, m0:m_end] += 1
             keys = np.arange(300)
             np.testing.assert_array_equal(visible[batch, 0, m0:m_end], [(first <= keys) & (keys < end)] * (m_end - m0))

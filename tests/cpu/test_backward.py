@@ -14,7 +14,7 @@ def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     touched = []
 
     def one_by_one(kernel, blocks, work, scratch):
-        (_, dk, _), _ = kernel.records[-1].held
+        (_, _, dk, _), _ = kernel.records[-1].held
         for block in range(blocks):
             before = dk.copy()
             kernel(block, block + 1, np.zeros(1, np.int32), scratch())
@@ -27,6 +27,26 @@ def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     na.attention_backward(do, saved)
     assert [rows.sum() for rows in touched] == [TILE_N] * 8
     assert (np.sum(touched, axis=0) == 1).all()
+
+
+def test_blocks_add_to_sums_of_their_own(rng, monkeypatch):
+    """Of numbers that many elements share; those of other blocks may run at the same time."""
+    touched = []
+
+    def one_by_one(kernel, blocks, work, scratch):
+        _, (dx,) = kernel.records[-1].held
+        for block in range(blocks):
+            kernel(block, block + 1, np.zeros(1, np.int32), scratch())
+            touched.append(dx[0, block, 0, 0])
+
+    monkeypatch.setitem(backward.__globals__, "launch", one_by_one)
+    q, k, v, do = rng.standard_normal((4, 4 * TILE_N, 4))
+    score, mask = na.Alibi(np.array(0.1)), na.Lengths(keys=3 * TILE_N)
+    o, saved = na.attention_forward(q, k, v, score=score, mask=mask)
+    (got,) = na.attention_backward(do, saved).score
+    assert len(set(touched)) == 4
+    np.testing.assert_allclose(got, sum(touched))
+    np.testing.assert_allclose(got, reference.attention_backward(do, q, k, v, score=score, mask=mask).score[0])
 
 
 @pytest.mark.parametrize("seqlen", [16, 300])

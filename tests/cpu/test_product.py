@@ -54,6 +54,22 @@ def test_product_nt(rng, dtype):
         assert (around == 7).all()  # nothing is written beside it
 
 
+@numba.njit
+def row_dots(out, a, b):
+    product.row_dots(out, a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_row_dots(rng, dtype):
+    for rows, cols in itertools.product([1, 8, 16, 37], [0, 1, 16, 30]):
+        a, b = (np.hstack([rng.standard_normal((rows, cols)), np.full((rows, 3), np.nan)]).astype(dtype)[:, :cols]
+                for _ in range(2))  # fmt: skip
+        out = np.full(rows + 2, 7, dtype)
+        row_dots(out[1:-1], a, b)
+        atol = 1e-5 if dtype == np.float32 else 1e-12
+        np.testing.assert_allclose(out, [7, *(a * b).sum(axis=1), 7], rtol=1e-5, atol=atol)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("nbytes", "rows", "vectors"), [(16, 6, 2), (32, 6, 2), (64, 8, 2)])
 def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):

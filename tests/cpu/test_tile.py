@@ -100,18 +100,6 @@ def test_every_float16(function):
     np.testing.assert_array_equal(floats, bits.view(np.float16).astype(np.float32))
 
 
-@numba.njit
-def transposed(out, x, factor):
-    tile.transpose(out, x, factor)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_transpose(rng, dtype):
-    x, out = rng.standard_normal((5, 3)).astype(dtype), np.zeros((3, 5), dtype)
-    transposed(out, x, dtype(2))
-    np.testing.assert_array_equal(out, 2 * x.T)
-
-
 M0, M_END, N0, N_END = 5, 8, 6, 10  # a tile of queries and keys
 SHIFTS = -20, *range(-9, 8), 20
 BANDS = np.array(list(itertools.product(SHIFTS, SHIFTS, (0, *range(4, 10)), (0, *range(5, 12)))))

@@ -63,7 +63,9 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
     row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
     row("bias_gradient", "float16", 256, 256, "", "bias float16 16, softcap", keys=MANY),
-    row("entry_sums", "float16", 64, 64, "intervals", "relative query"),
+    row("bias_gradient", "float32", 64, 64, EDGES, "bias float32 16"),
+    row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
+    row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
 ]
 BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its tables
@@ -181,6 +183,7 @@ SPILLS = [
     row("backward_kv", "float16", 128, 128, "packed", "alibi segment", slopes=0, spills=16),
     row("backward_kv", "bfloat16", 128, 128, EDGES, "sink, alibi", slopes=1, spills=16),
     # addresses and offsets, of what is slow anyway
+    row("entry_sums", "float16", 64, 64, "intervals", "relative query", spills=32),
     row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),
     row("diagonal_sums", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, **DETERMINISTIC, spills=160),
     # where O and Q are three quarters of the registers

@@ -14,6 +14,7 @@ from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import api, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
+from numbattn.cuda.kernels import BACKWARD, FORWARD, LARGE_BACKWARD, LARGE_FORWARD
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.plan.spec import NUMBERS
@@ -39,10 +40,15 @@ def execute(key, source, grid, *arguments):
 
 
 @contextmanager
-def on(device, execute=execute):
-    """Inside, numbattn takes NumPy arrays for a device's and runs the CUDA kernels here, or has others execute them."""
+def on(device, execute=execute, small=False):
+    """Inside, numbattn takes NumPy arrays for a device's and runs the CUDA kernels here, or has others execute them.
+
+    small: whether small matrices have kernels of their own, as they have on a device that is there. Else those for
+    matrices of any size take these, too: a test needs few elements.
+    """
     gpu = GPU(device, execute)
-    with patch.dict(api.BACKENDS, numpy=Passes(lambda: gpu)):
+    routes = (FORWARD, BACKWARD) if small else (LARGE_FORWARD, LARGE_BACKWARD)
+    with patch.dict(api.BACKENDS, numpy=Passes(lambda: gpu, *routes)):
         yield gpu
     assert not gpu.counts.any(), "a kernel has left counters behind that are not 0"
 

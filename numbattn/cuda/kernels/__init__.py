@@ -7,17 +7,19 @@ tile sizes, the kinds of masks. Everything else is an argument. The Spec beside 
 from .. import compiler  # noqa: F401, before anything of numba.cuda
 from ..plan.spec import Route, everything
 from ..plan.tiers import MMA
-from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper
+from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper, small
 
 # Of each pass: the first Route that takes the work is taken
-FORWARD = (
+LARGE_FORWARD = (
     *hopper.FORWARD,
     Route(decode.takes, (decode.SPEC, combine.SPEC)),
     Route(forward_mma.takes, (forward_mma.SPEC,), MMA),
     Route(everything, (forward.SPEC,)),
 )
-BACKWARD = (
+LARGE_BACKWARD = (
     *hopper.BACKWARD,
     *backward_mma.ROUTES,
+    Route(backward.has_all_keys, (delta.SPEC, backward.SPEC_ALL)),
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
+FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD

@@ -3,7 +3,8 @@
 float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from here where it is to be deterministic.
 
 `backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
-queries and loops over the keys in its sight: dQ. Both recompute P from lse. Without atomics the gradients are bitwise
+queries and loops over the keys in its sight: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:
+five products, not seven. Both recompute P from lse. Without atomics the gradients are bitwise
 reproducible. One source for tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
 their segment.
 
@@ -12,6 +13,8 @@ turns: each is in flight while the products of the other one are computed, for w
 
 Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP is masked too, since 0 * NaN is NaN.
 """
+
+from dataclasses import replace
 
 from numba.cuda import types
 
@@ -44,6 +47,7 @@ from ..tile import (
     where,
 )
 from .scores import SCORE, score_steps, scores_type, within_segment
+from .shared.all_keys import dq_steps, no_dq_steps
 from .shared.dropout import DROPOUT, DROPS, drop_step
 from .shared.layouts import (
     DTYPES,
@@ -58,7 +62,7 @@ from .shared.layouts import (
 )
 from .shared.schedule import place
 from .shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
-from .shared.tables import Staged, rows_of, with_results
+from .shared.tables import Staged, rows_of, short_rows, with_results
 from .shared.visibility import (
     MASK,
     band_of,
@@ -73,9 +77,12 @@ from .shared.visibility import (
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
-    dropout, nbytes,
+    dropout, nbytes, blocks=1, parts=1,
 ):  # fmt: skip
-    """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query."""
+    """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query.
+
+    With a third of out_dtypes a block has all keys of a head, and computes dQ, too.
+    """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
@@ -83,14 +90,18 @@ def backward_kv(
     widths = head_dim, head_dim_v
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
-    S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC)
+    S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC, parts)
     COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
     SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
+    HAS_ALL_KEYS = len(out_dtypes) == 3
+    keys_seen, share, save_dq, save_zeros = (dq_steps if HAS_ALL_KEYS else no_dq_steps)(
+        S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K
+    )
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
     sees = element_test(mask, S_TILE, transposed=True)
-    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
+    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(() if HAS_ALL_KEYS else mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
     tile_of, sight_of, scores_of = slot_step(mask, "k", tile_n), sight_step(mask), within_segment(score)
@@ -105,7 +116,7 @@ def backward_kv(
     def fetch_do(stage, dO, m0):
         copy_async(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
 
-    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
+    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale, to_dq):
         batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
         tile, batch, head_k = place(block_index(), batches * heads_k, heads_k)
@@ -116,8 +127,9 @@ def backward_kv(
         sight, scores = sight_of(sight, segment), scores_of(scores, segment)
         query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
         sK, sV = allocate(SHARED_K), allocate(SHARED_V)
-        copy_async(sK, aligned(mK[batch, head_k][key:end_key], ROWS_OF), COPY_K, n0)
-        copy_async(sV, aligned(mV[batch, head_k][key:end_key], ROWS_OF), COPY_V, n0)
+        end_seen = keys_seen(sight, batch, head_k, group_size, end_key)
+        copy_async(sK, aligned(mK[batch, head_k][key:end_seen], ROWS_OF), COPY_K, n0)
+        copy_async(sV, aligned(mV[batch, head_k][key:end_seen], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(sight, batch, head)
@@ -129,6 +141,7 @@ def backward_kv(
             lse, delta = mLse[batch, head][row : row + length], mDelta[batch, head][row : row + length]
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
+            save_zeros(to_dq, batch, head, m_block, m_blocks)
             stage = index(0)
             sync_threads()                                      # all have read the last tile of the previous head
             if m_block < m_blocks:
@@ -166,18 +179,22 @@ def backward_kv(
                     fetch_do(stage, dO, m_block * TILE_M)       # in flight while dK is computed
                 D = get(allocate(SHARED_DELTA, stage), COLS)
                 dS = pull_back(P * (dP * Z - D), F)             # lines 18 and 20: dS = P (dP Z - D)
+                share(dS)
                 dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
+                save_dq(to_dq, batch, head, m0, scale)          # line 21: dQ = dS K
                 if not IN_TURN:
                     stage = 1 - stage
         save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
-    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
+    results, number = result_types(out_dtypes[:2]), getattr(types, ACC.__name__)
+    to_dq = types.Tuple(result_types(out_dtypes[2:]))
+    return source(kernel, dtype, results, mask, score, threads, shared, number, to_dq, blocks=blocks)
 
 
 def backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
-    dropout, nbytes,
+    dropout, nbytes, blocks=1, parts=1,
 ):  # fmt: skip
     """dQ; a row of S, P, dP and dS is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
@@ -186,7 +203,7 @@ def backward_q(
     widths = head_dim, head_dim_v
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
-    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC)
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
     ROWS = S_TILE.row_vector()
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
@@ -264,18 +281,19 @@ def backward_q(
                 stage = 1 - stage
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
-    return source(kernel, dtype, out_dtypes, mask, score, threads, shared, getattr(types, ACC.__name__))
+    results, number = result_types(out_dtypes), getattr(types, ACC.__name__)
+    return source(kernel, dtype, results, mask, score, threads, shared, number, blocks=blocks)
 
 
-def source(kernel, dtype, out_dtypes, mask, score, threads, shared, *behind):
-    """behind: types of what is given behind group_size and a number."""
+def source(kernel, dtype, results, mask, score, threads, shared, *behind, blocks=1):
+    """results: the types of what is written; behind: of what is given behind group_size and a number."""
     ACC = sum_type(dtype)
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
-        *[matrix] * 4, *result_types(out_dtypes), statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        *[matrix] * 4, *results, statistic, statistic, sight_type(mask), scores_type(score, dtype),
         DROPS, INDEX, number, *behind
     )
-    return Source(kernel, signature, threads, shared=shared.nbytes)
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
@@ -363,6 +381,73 @@ UNDER_PRESSURE_Q = {
         256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 256, 16, 1, True)),
     },
 }
+# {longest sequence: the same}. us beside those of the rows above, in one run on an H100, 8 heads: n times batch 131072
+# with float32, d 32 and 64, and float64, d 32. "-": not measured
+SHORT_KV = {
+    32: {
+        (True, 4): {
+            32: (Staged("mma", 32, 32, 64, blocks=6),),                         # 296, 1243
+            64: (Staged("mma", 32, 32, 64, blocks=4),),                         # 580, 1945
+        },
+        (True, 8): {32: (Staged("mma", 16, 32, 64, blocks=4),)},                # 1016, 2137
+    },
+    64: {
+        (True, 4): {
+            32: (Staged("mma", 32, 64, 128, blocks=3),),                        # 426, 1080
+            64: (Staged("mma", 32, 64, 128, stages=2, blocks=2),),              # 832, 1687
+        },
+        (True, 8): {64: (Staged("mma", 16, 64, 128, stages=2, blocks=2),)},     # -
+    },
+    256: {
+        (True, 4): {64: (Staged("mma", 64, 64, 128, blocks=2),)},               # n 256, half of the batch: 1329, 1404
+        (True, 8): {64: (Staged("mma", 16, 64, 128, stages=2, blocks=2),)},     # n 128, d 64: 1890, 2010
+    },
+}
+SHORT_Q = {
+    32: {
+        (True, 4): {
+            32: (Staged("mma", 32, 32, 64, blocks=6),),                         # 243, 997
+            64: (Staged("mma", 32, 32, 64, blocks=4),),                         # 475, 1473
+        },
+        (True, 8): {32: (Staged("mma", 32, 16, 64, blocks=4),)},                # 856, 1709
+    },
+    64: {
+        (True, 4): {
+            32: (Staged("mma", 64, 32, 128, blocks=3),),                        # 316, 808
+            64: (Staged("mma", 64, 32, 128, stages=2, blocks=3),),              # 560, 1300
+        },
+        (True, 8): {64: (Staged("mma", 64, 32, 128, blocks=2),)},               # -
+    },
+    256: {
+        (True, 4): {64: (Staged("mma", 64, 32, 128, stages=2, blocks=3),)},     # n 256, half of the batch: 990, 1082
+        (True, 8): {64: (Staged("mma", 64, 32, 128, blocks=2),)},               # n 128, d 64: 1480, 1598
+    },
+}
+ALL_KEYS = {  # a tile has no fewer keys than a sequence. Beside the sum of both kernels with the rows of TILES
+    32: {
+        (True, 4): {
+            32: (Staged("mma", 16, 32, 64, stages=2, blocks=8),),               # 344, 2240
+            64: (Staged("mma", 16, 32, 64, stages=2, blocks=6, parts=2),),      # 679, 3418
+        },
+        (True, 8): {32: (Staged("mma", 16, 32, 64, blocks=4),)},                # 1118, 3846
+    },
+    64: {
+        (True, 4): {
+            32: (Staged("mma", 16, 64, 128, stages=2, blocks=4),),              # 545, 1888
+            64: (Staged("mma", 32, 64, 128, stages=2, blocks=2),),              # 1043, 2987
+        },
+        (True, 8): {32: (Staged("mma", 16, 64, 128, blocks=2),)},               # -
+    },
+    128: {
+        (True, 4): {64: (Staged("mma", 32, 128, 256, stages=2),)},  # 1937, 2686; 16 x 128 1875, spills with masks
+        (True, 8): {64: (Staged("mma", 16, 128, 256),)},                        # d 64: 2805, 3608
+    },
+}
+
+
+def has_all_keys(work):
+    """Whether a block is to have all keys of a head: `backward_kv` computes dQ, too."""
+    return not work.segments and SPEC_ALL.fitting(work) is not None
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
@@ -371,7 +456,7 @@ STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale
 SPEC_KV = Spec(
     backward_kv,
     (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS),
-    tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work),
+    tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work, SHORT_KV),
     parameters=with_results("dk", "dv"),
     keeps="k",
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
@@ -380,7 +465,14 @@ SPEC_KV = Spec(
 SPEC_Q = Spec(
     backward_q,
     (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS),
-    tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work),
+    tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work, SHORT_Q),
     parameters=with_results("dq"),
     packs=True,
+)
+SPEC_ALL = replace(
+    SPEC_KV,
+    arguments=(*SPEC_KV.arguments, Matrix("dq")),
+    tiles=lambda work: short_rows(ALL_KEYS, work),
+    parameters=with_results("dk", "dv", "dq"),
+    packs=False,
 )

@@ -14,7 +14,7 @@ from numba.cuda import types
 
 from ..build import Source
 from ..plan.arguments import Matrix, Statistic, Word
-from ..plan.spec import PADDED, Spec
+from ..plan.spec import PADDED, Spec, block_per_query_tile
 from ..plan.steps import array_of_part, sums_by_row
 from ..tile import (
     Alignment,
@@ -134,6 +134,17 @@ class SinkSums(Word):
             yield from (planner.at(array_of_part(work.sink), own=0), planner.at(sums_by_row(work.sink), own=1))
 
 
+def blocks_of_slots(work, tiles, m_blocks, n_blocks):
+    """For all of padded statistics."""
+    return work.problem.heads * (work.padded_length // tiles.tile_m)
+
+
+def blocks_of_queries(work, tiles, m_blocks, n_blocks):
+    """Kernels for any GPU read no statistics behind the queries; of 32 they would take three of four blocks."""
+    blocks = blocks_of_slots if work.segments else block_per_query_tile
+    return blocks(work, tiles, m_blocks, n_blocks)
+
+
 SINK_SUMS = SinkSums()
 SPEC = Spec(
     delta,
@@ -141,7 +152,7 @@ SPEC = Spec(
      Statistic("lse_log2", padded=True), PACKING),
     tiles=lambda work: (TILES,),
     parameters=parameters(bounded=False),
-    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * (work.padded_length // tiles.tile_m),
+    blocks=blocks_of_queries,
     packs=True,
 )  # fmt: skip
-SPEC_BOUNDED = replace(SPEC, parameters=parameters(bounded=True))
+SPEC_BOUNDED = replace(SPEC, parameters=parameters(bounded=True), blocks=blocks_of_slots)

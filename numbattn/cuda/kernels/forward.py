@@ -31,18 +31,28 @@ from ..tile import (
 )
 from .scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
 from .shared.dropout import DROPOUT, DROPS, drop_step
-from .shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
+from .shared.layouts import (
+    DTYPES,
+    array_type,
+    buffers,
+    left_operand,
+    product_step,
+    result_types,
+    sum_type,
+    sums,
+    vector,
+)
 from .shared.schedule import place
 from .shared.segments import count_step, queries_of, sight_step, slot_step
 from .shared.softmax import LN_2, logsumexp, softmax_steps
 from .shared.start import before_type, start_step
-from .shared.tables import Tiles, of_o, parameters, rows_of
+from .shared.tables import Crowded, Tiles, of_o, parameters, rows_of
 from .shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
 
 
 def forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    resumes=False,
+    resumes=False, blocks=1, parts=1,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -50,9 +60,9 @@ def forward(
     whether the loop goes on from O and lse over other keys, see `shared.start`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     shared = SharedMemory()
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
     ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     left = left_operand(S_TILE, shared, ACC)
@@ -93,7 +103,7 @@ def forward(
         while n_block < n_blocks:
             n0 = n_block * TILE_N
             copy_async(sV, V, COPY_V, n0)                       # in flight while S is computed
-            S = dot(S_TILE, sQ, sK.T)                           # Alg. 2 line 10: S = Q K^T
+            S = product(sQ, sK)                                 # Alg. 2 line 10: S = Q K^T
             S, _ = apply(S, scores, batch, head, query + m0, key + n0)
             if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
@@ -117,7 +127,7 @@ def forward(
         matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
         sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
     )
-    return Source(kernel, signature, threads, shared=shared.nbytes)
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
@@ -152,11 +162,40 @@ UNDER_PRESSURE = {
     (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
     (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
 }
+# {longest sequence: the same}. us beside those of the rows above, in one run on an H100, 8 heads: n times batch 131072
+# with float32, d 32 and 64, and float64, d 32. A copy of as many bytes takes 187, 372, 369. "-": not measured
+SHORT = {
+    32: {
+        (True, 4): {
+            32: (Crowded("mma", 32, 32, 64, blocks=8),),            # 192, 1147
+            64: (Crowded("mma", 32, 32, 64, blocks=6),),            # 377, 1739
+            128: (Crowded("mma", 32, 32, 64, blocks=3),),           # -
+        },
+        (True, 8): {
+            32: (Crowded("mma", 32, 32, 64, blocks=4),),            # 364, 1924
+            64: (Crowded("mma", 32, 32, 64, blocks=4),),            # -
+        },
+    },
+    64: {
+        (True, 4): {
+            32: (Crowded("mma", 64, 32, 128, blocks=4),),           # 230, 608
+            64: (Crowded("mma", 64, 32, 128, blocks=3),),           # 417, 935; warps of 32 rows 395, no register left
+            128: (Crowded("mma", 64, 32, 128, blocks=2),),          # 428, 827: half of the batch
+        },
+        (True, 8): {32: (Crowded("mma", 64, 32, 128, blocks=3),), 64: (Crowded("mma", 64, 32, 128, blocks=2),)},  # -
+    },
+    256: {  # warps of 32 rows split half as many right operands; of d 128 none was faster than the rows above
+        (True, 4): {
+            32: (Crowded("mma", 64, 32, 64, blocks=4),),            # n 128: 736, 985, twice the batch
+            64: (Crowded("mma", 64, 32, 64, blocks=4, parts=2),),   # n 128: 657, 826; one part 668, and n 256 627, 737
+        },
+    },
+}
 SPEC = Spec(
     forward,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT,
      "group_size", "scale_log2", "kept_scale"),
-    tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work),
+    tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | of_o(work),
     packs=True,
 )  # fmt: skip

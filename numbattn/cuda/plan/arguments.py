@@ -157,12 +157,12 @@ class TmaBias(Word):
 
 @dataclass(frozen=True)
 class Own(Word):
-    """An array (batch, heads, ..., ...) with axes of its own: of one matrix for all where it is broadcast."""
+    """An array (batch, heads, parts, rows, cols) with axes of its own: of one matrix for all where it is broadcast."""
 
     name: str
 
     def flat(self, planner, work):
-        yield planner.at(self.name)
+        yield planner.at(self.name, own=3)
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,22 @@ from ..kernels.scores import (
     CLASSES,
     WITH_DELTA,
     is_natural,
+    is_nonlinear,
     kind,
 )
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..kernels.tile_states import STATES, states_shape
 from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
-from .score_gradients import add_gradient
-from .spec import NUMBERS, SIDES, Device, Work
+from .score_gradients import add_gradient, add_sum
+from .spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
 from .steps import (
     COUNTERS_ARRAY,
     END,
     FIRST,
     GAPS,
     OFFSETS,
+    SUMS_OF_DS,
     At,
     Plan,
     StandIn,
@@ -37,7 +39,9 @@ from .steps import (
     Temporary,
     Workspace,
     array_of_mask,
+    array_of_offset,
     array_of_part,
+    gradient_of_part,
 )
 from .tiers import WGMMA, is_allowed
 from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
@@ -61,6 +65,14 @@ def plan(routes, problem, device, call):
     return Planner(problem, device, call).plan(routes)
 
 
+def sharing(shapes):
+    """Of arrays with these batch axes, heads last: SHARED, by all matrices, BY_HEAD, by those of a head, or ""."""
+    shapes = list(shapes)
+    if any(math.prod(shape[:-1]) > 1 for shape in shapes):
+        return ""
+    return SHARED if all(math.prod(shape) == 1 for shape in shapes) else BY_HEAD
+
+
 class Planner:
     def __init__(self, problem, device, call):
         self.problem, self.device, self.call = problem, device, call
@@ -79,6 +91,7 @@ class Planner:
         self.slopes = slopes[0] if self.call.is_backward and len(slopes) == 1 else None
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
         self.sink = sinks[0] if self.call.is_backward and sinks else None
+        self.wanted = [number for number, part in enumerate(call.score) if part.gradient and number != self.sink]
         self.segments = self.segments_of_packed()
 
     def plan(self, routes):
@@ -90,6 +103,8 @@ class Planner:
         for spec in chosen:
             self.add(spec)
         if self.call.is_backward:
+            if SUMS_OF_DS in self.temporaries:
+                add_sum(self, SUMS_OF_DS)
             for number, part in enumerate(self.call.score):
                 add_gradient(self, number, part)
         stand_ins = tuple(self.stand_ins.values())
@@ -131,7 +146,8 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
-            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(), segments,
+            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(),
+            self.score_gradients(), self.score_added(), self.call.whole, segments,
         )  # fmt: skip
 
     def mask_by_head(self):
@@ -139,6 +155,28 @@ class Planner:
         axes = len(self.problem.batch)
         names = [name for name in self.layouts if name in SIDES or name.split()[0] in ("cells", "mask")]
         return any(shape[axes - 1] > 1 for name in names if len(shape := self.layouts[name].shape) >= axes > 0)
+
+    def score_gradients(self):
+        """Whether gradients of arrays in the score, a sink's aside, are made of dS summed over all matrices, SHARED, or
+        over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
+        if not self.call.is_backward or not self.wanted:
+            return ""
+        shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
+                  for number in self.wanted]  # fmt: skip
+        return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(self.wanted)) or OWN
+
+    def score_added(self):
+        """Which matrices share what the score adds to S, if it does nothing else: SHARED, BY_HEAD or ""."""
+        parts = [(number, kind(part)) for number, part in enumerate(self.score) if kind(part).has_step]
+        if not parts or is_nonlinear(self.score) or any(part.offset in (ALIGNED, BY_QUERY) for _, part in parts):
+            return ""
+        if any(array_of_part(number) not in self.layouts for number, _ in parts):    # functions of batch and head
+            return ""
+        shapes = [self.layouts[array_of_part(number)].shape[: -part.own_axes or None] for number, part in parts]
+        return sharing(shapes + self.shapes_of_offsets(number for number, _ in parts))
+
+    def shapes_of_offsets(self, numbers):
+        return [layout.shape for number in numbers if (layout := self.layouts.get(array_of_offset(number)))]
 
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
@@ -149,10 +187,9 @@ class Planner:
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        wanted = [number for number, part in enumerate(self.call.score) if part.gradient and number != self.sink]
         by_wgmma = is_for_hopper(self) and is_allowed(WGMMA, self.call.tier)
         with_dq = by_wgmma and comes_with_dq(self.slopes, self.score, self.problem.dropout)
-        alone = self.call.is_backward and wanted and not (wanted == [self.slopes] and with_dq)
+        alone = self.call.is_backward and self.wanted and not (self.wanted == [self.slopes] and with_dq)
         if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
@@ -220,7 +257,7 @@ class Planner:
         arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
         for piece in self.pieces(arguments):
-            most = self.device.multiprocessors * spec.resident(work, tiles) if spec.persistent else math.inf
+            most = spec.most_blocks(work, tiles) if spec.persistent else math.inf
             started = min(blocks * piece.batch, most)
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 

@@ -1,7 +1,8 @@
 """The steps for gradients of the arrays of a score: they write to the gradient itself, or to sums which a few array
-operations turn into it, see `scores.finish_gradients`."""
+operations turn into it, see `scores.finish_gradients`; to partial sums of either, where one matrix serves many."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -10,19 +11,37 @@ from ..kernels.hopper.score_gradient import bias_route, diagonals_route
 from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
-from .arguments import Own
+from ..kernels.sum_parts import TILES as SUMMED_AT_ONCE
+from ..kernels.sum_parts import sum_parts
+from .arguments import Own, TmaMatrix
 from .spec import Route, everything
-from .steps import At, Step, array_of_offset, gradient_of_part, sums_by_row, sums_of_part
-from .views import View, contiguous
+from .steps import (
+    SUMS_OF_DS,
+    At,
+    Step,
+    array_of_offset,
+    gradient_of_part,
+    partial_sums,
+    sums_by_row,
+    sums_of_part,
+)
+from .views import View, contiguous, fits_tensor_map
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
+THREADS = 256  # that a multiprocessor holds whatever their registers
+EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not evenly
+KB = 1024  # of shared memory, which each block takes besides its own
 
 
 def add_gradient(planner, number, part):
     """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries:
+    if not part.gradient or sums_by_row(number) in planner.temporaries or SUMS_OF_DS in planner.temporaries:
         return
-    shape, own = planner.layouts[gradient_of_part(number)].shape, gradient_of_part(number)
+    own = gradient_of_part(number)
+    if partial_sums(own) in planner.temporaries:  # a kernel of the pass leaves them
+        add_sum(planner, own)
+        return
+    shape = planner.layouts[own].shape
     about = {"behind": place_of_part(planner.score, number)}
     kind_of_part = kind(planner.score[number])
     if kind_of_part.gradient == ENTRIES:
@@ -34,24 +53,22 @@ def add_gradient(planner, number, part):
     sizes = planner.problem.seqlen_q, planner.problem.seqlen_k
     sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
     about |= {"weight": kind_of_part.weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
-    spec = gradient_spec(planner, own, out_dtype=planner.problem.sum_dtype.name, **about)
-    tiles = planner.fitting(spec)
+    tiles = planner.fitting(gradient_spec(planner, own, **about))
     rounded_twice = planner.layouts[own].dtype != planner.problem.sum_dtype and len(planner.axes) > 1
     fits = is_matrix and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
     if sums_rows or rounded_twice or not fits:
         own = sums_of_part(number)
         shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
         planner.add_temporary(own, shape, planner.problem.sum_dtype)
-    spec = gradient_spec(planner, own, out_dtype=planner.layouts[own].dtype.name, **about)
-    m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
-    add_own(planner, spec, tiles, (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks))
+    m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(gradient_spec(planner, own, **about)))
+    blocks = (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks)
+    add_own(planner, partial(gradient_spec, planner, **about), tiles, own, shape, blocks)
 
 
 def gradient_spec(planner, own, **about):
-    """That of the kernel for the gradient of a bias, or of slopes."""
-    general = Route(everything, (spec_of(bias_gradient, own, **about),))
-    (spec,) = planner.first_of(bias_route(own, **about), general)
-    return spec
+    """That of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
+    about |= {"out_dtype": planner.layouts[own].dtype.name}
+    return first_spec(planner, bias_route(own, **about), spec_of(bias_gradient, own, **about))
 
 
 def add_gradient_of_table(planner, number, offset, shape, about):
@@ -62,45 +79,105 @@ def add_gradient_of_table(planner, number, offset, shape, about):
     if offset != ALIGNED:
         add_diagonal_sums(planner, name, lead, about)
         return
-    spec = spec_of(entry_sums, name, **about)
-    tiles = planner.fitting(spec)
+    spec = partial(spec_of, entry_sums, **about)
+    tiles = planner.fitting(spec(name))
     planner.add_temporary(name, (*lead, tiles.tile_m, entries), planner.problem.sum_dtype)
-    add_own(planner, spec, tiles, entries)
+    add_own(planner, spec, tiles, name, (*lead, tiles.tile_m, entries), entries)
+
+
+def diagonals_spec(planner, own, **about):
+    """That of the kernel for sums by diagonal, which writes to an array of this name."""
+    return first_spec(planner, diagonals_route(own, **about), spec_of(diagonal_sums, own, **about))
+
+
+def first_spec(planner, route, general):
+    """The Spec of a Route, where it takes the work and TMA the matrices as they lie by now; else the general one."""
+    matrices = [planner.layouts[x.name] for x in route.specs[0].arguments if isinstance(x, TmaMatrix)]
+    routes = [route] if all(map(fits_tensor_map, matrices)) else []
+    (spec,) = planner.first_of(*routes, Route(everything, (general,)))
+    return spec
 
 
 def add_diagonal_sums(planner, name, lead, about):
     """For a table: sums by diagonal, of which `kernels.scores.relative` makes the gradient."""
-    general = Route(everything, (spec_of(diagonal_sums, name, **about),))
-    (spec,) = planner.first_of(diagonals_route(name, **about), general)
+    spec = diagonals_spec(planner, name, **about)
     tiles, dtype = planner.fitting(spec), planner.problem.sum_dtype
     m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
     most = DIAGONALS_A_MULTIPROCESSOR * planner.device.multiprocessors
     width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
     planner.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
-    planner.layouts[name] = contiguous((*lead, diagonals, width), dtype)
     planner.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
     size = dtype.itemsize
     step, pitch = tiles.tile_m * width * size, width * size
     skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
     plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
-    add_own(planner, spec, tiles, diagonals, (At(SCRATCH, skewed), At(SCRATCH, plain)), most)
+    scratch, shape = (At(SCRATCH, skewed), At(SCRATCH, plain)), (*lead, diagonals, width)
+    add_own(planner, partial(diagonals_spec, planner, **about), tiles, name, shape, diagonals, scratch, most)
 
 
-def add_own(planner, spec, tiles, blocks, scratch=(), most=math.inf):
-    """A step for each piece of the batch, of so many blocks for each matrix of the array with axes of its own."""
-    work, seen = planner.work(spec), set()
+def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=(), most=math.inf):
+    """The steps of a kernel for an array (*lead, rows, cols): of so many blocks for each of its matrices; or of each
+    for several parts of what it is broadcast to, where the GPU has room for more, whose sums are then added up.
+
+    spec_of_target: (name of the array to which the kernel writes) -> its Spec.
+    """
+    *lead, rows, cols = shape
+    planner.layouts[name] = contiguous((*lead, 1, rows, cols), planner.layouts[name].dtype)
+    spec, target = spec_of_target(name), name
+    work = planner.work(spec)
     if has_states(work.mask):
         planner.find_states(spec, tiles, work)
+    if (parts := parts_of(planner, spec, tiles, blocks)) > 1:
+        target = partial_sums(name)
+        planner.add_temporary(target, (*lead, parts, rows, cols), planner.problem.sum_dtype)
+        spec = spec_of_target(target)
     key = Key.of(spec.factory, spec.cc(planner.device), **spec.parameters(work, tiles))
-    (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
-    later = {name: name for name in OWN_NUMBERS}
+    arguments, launches = launches_of(planner, spec)
+    for piece, numbers in launches:
+        own = numbers["own_batches"] * numbers["own_heads"]
+        given = planner.arguments_of(piece, arguments, **numbers)
+        planner.steps.append(Step(key, tiles, min(own * parts * blocks, most), (*given, *scratch)))
+    if parts > 1:
+        add_sum(planner, name)
+
+
+def launches_of(planner, spec):
+    """The arguments of a kernel for an Own array; each piece of the batch, a launch, and the OWN_NUMBERS of it."""
+    work, later, found, seen = planner.work(spec), {name: name for name in OWN_NUMBERS}, [], set()
     arguments = [x for argument in spec.arguments for x in planner.flat(argument, later, work)]
+    (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
     place = next(i for i, x in enumerate(arguments) if isinstance(x, At) and x.array == name)
     for piece in planner.pieces(arguments):
         pointer, _, (batch, heads, *_), strides = piece.views[place]
-        own_batches, own_heads = batch if strides[0] else 1, heads if strides[1] else 1
-        numbers = dict(zip(OWN_NUMBERS, (own_batches, own_heads, int(pointer in seen)), strict=True))
+        own = batch if strides[0] else 1, heads if strides[1] else 1
+        found.append((piece, dict(zip(OWN_NUMBERS, (*own, int(pointer in seen)), strict=True))))
         seen.add(pointer)
-        own = planner.arguments_of(piece, arguments, **numbers)
-        count = min(own_batches * own_heads * blocks, most)
-        planner.steps.append(Step(key, tiles, count, (*own, *scratch)))
+    return arguments, found
+
+
+def parts_of(planner, spec, tiles, blocks):
+    """Into how many parts what each matrix of an Own array serves is divided: the fewest of those that take least time,
+    which is that of the longest part, once for each time that the GPU is full."""
+    source = spec.factory(**spec.parameters(planner.work(spec), tiles))
+    resident = min(max(source.blocks, THREADS // source.threads), (planner.device.shared + KB) // (source.shared + KB))
+    room = planner.device.multiprocessors * resident
+    _, ((piece, numbers), *_) = launches_of(planner, spec)
+    own = numbers["own_batches"] * numbers["own_heads"]
+    blocks, served = own * blocks, piece.batch * planner.problem.heads // own
+    most = min(max(room // blocks, EVEN if blocks < 2 * room else 1), served)
+    return min(range(1, most + 1), key=lambda parts: -(-blocks * parts // room) * -(-served // parts))
+
+
+def add_sum(planner, name):
+    """The step that adds up the partial sums of an array, (*lead, parts, rows, cols), into it: both are contiguous."""
+    parts_name, tile = partial_sums(name), SUMMED_AT_ONCE
+    *lead, parts, rows, cols = planner.layouts[parts_name].shape
+    matrices, elements, dtypes = math.prod(lead), rows * cols, [planner.layouts[x].dtype for x in (parts_name, name)]
+
+    def whole(array, dtype, *shape):
+        strides = contiguous(shape, dtype).strides
+        return At(array, View(0, dtype.itemsize, shape, strides), has_batch=False)
+
+    arguments = whole(parts_name, dtypes[0], matrices, parts, elements), whole(name, dtypes[1], matrices, elements)
+    key = Key.of(sum_parts, planner.device.cc, dtype=dtypes[0].name, out_dtype=dtypes[1].name)
+    planner.steps.append(Step(key, tile, matrices * -(-elements // tile.tile_n), arguments))

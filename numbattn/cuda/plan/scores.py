@@ -5,7 +5,7 @@ import numpy as np
 from ...values import sum_broadcast
 from ..kernels.scores import CLASSES
 from .known import KNOWN, lower_and_keep
-from .steps import Lowered, gradient_of_part, sums_by_row, sums_of_part
+from .steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
 
 
 def lowered_part(part, number, problem):
@@ -32,7 +32,11 @@ def finish_gradients(parts, arrays, temporaries, problem):
 
 @np.errstate(under="ignore")
 def _finish(wanted, arrays, left, problem):
+    dS = left.get(SUMS_OF_DS)
     for number, part in wanted:
+        if dS is not None and sums_by_row(number) not in left:
+            arrays[gradient_of_part(number)][...] = part._gradient(dS, None, None)
+            continue
         grad, by_row = arrays[gradient_of_part(number)], left.get(sums_by_row(number))
         if by_row is None:
             CLASSES[type(part)].finish(part, grad, left.get(sums_of_part(number)), problem)

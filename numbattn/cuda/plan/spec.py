@@ -24,6 +24,7 @@ NUMBERS = (
     "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
 )  # fmt: skip
 SIDES = NUMBERS[:4]
+SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
@@ -51,6 +52,9 @@ class Work(NamedTuple):
     slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
+    score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
+    score_added: str = ""  # who shares what a score adds to S, if it does nothing else: SHARED, BY_HEAD
+    whole: bool = False  # whether lse is over the keys of the call and no others
     segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
 
     @property
@@ -84,6 +88,7 @@ class Spec:
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
     persistent: bool = False  # blocks draw work until there is none left
     resident: Callable = lambda work, tiles: 1  # (work, tiles) -> persistent blocks of a multiprocessor
+    multiple: Callable = lambda work: 1  # (work) -> of what the number of persistent blocks is a multiple
     arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
     packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
 
@@ -95,10 +100,19 @@ class Spec:
         """What it is compiled for on a Device."""
         return (*device.cc, self.arch) if self.arch else device.cc
 
+    def most_blocks(self, work, tiles):
+        """How many persistent blocks a device is given."""
+        multiple = self.multiple(work)
+        return max(work.device.multiprocessors * self.resident(work, tiles) // multiple, 1) * multiple
+
+    def shared(self, work, tiles):
+        """Bytes of shared memory of a block."""
+        return self.factory(**self.parameters(work, tiles)).shared
+
     def fitting(self, work):
         """The first tiles whose shared memory fits; None if there are none."""
         for tiles in self.tiles(work):
-            if self.factory(**self.parameters(work, tiles)).shared <= work.device.shared:
+            if self.shared(work, tiles) <= work.device.shared:
                 return tiles
         return None
 

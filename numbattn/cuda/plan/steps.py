@@ -14,6 +14,8 @@ COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
+PARTIAL = "partial"
+SUMS_OF_DS = "sums of dS"  # over the batch, (..., heads or 1, seqlen_q, seqlen_k)
 OFFSETS = "offsets of own keys"  # of each query, within its segment
 
 
@@ -111,6 +113,7 @@ class Call(NamedTuple):
     deterministic: bool = True
     score: tuple = ()  # a Lowered for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
+    whole: bool = False  # whether lse is over these keys alone: see problem.Saved
 
     @property
     def is_backward(self):
@@ -147,3 +150,8 @@ def sums_by_row(number):
 def sums_of_part(number):
     """The name of what its gradient is summed from."""
     return f"sums of score {number}"
+
+
+def partial_sums(name):
+    """The name of those of an array (..., rows, cols): of each matrix (parts, rows, cols), see score_gradients."""
+    return f"{PARTIAL} {name}"

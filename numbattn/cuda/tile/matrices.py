@@ -53,7 +53,7 @@ def rows_between(array, batch, head, first, end, alignment):
     """
     _check_axes("rows_between", array, 4)
     matrix = array[batch, head]
-    if not 0 <= first < end <= len(matrix):
+    if not 0 <= first <= end <= len(matrix):
         raise IndexError(f"rows_between: {first} to {end} of {len(matrix)}")
     return aligned(matrix[first:end], alignment)
 

@@ -15,7 +15,8 @@ SMALL = Staged("fma", 16, 16, 32, 4)
 
 
 def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
-    """The gradients of `sums_of`, "q" or "kv"; what is known of the PTX, compiled. sizes: the rounded head_dims."""
+    """The gradients of `sums_of`, "q", "kv" or, of a block with all keys, "kvq"; what is known of the PTX, compiled.
+    sizes: the rounded head_dims."""
     dtype, kept = case.q.dtype, "q" if sums_of == "q" else "k"
     inputs = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
@@ -25,11 +26,12 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     )  # fmt: skip
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]
+    results, to_dq = [*grads.values()][:2], ((*grads.values(),)[2:],) if kept == "k" else ()
     blocks = batches * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
     known = launch(
-        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *grads.values(),
+        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *results,
         *statistics, case.sight_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.scale,
-        case.kept_scale, cc=(9, 0),
+        case.kept_scale, *to_dq, cc=(9, 0),
     )  # fmt: skip
     for name in sums_of:
         assert_accurate("d" + name, grads[name], case.wanted["d" + name], case.plain["d" + name], dtype)
@@ -78,6 +80,22 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(rng, mask, sums_of):
     check(call(rng, heads=2, m=20, n=35, **MASKS[mask]), sums_of)
+
+
+@simulated_only
+@pytest.mark.parametrize(("mask", "stages", "parts"), [
+    ({}, 2, 2), (MASKS["causal"], 1, 1), (MASKS["lengths"], 2, 1), (MASKS["one length"], 1, 2), (MASKS["blocks"], 2, 1),
+], ids=["none", "causal", "lengths", "one length", "blocks"])  # fmt: skip
+def test_all_keys_in_a_block(rng, mask, stages, parts):
+    """It computes dQ, too: also where a tile of queries sees nothing."""
+    tiles = Staged("mma", 16, 64, 64, stages=stages, parts=parts)
+    check(call(rng, heads=2, m=20, n=35, e=16, **mask), "kvq", tiles, (16, 16))
+
+
+@simulated_only
+def test_all_keys_of_groups(rng):
+    tiles = Staged("mma", 16, 32, 32)
+    check(call(rng, heads=4, heads_k=2, m=20, n=30, dropout=na.Dropout(0.3, seed=5)), "kvq", tiles)
 
 
 @simulated_only

@@ -12,14 +12,16 @@ from tests.tools.launch import compiled_only, simulated_only
 pytestmark = compiled_only  # but for the tests that say otherwise
 
 
-def test_gradients_where_tiles_are_empty(rng, sizes):
-    """By blocks that leave others neither empty nor full; by segments in scores/test_distance."""
-    sizes(1, 1, 140, 140)
-    mask = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (50, 50))
-    with on(TURING):
-        check(*scores.qkv(rng, np.float32, heads_k=1, d=8, e=8), rng, mask=mask, score=[
-            na.RelativeBias(random(rng, 9, np.float32)), na.Bias(random(rng, (140, 1), np.float32)),
-            na.Bias(random(rng, (140, 140), np.float32))])  # fmt: skip
+@pytest.mark.parametrize(("batch", "heads", "n", "multiprocessors"), [(1, 1, 140, 40), (3, 3, 15, 1)])
+def test_gradients_where_tiles_are_empty(rng, sizes, batch, heads, n, multiprocessors):
+    """By blocks that leave others neither empty nor full; by segments in scores/test_distance. Where a batch shares an
+    array, a multiprocessor has room for some of its parts: of several matrices each, and of fewer in the last."""
+    sizes(batch, heads, n, n)
+    mask = na.BlockSparse(np.array([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], bool), (-(-n // 3), -(-n // 3)))
+    with on(TURING._replace(multiprocessors=multiprocessors)):
+        check(*scores.qkv(rng, np.float32, heads_k=heads, d=8, e=8), rng, mask=mask, score=[
+            na.RelativeBias(random(rng, 9, np.float32)), na.Bias(random(rng, (n, 1), np.float32)),
+            na.Bias(random(rng, (n, n), np.float32))])  # fmt: skip
 
 
 def test_gradients_of_columns_where_head_dims_are_large(rng, sizes):
@@ -41,3 +43,13 @@ def test_kernels_of_different_tiles_look_up_their_own(rng, mask):
     score = [na.Bias(random(rng, (1, 20, 30), np.float64)), na.Alibi(np.array([0.1]))]
     with on(HOPPER):
         check(q, k, v, rng, mask=mask, score=score)
+
+
+def test_launches_add_to_partial_sums(rng):
+    """Batch axes that are no single stride take a launch each; two of four have the same matrix."""
+    q, k, v = (random(rng, (2, 2, 2, 1, 9, 8), np.float32) for _ in range(3))
+    with on(TURING) as gpu:
+        check(q, k, v, rng, score=na.Bias(random(rng, (2, 1, 1, 9, 9), np.float32)))
+    plans = (program.plan.steps for program in gpu.programs.values())
+    names = [step.key.name for steps in plans for step in steps if step.key.name in ("bias_gradient", "sum_parts")]
+    assert names == ["bias_gradient"] * 4 + ["sum_parts"]

@@ -67,6 +67,33 @@ def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, unde
     assert first == (backward_mma.UNDER_PRESSURE if under_pressure else backward_mma.TILES)[256][0]
 
 
+@pytest.mark.parametrize(("seqlens", "segments", "longest"), [
+    ((20, 32), 0, 32), ((33, 20), 0, 64), ((64, 64), 0, 64), ((65, 1), 0, 256), ((256, 256), 0, 256),
+    ((257, 1), 0, None), ((6400, 3200), 102, 64), ((6401, 3200), 102, 256), ((30, 30), 2, 32), ((30, 30), 1, 32),
+])  # fmt: skip
+def test_short_sequences_have_rows_of_their_own(seqlens, segments, longest):
+    """On average, where they are packed; longer ones keep their rows."""
+    found = work("float32", seqlen_q=seqlens[0], seqlen_k=seqlens[1])._replace(segments=segments)
+    tables_of = (forward.SPEC, forward.SHORT, forward.TILES), (backward.SPEC_Q, backward.SHORT_Q, backward.TILES_Q)
+    for spec, short, usual in tables_of:
+        first = short[longest][True, 4][64] if longest else ()
+        assert spec.tiles(found) == (*first, *usual[True, 4][64])
+
+
+@pytest.mark.parametrize("seqlen", [64, 100])
+def test_short_sequences_under_register_pressure(seqlen):
+    """Blocks have the registers that they want, and rows that leave none are not taken."""
+    found = work("float32", seqlen_q=seqlen, seqlen_k=seqlen, mask=("dense",))
+    (first, *_) = forward.SPEC.tiles(found)
+    (short,), (usual, *_) = forward.SHORT[64][True, 4][64], forward.TILES[True, 4][64]
+    assert first == (short._replace(blocks=1) if seqlen == 64 else usual)
+
+
+def test_tiles_have_all_keys_of_a_sequence():
+    for longest, table in backward.ALL_KEYS.items():
+        assert all(row.tile_n >= longest for rows in table.values() for found in rows.values() for row in found)
+
+
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])
 def test_head_dims_on_hopper_are_multiples_of_64(size, rounded):
     found = work(d=size, e=8)
@@ -234,9 +261,13 @@ def test_no_sums_that_are_much_larger_than_dq(d, names):
 ALIBI = na.Alibi(np.zeros(8, np.float32))
 
 
+OF_BIAS = ["bias_gradient", "sum_parts"]
+
+
 @pytest.mark.parametrize(("score", "names"), [
-    ([na.RelativeBias(np.zeros(9))], ["diagonal_sums"]), ([na.Bias(np.zeros((8, 1, 1)))], ["bias_gradient"]),
-    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], ["bias_gradient"] * 2),
+    ([na.RelativeBias(np.zeros(9))], ["diagonal_sums", "sum_parts"]),
+    ([na.Bias(np.zeros((8, 1, 1)))], OF_BIAS),
+    ([na.Bias(np.zeros((1000, 1000))), na.Bias(np.zeros((8, 1, 1000)))], [*OF_BIAS, *OF_BIAS]),
 ], ids=["table", "bias", "two"])  # fmt: skip
 @pytest.mark.parametrize("mask", [na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100)), na.Segments(
     np.array([0, 300, 1000]))], ids=["blocks", "segments"])  # fmt: skip
@@ -244,10 +275,26 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
     _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=score)
     found = kernels(backward)
     assert found[-len(names) :] == names
-    sizes = [(step.tiles.tile_m, step.tiles.tile_n) for step in backward.steps]
-    states = [size for name, size in zip(found, sizes) if name == "tile_states"]
-    assert states.count(sizes[-1]) == 1                         # for all kernels of such tiles
-    assert set(sizes[-len(names) :]) == {sizes[-1]}
+    states = [x.name for x in backward.temporaries if x.name.startswith("states of")]
+    assert found.count("tile_states") == len(states)            # once for all kernels of such tiles
+    sizes = {(step.tiles.tile_m, step.tiles.tile_n) for step in backward.steps if step.key.name == names[0]}
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(("batch", "n", "own_heads", "parts"), [
+    (1, 32, 8, 1), (7, 32, 8, 7),                               # as many as there are
+    (4096, 32, 8, 98), (4096, 32, 1, 781), (1000, 256, 8, 2),   # that are there at once: at most 792, and 264
+    (1000, 350, 8, 4), (1000, 1250, 8, 1),                      # that fill it evenly: of 288 blocks, and 3200
+])  # fmt: skip
+def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n, own_heads, parts):
+    q, k = (array(batch, heads, n, 64, dtype=np.float32) for heads in (8, 4))
+    _, backward = plans(HOPPER, q, k, k, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
+    name = "gradient of score 0"
+    shapes = {x.name: x.shape for x in backward.temporaries if x.name.endswith(name)}
+    assert shapes == ({f"partial {name}": (1, own_heads, parts, n, n)} if parts > 1 else {})
+    (step,) = (x for x in backward.steps if x.key.name == "bias_gradient")
+    assert step.blocks == parts * own_heads * -(-n // step.tiles.tile_m) * -(-n // step.tiles.tile_n)
+    assert kernels(backward)[-1] == ("sum_parts" if parts > 1 else "bias_gradient")
 
 
 @pytest.mark.parametrize(("score", "options", "name"), [
@@ -311,9 +358,9 @@ SLOPES_IN_TWO = ["delta", "backward_kv", "backward_q"]
     ([ALIBI], {}, SLOPES), ([ALIBI, na.Sink(np.zeros(8))], {"mask": na.Window(30, 5)}, SLOPES),
     ([ALIBI], {"deterministic": True}, SLOPES_IN_TWO), ([ALIBI], {"heads_k": 4}, SLOPES_IN_TWO),
     ([ALIBI, na.RelativeBias(np.zeros(9), gradient=False)], {}, SLOPES_IN_TWO),
-    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, "bias_gradient"]),
-    ([ALIBI, ALIBI], {}, [*SLOPES, "bias_gradient", "bias_gradient"]),
-    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, "bias_gradient"]),
+    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, *OF_BIAS]),
+    ([ALIBI, ALIBI], {}, [*SLOPES, *OF_BIAS, *OF_BIAS]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, *OF_BIAS]),
 ], ids=["alone", "sink", "deterministic", "groups", "looked up", "softcap", "two", "dropout"])  # fmt: skip
 def test_slopes_get_their_gradient_with_dq(score, options, names):
     """Where nothing stands between it and dS; else from a kernel of its own."""
@@ -352,7 +399,7 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     assert kernels(forward) == [name.replace("forward", "forward_mma") for name in names[0]]
 
 
-OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "backward_mma", "round_dq", "tile_states", "bias_gradient"]
+OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "backward_mma", "round_dq", "tile_states", *OF_BIAS]
 
 
 @pytest.mark.parametrize(("options", "names"), [
@@ -391,10 +438,10 @@ def test_what_offsets_depend_on(mask, offset, kinds):
 def test_another_offset_compiles_nothing():
     def keys(offset):
         score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), offset=offset)]
-        return [step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps]
+        return {step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps}
 
     assert keys(None) == keys(-70)
-    assert keys(np.zeros((2, 1), int)) == keys(np.ones((2, 8), np.int8))
+    assert keys(np.zeros((2, 1), int)) >= keys(np.ones((2, 8), np.int8))    # whose sums need no parts
 
 
 @pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
@@ -404,7 +451,7 @@ def test_another_offset_compiles_nothing():
 def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
     """Matrices of different offsets have sums of their own."""
     _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=na.RelativeBias(np.zeros(9), offset=offset))
-    assert kernels(backward)[-1] == name
+    assert kernels(backward)[-2:] == [name, "sum_parts"]
     (sums,) = (x.shape for x in backward.temporaries if x.name == "sums of score 0")
     assert sums[: len(lead)] == lead
     assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
@@ -456,6 +503,29 @@ def test_a_stand_in_is_what_all_steps_take():
     assert all(view.strides[-2] == copy.shape[-1] * 2 for view in views)
 
 
+IN_ONE, IN_TWO = ["delta", "backward_kv"], ["delta", "backward_kv", "backward_q"]
+
+
+@pytest.mark.parametrize(("dtype", "m", "n", "d", "device", "names"), [
+    ("float32", 128, 128, 64, (9, 0), IN_ONE), ("float32", 20, 100, 32, (8, 6), IN_ONE),
+    ("float32", 128, 129, 64, (9, 0), IN_TWO), ("float32", 129, 128, 64, (9, 0), IN_TWO),
+    ("float32", 128, 128, 65, (9, 0), IN_TWO), ("float32", 128, 128, 64, (8, 6), IN_TWO),
+    ("float64", 128, 128, 64, (9, 0), IN_ONE), ("float64", 128, 128, 64, (8, 0), IN_TWO),
+    ("float32", 20, 20, 32, (7, 5), IN_TWO),
+])  # fmt: skip
+def test_a_block_that_has_all_keys_computes_dq(dtype, m, n, d, device, names):
+    """Where its shared memory has room for them."""
+    q, k = array(2, 8, m, d, dtype=np.dtype(dtype)), array(2, 8, n, d, dtype=np.dtype(dtype))
+    _, backward = plans(DEVICES[device], q, k, k)
+    assert kernels(backward) == names
+
+
+def test_packed_sequences_are_never_all_of_a_block():
+    q, offsets = array(2, 8, 100, 32, dtype=np.float32), np.arange(0, 101, 20, dtype=np.int32)
+    _, backward = plans(HOPPER, q, q, q, mask=na.Segments(offsets))
+    assert kernels(backward) == IN_TWO
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_large_head_dims_of_words_take_one(dtype):
     q = array(2, 8, 1000, 256, dtype=np.dtype(dtype))
@@ -487,16 +557,16 @@ def test_gradients_are_summed_over_broadcast_axes():
 
 
 def test_matrices_without_features_get_a_column():
-    forward, backward = plans(DEVICES[8, 0], *(array(2, 5, d) for d in (0, 0, 8)))
+    forward, backward = plans(DEVICES[8, 0], *(array(2, 500, d) for d in (0, 0, 8)))
     assert [x.name for x in forward.stand_ins] == ["q", "k"]
     assert [x.name for x in backward.stand_ins] == ["q", "k", "dk", "dq"]
 
 
 def test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece():
-    forward, _ = plans(HOPPER, array(2, 3, 8, 100, 64), array(1, 3, 8, 100, 64), array(2, 3, 8, 100, 64))
+    forward, _ = plans(HOPPER, array(2, 3, 8, 200, 64), array(1, 3, 8, 200, 64), array(2, 3, 8, 200, 64))
     assert kernels(forward) == ["forward", "forward"]
     assert [[x.view.pointer for x in step.arguments if isinstance(x, At)][:2] for step in forward.steps] == [
-        [0, 0], [3 * 8 * 100 * 64 * 2, 0]]  # fmt: skip
+        [0, 0], [3 * 8 * 200 * 64 * 2, 0]]  # fmt: skip
     elements = [step.arguments[step.arguments.index("key_high") + 1] for step in forward.steps]
     assert elements == [0, 3]                               # the number of the first one, for dropout
 

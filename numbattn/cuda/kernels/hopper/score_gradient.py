@@ -1,4 +1,4 @@
-"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over all that one piece serves.
+"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over a share of what a piece serves.
 
 As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
 that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
@@ -49,10 +49,11 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps, matrices_of
+from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
 from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.schedule import overlap_launches
+from ..shared.shares import score_matrix, share_of
 from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, PRODUCER, ROWS, ZERO, WgmmaTiles, save_step, size_of
@@ -97,13 +98,13 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     @device
     def load_tiles(K, V, given, at, seqlen_q):
         """The producer's, one thread: all tiles of a Diagonal."""
-        for batch in range(at.own_batch, at.batch_end):
-            for head in range(at.own_head, at.head_end):
-                for m_tile in range(at.m_first, at.m_end):
-                    m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(given.sight, batch, head, m0, n0, seqlen_q):
-                        load_tile(K, V, given, batch, head, m0, n0)
-                        K, V = advance(K, 1), advance(V, 1)
+        for matrix in range(at.share.first, at.share.end):
+            batch, head = score_matrix(at.share, matrix)
+            for m_tile in range(at.m_first, at.m_end):
+                m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
+                if in_sight(given.sight, batch, head, m0, n0, seqlen_q):
+                    load_tile(K, V, given, batch, head, m0, n0)
+                    K, V = advance(K, 1), advance(V, 1)
         return K, V
 
     @device
@@ -133,14 +134,14 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     def add_tiles(K, V, bias, given, scale_log2, at, seqlen_q):
         """The consumers', whole warpgroups: the sum of dS of all tiles of a Diagonal."""
         total = full(S_TILE, ZERO)
-        for batch in range(at.own_batch, at.batch_end):
-            for head in range(at.own_head, at.head_end):
-                for m_tile in range(at.m_first, at.m_end):
-                    n0 = at.n_first + (m_tile - at.m_first) * TILE_M
-                    if in_sight(given.sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
-                        dS = ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0)
-                        total = total + dS
-                        K, V = advance(K, 1), advance(V, 1)
+        for matrix in range(at.share.first, at.share.end):
+            batch, head = score_matrix(at.share, matrix)
+            for m_tile in range(at.m_first, at.m_end):
+                n0 = at.n_first + (m_tile - at.m_first) * TILE_M
+                if in_sight(given.sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                    dS = ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0)
+                    total = total + dS
+                    K, V = advance(K, 1), advance(V, 1)
         return total, K, V
 
     maps = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
@@ -162,7 +163,7 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
         B, m0 = stage(B_PIPELINE, 0), at.m_first * TILE_M
         for consumer in range(CONSUMERS):
             place, row = allocate(SHARED_B, consumer), m0 + consumer * ROWS
-            tma_load_part(B, place, biases[0], at.own_batch, at.own_head, row, at.n_first)
+            tma_load_part(B, place, biases[0], at.share.own_batch, at.share.own_head, row, at.n_first)
 
     @device
     def compute(mDB, given, scale_log2, at, adds, seqlen_q):
@@ -170,7 +171,8 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
         K, V, bias = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), allocate(SHARED_B, warpgroup_index())
         wait(stage(B_PIPELINE, 0))
         dB, K, V = add_tiles(K, V, bias, given, scale_log2, at, seqlen_q)
-        target, m0 = mDB[at.own_batch, at.own_head][:, at.n_first :], at.m_first * TILE_M + warpgroup_index() * ROWS
+        target = mDB[at.share.own_batch, at.share.own_head, at.share.part][:, at.n_first :]
+        m0 = at.m_first * TILE_M + warpgroup_index() * ROWS
         if adds:
             dB = dB + convert(load(target, S_TILE, m0), np.float32)
         sync_warpgroup()                                        # all have read the bias
@@ -181,11 +183,11 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
     ):
         batches, heads, _ = shape(mLse)
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
-        _, _, seqlen_q, seqlen_k = shape(mDB)
+        _, _, parts, seqlen_q, seqlen_k = shape(mDB)
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
-        tile, matrix = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
+        tile, number = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
         m_tile, n0 = tile // n_count, tile % n_count * TILE_N
-        at = Diagonal(tile, *matrices_of(matrix, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
+        at = Diagonal(tile, share_of(number, parts, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
         init_pipelines(K_PIPELINE, V_PIPELINE, B_PIPELINE)
         overlap_launches()
         sync_threads()
@@ -202,7 +204,7 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
             compute(mDB, given, scale_log2, at, adds, seqlen_q)
 
     signature = types.void(
-        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 4), FLOATS, FLOATS,
+        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 5), FLOATS, FLOATS,
         sight_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
@@ -230,7 +232,8 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
     ):  # fmt: skip
         batches, heads, _ = shape(mLse)
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
-        items, place = own_batches * own_heads * count(seqlen_q, seqlen_k), block_index()
+        _, _, parts, _, _ = shape(mSums)
+        items, place = own_batches * own_heads * parts * count(seqlen_q, seqlen_k), block_index()
         init_pipelines(K_PIPELINE, V_PIPELINE)
         overlap_launches()
         sync_threads()
@@ -239,18 +242,18 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
             decrease_registers(OF_PRODUCER)
             if thread_index() == PRODUCER:
                 for item in range(block_index(), items, grid_size()):
-                    at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
+                    at = diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads)
                     K, V = load_tiles(K, V, given, at, seqlen_q)
         else:
             increase_registers(OF_CONSUMER)
             for item in range(block_index(), items, grid_size()):
-                at = diagonal_of(item, seqlen_q, seqlen_k, own_batches, own_heads, batches, heads)
+                at = diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads)
                 total, K, V = add_tiles(K, V, (), given, scale_log2, at, seqlen_q)
-                target = mSums[at.own_batch, at.own_head, at.number]
+                target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
                 sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
 
     signature = types.void(
-        *[types.uint64] * 4, array_type(np.float32, 4), FLOATS, FLOATS, sight_type(about["mask"]),
+        *[types.uint64] * 4, array_type(np.float32, 5), FLOATS, FLOATS, sight_type(about["mask"]),
         scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, FLOATS, FLOATS,
     )  # fmt: skip
     return warp_specialised(kernel, signature, CONSUMERS, shared, maps)
@@ -267,12 +270,17 @@ BESIDE_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
+def fills_tiles(work):
+    """Else those of `score_gradient`, 64 x 64 or 32 x 32, are faster: of 32 queries and keys five times, of 64 1.3."""
+    return max(work.problem.seqlen_q, work.problem.seqlen_k) > 64
+
+
 def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
     """The Route to an array of this name."""
 
     def takes(work):
         whole = not (weight or sums_rows or sums_cols)
-        return whole and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
+        return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(
         bias_gradient_hopper,
@@ -292,7 +300,8 @@ def diagonals_route(name, *, behind):
 
     def takes(work):
         looked_up = {kind(part).name for part in work.score} - {"relative", "softcap", "alibi", "sink"}
-        return is_for_hopper(work) and not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        alone = not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        return alone and fills_tiles(work) and is_for_hopper(work)
 
     spec = Spec(
         diagonal_sums_hopper,

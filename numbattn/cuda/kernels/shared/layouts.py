@@ -14,6 +14,7 @@ from ...tile import (
     copy_layout,
     device,
     dot,
+    full,
     get,
     get_registers,
     mma,
@@ -67,14 +68,27 @@ def sums(unit, lanes, rows, cols, threads, run=1):
     return simt(rows, cols, threads, lanes, run)
 
 
-def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype):
+def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype, parts=1):
     """The layout of S and dP, and the device function (x, y): x y^T in it.
 
     Warps that share rows have some columns each. Or each sums a slice of the depth, of all columns; then they add up
     the slices, by way of shared memory, and all have whole rows: left operands that need not go there.
+
+    parts: of the depth, summed one after the other, so that fewer registers hold a left operand: of float32, which is
+    split for tensor cores, 64 for a depth of 64.
     """
     if not sliced:
-        TILE = sums(unit, lanes, rows, cols, threads)
+        TILE, PARTS, ZERO = sums(unit, lanes, rows, cols, threads), parts, dtype(0)
+
+        @device
+        def part_by_part(x, y):
+            total = full(TILE, ZERO)
+            for part in range(PARTS):
+                total = dot(total, columns(x, part, PARTS), columns(y, part, PARTS).T)
+            return total
+
+        if parts > 1:
+            return TILE, part_by_part
 
         @device
         def product(x, y):

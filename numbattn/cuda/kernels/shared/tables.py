@@ -12,6 +12,8 @@ from .visibility import is_looked_up
 
 HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
 
+MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
+
 
 class Tiles(NamedTuple):
     """A row: tiles of tile_m queries and tile_n keys."""
@@ -21,6 +23,18 @@ class Tiles(NamedTuple):
     tile_n: int
     threads: int
     lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
+
+
+class Crowded(NamedTuple):
+    """The same where several blocks are to share a multiprocessor: a thread has fewer registers then."""
+
+    unit: str
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0
+    blocks: int = 1  # that a multiprocessor is to hold at least
+    parts: int = 1  # of the depth of S that are summed one after the other: see product_step
 
 
 class Staged(NamedTuple):
@@ -33,6 +47,8 @@ class Staged(NamedTuple):
     lanes: int = 0
     stages: int = 1
     sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
+    blocks: int = 1  # as in Crowded
+    parts: int = 1
 
 
 def rounded(name, head_dim):
@@ -62,12 +78,34 @@ def is_under_pressure(work):
     return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_nonlinear(work.score))
 
 
-def rows_of(table, under_pressure, work):
+def longest_sequence(work):
+    """Of queries or keys; where sequences are packed, on average."""
+    longest, packed = max(work.problem.seqlen_q, work.problem.seqlen_k), max(work.segments - 2, 1)
+    return -(-longest // packed)
+
+
+def rows_of(table, under_pressure, work, short=None):
     """The rows for this work; under register pressure, those of `under_pressure` come first.
-    Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}."""
+    Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}; before them come those of `short`.
+    """
     unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
-    return tuple([row for rows in tables for row in rows.get(unit, {}).get(size, ())])
+    found = [row for rows in tables for row in rows.get(unit, {}).get(size, ())]
+    return (*short_rows(short or {}, work), *found)
+
+
+def short_rows(short, work):
+    """The rows for this work, if it has short sequences: of {longest sequence: a table as above}, the first that fits.
+
+    Under register pressure they are not held to so few registers that several blocks fit; those for more than MANY
+    tokens are not taken.
+    """
+    unit, scarce = (has_tensor_cores(work.device), work.problem.dtype.itemsize), is_under_pressure(work)
+    longest, size = longest_sequence(work), max(head_dims(work.problem))
+    tables = (table for seqlen, table in short.items() if longest <= seqlen and not (scarce and seqlen > MANY))
+    rows = next(tables, {}).get(unit, {})
+    found = next((rows[largest] for largest in sorted(rows) if size <= largest), ())
+    return tuple([row._replace(blocks=1) if scarce else row for row in found])
 
 
 def compiled_in(work, tiles, head_dims):

@@ -1,0 +1,144 @@
+"""Many small attentions on a GPU, beside a copy of the same bytes."""
+
+from itertools import product
+
+from .basics import (
+    OURS,
+    STYLES,
+    finish,
+    geometric_mean,
+    label_of,
+    logarithmic,
+    panels,
+    powers_of_two,
+    select,
+    sorted_names,
+    span,
+    summary,
+    table,
+    values,
+)
+
+COPY, TORCH = "copy", ("flash", "cudnn", "efficient", "math")
+KINDS = {  # pass and bias: what it is called
+    ("forward", "none"): "forward", ("forward", "shared"): "forward, bias", ("backward", "none"): "backward",
+    ("backward", "shared"): "backward, bias", ("backward", "with gradient"): "backward, bias and its gradient",
+}  # fmt: skip
+DRAWN = {"forward": "forward", "backward": "backward",  # as the title calls them
+         "backward, bias and its gradient": "with a bias and its gradient"}  # fmt: skip
+CALLED = {False: "called", True: "in a graph"}
+
+
+def small(results):
+    """Shares of a copy's bandwidth by seqlen; the marks are means over head_dims, the lines go over all of them."""
+    cells = [{**record, "kind": KINDS[record["pass"], record["bias"]], "seconds": _one_torch(record["seconds"])}
+             for record in results["cells"]]  # fmt: skip
+    cells = [cell for cell in cells if OURS in cell["seconds"] and COPY in cell["seconds"]]
+    dtypes, seqlens = list(dict.fromkeys(cell["dtype"] for cell in cells)), values(cells, "seqlen")
+    figure, axes = panels(len(DRAWN), len(dtypes), 1.6, sharex=True, sharey=True)
+    names = sorted_names(name for cell in cells for name in cell["seconds"] if name != COPY)
+    for (kind, dtype), axis in zip(product(DRAWN, dtypes), axes.flat):
+        chosen = select(cells, kind=kind, dtype=dtype)
+        for name in names:
+            label, colour, marker, _ = STYLES[name]
+            shares = {n: _ratios(select(chosen, seqlen=n), COPY, name) for n in seqlens}
+            shares = {n: found for n, found in shares.items() if found}
+            axis.plot([*shares], [*map(geometric_mean, shares.values())], color=colour, marker=marker, label=label,
+                      linewidth=1.2, zorder=2 + (name != OURS))  # fmt: skip
+            least, most = ([*map(which, shares.values())] for which in (min, max))
+            axis.vlines([*shares], least, most, color=colour, linewidth=1)
+        axis.axhline(1, linestyle="--", color="black", linewidth=1, label="a copy of the same bytes")
+        axis.set_title(f"{dtype}, {kind}")
+        powers_of_two(axis, seqlens)
+        if axis in axes[-1]:
+            axis.set_xlabel("seqlen")
+    logarithmic(axes[0, 0], "y", 100)
+    figure.supylabel("% of a copy's bandwidth", fontsize=8)
+    means = {words: geometric_mean(_ratios(select(cells, kind=kind), COPY, OURS)) for kind, words in DRAWN.items()}
+    title = f"Of the speed of a copy of the same bytes: {', '.join(f'{kind} {x:.0%}' for kind, x in means.items())}"
+    parts = [_of_cells(cells, dtypes), *_of_batches(results.get("batches")), *_of_variants(results.get("variants"))]
+    return finish(figure, title), f"{' '.join(parts)}\n\n{table(_rows(cells, names))}"
+
+
+def _one_torch(seconds):
+    """torch is who is fastest of its kernels."""
+    theirs = [seconds[name] for name in TORCH if name in seconds]
+    others = {name: s for name, s in seconds.items() if name not in TORCH}
+    return {**others, "torch": min(theirs)} if theirs else others
+
+
+def _ratios(records, over, under):
+    return [record["seconds"][over] / record["seconds"][under] for record in records
+            if over in record["seconds"] and under in record["seconds"]]  # fmt: skip
+
+
+def _of_cells(cells, dtypes):
+    first, told = cells[0], []
+    for dtype in dtypes:
+        if best := _over_best(select(cells, dtype=dtype)):
+            told.append(f"{dtype} {summary(best)}")
+    text = (
+        f"{first['heads']} heads of {span(values(cells, 'head_dim'), 0)}, in batches of which each array has "
+        f"{_array_bytes(first) >> 20} MiB; a bias is a number for each head and pair of a query and a key, the "
+        "same for all of the batch. The limit is a copy on the GPU, in the same run, that reads and writes as "
+        "many bytes as q, k, v and o have, or, backward, q, k, v, do and three gradients. Marks are geometric "
+        "means over head_dims, lines go from the least to the most; torch is the fastest of its kernels."
+    )
+    if told:
+        text += f" numbattn's speed over that of the fastest other: {'; '.join(told)}."
+    if costs := _costs_of_gradient(cells):
+        text += f" With the bias' gradient a backward pass takes {span(costs)} times as long as without."
+    return text
+
+
+def _over_best(records):
+    """numbattn's speed over that of the fastest other, in each record where both have run."""
+    found = [(record["seconds"].get(OURS), [s for name, s in record["seconds"].items() if name not in (OURS, COPY)])
+             for record in records]  # fmt: skip
+    return [min(others) / ours for ours, others in found if ours and others]
+
+
+def _array_bytes(cell):
+    return cell["bytes"] // (4 if cell["pass"] == "forward" else 7)
+
+
+def _costs_of_gradient(cells):
+    """Time over that of the same call without the gradient."""
+    found = []
+    for cell in select(cells, bias="with gradient"):
+        same = {key: cell[key] for key in ("dtype", "batch", "seqlen", "head_dim", "pass")}
+        found += [cell["seconds"][OURS] / other["seconds"][OURS] for other in select(cells, bias="shared", **same)]
+    return found
+
+
+def _of_batches(records):
+    """A sentence, if there are records."""
+    if records:
+        told = [f"of {batch}, {how}, {summary(best)}"
+                for batch, (graph, how) in product(values(records, "batch"), CALLED.items())
+                if (best := _over_best(select(records, batch=batch, graph=graph)))]  # fmt: skip
+        yield (
+            "The same of smaller batches, called one after the other, or as a CUDA graph of many calls, in which "
+            f"there is no host time: {'; '.join(told)}."
+        )
+
+
+def _of_variants(records):
+    """A sentence, if there are records."""
+    if records:
+        names = dict.fromkeys(name for record in records for name in record["seconds"] if name != "plain")
+        sizes = " and ".join(dict.fromkeys("{batch} x {heads} x {seqlen} x {head_dim}".format(**x) for x in records))
+        told = "; ".join(f"{name} {span(found)}" for name in names if (found := _ratios(records, name, "plain")))
+        yield f"Time over that of a plain call, each pass, in {records[0]['dtype']}, {sizes}: {told}."
+
+
+def _rows(cells, names):
+    """A row for each size, in a cell the microseconds of a copy and of all peers."""
+    rows = {}
+    head = f"microseconds: {' / '.join(['copy', *map(label_of, names)])} (batch x seqlen, head_dim)"
+    for cell in cells:
+        size = "{dtype}, {batch} x {seqlen}, {head_dim}".format(**cell)
+        row = rows.setdefault(size, {head: size, **dict.fromkeys(KINDS.values())})
+        row[cell["kind"]] = " / ".join(f"{1e6 * cell['seconds'][name]:.0f}" if name in cell["seconds"] else "-"
+                                       for name in (COPY, *names))  # fmt: skip
+    return [*rows.values()]

@@ -1,0 +1,162 @@
+"""Gradients of the arrays of a score, added up tile by tile while dS is at hand.
+
+As everywhere here tiles are transposed: a row is a key, a column a query.
+"""
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..scores import Sink
+from .record import Later
+from .score import ALIBI, CAP, FUNCTION, RELATIVE, matrix_of, offset_of
+from .tile import contiguous_view, inline, tile
+from .transposition import transpose
+
+NEAR = 2**14  # elements: with 2**13 the order in memory is up to 1.3 times as fast, with 2**15 it is slower
+COUNTS = 64, 16, 4, 1  # of blocks, constants: gradients do not depend on the number of threads
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
+class Shares(NamedTuple):
+    """How (batch, key head) pairs are shared out among blocks, each of which adds up gradients of arrays on its own."""
+
+    order: Any  # int64 (pairs,), batch * heads_k + head; block number b has order[starts[b]:starts[b + 1]]
+    starts: Any
+    places: tuple  # for each wanted gradient, int64 (batch, heads): the number of the sum to which each matrix adds
+    firsts: tuple  # for each wanted gradient: the first sum of each matrix of the array
+
+
+def shapes_of(parts):
+    """For each step of a score the shape of its array with rows and columns, or None if it wants no gradient."""
+    steps = [part for part in parts if not isinstance(part, Sink)]
+    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps])
+
+
+def shares_of(problem, arrays):
+    """The Shares of a problem; arrays: as shapes_of says. Without gradients of arrays a block is a pair."""
+    shapes = tuple([shape for shape in arrays if shape is not None])
+    batches, heads = problem.matrices
+    keys = problem.heads_k * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    room = batches * (heads * problem.seqlen_q * problem.head_dim + keys)  # elements of dq, dk and dv
+    return _shares(problem.batch, (batches, heads), problem.heads_k, shapes, room if shapes else 0)
+
+
+@lru_cache(maxsize=64)
+def _shares(batch, matrices, heads_k, shapes, room):
+    """shapes: of the arrays; room: how many elements there may be in more sums than one for each matrix of them.
+
+    Blocks take pairs in the order of the matrices of the largest array: so there are few sums, and they stay in the
+    cache. Where they all stay there anyway, pairs are taken as they lie in memory.
+    """
+    pairs, group_size = matrices[0] * heads_k, matrices[1] // max(heads_k, 1)
+    if not shapes:
+        return Shares(np.arange(pairs), np.arange(pairs + 1), (), ())
+    owns = [_own_of(shape, batch, matrices) for shape in shapes]
+    sizes = [math.prod(shape[-2:]) for shape in shapes]
+    own, order = owns[sizes.index(max(sizes))], np.arange(pairs)
+    if max(sizes) * (own.max(initial=0) + 1) > NEAR:
+        order = np.argsort(own[:, :: max(group_size, 1)].ravel(), kind="stable")
+    for count in COUNTS:
+        count = min(count, max(pairs, 1))
+        starts = np.arange(count + 1) * pairs // count
+        block = np.empty(pairs, np.int64)
+        block[order] = np.repeat(np.arange(count), np.diff(starts))
+        block = block.reshape(matrices[0], heads_k).repeat(group_size, axis=1)
+        found = [np.unique(own * count + block, return_inverse=True) for own in owns]
+        firsts = [np.flatnonzero(np.diff(sums // count, prepend=-1)) for sums, _ in found]
+        more = sum((len(sums) - len(first)) * size for (sums, _), first, size in zip(found, firsts, sizes))
+        if more <= room:
+            break
+    return Shares(order, starts, tuple([place.reshape(matrices) for _, place in found]), tuple(firsts))
+
+
+def _own_of(shape, batch, matrices):
+    """Which matrix of an array of this shape is that of each (batch, head)."""
+    lead = (1,) * (len(batch) - len(shape) + 2) + shape[:-2]
+    return np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), batch).reshape(matrices)
+
+
+# --------------------------------------------------------------------------------------------------------------- sums
+class Sums(NamedTuple):
+    """Where the gradients of the arrays of Steps are added up, as kernels take it."""
+
+    numbers: Any  # int64 (steps, 4): is wanted; rows and columns; bytes from the sum of a chunk to that of the next one
+    addresses: Any  # int64 (steps), of the sums
+    places: Any  # int64 (steps, batch, heads), bytes: where among them that of each begins
+
+
+def sums_of(problem, arrays, shares, chunks):
+    """The layout of each wanted gradient, (sums, chunks, rows, columns), and the Sums."""
+    numbers, places = np.zeros((len(arrays), 4), np.int64), np.zeros((len(arrays), *problem.matrices), np.int64)
+    found = []
+    for step, shape in enumerate(arrays):
+        if shape is not None:
+            rows, cols = shape[-2:]
+            whole = rows > 1 and cols > 1  # few numbers are added to an element, all in one chunk, and there are many
+            place, shape = shares.places[len(found)], (1, rows, cols) if whole else (chunks, rows, cols)
+            dx = Later((int(place.max(initial=0)) + 1, *shape), problem.sum_dtype if whole else np.float64)
+            numbers[step] = True, rows, cols, 0 if whole else dx.strides[1]
+            places[step] = place * dx.strides[0]
+            found.append(dx)
+    return found, Sums(numbers, Later((len(arrays),), np.int64), places)
+
+
+def merged(dx, firsts):
+    """The gradient of each matrix of an array, from its sums."""
+    dx = dx[:, 0] if dx.shape[1] == 1 else dx.sum(axis=1)
+    return dx if len(dx) == len(firsts) else np.add.reduceat(dx, firsts, axis=0)
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+@inline
+def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
+    """dS behind the score becomes that before it, step by step, and is added to the gradients of arrays on the way.
+
+    aligned: the offset of the tile's queries within their segment.
+    """
+    curved = steps.curved
+    for step in range(steps.caps.size - 1, -1, -1):
+        kind = steps.numbers[step, 0]
+        if kind in (CAP, FUNCTION):
+            curved -= 1
+            multiply_by_slopes(dS, tile(slopes[curved * dS.size : (curved + 1) * dS.size], dS.shape[0], dS.shape[1]))
+        elif sums.numbers[step, 0]:
+            _, rows, cols, stride = sums.numbers[step]
+            place = sums.addresses[step] + sums.places[step, batch, head] + chunk * stride
+            first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
+            if rows > 1 and cols > 1 and kind != ALIBI and kind != RELATIVE:
+                whole = contiguous_view(place, rows, cols, cols, dS.dtype)
+                transpose(whole[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
+            else:
+                dx, reach = contiguous_view(place, rows, cols, cols, np.float64), steps.numbers[step, 5]
+                collect(dx, dS, kind, first, reach, m0, n0)
+
+
+@inline
+def multiply_by_slopes(dS, slopes):
+    """Where dS is 0 already, as where an element is masked, slopes may be NaN."""
+    for j in range(dS.shape[0]):
+        for i in range(dS.shape[1]):
+            dS[j, i] = dS[j, i] * slopes[j, i] if dS[j, i] != 0 else dS.dtype.type(0)
+
+
+@inline
+def collect(dx, dS, kind, first, reach, m0, n0):
+    """Add a tile of dS to the gradient of numbers that many elements share. first: how far the first key is behind the
+    own key of the first query."""
+    if kind == ALIBI:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, 0] -= abs(first + j - i) * dS[j, i]
+    elif kind == RELATIVE:
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
+    else:
+        one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
+        for j in range(dS.shape[0]):
+            for i in range(dS.shape[1]):
+                dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]

@@ -1,0 +1,13 @@
+"""The kernels for many small matrices: all scores of one are a tile in registers."""
+
+from ...plan.spec import Route
+from ...plan.tiers import MMA
+from .. import delta
+from . import backward, forward
+from .steps import takes
+
+FORWARD = (Route(takes(forward.SPEC), (forward.SPEC,), MMA),)
+BACKWARD = (
+    Route(lambda work: backward.is_alone(work) and takes(backward.SPEC)(work), (backward.SPEC,), MMA),
+    Route(takes(backward.SPEC_GIVEN), (delta.SPEC, backward.SPEC_GIVEN), MMA),
+)

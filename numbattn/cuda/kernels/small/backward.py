@@ -1,0 +1,387 @@
+"""Attention backward of many small matrices: Algorithm 3 in one kernel, with all of S and dP in registers.
+
+P is computed anew with the maximum and sum of its own rows, and D = rowsum(P dP): neither lse nor O is read. Where they
+are over other keys, too, or what else needs delta has it computed, both are given. P and dS take turns in one tile of
+shared memory, the left operands of dV and dK. A place is filled anew as soon as all have read it: V of the next matrix
+is in flight while dS is computed, dO and K while dK is. No two blocks add to the same gradient.
+
+The gradient of what a score adds to S, a bias that all matrices of a head share, is summed where dS is made: a block
+keeps the sum over its matrices in registers.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...plan.arguments import Matrix, Statistic, Word
+from ...plan.spec import BY_HEAD, SHARED, Spec
+from ...plan.steps import PARTIAL, SUMS_OF_DS, gradient_of_part, partial_sums
+from ...tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    allocate,
+    block_index,
+    capped,
+    commit_copies,
+    device,
+    dot,
+    exp2,
+    full,
+    grid_size,
+    index,
+    load,
+    mma,
+    put,
+    row_sum,
+    rows_between,
+    save,
+    shape,
+    wait_copies,
+    where,
+)
+from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
+from ..shared.dropout import DROPOUT, DROPS, drop_step
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.schedule import split
+from ..shared.softmax import LN_2, softmax_steps
+from ..shared.tables import dtypes_of
+from ..shared.visibility import MASK, band_of, element_test, needs_test, several, sight_type
+from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
+
+
+class At(NamedTuple):
+    """Which matrix a block computes."""
+
+    number: Any  # of its keys: from batches * heads_k on there is none
+    batch: Any
+    head: Any
+    head_k: Any
+    is_last: Any  # of the heads that share these keys
+
+
+def small_backward(
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, grouped,
+    given, dlse, sums, keeps_score,
+):  # fmt: skip
+    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
+
+    grouped: whether heads share keys. given: whether lse and delta are; else dlse says whether lse has a gradient.
+    sums: whether dS is summed. keeps_score: see `score_steps_of_block`.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
+    shared, sync = SharedMemory(), barrier_of(threads)
+    (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v), (SHARED_DO, fetch_do) = place_steps(
+        shared, dtype, threads, size, (head_dim, head_dim, head_dim_v, head_dim_v), nbytes
+    )
+    SHARED_P = shared.tile(size, size, dtype)                   # then dS
+    SIZE, ROWS_OF, ZERO = size, Alignment(nbytes), ACC(0)
+    NO_SCORE = ACC(-np.inf)
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    keep_score, apply, pull_back = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
+    drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
+    add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
+    first_sum, add_sum, save_sum = sum_of_dS_steps(S_TILE, sums)
+    P_of, D_of = given_steps(S_TILE) if given else row_steps(S_TILE, ACC, score, dlse)
+
+    @device
+    def fetch_queries(copy, array, at, count, sight):
+        if at.number < count:
+            copy(array, at.batch, at.head, band_at(sight, at.batch, at.head)[2])
+        commit_copies()
+
+    @device
+    def fetch_keys(copy, array, at, count, sight):
+        if at.number < count:
+            copy(array, at.batch, at.head_k, band_at(sight, at.batch, at.head)[3])
+        commit_copies()
+
+    def kernel(
+        mQ, mK, mV, mDO, mDQ, mDK, mDV, mSums, statistics, sight, scores, drops, group_size, scale, scale_log2,
+        kept_scale,
+    ):  # fmt: skip
+        (batches, heads, queries, _), (_, heads_k, keys, _) = shape(mQ), shape(mK)
+        count, turn = batches * heads_k, index(0)
+        sQ, sK, sV, sdO = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V), allocate(SHARED_DO)
+        sP, dK, dV = allocate(SHARED_P), full(Q_TILE, ZERO), full(V_TILE, ZERO)
+        sum_dS = first_sum(mSums)
+        at = matrix_at(turn, heads, group_size)
+        keep_score(scores, at.head)
+        fetch_keys(fetch_v, mV, at, count, sight)
+        fetch_queries(fetch_do, mDO, at, count, sight)
+        fetch_keys(fetch_k, mK, at, count, sight)
+        fetch_queries(fetch_q, mQ, at, count, sight)
+        while at.number < count:
+            turn += 1
+            _, batch, head, head_k, is_last = at
+            at, band = matrix_at(turn, heads, group_size), band_at(sight, batch, head)
+            wait_copies(2)
+            sync()                                              # V and dO have arrived
+            dP = dot(S_TILE, sdO, sV.T)                         # Alg. 3 line 2: dP = dO V^T
+            wait_copies()
+            sync()                                              # Q and K have arrived, all have read V
+            fetch_keys(fetch_v, mV, at, count, sight)
+            S = dot(S_TILE, sQ, sK.T)
+            S, F = apply(S, scores, batch, head)
+            if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
+                visible = sees(sight, band, batch, head, 0, 0)
+                S, F = where(visible, S, NO_SCORE), where(visible, F, 0)
+            P, seen = P_of(S, statistics, scores, batch, head, scale_log2)
+            PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
+            put(sP, PZ)
+            dS = pull_back(P * (dP - D_of(P, dP, seen, statistics, batch, head)), F)    # line 3: dS = P (dP - D)
+            sum_dS = add_sum(sum_dS, dS)
+            sync()                                              # P is there
+            dV = add_v(dV, sP.T, sdO)                           # line 1: dV = P^T dO
+            if is_last:
+                save(rows_between(mDV, batch, head_k, 0, keys, ROWS_OF), dV, 0)
+                dV = full(V_TILE, ZERO)
+            dQ = dot(Q_TILE, dS, sK)                            # line 4: dQ = scale dS K
+            save(rows_between(mDQ, batch, head, 0, queries, ROWS_OF), dQ * scale, 0)
+            sync()                                              # all have read P, dO and K
+            fetch_queries(fetch_do, mDO, at, count, sight)
+            fetch_keys(fetch_k, mK, at, count, sight)
+            put(sP, dS)
+            sync()                                              # dS is there
+            dK = add_k(dK, sP.T, sQ)                            # line 5: dK = scale dS^T Q
+            if is_last:
+                save(rows_between(mDK, batch, head_k, 0, keys, ROWS_OF), dK * scale, 0)
+                dK = full(Q_TILE, ZERO)
+            sync()                                              # all have read Q and dS
+            fetch_queries(fetch_q, mQ, at, count, sight)
+        save_sum(sum_dS, mSums)
+
+    array, number, statistics = array_type(dtype, 4), getattr(types, ACC.__name__), 2 if given else dlse
+    signature = types.void(
+        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums),
+        several(array_type(ACC, 3), statistics), sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        *[number] * 3
+    )  # fmt: skip
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
+
+
+def walk_step(grouped):
+    """The device function (turn, heads, group_size): what a block computes when it is its turn number `turn`."""
+
+    @device
+    def of_group(turn, heads, group_size):
+        group, member = split(turn, group_size)
+        number = block_index() + group * grid_size()
+        batch, head_k = split(number, heads // group_size)
+        return At(number, batch, head_k * group_size + member, head_k, member == group_size - 1)
+
+    @device
+    def of_one(turn, heads, group_size):
+        number = block_index() + turn * grid_size()
+        batch, head = split(number, heads)
+        return At(number, batch, head, head, True)
+
+    return of_group if grouped else of_one
+
+
+def sum_step(TILE, grouped):
+    """The device function (total, x, y): total + x y, where heads share keys; else x y alone."""
+
+    @device
+    def added(total, x, y):
+        return dot(total, x, y)
+
+    @device
+    def alone(total, x, y):
+        return dot(TILE, x, y)
+
+    return added if grouped else alone
+
+
+def drop_both_step(S_TILE, dropout):
+    """The device function (P, dP, drops, batch, head, kept_scale): both, dropped and scaled."""
+    drop = drop_step(S_TILE, dropout)
+
+    @device
+    def drop_both(P, dP, drops, batch, head, kept_scale):
+        Z = drop(full(S_TILE, kept_scale), drops, batch, head, 0, 0)
+        return P * Z, dP * Z
+
+    @device
+    def keep_both(P, dP, drops, batch, head, kept_scale):
+        return P, dP
+
+    return drop_both if dropout else keep_both
+
+
+def sum_of_dS_steps(S_TILE, sums):
+    """Device functions: (mSums) -> a block's sum of dS; (sum, dS) -> that with dS added; (sum, mSums) saves it."""
+
+    @device
+    def place(mSums):
+        _, heads, _, _ = shape(mSums[0])
+        return split(block_index(), heads)
+
+    @device
+    def load_sum(mSums):
+        block, head = place(mSums)
+        return load(mSums[0][block, head], S_TILE, 0)
+
+    @device
+    def add(total, dS):
+        return total + dS
+
+    @device
+    def save_sum(total, mSums):
+        block, head = place(mSums)
+        save(mSums[0][block, head], total, 0)
+
+    @device
+    def nothing(mSums):
+        return ()
+
+    @device
+    def ignore(total, dS):
+        return total
+
+    @device
+    def done(total, mSums):
+        pass
+
+    return (load_sum, add, save_sum) if sums else (nothing, ignore, done)
+
+
+def row_steps(S_TILE, ACC, score, dlse):
+    """Device functions: (S, statistics, scores, batch, head, scale_log2) -> P and which rows see something, by the
+    softmax of a row; (P, dP, seen, statistics, batch, head) -> D = rowsum(P dP), less dlse."""
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    ROWS, PARTS, ZERO, LN2, HAS_DLSE = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2), dlse
+
+    @device
+    def P_of(S, statistics, scores, batch, head, scale_log2):
+        P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)
+        total = row_sum(l)
+        _, whole, alpha = with_sink(m * (scale_log2 * LN2), total, scores, batch, head)
+        return P * inverse(whole, alpha), total > 0
+
+    @device
+    def D_of(P, dP, seen, statistics, batch, head):
+        D = row_sum(P * dP)
+        if HAS_DLSE:
+            D = D - where(seen, load(statistics[0][batch, head], ROWS, 0), 0)
+        return D
+
+    return P_of, D_of
+
+
+def given_steps(S_TILE):
+    """The same by lse in base 2 and delta."""
+    ROWS = S_TILE.row_vector()
+
+    @device
+    def P_of(S, statistics, scores, batch, head, scale_log2):
+        return exp2(capped(S * scale_log2 - load(statistics[0][batch, head], ROWS, 0), 0)), None
+
+    @device
+    def D_of(P, dP, seen, statistics, batch, head):
+        return load(statistics[1][batch, head], ROWS, 0)
+
+    return P_of, D_of
+
+
+# --------------------------------------------------------------------------------------------------------- its plan
+class PartialSums(Word):
+    """Sums of dS, a matrix a block, to which the launches of a pass add: (blocks of a head, heads, seqlen_q, seqlen_k),
+    or of all heads in one. Nothing where none are wanted."""
+
+    def find(self, planner, work):
+        if sums_dS(work):
+            problem, heads = work.problem, heads_apart(work.score_gradients, work)
+            blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
+            sizes = problem.seqlen_q, problem.seqlen_k
+            number, *others = (n for n, part in enumerate(planner.call.score) if part.gradient)
+            name, is_matrix = gradient_of_part(number), kind(planner.score[number]).own_axes == 2
+            if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
+                name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
+                lead[-1:] = [heads] * bool(lead)
+                planner.add_temporary(name, (*lead, *sizes), problem.sum_dtype)
+            shape = heads, blocks // heads, *sizes
+            planner.add_temporary(partial_sums(name), shape, problem.sum_dtype, is_zero=True)
+
+    def flat(self, planner, work):
+        if sums_dS(work):
+            at = planner.whole(next(name for name in planner.temporaries if name.startswith(PARTIAL)))
+            (heads, blocks, *sizes), (by_head, by_block, *others) = at.view.shape, at.view.strides
+            view = at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others))
+            yield at._replace(view=view)
+
+
+class Dlse(Statistic):
+    """dlse, if there is one."""
+
+    def flat(self, planner, work):
+        if self.name in work.dtypes:
+            yield from super().flat(planner, work)
+
+
+def is_grouped(work):
+    return work.problem.group_size > 1
+
+
+def sums_dS(work):
+    """Whether dS is all that the gradients of the score are made of, and summed here: by head."""
+    return work.score_gradients in (SHARED, BY_HEAD) and not is_grouped(work)
+
+
+def is_alone(work):
+    """Whether nothing else needs lse and delta, and these are of this call's keys."""
+    return work.whole and work.sink is None and (not work.score_gradients or sums_dS(work))
+
+
+def parameters_of(given):
+    def found(work, tiles):
+        common = parameters(work, tiles, is_grouped(work)) | dtypes_of(work, "dq", "dk", "dv")
+        dlse = not given and "dlse" in work.dtypes
+        return common | {"grouped": is_grouped(work), "given": given, "dlse": dlse, "sums": sums_dS(work)}
+
+    return found
+
+
+PARTIAL_SUMS = PartialSums()
+# {(bytes of an element, size of the tile): {head_dim: row}}
+TILES = {
+    (2, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 12)},
+    (2, 32): {16: SmallTiles(64, 8), 32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(32, 8)},
+    (2, 64): {16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 3), 128: SmallTiles(128, 2)},
+    (2, 128): {16: SmallTiles(256, 1), 32: SmallTiles(256, 1), 64: SmallTiles(256, 1)},
+    (4, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
+    (4, 32): {16: SmallTiles(64, 8), 32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(64, 4)},
+    (4, 64): {
+        16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 2),
+        128: SmallTiles(128, 1, keeps_score=False),
+    },
+    (8, 16): {16: SmallTiles(32, 8), 32: SmallTiles(32, 8), 64: SmallTiles(32, 8)},
+    (8, 32): {16: SmallTiles(64, 4), 32: SmallTiles(64, 4), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
+    (8, 64): {
+        16: SmallTiles(128, 2, keeps_score=False), 32: SmallTiles(128, 2, keeps_score=False), 64: SmallTiles(128, 1),
+    },
+}  # fmt: skip
+MATRICES = (
+    Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),
+)  # fmt: skip
+NUMBERS = MASK, SCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"
+SPEC = Spec(
+    small_backward,
+    (*MATRICES, PARTIAL_SUMS, Dlse("dlse"), *NUMBERS),
+    tiles=lambda work: rows_of(TILES, work),
+    parameters=parameters_of(given=False),
+    persistent=True,
+    resident=lambda work, tiles: resident(SPEC, work, tiles),
+    multiple=lambda work: max(heads_apart(x, work) for x in (work.score_added, work.score_gradients)),
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k,
+)
+SPEC_GIVEN = replace(
+    SPEC,
+    arguments=(*MATRICES, PARTIAL_SUMS, Statistic("lse_log2", padded=True), Statistic("delta", padded=True), *NUMBERS),
+    parameters=parameters_of(given=True),
+)

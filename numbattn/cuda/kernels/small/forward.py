@@ -1,0 +1,148 @@
+"""Attention forward of many small matrices: Algorithm 0, with all of S in registers, a row's softmax at once.
+
+A block of few warps computes one matrix after the other; Q, K and V of the next one are in flight meanwhile, where
+there are two pipeline stages. Else several blocks share a multiprocessor, and compute while others load.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...plan.arguments import Matrix, Statistic
+from ...plan.spec import Spec
+from ...tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    allocate,
+    block_index,
+    commit_copies,
+    device,
+    dot,
+    full,
+    grid_size,
+    index,
+    mma,
+    row_sum,
+    rows_between,
+    save,
+    shape,
+    wait_copies,
+    where,
+)
+from ..scores import SCORE, may_be_far, scores_type, sink_steps
+from ..shared.dropout import DROPOUT, DROPS, drop_step
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.schedule import split
+from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.tables import dtypes_of
+from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_type
+from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
+
+
+class At(NamedTuple):
+    """Which matrix a block computes."""
+
+    number: Any  # from batches * heads on there is none
+    batch: Any
+    head: Any
+    band: Any
+
+
+def small_forward(
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, saves,
+    keeps_score,
+):  # fmt: skip
+    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v. saves:
+    whether lse is wanted. keeps_score: see `score_steps_of_block`."""
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
+    shared, sync = SharedMemory(), barrier_of(threads)
+    (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v) = place_steps(
+        shared, dtype, threads, size, (head_dim, head_dim, head_dim_v), nbytes, stages
+    )
+    SIZE, AHEAD, ROWS_OF, SAVES = size, stages > 1, Alignment(nbytes), saves
+    NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
+    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
+    drop = drop_step(S_TILE, dropout)
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
+
+    @device
+    def fetch(number, matrices, heads, group_size, stage, mQ, mK, mV, sight):
+        """Returns an At."""
+        batch, head = split(number, heads)
+        band = sight.lo, sight.hi, sight.queries, sight.keys
+        if number < matrices:
+            band = band_at(sight, batch, head)
+            fetch_q(mQ, batch, head, band[2], stage)
+            fetch_k(mK, batch, head // group_size, band[3], stage)
+            fetch_v(mV, batch, head // group_size, band[3], stage)
+        commit_copies()
+        return At(number, batch, head, band)
+
+    def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
+        batches, heads, queries = shape(mLse)
+        matrices, stage = batches * heads, index(0)
+        keep_score(scores, block_index() % heads)
+        at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+        while at.number < matrices:
+            number, batch, head, band = at
+            sQ, sK, sV = allocate(SHARED_Q, stage), allocate(SHARED_K, stage), allocate(SHARED_V, stage)
+            if AHEAD:
+                stage = 1 - stage
+                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+            wait_copies(AHEAD)
+            sync()                                              # Q, K and V have arrived
+            S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
+            S, _ = apply(S, scores, batch, head)
+            if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
+                S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)    # MASK(S)
+            P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
+            m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
+            O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
+            sync()                                              # all have read Q, K and V
+            if not AHEAD:
+                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+            save(rows_between(mO, batch, head, 0, queries, ROWS_OF), O * (inverse(total, alpha) * kept_scale), 0)
+            if SAVES:
+                save(mLse[batch, head], logsumexp(m, total, LN2), 0)
+
+    array, number = array_type(dtype, 4), getattr(types, ACC.__name__)
+    signature = types.void(
+        array, array, array, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, number
+    )  # fmt: skip
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
+
+
+# {(bytes of an element, size of the tile): {head_dim: row}}
+TILES = {
+    (2, 16): {16: SmallTiles(32, 28), 32: SmallTiles(32, 28), 64: SmallTiles(32, 16)},
+    (2, 32): {16: SmallTiles(64, 12), 32: SmallTiles(64, 12), 64: SmallTiles(64, 10), 128: SmallTiles(32, 4, 2)},
+    (2, 64): {16: SmallTiles(128, 5, 2), 32: SmallTiles(128, 5, 2), 64: SmallTiles(128, 4)},
+    (2, 128): {16: SmallTiles(256, 2), 32: SmallTiles(256, 2), 64: SmallTiles(256, 2)},
+    (4, 16): {16: SmallTiles(32, 24), 32: SmallTiles(32, 24), 64: SmallTiles(32, 12)},
+    (4, 32): {16: SmallTiles(64, 10), 32: SmallTiles(64, 10), 64: SmallTiles(64, 8), 128: SmallTiles(64, 4)},
+    (4, 64): {
+        16: SmallTiles(64, 4), 32: SmallTiles(64, 4), 64: SmallTiles(128, 3, keeps_score=False),
+        128: SmallTiles(128, 2),
+    },
+    (8, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
+    (8, 32): {16: SmallTiles(64, 6), 32: SmallTiles(64, 6), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
+    (8, 64): {16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 2, keeps_score=False)},
+}  # fmt: skip
+SPEC = Spec(
+    small_forward,
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT,
+     "group_size", "scale_log2", "kept_scale"),
+    tiles=lambda work: rows_of(TILES, work),
+    parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o") | {"saves": "lse" in work.dtypes},
+    persistent=True,
+    multiple=lambda work: heads_apart(work.score_added, work),
+    resident=lambda work, tiles: resident(SPEC, work, tiles),
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads,
+)  # fmt: skip

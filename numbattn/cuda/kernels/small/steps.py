@@ -1,0 +1,152 @@
+"""What the kernels for small matrices share: their tiles, which work they take, how rows come to shared memory.
+
+A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn. Where
+something is kept or summed by head, their number is a multiple of the heads: then a block keeps its head.
+"""
+
+from typing import NamedTuple
+
+from ...plan.spec import BY_HEAD, SHARED
+from ...tile import (
+    Alignment,
+    allocate,
+    copy_async,
+    device,
+    full,
+    get_registers,
+    put_registers,
+    rows_between,
+    sync_threads,
+    sync_warp,
+)
+from ..scores import is_natural, score_steps
+from ..shared.layouts import buffers
+from ..shared.tables import compiled_in, has_tensor_cores
+from ..shared.visibility import PACKED, has_states
+
+SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
+FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile
+RESERVED = 1024  # bytes of shared memory that a block takes beside its own
+WARP = 32
+
+
+class SmallTiles(NamedTuple):
+    """A row: tiles of `size` queries and keys."""
+
+    threads: int
+    blocks: int  # that a multiprocessor holds, where shared memory has room for them: ptxas saves registers for it
+    stages: int = 1
+    keeps_score: bool = True  # whether shared memory has room for what a score adds to S
+    size: int = 0
+
+    unit = "mma"
+
+    @property
+    def tile_m(self):
+        return self.size
+
+    tile_n = tile_m
+
+
+def fitted(*sizes):
+    """The first of SIZES that has room for each of these; None if none has."""
+    return next((size for size in SIZES if max(sizes) <= size), None)
+
+
+def rows_of(table, work):
+    """Those of {(bytes of an element, size of the tile): {head_dim: row}} for this work; none if it is not small."""
+    problem = work.problem
+    size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
+    row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
+    return () if row is None else (row._replace(size=size), row._replace(size=size, keeps_score=False))
+
+
+def takes(spec):
+    """(work) -> whether the kernel does it: matrices of one tile, not in segments or pages, none of them begun."""
+    return lambda work: is_plain(work) and has_tensor_cores(work.device) and spec.fitting(work) is not None
+
+
+def is_plain(work):
+    problem = work.problem
+    has_many_queries = FEWER * problem.seqlen_q >= problem.seqlen_k
+    return has_many_queries and not (PACKED in work.mask or has_states(work.mask) or problem.cache or work.resumes)
+
+
+def parameters(work, tiles, grouped=False):
+    """Those of all factories here."""
+    problem = work.problem
+    found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
+    return found | {"nbytes": work.nbytes, "keeps_score": tiles.keeps_score and keeps_score(work, grouped)}
+
+
+def keeps_score(work, grouped):
+    """Whether a score adds the same to all matrices of a block; grouped: these are of all heads of a group."""
+    return work.score_added == SHARED or (work.score_added == BY_HEAD and not grouped)
+
+
+def heads_apart(sharing, work):
+    """How many heads have something of their own: SHARED, BY_HEAD or "" says who shares it."""
+    return work.problem.heads if sharing == BY_HEAD else 1
+
+
+def resident(spec, work, tiles):
+    """How many blocks a multiprocessor holds."""
+    return max(min(tiles.blocks, (work.device.shared + RESERVED) // (spec.shared(work, tiles) + RESERVED)), 1)
+
+
+def barrier_of(threads):
+    """The word for a barrier of all threads of a block."""
+    return sync_warp if threads == WARP else sync_threads
+
+
+def place_steps(shared, dtype, threads, size, widths, nbytes, stages=1):
+    """For each width the place of a tile of so many rows, and the device function (array, batch, head, end, stage):
+    copy a matrix' rows before `end` there. Those beyond a sequence's length are not read: they may be NaN."""
+    return [(place, fetch_step(place, layout, nbytes)) for place, layout
+            in buffers(shared, dtype, threads, size, widths, stages)]  # fmt: skip
+
+
+def fetch_step(PLACE, COPY, nbytes):
+    ROWS_OF = Alignment(nbytes)
+
+    @device
+    def fetch(array, batch, head, end, stage=0):
+        copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
+
+    return fetch
+
+
+def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
+    """Device functions: (scores, head), once; (S, scores, batch, head) -> S behind all parts, and F; (dS, F) -> dS F.
+
+    keeps_score: the parts add to S, and what they add is the same for all matrices of the block: so it is computed once
+    and kept in shared memory, each thread its own share.
+    """
+    apply, pull_back, _ = score_steps(score, S_TILE, ACC)
+    if not keeps_score:
+
+        @device
+        def keep_nothing(scores, head):
+            pass
+
+        @device
+        def apply_now(S, scores, batch, head):
+            return apply(S, scores, batch, head, 0, 0)
+
+        return keep_nothing, apply_now, pull_back
+
+    rows, cols = S_TILE.shape
+    PLACE, ZERO, IS_NATURAL = shared.tile(1, rows * cols, ACC), ACC(0), is_natural(score)
+
+    @device
+    def keep(scores, head):
+        added, _ = apply(full(S_TILE, ZERO), scores, 0, head, 0, 0)
+        put_registers(allocate(PLACE), added)
+
+    @device
+    def apply_kept(S, scores, batch, head):
+        if IS_NATURAL:
+            S = S * scores.scale
+        return S + get_registers(allocate(PLACE), S_TILE), S
+
+    return keep, apply_kept, pull_back

@@ -1,0 +1,67 @@
+"""Some blocks that walk over several matrices, simulated; test_passes has those of a plan, compiled."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.cuda.kernels.small.forward import small_forward
+from tests.accuracy import assert_accurate
+from tests.tools.launch import launch, poisoned, simulated_only
+
+from ..calls import call
+
+pytestmark = simulated_only
+
+
+def check(case, size=16, threads=32, stages=1, blocks=2, saves=True):
+    dtype = case.q.dtype
+    source = small_forward(
+        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=16, size=size, threads=threads, blocks=1,
+        stages=stages, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0, saves=saves, keeps_score=False,
+    )  # fmt: skip
+    o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape, case.lse.dtype)
+    launch(
+        source.function, (blocks, 1, 1), threads, source.shared, case.q, case.k, case.v, o, lse, case.sight, (),
+        case.drops, case.group_size, case.scale_log2, case.kept_scale,
+    )  # fmt: skip
+    assert_accurate("o", o, case.wanted["o"], case.plain["o"], dtype)
+    if saves:
+        assert_accurate("lse", lse, case.wanted["lse"], case.plain["lse"], lse.dtype)
+    else:
+        np.testing.assert_array_equal(lse, poisoned(case.lse.shape, case.lse.dtype))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_one_matrix_after_the_other(rng, dtype, stages):
+    """Five for two blocks, of a group of two heads."""
+    check(call(rng, dtype, batch=3, heads=2, heads_k=1, m=13, n=16), stages=stages)
+
+
+def test_two_warps(rng):
+    check(call(rng, batch=2, m=20, n=31), size=32, threads=64)
+
+
+def test_more_blocks_than_matrices(rng):
+    check(call(rng, m=16, n=9), stages=2, blocks=2)
+
+
+def test_without_lse(rng):
+    check(call(rng, batch=2, m=16, n=16), saves=False)
+
+
+MASKS = {
+    "causal": {"causal": True},
+    "lengths": {"mask": na.Lengths(np.array([[16, 3]]), np.array([[11, 0]])) & na.Window(5, 9), "poison": np.nan},
+    "one length": {"mask": na.Lengths(9, 7), "poison": np.nan},
+    "dense": {"mask": na.Dense(np.random.default_rng(0).random((1, 1, 13, 16)) < 0.3)},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(rng, mask):
+    check(call(rng, heads=2, m=13, n=16, **MASKS[mask]))
+
+
+def test_dropout(rng):
+    check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)))
