@@ -683,7 +683,7 @@ TABLE = [
         "sums // count, prepend": "sums, prepend",
         "if more <= room:": "if True:",
         "dx if len(dx) == len(firsts) else ": "dx[: len(firsts)] if True else ",
-        "place.max(initial=0) + 1, *shape": "place.max(initial=0) + 2, *shape",
+        "int(place.max(initial=0)) + 1, *shape": "int(place.max(initial=0)) + 2, *shape",
     }),
     Faults("cpu/score_gradients.py", ["cpu/test_backward.py::test_blocks_add_to_sums_of_their_own"], {
         "0 if whole else dx.strides[1]": "0",
