@@ -173,6 +173,9 @@ def kinds(monkeypatch):
 
     def given(kernel, *records):
         found.add((kernel.__name__, *[record.form for record in records]))
+        if kernel.__name__ == "backward_kernel":
+            for x in records[-1].held[0]:
+                x[...] = 0
         return lambda *args: None
 
     def operands_of_zeros(problem, inputs, *results):
