@@ -204,7 +204,7 @@ def test_after_it_no_process_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     assert main(FOR_CPUS.split()) == 0
     kept = cache.sizes()
-    assert len(kept["cpu"]) == 9
+    assert len(kept["cpu"]) == 6
     done = subprocess.run([sys.executable, "-c", LOGGED + CALLS], capture_output=True, text=True, check=True)
     assert (done.stderr, cache.sizes()) == ("", kept)
 
