@@ -173,6 +173,9 @@ def kinds(monkeypatch):
 
     def given(kernel, *records):
         found.add((kernel.__name__, *[record.form for record in records]))
+        if kernel.__name__ == "backward_kernel":
+            for x in records[-1].held[0]:
+                x[...] = 0
         return lambda *args: None
 
     def operands_of_zeros(problem, inputs, *results):
@@ -201,7 +204,7 @@ def test_after_it_no_process_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     assert main(FOR_CPUS.split()) == 0
     kept = cache.sizes()
-    assert len(kept["cpu"]) == 9
+    assert len(kept["cpu"]) == 6
     done = subprocess.run([sys.executable, "-c", LOGGED + CALLS], capture_output=True, text=True, check=True)
     assert (done.stderr, cache.sizes()) == ("", kept)
 

@@ -56,7 +56,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     work = plan.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
     sums = [np.zeros(*layout) for layout in plan.sums]
-    results = plan.results.filled(np.array([*map(data_address, sums)], np.int64), dq, dk, dv)
+    results = plan.results.filled(np.array([*map(data_address, sums)], np.int64), dq, dk, dv, held=sums)
     launch(backward_kernel.given(scratch, *given, results), plan.blocks, work, memory)
     dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
     of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
@@ -69,7 +69,7 @@ def operands_of(saved, do, dlse):
     problem, inputs = saved.problem, saved.inputs
     arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do, saved.o)]
     rows = [saved.lse] if dlse is None else [saved.lse, dlse]
-    rows = [np.ascontiguousarray(x.reshape(*problem.matrices, problem.seqlen_q)) for x in rows]
+    rows = [np.ascontiguousarray(x) for x in rows]
     return _operands(problem, len(rows), *[(x.shape, x.strides) for x in arrays]).filled(*arrays, *rows)
 
 

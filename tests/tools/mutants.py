@@ -707,7 +707,9 @@ TABLE = [
         "of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "of_element(S[j, i], batch, head, i, j, arrays)",
         "(data_address(x), *x.shape": "(data_address(x), *x.shape[::-1]",
     }),
-    Faults("cpu/record.py", ["cpu/test_record.py"], {
+    Faults("cpu/record.py", [f"cpu/test_record.py::test_{name}" for name in (
+            "what_is_read_is_what_was_packed", "other_types_have_code_of_their_own", "kernels_take_contiguous_arrays",
+            "all_holes_are_filled", "arrays_live_as_long")], {
         "numbers += address, *x.shape, *x.strides": "numbers += address, *x.strides, *x.shape",
         "elif x.flags.c_contiguous:": "else:",
         "itertools.chain(args[1:], itertools.repeat(INT64(0)))": "itertools.repeat(args[1])",
@@ -717,12 +719,10 @@ TABLE = [
         "[8 * hole for hole in holes]": "[8 * hole for hole in holes[::-1]]",
         "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",
     }),
-    Faults("cpu/arguments.py", ["cpu/test_record.py"], {
+    Faults("cpu/arguments.py", [f"cpu/test_record.py::test_{name}" for name in (
+            "what_is_kept_keeps_no_array_of_a_mask", "arrays_of_masks_and_scores_are_read_anew")], {
         "return known(problem, NO_FRAME, *more)": "return known(problem, mask, *more)",
         "known if mask._is_settled else function": "known",
-    }),
-    Faults("cpu/score.py", ["cpu/test_record.py"], {
-        ".astype(np.int64).tobytes()": ".astype(np.int64).tobytes()[:8] * part.offset.size",
     }),
     Faults("dual.py", ["test_dual.py"], {
         "keeps_shifted(function, first_only=True)": "keeps_shifted(function, first_only=False)",
