@@ -125,7 +125,8 @@ def gradients_of_score(saved, do, dlse, summed):
             delta = np.einsum("...mc,...mc->...m", *[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         else:
-            dx = next(summed).reshape(array.shape)
+            dx = next(summed)
+            dx = dx.reshape(array.shape) if dx.size else np.zeros(array.shape, dx.dtype)    # of no score at all
         yield dx if problem.wide else rounded(dx, array.dtype)
 
 
