@@ -119,7 +119,12 @@ def small_forward(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
-# {(bytes of an element, size of the tile): {head_dim: row}}
+# {(bytes of an element, size of the tile): {head_dim: row}}. Time over that of a copy of the same bytes, alone and with
+# a bias by head (H100, 8 heads, 2**25 elements in an array, 2**26 of bfloat16; head_dim 32, then 64):
+#            tiles of 16   32           64           64, 64       128          128, 64
+# float32    1.06, 1.10    1.07, 1.10   1.12, 1.19   1.15, 1.30
+# float64    1.05, -       1.07, 1.09   1.11, 1.27   1.12, 1.27
+# bfloat16   1.16, 1.19    1.13, 1.17   1.13, 1.21   1.09, 1.11   1.32, 1.44   1.16, 1.57
 TILES = {
     (2, 16): {16: SmallTiles(32, 28), 32: SmallTiles(32, 28), 64: SmallTiles(32, 16)},
     (2, 32): {16: SmallTiles(64, 12), 32: SmallTiles(64, 12), 64: SmallTiles(64, 10), 128: SmallTiles(32, 4, 2)},

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...plan.spec import BY_HEAD, SHARED
 from ...tile import (
+    WARP,
     Alignment,
     allocate,
     copy_async,
@@ -28,7 +29,6 @@ from ..shared.visibility import PACKED, has_states
 SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
 FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
-WARP = 32
 
 
 class SmallTiles(NamedTuple):
