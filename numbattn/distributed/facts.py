@@ -40,6 +40,21 @@ class Alike:
 ALIKE = Alike()
 
 
+class Failure(str):
+    """What a rank says of its error. In its own process it is that error, too."""
+
+    error: Exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+def failure(error: Exception) -> Failure:
+    found = Failure(f"{error}" or repr(error))
+    found.error = error
+    return found
+
+
 def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
     """Of the options of a call."""
     parts = {f"score: part {number}": value(part) for number, part in enumerate(score)}
@@ -71,11 +86,13 @@ def value(x: Any) -> str:
 
 def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
     """The Facts of all ranks. An error of one rank is one on all of them, as is a difference."""
-    gathered = yield Gather(f"{own}" or repr(own) if isinstance(own, Exception) else own)
+    gathered = yield Gather(failure(own) if isinstance(own, Exception) else own)
     if isinstance(own, Exception):
         raise Agreed(own)
     with ALIKE:
         for other, found in enumerate(gathered):
+            if isinstance(found, Failure) and not isinstance(found.error, TypeError | ValueError):
+                raise Agreed(found.error)           # not of an argument: a signal handler's, say
             if isinstance(found, str):
                 raise ValueError(f"rank {other}: {found}")
         check_same(gathered)

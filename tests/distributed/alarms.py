@@ -1,5 +1,6 @@
 """Exceptions that come from outside, at any moment of a call: as Ctrl-C."""
 
+import gc
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,10 @@ class Alarm(BaseException):
 
 @contextmanager
 def alarmed(seconds, again=0.0):
-    """An Alarm is raised so many seconds later, and again and again, where numbattn runs then; for 0 there is none."""
+    """An Alarm is raised so many seconds later, and again and again, where numbattn runs then; for 0 there is none. Not
+    in finalizers of what other tests have left, from which no exception comes."""
+    gc.collect()
+    gc.disable()
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, seconds, again)
     try:
@@ -23,6 +27,7 @@ def alarmed(seconds, again=0.0):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
 
 
 def handler(_, frame):

@@ -1,10 +1,12 @@
 """A rank that differs is an error on all ranks, not a hang."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.distributed.facts import Agreed, value
+from numbattn.distributed.facts import Agreed, agreed, failure, value
 from numbattn.distributed.messages import Gather, Near
 from numbattn.distributed.passes import forward
 from numbattn.distributed.share import Call, Place
@@ -82,3 +84,16 @@ def test_an_error_of_one_rank_names_it_on_all_others():
     found = errors((X, X, X, SAME), (X, X, X[:, 1:], SAME))
     assert found == ["ValueError rank 1: v: got 31 rows, expected 32, one for each row of k",
                      "ValueError v: got 31 rows, expected 32, one for each row of k"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "raised"), [
+    (ValueError("q: no"), "ValueError('rank 1: q: no')"), (KeyError("an alarm"), "KeyError('an alarm')"),
+], ids=["of an argument", "another"])  # fmt: skip
+def test_an_error_of_another_rank(error, raised):
+    """It is the error itself if it is none of an argument and this process has it: a signal handler's, say."""
+    asks = agreed(0, {})
+    next(asks)
+    with pytest.raises(Agreed) as found:
+        asks.send([{}, failure(error)])
+    assert repr(found.value.error) == raised
+    assert type(pickle.loads(pickle.dumps(failure(error)))) is str
