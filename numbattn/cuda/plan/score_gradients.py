@@ -30,7 +30,6 @@ from .views import View, contiguous, fits_tensor_map
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 THREADS = 256  # that a multiprocessor holds whatever their registers
 EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not evenly
-KB = 1024  # of shared memory, which each block takes besides its own
 
 
 def add_gradient(planner, number, part):
@@ -159,7 +158,7 @@ def parts_of(planner, spec, tiles, blocks):
     """Into how many parts what each matrix of an Own array serves is divided: the fewest of those that take least time,
     which is that of the longest part, once for each time that the GPU is full."""
     source = spec.factory(**spec.parameters(planner.work(spec), tiles))
-    resident = min(max(source.blocks, THREADS // source.threads), (planner.device.shared + KB) // (source.shared + KB))
+    resident = min(max(source.blocks, THREADS // source.threads), planner.device.holds(source.shared))
     room = planner.device.multiprocessors * resident
     _, ((piece, numbers), *_) = launches_of(planner, spec)
     own = numbers["own_batches"] * numbers["own_heads"]

@@ -25,6 +25,7 @@ NUMBERS = (
 )  # fmt: skip
 SIDES = NUMBERS[:4]
 SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
@@ -35,6 +36,10 @@ class Device(NamedTuple):
     cc: tuple  # (major, minor)
     multiprocessors: int
     shared: int  # bytes of shared memory that a block may have
+
+    def holds(self, shared):
+        """How many blocks of so many bytes the shared memory of a multiprocessor has room for."""
+        return (self.shared + RESERVED) // (shared + RESERVED)
 
 
 class Work(NamedTuple):

@@ -14,7 +14,6 @@ COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
 GAPS = "first of gap {}", "end of gap {}"
-PARTIAL = "partial"
 SUMS_OF_DS = "sums of dS"  # over the batch, (..., heads or 1, seqlen_q, seqlen_k)
 OFFSETS = "offsets of own keys"  # of each query, within its segment
 
@@ -154,4 +153,4 @@ def sums_of_part(number):
 
 def partial_sums(name):
     """The name of those of an array (..., rows, cols): of each matrix (parts, rows, cols), see score_gradients."""
-    return f"{PARTIAL} {name}"
+    return f"partial {name}"

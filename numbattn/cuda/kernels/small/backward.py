@@ -19,7 +19,7 @@ from numba.cuda import types
 from ...build import Source
 from ...plan.arguments import Matrix, Statistic, Word
 from ...plan.spec import BY_HEAD, SHARED, Spec
-from ...plan.steps import PARTIAL, SUMS_OF_DS, gradient_of_part, partial_sums
+from ...plan.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ...tile import (
     INDEX,
     Alignment,
@@ -301,7 +301,7 @@ class PartialSums(Word):
             problem, heads = work.problem, heads_apart(work.score_gradients, work)
             blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
             sizes = problem.seqlen_q, problem.seqlen_k
-            number, *others = (n for n, part in enumerate(planner.call.score) if part.gradient)
+            number, *others = planner.wanted
             name, is_matrix = gradient_of_part(number), kind(planner.score[number]).own_axes == 2
             if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
                 name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
@@ -312,7 +312,8 @@ class PartialSums(Word):
 
     def flat(self, planner, work):
         if sums_dS(work):
-            at = planner.whole(next(name for name in planner.temporaries if name.startswith(PARTIAL)))
+            name = SUMS_OF_DS if SUMS_OF_DS in planner.temporaries else gradient_of_part(planner.wanted[0])
+            at = planner.whole(partial_sums(name))
             (heads, blocks, *sizes), (by_head, by_block, *others) = at.view.shape, at.view.strides
             view = at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others))
             yield at._replace(view=view)

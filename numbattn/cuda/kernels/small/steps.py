@@ -28,7 +28,6 @@ from ..shared.visibility import PACKED, has_states
 
 SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
 FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile
-RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
 class SmallTiles(NamedTuple):
@@ -92,7 +91,7 @@ def heads_apart(sharing, work):
 
 def resident(spec, work, tiles):
     """How many blocks a multiprocessor holds."""
-    return max(min(tiles.blocks, (work.device.shared + RESERVED) // (spec.shared(work, tiles) + RESERVED)), 1)
+    return max(min(tiles.blocks, work.device.holds(spec.shared(work, tiles))), 1)
 
 
 def barrier_of(threads):
