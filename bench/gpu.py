@@ -51,7 +51,7 @@ from tqdm import tqdm
 import numbattn as na
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.plan import tier
-from numbattn.cuda.plan.tiers import TIERS
+from numbattn.cuda.words.tiers import TIERS
 
 PASSES = {"forward": 1, "backward": 2.5, "both": 3.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
