@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gradients import Gradients, sum_to
-from ..scores import Sink
 from ..values import rounded
 from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_of, tiles_of
 from .compile import Kernel
@@ -121,7 +120,7 @@ def gradients_of_score(saved, do, dlse, summed):
             yield from [None] * len(part._weights)
             continue
         (array,) = part._weights
-        if isinstance(part, Sink):
+        if not part._has_step:
             delta = np.einsum("...mc,...mc->...m", *[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         else:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .... import scores
+from ....scores.alibi import Alibi
 from ...tile import always, column_halves, device, full, opaque, part_sum
 from ..shared.layouts import array_type
 from .distance import Distance, distance_steps, own_key_step
@@ -14,7 +14,7 @@ COLS_AT_ONCE = 32  # of dS, for the gradient of slopes
 
 
 class AlibiKind(Distance):
-    name, of, own_axes = "alibi", scores.Alibi, 0
+    name, of, own_axes = "alibi", Alibi, 0
     is_natural, weight = False, "distance"
 
     def types(self, number):

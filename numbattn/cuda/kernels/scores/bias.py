@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .... import scores
+from ....scores.bias import Bias
 from ...plan.steps import array_of_part
 from ...plan.views import alignment, fits_tensor_map
 from ...tile import Alignment, aligned, convert, device, get, load
@@ -11,7 +11,7 @@ from .kind import Kind
 
 
 class BiasKind(Kind):
-    name, of, own_axes = "bias", scores.Bias, 2
+    name, of, own_axes = "bias", Bias, 2
     looks_up, is_packed = True, False
 
     def __init__(self, part):

@@ -10,11 +10,12 @@ import numpy as np
 from numba import from_dtype
 from numba.cuda import types
 
-from ....dual import derivative_of, is_additive, linked, number_of
-from ....element import check
-from ....frozen import Frozen
-from ....functions import Score
-from ....wide import seen, widened
+from ....scores.compiled.derivative import derivative_of, is_additive, linked
+from ....scores.compiled.element import check
+from ....scores.compiled.errors import number_of
+from ....scores.compiled.wide import seen, widened
+from ....scores.frozen import Frozen
+from ....scores.function import Score
 from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
 from ..shared.layouts import array_type

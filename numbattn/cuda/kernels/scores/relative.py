@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .... import scores
+from ....scores.relative import RelativeBias
 from ....values import sum_broadcast
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
 from ..shared.layouts import array_type
@@ -11,7 +11,7 @@ from .kind import ENTRIES, kind, nothing_ahead
 
 
 class RelativeBiasKind(Distance):
-    name, of, own_axes = "relative", scores.RelativeBias, 1
+    name, of, own_axes = "relative", RelativeBias, 1
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):

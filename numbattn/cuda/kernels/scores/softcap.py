@@ -1,13 +1,13 @@
 """Softcap: S -> cap tanh(S / cap)."""
 
-from .... import scores
+from ....scores.softcap import Softcap
 from ...tile import device, exp2, reciprocal
 from ..shared.softmax import LOG2_E
 from .kind import Kind, nothing_ahead
 
 
 class SoftcapKind(Kind):
-    name, of = "softcap", scores.Softcap
+    name, of = "softcap", Softcap
     is_nonlinear = is_bounded = True
     differs_by_head = False
 
