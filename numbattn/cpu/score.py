@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checks import DTYPES
-from ..functions import Score
 from ..origin import Origin
-from ..scores import Alibi, Bias, DistancePart, RelativeBias, Sink, Softcap, sink_of
+from ..scores import sink_of
+from ..scores.alibi import Alibi
+from ..scores.bias import Bias
+from ..scores.distance import DistancePart
+from ..scores.function import Score
+from ..scores.relative import RelativeBias
+from ..scores.sink import Sink
+from ..scores.softcap import Softcap
 from ..values import rounded
 from .arguments import compact, offsets_of
 from .function import call_at, record_of, tile_function

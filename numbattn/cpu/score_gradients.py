@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scores import Sink
+from ..scores import steps_of
 from .record import Later
 from .score import ALIBI, CAP, FUNCTION, RELATIVE, matrix_of, offset_of
 from .tile import contiguous_view, inline, tile
@@ -31,8 +31,7 @@ class Shares(NamedTuple):
 
 def shapes_of(parts):
     """The shape of the array of each step, with rows and columns; None where its gradient is not wanted."""
-    steps = [part for part in parts if not isinstance(part, Sink)]
-    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps])
+    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps_of(parts)])
 
 
 def shares_of(problem, shapes):

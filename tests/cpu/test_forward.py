@@ -66,7 +66,7 @@ FAULTS = {
             "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
             "m0 + origin.query, n0 + origin.key": "m0 + origin.query, n0",
         },
-        "test_scores.py": {
+        "scores/test_parts.py": {
             "offsets[number] = 0 if offset is None else offset": "offsets[number] = 0",
             "return Step(kind, x.shape, x.strides, reach,": "return Step(kind, x.shape, x.shape, reach,",
             "aligned if steps.numbers[step, 6] else ": "",

@@ -1,4 +1,4 @@
-"""How gradients of arrays are shared out among blocks. What they are: see test_scores."""
+"""How gradients of arrays are shared out among blocks. What they are: see tests/scores."""
 
 import math
 
@@ -73,7 +73,7 @@ FAULTS = {
     "sums // count, prepend": "sums, prepend",
     "if more <= room:": "if True:",
     "dx if len(dx) == len(firsts) else ": "dx[: len(firsts)] if True else ",
-    "test_scores.py": {
+    "scores/test_parts.py": {
         "first = n0 - m0 - offset_of(steps, step, batch, head, aligned)": "first = n0 - m0",
         "0 if one_key else n0 + j] += dS": "n0 + j] += dS",
         "if dS[j, i] != 0 else dS.dtype.type(0)": "",

@@ -133,12 +133,13 @@ def test_errors(rng):
 
 
 FAULTS = {
-    "mask._leaves or not all": "not all",
+    "mask._leaves or any(": "any(",
+    "if not part._crops_by_sequence": "if False",
     "counts[: place.rank], counts": "counts[: place.rank + 1], counts",
     "lengths is not None:": "False:",
     "share.check()": "pass",
     "mask=mask, scale=inputs.scale, score=parts, wide=True": "mask=mask, scale=inputs.scale, score=parts",
-    "if not isinstance(part, Sink)]": "]",
+    "parts = inputs.q, steps_of(score)": "parts = inputs.q, list(score)",
     "whole.add_sink(sink_of(score))": "pass",
     "check_mask(leaf._fit(shape), shape, problem.xp)": "pass",
     '"seqlen_q": problem.seqlen_q,': "",

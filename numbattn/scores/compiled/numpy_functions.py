@@ -1,5 +1,5 @@
-"""What compiled functions call for NumPy's functions, of numbers and dual numbers: Numba has not all of them on both CPUs
-and GPUs."""
+"""What compiled functions call for NumPy's functions, of numbers and dual numbers: Numba lacks some of them on CPUs or
+on GPUs."""
 
 import math
 import operator
