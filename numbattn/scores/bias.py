@@ -42,7 +42,7 @@ class Bias(ArrayPart):
     bias: Floats
     gradient: bool = True
 
-    _axis_of_queries = -2
+    _own_axes, _axis_of_queries = 2, -2
     _samples = (
         ("bias", lambda shape, dtype, gradient: Bias(np.zeros(shape, dtype), gradient)),
         ("bias-of-keys", lambda shape, dtype, gradient: Bias(np.zeros(shape[-1:], dtype), gradient)),

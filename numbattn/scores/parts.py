@@ -17,6 +17,7 @@ from ..values import Held, Value, broadcasts
 class Part(Value):
     """What all parts of a score share."""
 
+    _own_axes = 0  # how many its array has after those of the batch
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
     _knows_places = True  # whether what it does depends on where the query and the key are
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches

@@ -51,6 +51,7 @@ class RelativeBias(DistancePart):
     gradient: bool = True
     offset: Integers | None = field(default=None, kw_only=True)
 
+    _own_axes = 1
     _samples = (
         ("relative", lambda shape, dtype, gradient: RelativeBias(np.zeros((shape[0], 257), dtype), gradient)),
     )
