@@ -58,7 +58,7 @@ def _steps(problem, steps, origin):
     numbers, offsets = np.zeros((count, 9), np.int64), np.zeros((count, *problem.matrices), np.int64)
     places, slopes = np.zeros_like(offsets), 0
     for step, (kind, (shape, strides, offset, own, _)) in enumerate(steps):
-        is_nonlinear = KINDS[kind].is_nonlinear
+        is_nonlinear = KINDS[kind].of._is_nonlinear
         numbers[step] = kind, slopes if is_nonlinear else -1, *shape[-2:], *strides[-2:], offset is None, *own
         slopes += is_nonlinear
         if isinstance(offset, bytes):
@@ -84,7 +84,7 @@ def _no_sinks(dtype):
 
 def nonlinear_in(parts):
     """How many parts have a derivative that is not 1."""
-    return sum(KINDS[NUMBERS[type(part)]].is_nonlinear for part in scores.steps_of(parts))
+    return sum(part._is_nonlinear for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- scores

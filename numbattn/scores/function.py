@@ -83,6 +83,7 @@ class Score(Part):
     arrays: Sequence[Array] = ()
     _identity: Identity = field(init=False)
 
+    _is_nonlinear = True
     _samples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,8 @@ from ..values import Held, Value, broadcasts
 class Part(Value):
     """What all parts of a score share."""
 
-    _own_axes = 0  # how many its array has after those of the batch
+    _own_axes: int | None = None  # how many axes its array has after those of the batch; None without an array
+    _is_nonlinear = False  # whether it has a derivative that is not 1
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
     _knows_places = True  # whether what it does depends on where the query and the key are
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
@@ -81,6 +82,8 @@ class ArrayPart(Part):
     """A part with an array, its first field, which has a gradient."""
 
     gradient: bool
+
+    _own_axes: int | None = 0
 
     def __post_init__(self) -> None:
         name, part = self._name, type(self).__name__

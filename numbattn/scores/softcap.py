@@ -31,7 +31,7 @@ class Softcap(Part):
 
     cap: float
 
-    _knows_places, _crops_by_sequence = False, True
+    _is_nonlinear, _knows_places, _crops_by_sequence = True, False, True
     _samples = (("softcap", lambda shape, dtype, gradient: Softcap(30.0)),)
 
     def __post_init__(self) -> None:

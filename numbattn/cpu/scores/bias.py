@@ -7,7 +7,7 @@ from ...scores.bias import Bias
 from ..arguments import compact
 from ..tile import float_of_bfloat16, float_of_float16, inline
 from ..transposition import transpose
-from .kind import Kind, Lowered, matrix_at, matrix_of
+from .kind import Kind, Lowered, aligned, matrix_at, matrix_of
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = range(4)
 NUMBERS = dict(zip(DTYPES, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)))
@@ -15,8 +15,7 @@ QUERIES_AT_ONCE = 8  # whose rows of a bias are read together: more of them driv
 
 
 def lower(part, problem, derivatives):
-    x = compact(matrix_of(part))
-    x = x if x.flags.aligned else np.require(x, requirements="A")
+    x = aligned(compact(matrix_of(part)))
     return Lowered(x.shape, x.strides, numbers=(NUMBERS[x.dtype], 0)), x, None
 
 

@@ -28,4 +28,4 @@ def call(function, S, slopes, row, batch, head, m0, n0):
     call_at(function, address_of(S), slopes, S.shape[0], S.shape[1], batch, head, m0, n0, row.address)
 
 
-KIND = Kind(Score, lower, apply, is_nonlinear=True)
+KIND = Kind(Score, lower, apply)

@@ -16,12 +16,12 @@ class Kind(NamedTuple):
     """A kind of part of a score."""
 
     of: type  # in numbattn.scores
-    lower: Any  # (part, problem, derivatives) -> Lowered; derivatives: whether those of functions are wanted
+    lower: Any  # (part, problem, derivatives) -> Lowered, its array, what has to live as long. derivatives: whether
+    # those of functions are wanted
     apply: Any  # device function (S, slopes, row, batch, head, m0, n0): S becomes what it is after the part. slopes: a
     # tile of its derivatives, if it has any and they are wanted; else nothing
     collect: Any = None  # device function (dx, dS, row, batch, head, m0, n0): adds a tile of dS to the gradient of the
     # part's array, each number of which serves many elements
-    is_nonlinear: bool = False  # whether it has a derivative that is not 1
 
 
 class Lowered(NamedTuple):
@@ -57,21 +57,19 @@ def matrix_at(row, dtype):
 def matrix_of(part):
     """The array of a part, (..., rows, columns)."""
     x = part._array
-    lead = max(x.ndim - part._own_axes, 0)
-    return x.reshape(*x.shape[:lead], *(1,) * (2 - x.ndim + lead), *x.shape[lead:])
+    if part._own_axes == 2:
+        return x.reshape((1,) * (2 - x.ndim) + x.shape)
+    return x[..., None, :] if part._own_axes else x[..., None, None]
 
 
-def lower_array(part, problem, derivatives):
-    """A part with an array of few numbers, Lowered; and that array, in the dtype of sums."""
-    x = rounded(compact(matrix_of(part)), problem.sum_dtype)
-    x = x if x.flags.aligned else np.require(x, requirements="A")
-    return Lowered(x.shape, x.strides), x, None
+def aligned(x):
+    return x if x.flags.aligned else np.require(x, requirements="A")
 
 
-def lower_distance(part, problem, derivatives):
-    """A part that depends on distances, Lowered; and its array."""
-    lowered, x, held = lower_array(part, problem, derivatives)
+def lower_distance(part, problem, numbers=(0, 0)):
+    """A part that depends on distances, Lowered, and its array, in the dtype of sums; numbers: of the kind's own."""
+    x = aligned(rounded(compact(matrix_of(part)), problem.sum_dtype))
     offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
     if isinstance(offset, np.ndarray):
         offset = np.broadcast_to(offset, problem.batch).astype(np.int64).tobytes()
-    return lowered._replace(offset=offset), x, held
+    return Lowered(x.shape, x.strides, offset, numbers), x, None

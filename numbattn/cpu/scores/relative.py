@@ -6,8 +6,7 @@ from .kind import Kind, lower_distance, matrix_at
 
 
 def lower(part, problem, derivatives):
-    lowered, x, held = lower_distance(part, problem, derivatives)
-    return lowered._replace(numbers=(part._reach, 0)), x, held
+    return lower_distance(part, problem, (part._reach, 0))
 
 
 @inline

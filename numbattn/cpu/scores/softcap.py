@@ -31,4 +31,4 @@ def apply(S, slopes, row, batch, head, m0, n0):
             S[j, i] = cap * (S[j, i] / (S[j, i] + two))
 
 
-KIND = Kind(Softcap, lower, apply, is_nonlinear=True)
+KIND = Kind(Softcap, lower, apply)
