@@ -16,8 +16,9 @@ from itertools import product
 from unittest.mock import patch
 
 import numpy as np
+from cases import make_case
 from common import machine, sampled, show, show_machine
-from gpu import SAMPLE_SECONDS, make_case, make_masks, progress, why
+from features import make_masks
 from peers import (
     HALF,
     PACKAGES,
@@ -30,6 +31,7 @@ from peers import (
     release,
     require_gpu,
 )
+from timing import SAMPLE_SECONDS, progress, why
 
 import numbattn as na
 from numbattn import api

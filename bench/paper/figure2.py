@@ -32,8 +32,8 @@ from unittest.mock import patch
 
 import numpy as np
 from common import machine, sampled, save, show, show_machine, standard_vjp
-from gpu import one_pass, why
 from peers import PACKAGES, cupy, gpu, one_stream
+from timing import one_pass, why
 from tqdm import tqdm
 
 import numbattn as na
