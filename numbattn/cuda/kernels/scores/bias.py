@@ -7,11 +7,11 @@ from ...plan.steps import array_of_part
 from ...plan.views import alignment, fits_tensor_map
 from ...tile import Alignment, aligned, convert, device, get, load
 from ..shared.layouts import DTYPES, array_type
-from .kind import Kind
+from .kind import Kind, ValueAndSlope
 
 
 class BiasKind(Kind):
-    name, of, own_axes = "bias", Bias, 2
+    name, of = "bias", Bias
     looks_up, is_packed = True, False
 
     def __init__(self, part):
@@ -44,7 +44,7 @@ class BiasKind(Kind):
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            return S * natural(ONE, scores) + convert(found, ACC), F
+            return ValueAndSlope(S * natural(ONE, scores) + convert(found, ACC), F)
 
         @device
         def from_shared(scores, tile, batch, head, m0, n0):

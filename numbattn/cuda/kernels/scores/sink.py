@@ -1,4 +1,4 @@
-"""Sink: one more logit of each row, beside S."""
+"""Sink: one more logit of each row, with S."""
 
 from ....scores.sink import Sink
 from ...tile import device, exp2, maximum, reciprocal, where
@@ -7,8 +7,7 @@ from .kind import WITH_DELTA, Kind
 
 
 class SinkKind(Kind):
-    name, of, own_axes = "sink", Sink, 0
-    has_step, gradient = False, WITH_DELTA
+    name, of, gradient = "sink", Sink, WITH_DELTA
 
 
 def sink_steps(score, ACC):
