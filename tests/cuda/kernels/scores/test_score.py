@@ -146,12 +146,16 @@ FAULTS = {
         "if is_natural(before):": "if is_natural([*before, part]):",
         "return scale * LOG2E": "return LOG2E",
     },
-    "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-warpgroups in two]": {
-        "within(scores.parts, own - query)": "within(scores.parts, own)",
+    "cuda/kernels/scores/packed.py": {
+        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-warpgroups in two]": {
+            "within(scores.parts, own - query)": "within(scores.parts, own)",
+        },
     },
-    "cuda/plan/test_planner.py::test_biases_that_tma_loads": {
-        " and len(by_tma) == 1": "",
-        "looking_up == by_tma and": "by_tma and",
-        "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
+    "cuda/kernels/scores/traits.py": {
+        "cuda/plan/test_planner.py::test_biases_that_tma_loads": {
+            " and len(by_tma) == 1": "",
+            "looking_up == by_tma and": "by_tma and",
+            "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
+        },
     },
 }
