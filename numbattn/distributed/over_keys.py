@@ -97,9 +97,8 @@ def check_beside_cache(problem: Problem, mask: Mask, score: tuple[Part, ...]) ->
     shape = *problem.batch, problem.seqlen_q, FAR
     for leaf in mask._leaves:
         if not leaf._crops_by_sequence:
-            raise ValueError(f"mask: got {leaf} with KVCaches of several ranks, expected masks that count from each "
-                             "sequence's end, as Causal, Window, Lengths, First, Prefix, Tail, and what & and | make "
-                             "of them")
+            raise ValueError(f"mask: got {leaf} with KVCaches of several ranks, expected masks such as Causal, Window, "
+                             "Lengths, First, Prefix and Tail, or what & and | make of them")
         check_mask(leaf._fit(shape), shape, problem.xp)
     for part in score:
         if not part._crops_by_sequence:
