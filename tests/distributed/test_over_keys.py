@@ -102,10 +102,10 @@ def test_lengths_travel_where_they_matter(rng):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"mask": np.ones((1, 90), bool)}, "mask: got Dense.* with KVCaches of several ranks, expected masks such as Causal"),
+    ({"mask": np.ones((1, 90), bool)}, "mask: got Dense.* of several ranks, expected masks such as Causal"),
     ({"mask": na.Segments([0, 1])}, "mask: got Segments.* with KVCaches of several ranks"),
     ({"mask": na.Lengths(1) & na.Intervals([0], [9])}, "mask: got Intervals.* with KVCaches of several ranks"),
-    ({"score": na.Bias(np.ones(90))}, "score: got Bias.* with KVCaches of several ranks, expected Alibi, RelativeBias, S"),
+    ({"score": na.Bias(np.ones(90))}, "score: got Bias.* of several ranks, expected Alibi, RelativeBias, S"),
     ({"score": na.Score(lambda s, b, h, i, j: s - j)}, "score: got Score.* with KVCaches of several ranks"),
     ({"mask": na.Causal(np.zeros(3, int))}, r"mask: Causal offset: got the shape \(3,\)"),
     ({"mask": na.Lengths(np.zeros((3, 1), int))}, r"mask: Lengths keys: got the shape \(3, 1\), expected \(2 or 1, 2"),
