@@ -60,7 +60,7 @@ from timing import extra_bytes, measure, medians, prepare, progress, settle, why
 import numbattn as na
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.plan import tier
-from numbattn.cuda.plan.tiers import TIERS
+from numbattn.cuda.words.tiers import TIERS
 
 WAITED = 50  # calls of a sample of --latency
 FIELD_PARTS = "speed", "sparse", "score", "latency"  # whose default setting it is, in half precision

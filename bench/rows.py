@@ -39,7 +39,7 @@ from numbattn.cuda.kernels.hopper.forward import SPEC
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import Passes
-from numbattn.cuda.plan.spec import Route, everything
+from numbattn.cuda.words.spec import Route, everything
 
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
 CALLS = 5  # in a graph

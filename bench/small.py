@@ -55,7 +55,7 @@ from numbattn.compiling import keep_quiet
 from numbattn.cuda.build import build
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import plans
-from numbattn.cuda.plan.views import without_memory
+from numbattn.cuda.views import without_memory
 from numbattn.values import moved
 
 HEADS, HEADS_K = 8, 2  # the latter of grouped queries

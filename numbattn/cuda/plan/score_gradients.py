@@ -7,17 +7,18 @@ from functools import partial
 import numpy as np
 
 from ..build import Key
+from ..kernels.any.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
+from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
+from ..kernels.any.sum_parts import sum_parts
 from ..kernels.hopper.score_gradient import bias_route, diagonals_route
-from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
-from ..kernels.sum_parts import TILES as SUMMED_AT_ONCE
-from ..kernels.sum_parts import sum_parts
 from ..kernels.table_gradient import TILES as ENTRIES_AT_ONCE
 from ..kernels.table_gradient import table_gradient
-from .arguments import Own, TmaMatrix
-from .spec import Route, everything
-from .steps import (
+from ..views import View, contiguous, fits_tensor_map
+from ..words.arguments import Own, TmaMatrix
+from ..words.spec import Route, everything
+from ..words.steps import (
     SUMS_OF_DS,
     At,
     Step,
@@ -27,7 +28,6 @@ from .steps import (
     sums_by_row,
     sums_of_part,
 )
-from .views import View, contiguous, fits_tensor_map
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 THREADS = 256  # that a multiprocessor holds whatever their registers

@@ -4,8 +4,8 @@ import numpy as np
 
 from ...values import sum_broadcast
 from ..kernels.scores import CLASSES, ENTRIES
+from ..words.steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
 from .known import KNOWN, lower_and_keep
-from .steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
 
 
 def lowered_part(part, number, problem):

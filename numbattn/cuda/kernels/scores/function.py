@@ -16,8 +16,8 @@ from ....scores.compiled.errors import number_of
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
-from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
+from ...words.steps import array_of_function
 from ..shared.layouts import array_type
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import Kind, ValueAndSlope, nothing_ahead
