@@ -14,6 +14,7 @@ import numbattn as na
 from .checks import dtype_of_sums
 from .compiling import keep_quiet
 from .machine import cpu, kept, progress, say, table, why_no_gpu
+from .scores import kinds
 
 MASKS = {
     "none": lambda m, n: None,
@@ -30,25 +31,13 @@ MASKS = {
     "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
     "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
 }
-SCORES = {
-    "softcap": lambda shape, dtype, gradient: na.Softcap(30.0),
-    "alibi": lambda shape, dtype, gradient: na.Alibi(np.ones(shape[:1], dtype), gradient),
-    "bias": lambda shape, dtype, gradient: na.Bias(np.zeros(shape, dtype), gradient),
-    "bias-of-keys": lambda shape, dtype, gradient: na.Bias(np.zeros(shape[-1:], dtype), gradient),
-    "relative": lambda shape, dtype, gradient: na.RelativeBias(np.zeros((shape[0], 257), dtype), gradient),
-    "sink": lambda shape, dtype, gradient: na.Sink(np.ones(shape[:1], dtype), gradient),
-    "function": lambda shape, dtype, gradient: na.Score(_far),
-}
+SCORES = dict(sorted(sample for kind in kinds() for sample in kind._samples))
 PASSES = ["forward", "backward"]
 
 
 def _offsets(m, n):
     """Of eight segments: those of queries, and those of keys if they are others."""
     return [np.linspace(0, length, 9).astype(np.int32) for length in ([m] if m == n else [m, n])]
-
-
-def _far(s, batch, head, i, j):
-    return s / (1 + abs(i - j))
 
 
 def capability(text):

@@ -14,7 +14,8 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
 from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
-from ...dual import FUNCTIONS, Dual, logaddexp
+from ...scores.compiled.dual import FUNCTIONS, Dual
+from ...scores.compiled.numpy_functions import logaddexp
 from .elementwise import emit_minimum
 from .emit import F32, I32, base, call
 from .fragment import FLOATS, Fragment, check_tile, fragment, registers

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from .... import scores
+from ....scores.alibi import Alibi
 from ...tile import always, column_halves, device, full, opaque, part_sum
 from ..shared.layouts import array_type
 from .distance import Distance, distance_steps, own_key_step
-from .score import parts_of
+from .kind import ValueAndSlope
+from .traits import parts_of
 
 COLS_AT_ONCE = 32  # of dS, for the gradient of slopes
 
 
 class AlibiKind(Distance):
-    name, of, own_axes = "alibi", scores.Alibi, 0
+    name, of = "alibi", Alibi
     is_natural, weight = False, "distance"
 
     def types(self, number):
@@ -31,7 +32,7 @@ class AlibiKind(Distance):
         @device
         def step(S, F, slope, scores, batch, head, m0, n0):
             key, offsets = own_key(scores, batch, head, m0)
-            return S - distance(key, offsets, n0) * slope, F
+            return ValueAndSlope(S - distance(key, offsets, n0) * slope, F)
 
         return look_up, step
 
