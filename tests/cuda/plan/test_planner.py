@@ -1,7 +1,6 @@
 """What is planned fits the device."""
 
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,32 +11,13 @@ from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW
 from numbattn.cuda.kernels.shared import tables
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES, plan
-from numbattn.cuda.plan.spec import Work
-from numbattn.cuda.plan.steps import BEFORE, SINK, At, Call
-from numbattn.cuda.plan.views import contiguous, without_memory
-from numbattn.problem import DTYPES, describe
+from numbattn.cuda.plan.steps import SINK, At, Call
+from numbattn.cuda.plan.views import contiguous
+from numbattn.problem import describe
+from tests.cuda.works import HOPPER, NAMED, array, kernels, work
 
-NAMES = [dtype.name for dtype in DTYPES]
-HOPPER = DEVICES[9, 0]
 GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
-EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.HEAD_DIMS))
-
-
-def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
-         deterministic=False, score=(), slopes=None, resumes=False, **sizes):  # fmt: skip
-    """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
-    about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1,
-             "page_size": 0, "cache": None, "sharers": 1, "batch": (16, 16)} | sizes
-    problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
-                              dropout=dropout, **about)  # fmt: skip
-    dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], problem.dtype)
-    if resumes:
-        dtypes[BEFORE] = np.dtype(np.float32)
-    return Work(problem, device, mask, keys, dtypes, nbytes, deterministic, score, slopes=slopes)
-
-
-def array(*shape, dtype=np.float16):
-    return without_memory(shape, np.dtype(dtype))
+EVERY = list(product(GENERAL, DEVICES.values(), NAMED, tables.HEAD_DIMS, tables.HEAD_DIMS))
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -171,8 +151,7 @@ def test_tiles_of_mma_sync(cc, size, row):
 
 def test_heads_go_over_their_keys_while_these_are_in_l2():
     def at_once(seqlen_k, group_size):
-        problem = work(seqlen_k=seqlen_k, group_size=group_size).problem
-        return forward_mma.SPEC.numbers(SimpleNamespace(problem=problem), None)["at_once"]
+        return forward_mma.SPEC.numbers(work(seqlen_k=seqlen_k, group_size=group_size), None)["at_once"]
 
     assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
 
@@ -191,15 +170,11 @@ def test_matrices_whose_gradients_are_computed_at_once(options, expected):
 Q = array(2, 8, 1000, 64)
 
 
-def kernels(planned):
-    return [step.key.name for step in planned.steps]
-
-
 @pytest.mark.parametrize("device", DEVICES.values(), ids=str)
-@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("dtype", NAMED)
 def test_every_plan_fits_its_device(device, dtype):
     for d, e, cells in [(1, 256, False), (32, 32, True), (100, 64, False), (256, 128, True), (256, 256, False)]:
-        q, k, v = (array(1, 2, 300, size, dtype=DTYPES[NAMES.index(dtype)]) for size in (d, d, e))
+        q, k, v = (array(1, 2, 300, size, dtype=NAMED[dtype]) for size in (d, d, e))
         for planned in plans(device, q, k, v, mask=na.Dense(np.ones((300, 300), bool)) if cells else None):
             assert all(step.key.source().shared <= device.shared for step in planned.steps)
 
