@@ -256,22 +256,6 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize(("batch", "n", "own_heads", "parts"), [
-    (1, 32, 8, 1), (7, 32, 8, 7),                               # as many as there are
-    (4096, 32, 8, 98), (4096, 32, 1, 781), (1000, 256, 8, 2),   # that are there at once: at most 792, and 264
-    (1000, 350, 8, 4), (1000, 1250, 8, 1),                      # that fill it evenly: of 288 blocks, and 3200
-])  # fmt: skip
-def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n, own_heads, parts):
-    q, k = (array(batch, heads, n, 64, dtype=np.float32) for heads in (8, 4))
-    _, backward = plans(HOPPER, q, k, k, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
-    name = "gradient of score 0"
-    shapes = {x.name: x.shape for x in backward.temporaries if x.name.endswith(name)}
-    assert shapes == ({f"partial {name}": (1, own_heads, parts, n, n)} if parts > 1 else {})
-    (step,) = (x for x in backward.steps if x.key.name == "bias_gradient")
-    assert step.blocks == parts * own_heads * -(-n // step.tiles.tile_m) * -(-n // step.tiles.tile_n)
-    assert kernels(backward)[-1] == ("sum_parts" if parts > 1 else "bias_gradient")
-
-
 @pytest.mark.parametrize(("score", "options", "name"), [
     ([na.RelativeBias(np.zeros(9))], {}, "diagonal_sums_hopper"),
     ([na.Softcap(2.0), na.RelativeBias(np.zeros(9)), ALIBI, na.Sink(0.0)], {"causal": True}, "diagonal_sums_hopper"),
@@ -417,19 +401,6 @@ def test_another_offset_compiles_nothing():
 
     assert keys(None) == keys(-70)
     assert keys(np.zeros((2, 1), int)) >= keys(np.ones((2, 8), np.int8))    # whose sums need no parts
-
-
-@pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
-    (None, 5, "diagonal_sums_hopper", ()), (None, np.zeros((2, 1), int), "diagonal_sums_hopper", (2, 1)),
-    (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
-], ids=["number", "matrix", "equal", "query"])  # fmt: skip
-def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
-    """Matrices of different offsets have sums of their own."""
-    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=na.RelativeBias(np.zeros(9), offset=offset))
-    assert kernels(backward)[-2:] == [name, "sum_parts"]
-    (sums,) = (x.shape for x in backward.temporaries if x.name == "sums of score 0")
-    assert sums[: len(lead)] == lead
-    assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
 
 
 @pytest.mark.parametrize(("mask", "names", "kinds"), [
@@ -602,7 +573,7 @@ FAULTS = {
     "test_kernels_of_gradients_look_up_which_tiles_are_empty": {
         "if name in self.temporaries:": "if False:",
     },
-    ("test_what_offsets_depend_on", "test_the_gradient_of_a_table_by_its_offset"): {
+    ("test_what_offsets_depend_on", "cuda/plan/test_score_gradients.py::test_the_gradient_of_a_table_by_its_offset"): {
         "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
     },
     "test_slopes_get_their_gradient_with_dq": {
