@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.cuda.plan.spec import Work
-from numbattn.cuda.plan.steps import BEFORE
-from numbattn.cuda.plan.views import without_memory
+from numbattn.cuda.views import without_memory
+from numbattn.cuda.words.spec import Work
+from numbattn.cuda.words.steps import BEFORE
 from numbattn.problem import DTYPES, describe
 
 NAMED = {dtype.name: dtype for dtype in DTYPES}

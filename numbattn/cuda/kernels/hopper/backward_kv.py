@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...plan.arguments import SlopeSums, Statistic
 from ...tile import (
     Pipeline,
     SharedMemory,
@@ -42,7 +41,8 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..round_dq import DQ_SUMS
+from ...words.arguments import SlopeSums, Statistic
+from ..any.round_dq import DQ_SUMS
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES

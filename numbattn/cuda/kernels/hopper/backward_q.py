@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...plan.arguments import Matrix
-from ...plan.spec import Spec
 from ...tile import (
     Pipeline,
     SharedMemory,
@@ -43,12 +41,13 @@ from ...tile import (
     wgmma_wait,
     where,
 )
+from ...words.arguments import Matrix
+from ...words.spec import Spec
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.schedule import at_once, overlap_launches, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
-from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
     band_of,
     element_test,
@@ -57,6 +56,7 @@ from ..shared.visibility import (
     needs_test,
     several,
 )
+from ..tables import is_under_pressure
 from .backward_steps import (
     BIAS,
     CONSUMER_REGISTERS,

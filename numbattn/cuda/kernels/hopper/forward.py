@@ -14,9 +14,6 @@ import numpy as np
 from numba.cuda import types
 
 from ...build import Source, TensorMapArgument
-from ...plan.arguments import COUNTERS, O_BEFORE, RaggedMatrix, Statistic, TmaBias, TmaMatrix
-from ...plan.spec import Spec
-from ...plan.views import VECTOR_BYTES
 from ...tile import (
     INDEX,
     WARP,
@@ -56,6 +53,9 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
+from ...tile.alignment import VECTOR_BYTES
+from ...words.arguments import COUNTERS, O_BEFORE, RaggedMatrix, Statistic, TmaBias, TmaMatrix
+from ...words.spec import Spec
 from ..scores import (
     SCORE,
     dtype_of_tma_bias,
@@ -72,7 +72,6 @@ from ..shared.schedule import overlap_launches
 from ..shared.segments import queries_of, sight_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, start_step
-from ..shared.tables import compiled_in, of_o
 from ..shared.visibility import (
     MASK,
     PACKED,
@@ -82,6 +81,7 @@ from ..shared.visibility import (
     several,
     sight_type,
 )
+from ..tables import compiled_in, of_o
 from .forward_producer import TILES_AHEAD, producer_steps
 from .forward_steps import (
     ForwardAccumulators,

@@ -9,9 +9,6 @@ the next one meanwhile.
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import Own, Statistic, TmaBias
-from ...plan.spec import Route, Spec
-from ...plan.tiers import WGMMA
 from ...tile import (
     INDEX,
     WARPGROUP,
@@ -49,13 +46,16 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
+from ...words.arguments import Own, Statistic, TmaBias
+from ...words.spec import Route, Spec
+from ...words.tiers import WGMMA
+from ..any.score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
 from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.schedule import overlap_launches
 from ..shared.shares import score_matrix, share_of
-from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
+from ..tables import compiled_in
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, PRODUCER, ROWS, ZERO, WgmmaTiles, save_step, size_of
 from .forward import warp_specialised
 from .forward_tiles import head_dims, is_for_hopper
