@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import flag, floats, words_for
 from ..origin import Crop
-from ..values import Held, Value, broadcasts
+from ..values import Held, Value, broadcasts, kinds
 
 
 class Part(Value):
@@ -145,14 +145,8 @@ def sink_of(parts: Sequence[Part]) -> Any:
     return next((part for part in parts if not part._has_step), None)
 
 
-def kinds(base: type[Part] = Part) -> list[type[Part]]:
-    """All kinds of parts that a user may give."""
-    below = [kind for child in base.__subclasses__() for kind in kinds(child)]
-    return below or [base]
-
-
 def names(fits: Callable[[type[Part]], bool] = lambda kind: True) -> list[str]:
-    """The names of all kinds that fit."""
-    return sorted(kind.__name__ for kind in kinds() if fits(kind))
+    """The names of all kinds of parts that a user may give, and that fit."""
+    return sorted(kind.__name__ for kind in kinds(Part) if not kind.__subclasses__() and fits(kind))
 
 
