@@ -10,11 +10,11 @@ from ..build import Key
 from ..kernels.any.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
+from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
+from ..kernels.any.table_gradient import table_gradient
 from ..kernels.hopper.score_gradient import bias_route, diagonals_route
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
-from ..kernels.table_gradient import TILES as ENTRIES_AT_ONCE
-from ..kernels.table_gradient import table_gradient
 from ..views import View, contiguous, fits_tensor_map
 from ..words.arguments import Own, TmaMatrix
 from ..words.spec import Route, everything

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.table_gradient import TILES, table_gradient
+from numbattn.cuda.kernels.any.table_gradient import TILES, table_gradient
 from tests.tools.launch import launch, poisoned
 
 FAR = 2**30

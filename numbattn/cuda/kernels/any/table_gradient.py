@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from numba.cuda import types
 
-from ..build import Source
-from ..tile import (
+from ...build import Source
+from ...tile import (
     INDEX,
     SharedMemory,
     allocate,
