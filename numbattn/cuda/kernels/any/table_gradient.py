@@ -33,9 +33,9 @@ from ...tile import (
     take,
     where,
 )
-from .shared.layouts import DTYPES, array_type
-from .shared.schedule import overlap_launches, split
-from .shared.visibility import EDGE
+from ..shared.layouts import DTYPES, array_type
+from ..shared.schedule import overlap_launches, split
+from ..shared.visibility import EDGE
 
 
 class TableTile(NamedTuple):
