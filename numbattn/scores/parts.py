@@ -41,7 +41,7 @@ class Part(Value):
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        """Its arrays over all batch axes, as those of a mask."""
+        """Arrays that it holds over all batch axes, as those of a mask."""
         return ()
 
     def _within(self, frame: Any) -> Part:
@@ -59,7 +59,7 @@ class Part(Value):
 
     @property
     def _weights(self) -> tuple[Any, ...]:
-        """Its arrays that have a place among the gradients."""
+        """Arrays that have a place among the gradients."""
         return tuple(self._arrays().values())
 
     @cached_property

@@ -125,7 +125,7 @@ def sum_step(
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
-    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, after=behind)
 
     @device
     def lengths_of(given, at):

@@ -72,7 +72,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, by_tma=by_tma)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, after=behind, by_tma=by_tma)
 
     @device
     def in_sight(sight, batch, head, m0, n0, seqlen_q):
