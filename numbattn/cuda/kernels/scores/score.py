@@ -70,7 +70,7 @@ def score_steps(score, layout, ACC, transposed=False, after=-1):
 
 def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=True, by_tma=False):
     """The steps of `score_steps`, where arrays are loaded while S is still computed: the first device function,
-    (scores, tile, batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, after S.
+    (scores, tile, batch, head, m0, n0), starts the loads, and what it returns is an argument of the second, after S.
 
     has_room: whether there are registers for that; else the second one loads them. by_tma: whether the bias is in
     `tile`, in shared memory; else that is ().
