@@ -19,13 +19,11 @@ from ..tile import (
     aligned,
     allocate,
     block_index,
-    capped,
     commit_copies,
     convert,
     copy_async,
     device,
     dot,
-    exp2,
     full,
     grid_size,
     index,
@@ -44,6 +42,7 @@ from .backward import TILES_Q, UNDER_PRESSURE_Q, source
 from .scores import SCORE, distance_steps, entry_steps, parts_of, score_steps
 from .shared.dropout import DROPOUT, drop_step
 from .shared.layouts import DTYPES, array_type, buffers, sum_type, sums
+from .shared.recompute import recompute_capped
 from .shared.shares import score_matrix, share_of
 from .shared.tables import parameters, rows_of
 from .shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test
@@ -166,7 +165,7 @@ def sum_step(
             fetch(given, following, end, mQ, mK, SHARED_Q, COPY_Q, SHARED_K, COPY_K)
             lse_log2, D = load(mLse[batch, head][:length_q], ROWS, m0), load(mDelta[batch, head][:length_q], ROWS, m0)
             S, F = apply(S, scores, batch, head, m0, n0)
-            P = exp2(capped(S * to_log2(scores.scale) - lse_log2, 0))   # line 13
+            P = recompute_capped(S, lse_log2, to_log2(scores.scale))    # line 13
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # line 20
             band = band_at(sight, batch, head)

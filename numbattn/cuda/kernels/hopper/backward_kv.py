@@ -18,7 +18,6 @@ from ...tile import (
     decrease_registers,
     device,
     dot,
-    exp2,
     fence_async_proxy,
     full,
     get,
@@ -40,18 +39,17 @@ from ...tile import (
     warpgroup_index,
     wgmma,
     wgmma_wait,
-    where,
 )
 from ..round_dq import DQ_SUMS
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
+from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import overlap_launches
 from ..shared.segments import keys_of
 from ..shared.visibility import (
     band_of,
-    element_test,
     has_key_lengths,
     has_query_lengths,
     several,
@@ -186,7 +184,7 @@ def backward_kv(
     read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=statistics_early)
     share, dq_part, put_dq, finish_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=dq_late)
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
-    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
     (mark, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     start_slopes, add_slopes = slopes_steps(slopes, score, S_TILE, np.float32, transposed=True)
@@ -259,10 +257,9 @@ def backward_kv(
                 if DQ_LATE:
                     S = wgmma_wait(S, 1)                        # so that ptxas starts all of dP before the exponentials
                 S, F = scored(S, B, segment, batch, at.head, m0, n0, args)
-            P = exp2(S * args.scale_log2 - lse_of(lse, Q))                 # line 13: P = exp(S - lse)
+            P = recompute(S, lse_of(lse, Q), args.scale_log2)   # line 13: P = exp(S - lse)
             if masks:
-                visible = sees(args.sight, band, batch, at.head, m0, n0)
-                P, F = where(visible, P, 0), where(visible, F, 0)               # line 12: MASK
+                P, F = masked(P, F, args.sight, band, batch, at.head, m0, n0)   # line 12: MASK
             P = mark(P, args.drops, batch, at.head, m0, n0)                         # line 14
             if dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)       # line 16: dV += (P Z)^T dO, in flight

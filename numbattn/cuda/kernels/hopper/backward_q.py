@@ -17,7 +17,6 @@ from ...tile import (
     decrease_registers,
     device,
     dot,
-    exp2,
     fence_async_proxy,
     full,
     increase_registers,
@@ -41,17 +40,16 @@ from ...tile import (
     warpgroup_index,
     wgmma,
     wgmma_wait,
-    where,
 )
 from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
+from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import at_once, overlap_launches, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
     band_of,
-    element_test,
     has_key_lengths,
     has_query_lengths,
     needs_test,
@@ -114,7 +112,7 @@ def backward_q(
     K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * HAS_TMA_BIAS)
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
-    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     mark, dS_of = dropout_steps(S_TILE, dropout)
     (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
@@ -176,10 +174,9 @@ def backward_q(
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
         S, F = scored(S, here, tile, args.scores, n_block)
-        P = exp2(S * args.scale_log2 - kept.lse)                # line 13: P = exp(S - lse)
+        P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
         if tested(args.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
-            visible = sees(args.sight, kept.band, batch, head, m0, n0)
-            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
+            P, F = masked(P, F, args.sight, kept.band, batch, head, m0, n0)     # line 12: MASK
         P = mark(P, args.drops, batch, head, m0, n0)                            # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)

@@ -13,7 +13,6 @@ from ...tile import (
     decrease_registers,
     device,
     dot,
-    exp2,
     fence_async_proxy,
     full,
     get,
@@ -32,15 +31,15 @@ from ...tile import (
     warpgroup_index,
     wgmma,
     wgmma_wait,
-    where,
 )
 from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import key_lengths, keys_step, queries_steps
+from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import overlap_launches
 from ..shared.segments import keys_of
-from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
+from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
 from .backward_steps import (
     CONSUMER_REGISTERS,
     CONSUMERS,
@@ -76,7 +75,7 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     P_PIPELINE = Pipeline.within(shared, SHARED_P, readers=1)
     TILE_M = tile_m
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
-    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
     (mark, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(
@@ -113,11 +112,10 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         """P for the other consumer; dV in flight."""
         batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
         S, F = apply(S, found, args.scores, batch, at.head, row, col)
-        P = exp2(S * args.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+        P = recompute(S, get(allocate(SHARED_LSE, Q.index), COLS), args.scale_log2) # line 13: P = exp(S - lse)
         if needs_mask(args.sight, tile, at, tile.first):
             band = band_at(args.sight, batch, at.head)
-            visible = sees(args.sight, band, batch, at.head, m0, tile.first)
-            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
+            P, F = masked(P, F, args.sight, band, batch, at.head, m0, tile.first)   # line 12: MASK
         P = mark(P, args.drops, batch, at.head, m0, tile.first)                         # line 14
         acquire(sP)
         put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest

@@ -25,7 +25,6 @@ from ...tile import (
     decrease_registers,
     device,
     dot,
-    exp2,
     full,
     grid_size,
     increase_registers,
@@ -52,6 +51,7 @@ from ...tile import (
 from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
 from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
+from ..shared.recompute import recompute
 from ..shared.schedule import overlap_launches
 from ..shared.shares import score_matrix, share_of
 from ..shared.tables import compiled_in
@@ -121,7 +121,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         S = wgmma_wait(S, 1)
         release(K)
         S, F = apply(S, look_up(scores, bias, batch, head, m0, n0), scores, batch, head, m0, n0)
-        P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
+        P = recompute(S, lse, scale_log2)                       # line 13: P = exp(S - lse)
         dP = wgmma_wait(dP, 0)
         release(V)
         dS = pull_back(P * (dP - D), F)                         # line 20
