@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...plan.arguments import SlopeSums, Statistic
+from ...plan.arguments import Statistic
 from ...tile import (
     Pipeline,
     SharedMemory,
@@ -27,8 +27,6 @@ from ...tile import (
     operand,
     prefetch_tensor_map,
     release,
-    row_sum,
-    save,
     stage,
     sync_threads,
     sync_warpgroup,
@@ -41,7 +39,7 @@ from ...tile import (
     wgmma_wait,
 )
 from ..round_dq import DQ_SUMS
-from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
@@ -52,7 +50,6 @@ from ..shared.visibility import (
     band_of,
     has_key_lengths,
     has_query_lengths,
-    several,
 )
 from .backward_steps import (
     BIAS,
@@ -71,7 +68,6 @@ from .backward_steps import (
     kept_operand,
     keys_spec,
     loader,
-    makes_slopes,
     pipelines_within,
     save_step,
     size_of,
@@ -88,7 +84,6 @@ class BackwardAccumulators(NamedTuple):
 
     dK: Any
     dV: Any
-    slopes: Any  # sums for their gradient, if it is made here
     S: Any  # of the tile to come, transposed
     lse: Any  # of its queries, as delta, if they are read so early
     delta: Any
@@ -152,7 +147,7 @@ def statistic_steps(places, layout, early):
 
 def backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, dv_first, adds_dq, mask, score,
-    dropout, nbytes, bias_dtype="", dp_last=False, statistics_early=False, dq_late=False, slopes=None,
+    dropout, nbytes, bias_dtype="", dp_last=False, statistics_early=False, dq_late=False,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
@@ -161,7 +156,6 @@ def backward_kv(
     no exponential of its own: then there are registers for what a mask, a score or dropout needs. statistics_early:
     whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared memory a step later, with
     two places for it: then one fence and one barrier serve dS and dQ, and no store is waited for behind the products.
-    slopes: the number of the part whose slopes have a gradient, which is left to be summed over the keys.
     """
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
@@ -187,8 +181,6 @@ def backward_kv(
     masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
     (mark, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
-    start_slopes, add_slopes = slopes_steps(slopes, score, S_TILE, np.float32, transposed=True)
-    MAKES_SLOPES = slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
     keys_of_block, scores_of = keys_step(mask, ROWS * CONSUMERS), within_segment(score)
@@ -245,7 +237,7 @@ def backward_kv(
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
-            (dK, dV, slopes, S, lse, delta), (Q, dO, E, B), (sent, last, at, after) = acc, stages, walk
+            (dK, dV, S, lse, delta), (Q, dO, E, B), (sent, last, at, after) = acc, stages, walk
             batch, segment, m0 = tile.batch, tile.segment, at.m_block * TILE_M
             band = band_at(args.sight, batch, at.head)
             if SCORES_FIRST:                                    # before dP takes registers, too
@@ -268,8 +260,6 @@ def backward_kv(
                 dP = dot(S_TILE, V, dO.tile.T)                  # line 17
             dP = wgmma_wait(dP, AFTER_DP)
             dS = dS_of(PF, dP, delta_of(delta, Q), args.delta_scale)         # line 20
-            row, col = segment.first_query + m0, segment.first_key + n0
-            slopes = add_slopes(slopes, dS, args.scores, batch, at.head, row, col)
             if not dv_first:
                 dV = dot(dV, kept(P, SHARED_DO), dO.tile)
             if adds_dq:
@@ -291,19 +281,19 @@ def backward_kv(
                 put_dq(wgmma_wait(dQ, AFTER_DQ), E, last, mSums, tile)
             if not is_last:
                 delta = read_delta(advance(Q, 1))
-            return BackwardAccumulators(dK, dV, slopes, wgmma_wait(S, 0), lse, delta)
+            return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), lse, delta)
 
         return step
 
     step, masked_step, last_step = step_with(masks=False), step_with(masks=True), step_with(True, is_last=True)
 
     @device
-    def compute(mDK, mDV, mSums, mSlopes, tile, scale, args):
+    def compute(mDK, mDV, mSums, tile, scale, args):
         """The consumers, whole warpgroups."""
         consumer = warpgroup_index()
         K, V, n0 = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer), tile.first + consumer * ROWS
         stages = Stages(stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0), stage(B_PIPELINE, 0))
-        dK, dV, slopes = full(K_TILE, ZERO), full(V_TILE, ZERO), start_slopes()
+        dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         wait_for(stage(K_PIPELINE, 0), CONSUMERS)
         wait_for(stage(V_PIPELINE, 0), CONSUMERS)
         if CLEARS_KEYS:
@@ -318,7 +308,7 @@ def backward_kv(
             if adds_dq:
                 share(full(S_TILE, ZERO), stages.E, none, mSums, tile)      # before the first tile there is no dS
             S = wgmma_wait(start_scores(K, stages.Q, stages.dO, tile, at, args), 0)
-            acc = BackwardAccumulators(dK, dV, slopes, S, read_lse(stages.Q), read_delta(stages.Q))
+            acc = BackwardAccumulators(dK, dV, S, read_lse(stages.Q), read_delta(stages.Q))
             walk = Walk(none, none, at, next_queries(args.sight, tile, at))
             while has_next(walk):
                 while has_next(walk) and not needs_mask(args.sight, tile, walk.at, n0):
@@ -328,18 +318,16 @@ def backward_kv(
                     acc = masked_step(acc, K, V, stages, walk, tile, n0, mSums, args)
                     stages, walk = advance_all(stages), go_on(walk, tile, args)
             acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
-            dK, dV, slopes = acc.dK, acc.dV, acc.slopes
+            dK, dV = acc.dK, acc.dV
             if adds_dq:
                 finish_dq(stages.E, walk, mSums, tile)
         sync_warpgroups(CONSUMERS)                              # all have read K
         first, end = keys_of(tile.segment)
-        if MAKES_SLOPES:
-            save(mSlopes[0][tile.batch, tile.head][first:end], row_sum(slopes), n0)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K, n0)     # line 24
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V, n0)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale,
         scale_log2, kept_scale, at_once, delta_scale,
     ):
         init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE)
@@ -358,10 +346,9 @@ def backward_kv(
             increase_registers(CONSUMER_REGISTERS)
             scores = scores_of(scores, tile.segment)
             args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
-            compute(mDK, mDV, mSums, mSlopes, tile, scale, args)
+            compute(mDK, mDV, mSums, tile, scale, args)
 
-    sums = FLOATS, several(FLOATS, MAKES_SLOPES)
-    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * HAS_TMA_BIAS), sums)
+    return source(kernel, dtype, out_dtypes, mask, score, shared, (*given, *[SHARED_B] * HAS_TMA_BIAS), [FLOATS])
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -377,23 +364,15 @@ def adds_dq(work):
     return variant_of(KERNELS, work) == SUMS
 
 
-def adds_slopes(work):
-    """Whether the gradient of slopes comes from here."""
-    return adds_dq(work) and makes_slopes(work)
-
-
 def parameters_kv(work, tiles):
     dp_last, leaves = variant_of(DP, work) == LAST, variant_of(DQ, work) if adds_dq(work) else NOW
     about = {"bias_dtype": dtype_of_bias(work), "adds_dq": adds_dq(work), "dp_last": dp_last}
     about |= {"dv_first": size_of(work) > 64 or dp_last}  # slower by 8 % at 64, faster by 6 % at 128
-    about |= {"slopes": place_of_part(work.score, work.slopes) if adds_slopes(work) else None}
     about |= {"dq_late": leaves != NOW, "statistics_early": leaves == LATE_BESIDE_STATISTICS}
     return with_results("dk", "dv")(work, tiles) | about
 
 
 NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 
-SLOPE_SUMS = SlopeSums(adds_slopes, "k")
-
-SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), (DQ_SUMS, SLOPE_SUMS))
-SPEC = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), (NO_SUMS, SLOPE_SUMS))
+SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
+SPEC = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])

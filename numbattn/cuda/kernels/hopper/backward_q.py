@@ -27,8 +27,6 @@ from ...tile import (
     operand,
     prefetch_tensor_map,
     release,
-    row_sum,
-    save,
     shape,
     stage,
     sync_threads,
@@ -41,7 +39,7 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
@@ -53,31 +51,27 @@ from ..shared.visibility import (
     has_key_lengths,
     has_query_lengths,
     needs_test,
-    several,
 )
 from .backward_steps import (
     BIAS,
     CONSUMER_REGISTERS,
     CONSUMERS,
-    FLOATS,
     GIVEN,
     PRODUCER,
     PRODUCER_REGISTERS,
     ROWS,
-    SLOPE_SUMS,
     STATISTICS_AND_NUMBERS,
     ZERO,
     BackwardArguments,
     WgmmaTiles,
     dtype_of_bias,
-    makes_slopes,
     save_step,
     size_of,
     source,
     with_results,
 )
 from .forward_steps import clear_step
-from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
+from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
 
 
 class Kept(NamedTuple):
@@ -91,12 +85,10 @@ class Kept(NamedTuple):
 
 def backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
-    slopes=None,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
-    stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K. slopes: the
-    number of the part whose slopes have a gradient, which is left to be summed over the queries.
+    stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K.
     """
     dtype = DTYPES[dtype]
     S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
@@ -114,7 +106,6 @@ def backward_q(
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     mark, dS_of = dropout_steps(S_TILE, dropout)
-    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
@@ -167,9 +158,9 @@ def backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(sums, S, found, kept, K, V, tile, n_block, args):
+    def step(dQ, S, found, kept, K, V, tile, n_block, args):
         """dQ of a tile of keys, in flight."""
-        (dQ, slopes), (batch, head, m0, n0) = sums, (tile.batch, tile.head, tile.m0, n_block * TILE_N)
+        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
@@ -180,12 +171,10 @@ def backward_q(
         P = mark(P, args.drops, batch, head, m0, n0)                            # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)
-        row, col = place_of(tile, n0)
-        slopes = add_slopes(slopes, dS, args.scores, batch, head, row, col)
-        return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
+        return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mSlopes, mLse, mDelta, work, scale, args):
+    def compute(mDQ, mLse, mDelta, work, scale, args):
         """The consumers, whole warpgroups."""
         consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.sight, batch, head)
@@ -202,33 +191,29 @@ def backward_q(
             sync_warpgroup()
         padded_row = segment.first_padded_row + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, padded_row), load(mDelta[batch, head], ROW_VECTOR, padded_row)
-        sums, kept = (full(Q_TILE, ZERO), start_slopes()), Kept(dO, lse, D, band)
+        dQ, kept = full(Q_TILE, ZERO), Kept(dO, lse, D, band)
         n_block = next_n_block(tile, args.sight, first)
         if n_block < n_blocks:
             found = looked_up(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(tile, args.sight, opaque(n_block + 1))
             while after < n_blocks:
-                dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, args)
+                dQ = step(dQ, S, found, kept, K, V, tile, n_block, args)
                 found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
-                sums = wgmma_wait(dQ, 1), slopes
+                dQ = wgmma_wait(dQ, 1)
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(tile, args.sight, opaque(n_block + 1))
-            dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, args)
-            sums = wgmma_wait(dQ, 0), slopes
+            dQ = wgmma_wait(step(dQ, S, found, kept, K, V, tile, n_block, args), 0)
             release(K)
-        dQ, slopes = sums
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
-        if MAKES_SLOPES:
-            save(mSlopes[0][batch, head][first:end], row_sum(slopes), m0)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
         batches, heads, seqlen_q, _ = shape(mDQ)
@@ -253,10 +238,10 @@ def backward_q(
             scores = scores_of(scores, segment)
             args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
             work = work_tile(sight, segment, batch, head, m_block, m_end)
-            compute(mDQ, mSlopes, mLse, mDelta, work, scale, args)
+            compute(mDQ, mLse, mDelta, work, scale, args)
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
-    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(FLOATS, MAKES_SLOPES),))
+    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -276,13 +261,12 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    slopes = place_of_part(work.score, work.slopes) if makes_slopes(work) else None
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "slopes": slopes}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work)}
 
 
 SPEC = Spec(
     backward_q,
-    (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *STATISTICS_AND_NUMBERS),
+    (*GIVEN, BIAS, Matrix("dq"), *STATISTICS_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
     numbers=at_once,

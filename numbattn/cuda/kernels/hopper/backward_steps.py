@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import Matrix, SlopeSums, Statistic, TmaBias, TmaMatrix
+from ...plan.arguments import Matrix, Statistic, TmaBias, TmaMatrix
 from ...plan.spec import Spec
 from ...tile import (
     INDEX,
@@ -37,7 +37,7 @@ from ...tile import (
     sync_warpgroup,
     tma_load,
 )
-from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
+from ..scores import SCORE, dtype_of_part, number_of_tma_bias, scores_type
 from ..shared import tables
 from ..shared.dropout import DROPOUT, DROPS
 from ..shared.layouts import array_type, result_types, save_sums_step
@@ -132,16 +132,7 @@ def dtype_of_bias(work):
     return dtype_of_part(work, number_of_bias(work))
 
 
-def comes_with_dq(slopes, score, dropout):
-    """Whether the gradient of slopes does; slopes: the number of their part, or None."""
-    return slopes is not None and not (is_nonlinear(score) or dropout)
-
-
-def makes_slopes(work):
-    return comes_with_dq(work.slopes, work.score, work.problem.dropout)
-
-
-BIAS, SLOPE_SUMS = TmaBias(number_of_bias), SlopeSums(makes_slopes)
+BIAS = TmaBias(number_of_bias)
 STATISTICS_AND_NUMBERS = (
     Statistic("lse_log2", padded=True), Statistic("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
     "scale_log2", "kept_scale", "at_once", "delta_scale",

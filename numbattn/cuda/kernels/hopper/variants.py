@@ -5,7 +5,7 @@ those of `traits`. Measured on an H200.
 from ..intervals import has_offsets
 from ..scores import is_nonlinear, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
-from .backward_steps import dtype_of_bias, makes_slopes, size_of
+from .backward_steps import dtype_of_bias, size_of
 from .choice import Row, first_of, words_of
 from .forward_tiles import head_dims
 
@@ -27,8 +27,6 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
     Row("uneven", BOTH),
     Row("64 nonlinear sloped", BOTH),           # spills registers
-    Row("slopes grouped", BOTH),                # a block would see the slopes of several heads
-    Row("slopes looked-up", BOTH),
     Row("", SUMS),
 )
 DP = (  # whether a consumer has registers for dP from the first, or computes it last
@@ -42,7 +40,6 @@ DP = (  # whether a consumer has registers for dP from the first, or computes it
 DQ = (  # when a part of dQ leaves shared memory, and whether lse and delta are read a step ahead, too
     Row("64", NOW),                         # shared memory has no second place for it
     Row("tma-bias", NOW),
-    Row("slopes", NOW),                     # no registers to tell which tile it is of
     Row("128 even plain", LATE_BESIDE_STATISTICS),  # 6 % faster
     Row("", LATE),                              # 1 % faster; beside anything else lse and delta have no registers
 )
@@ -68,8 +65,6 @@ def traits(work):
         "nonlinear": is_nonlinear(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
         "sloped": any(part.weight for part in kinds),
-        "slopes": makes_slopes(work),                           # their gradient
-        "grouped": work.problem.group_size > 1,
         "narrow": work.problem.head_dim <= 32,
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),

@@ -29,7 +29,7 @@ class Kind:
     is_packed = True  # whether it is known within tiles that end with their segment
     offset = None  # of what depends on distances: how the own key of query 0 is given
     gradient = ELEMENTS
-    weight = ""  # of elements in the gradient; one with a weight may come with dQ
+    weight = ""  # of elements in the gradient
 
     def __init_subclass__(cls):
         CLASSES.update({vars(cls)[key]: cls for key in ("name", "of") if key in vars(cls)})

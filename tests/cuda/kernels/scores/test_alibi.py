@@ -17,7 +17,7 @@ LEADS = [(2,), (2, 1), (1, 1), ()]  # axes of slopes, of 2 batches and 2 heads
 
 @pytest.mark.parametrize(("lead", "heads_k", "d"), [*((lead, 1, 24) for lead in LEADS), ((2,), 2, 40), ((), 2, 80)])
 def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
-    """Their gradient comes with dQ, of a kernel that keeps queries, or keys."""
+    """On Hopper, with kernels that keep queries, or keys."""
     sizes(2, 2, 70, 90)
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d), rng, score=[na.Sink(random(rng, 2, np.float16)),
