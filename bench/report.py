@@ -7,7 +7,7 @@
 
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
 a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
-claim, and which results answer it, is in claims.py.
+claim, and which results answer it, is in paper/claims.py.
 Needs matplotlib and tabulate.
 """
 
@@ -24,15 +24,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import claims
+from paper import claims
+from paper.pictures.figures import figure2, figure3
+from paper.pictures.training import documents, long_range, training
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
-from pictures.paper import figure2, figure3
 from pictures.small import small
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
-from pictures.training import documents, long_range, training
 from PIL import Image
 from tabulate import tabulate
 
@@ -63,14 +63,14 @@ RUNS = {
     "mma": Run("gpu.py --speed --tier mma --dtype bfloat16 --head-dim 64 128 256 --seqlen 1024 2048 4096 16384 "
                "--peers numbattn flash --rounds 3"),
     "scores": Run("gpu.py --score --sparse --full --dtype bfloat16 --head-dim 128 --seqlen 4096 16384 --rounds 3"),
-    "figure2": Run("figure2.py", "figure2.py --small --no-ncu --rounds 1"),
-    "figure3": Run("figure3.py --minutes 6",
-                   "figure3.py --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
-    "training": Run("training.py --contexts 1024 2048 4096 --minutes 4", "training.py --steps 3 --minutes 0.01"),
-    "long_range": Run("long_range.py --parts steps tasks --minutes 2.5",
-                      "long_range.py --parts steps tasks --minutes 0.01"),
-    "documents": Run("long_range.py --parts documents --held-out 512 --minutes 4",
-                     "long_range.py --parts documents --minutes 0.01"),
+    "figure2": Run("paper figure2", "paper figure2 --small --no-ncu --rounds 1"),
+    "figure3": Run("paper figure3 --minutes 6",
+                   "paper figure3 --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "training": Run("paper training --contexts 1024 2048 4096 --minutes 4", "paper training --steps 3 --minutes 0.01"),
+    "long_range": Run("paper long_range --parts steps tasks --minutes 2.5",
+                      "paper long_range --parts steps tasks --minutes 0.01"),
+    "documents": Run("paper long_range --parts documents --held-out 512 --minutes 4",
+                     "paper long_range --parts documents --minutes 0.01"),
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),

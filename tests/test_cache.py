@@ -259,3 +259,31 @@ def test_sources_that_change(place, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(place.parent))
     assert cache.read("cpu", NAME) == Entry(HEADER, b"code")
+
+
+FAULTS = {
+    "stat.S_IWGRP | stat.S_IWOTH": "stat.S_IWOTH",
+    '"O_NOFOLLOW", ': "",
+    "state.st_uid not in (0, os.geteuid())": "state.st_uid == 0 != os.geteuid()",
+    "path.parents[:3]": "path.parents[:2]",
+    "state = os.fstat(file)\n        _check(path, state)": "state = os.fstat(file)",
+    "not stat.S_ISREG(state.st_mode)": "False",
+    "_digest(name, content) != digest": "False",
+    'name.encode() + b"\\n" + content': "content",
+    "0o644": "0o666",
+    "each.mkdir(0o755": "each.mkdir(0o777",
+    "            draft.unlink(missing_ok=True)": "            pass",
+    "NAME.fullmatch(path.name) and ": "",
+    "NAME.fullmatch": "NAME.match",
+    " + [ours.parent / kind for kind in KINDS]": "",
+    "            if kept:\n": "            if True:\n",
+    "os.utime(path)": "pass",
+    "size <= MOST_BYTES": "not size",
+    "_warned.add(place)": "pass",
+    "sources.py": {
+        "cpu/test_compile.py::test_code_of_other_sources_is_neither_kept_nor_read": {
+            "bool(_IMPORTED) and _states() == _IMPORTED": "True",
+            "path.parent == PACKAGE or ": "",
+        },
+    },
+}

@@ -80,3 +80,12 @@ def test_functions_of_scores_are_not_called_uncompiled(monkeypatch):
 
 def test_the_handlers_are_the_users():
     assert [type(handler) for handler in compiling.LOGGER.handlers] == [logging.NullHandler]
+
+
+FAULTS = {
+    "    if not _told:": "    if True:",
+    "if sys.stderr and sys.stderr.isatty():": "if sys.stderr:",
+    "        timer.cancel()\n": "        pass\n",
+    "    if getattr(numba.config, name, False):": "    if False:",
+    "    finally:\n        timer": "    except ValueError:\n        timer",
+}

@@ -71,3 +71,18 @@ def test_it_is_a_value():
     assert na.Dropout(0.5, 1) == na.Dropout(0.5, 1, 0)
     assert hash(na.Dropout(0.5, 1)) == hash(na.Dropout(0.5, np.int64(1)))
     assert na.Dropout(0.5, 1) != na.Dropout(0.5, 1, 1)
+
+
+FAULTS = {
+    "ROUNDS = 7": "ROUNDS = 6",
+    "(k0 + W0) & LOW": "k0 + W0",
+    "x_high ^ c3 ^ k1, x_low": "x_low ^ c3 ^ k1, x_high",
+    "return round(65536 * self.p)": "return int(65536 * self.p)",
+    "65536 / (65536 - self.threshold)": "1 / (1 - self.p)",
+    "self.seed & 0xFFFFFFFF, self.seed >> 32": "self.seed >> 32, self.seed & 0xFFFFFFFF",
+    "rows + 8 * (w // 2)": "rows + 8 * (w % 2)",
+    "number >= dropout.threshold": "number > dropout.threshold",
+    "cpu/test_tile.py::test_draw": {
+        "self.threshold, self.offset, *self.key": "self.threshold, *self.key, self.offset",
+    },
+}

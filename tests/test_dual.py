@@ -153,3 +153,24 @@ def value_and_slope(x, dx):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_value_and_slope(dtype):
     assert value_and_slope(dtype(2), dtype(5)) == (6, 15, 15, 0)
+
+
+FAULTS = {
+    "keeps_shifted(function, first_only=True)": "keeps_shifted(function, first_only=False)",
+    "signature.return_type == SHIFTED": "signature.return_type is not None",
+    "(operator.mul, lambda x, y, z: y, lambda x, y, z: x": "(operator.mul, lambda x, y, z: y, lambda x, y, z: ONE",
+    "lambda x, y, z: -z / y": "lambda x, y, z: z / y",
+    "y if first(y, x) else x": "x if first(y, x) else y",
+    "y * x ** (y - ONE) if y != 0": "x ** (y - ONE) if y != 0",
+    "y * x ** (y - ONE) if y != 0 else type(x)(0)": "y * x ** (y - ONE)",
+    "z * math.log(x) if z != 0": "z if z != 0",
+    "lambda x, z: math.cos(x)": "lambda x, z: math.sin(x)",
+    "return partial * slope if slope != 0 else slope": "return partial * slope",
+    "lambda x, y, z: (z - x) / y": "lambda x, y, z: (z + x) / y",
+    "math.exp(x - z) if x != z": "math.exp(y - z) if x != z",
+    "kind(to_integer(x)) if abs(x) < ALL_WHOLE else x": "x",
+    "made.slope = context.get_constant(out.dtype, 0)": "made.slope = context.get_constant(out.dtype, 1)",
+    "test_compiling.py::test_functions_of_scores_are_not_called_uncompiled": {
+        '    check_setting("DISABLE_JIT")\n': "",
+    },
+}

@@ -82,3 +82,9 @@ def test_a_gpu_is_named():
 
     problem, _ = describe(X, X, X)
     assert "compute capability (9, 0)" in faults.line_of(problem, Backend())
+
+
+FAULTS = {
+    "not isinstance(error, STATED) and ": "",
+    "STATED = UserError, ": "STATED = ",
+}

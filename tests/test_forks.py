@@ -59,3 +59,13 @@ def test_a_fork_while_another_thread(tmp_path, code):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "ignored" not in done.stderr
+
+
+FAULTS = {
+    ("cpu/test_compile.py::test_a_child_that_is_forked_while_a_thread_compiles", "test_forks.py"): {
+        "before=_forks.before, after_in_parent=_forks.after, after_in_child=_forks.after": "before=list",
+        "held.enter_context(attrgetter(lock)(sys.modules[module]))": "pass",
+        "self.held.pop().close()": "pass",
+        "import_module(name)": "pass",
+    },
+}

@@ -230,3 +230,18 @@ def test_what_cannot_be_followed_is_refused(monkeypatch, name):
     function, message = REFUSED[name]
     with pytest.raises(TypeError, match=f"^Score function: .*{message}"):
         frozen(function, "Score function")
+
+
+FAULTS = {
+    "if isinstance(x, Called):": "if False:",
+    "{module} {next(COUNTER)}": "{module}",
+    "if function in self.numbers:": "if False:",
+    "if reads.refused:": "if False:",
+    "if library(x):": "if False:",
+    "return kind.__name__, repr(x)": "return repr(x)",
+    "x.dtype.str, x.tobytes()": "x.dtype.str, float(x)",
+    "for x in inner for path in x.globals": "for x in () for path in x.globals",
+    "[refused, *(x.refused for x in inner)]": "[refused]",
+    "(*of_defaults, *keywords)": "()",
+    "tuple(sorted(map(repr, map(_key_of_code, x))))": "tuple(map(repr, x))",
+}

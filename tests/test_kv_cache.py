@@ -644,3 +644,65 @@ def test_what_is_too_large_for_8_bits(dtype):
 def test_repr():
     assert repr(cache()) == ("KVCache(k=<float32 array (2, 2, 8, 4)>, v=<float32 array (2, 2, 8, 3)>, "
                              "lengths=<int32 array (2,)>)")  # fmt: skip
+
+
+FAULTS = {
+    (
+        "test_append_in_pieces",
+        "test_append_to_a_ragged_batch",
+        "test_sequences_share_pages",
+        "test_error_of_int8",
+        "test_error_of_float8",
+        "test_keep",
+        "test_keep_where_v_is_a_part_of_k",
+        "test_weights",
+        "test_errors",
+        "test_nothing_is_written_where_something_is_wrong",
+        "test_overflowed",
+    ): {
+        "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
+        "slice(offsets[0], offsets[-1])": "slice(0, offsets[-1] - offsets[0])",
+        "counts > self.capacity - lengths": "counts > self.capacity",
+        "position // size]": "0 * position]",
+        "        self._check_pages(pages)\n": "",
+        "first < lengths[:, None]": "first <= lengths[:, None]",
+        "before + np.maximum(steps, 0)": "before + t",
+        "[x[page, :, row] for x in arrays]": "(x[page, :, row] for x in arrays)",
+        "- nodes + (steps >= 0).sum(axis=1)": "- nodes + steps.shape[1]",
+        "lengths.min() < nodes": "lengths.max() < nodes",
+        "(self.k_scale, self.v_scale) if self.k.dtype == INT8 else ()": "()",
+        "(given < 0) | (given > held)": "given > held",
+        "self.lengths > self.capacity": "self.lengths >= self.capacity",
+        "All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))": "All(mask._parts)",
+    },
+    (
+        "test_what_is_read_only_is_not_changed_by_half",
+        "test_keep_that_is_interrupted_has_changed_nothing",
+        "test_scales_of_float8",
+    ): {
+        "            return self._append_on_gpu(k, v, segments)\n        self._check_writable()\n":
+            "            return self._append_on_gpu(k, v, segments)\n",
+        'self._check_writable("lengths")': "pass",
+        "x[to_page, :, to_row] = before_it": "pass",
+        "            self.lengths[...] = lengths\n            raise": "            raise",
+        "            self._check_scales()\n            if self.table": "            if self.table",
+    },
+    "test_lengths_may_be_edited_in_place": {
+        "_check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)": "pass",
+    },
+    "eight_bits.py": {
+        ("test_error_of_int8", "test_error_of_float8"): {
+            "np.rint(x": "np.trunc(x",
+            "np.clip(scaled, -LARGEST_FLOAT8, LARGEST_FLOAT8)": "np.clip(scaled, -np.inf, np.inf)",
+        },
+        "test_what_is_too_large_for_8_bits": {
+            "np.clip(x, -LARGEST_IN_INT8, LARGEST_IN_INT8)": "x",
+        },
+    },
+    "tokens.py": {
+        ("test_append_in_pieces", "test_errors"): {
+            "x.swapaxes(-2, -3)": "x.swapaxes(0, 1)",
+            "(other <= one)": "(other < one)",
+        },
+    },
+}

@@ -165,3 +165,10 @@ def test_the_first_round_is_not_counted():
 
     assert main._shortest({"numbattn": run}, 0)["numbattn"] < 0.1
     assert len(calls) == 2
+
+
+FAULTS = {
+    "test_ahead.py::test_an_extra_that_is_missing_is_named": {
+        "NotImplementedError, ImportError)": "NotImplementedError)",
+    },
+}

@@ -135,3 +135,14 @@ def test_errors_of_gradients():
         backprop(LSE)
     with pytest.raises(TypeError, match="dlse: got 3"):
         backprop(O, 3)
+
+
+FAULTS = {
+    "np.where(highest == -np.inf, 0, highest)": "highest",
+    "np.where(l == 0, 1, l)": "l",
+    "np.where(w == 0, 0, w * along)": "w * along",
+    "np.where(highest == np.inf, highest, m + np.log(l))": "m + np.log(l)",
+    "test_errstate.py": {
+        'under="ignore", invalid="ignore"': 'invalid="ignore"',
+    },
+}

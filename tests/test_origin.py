@@ -222,3 +222,16 @@ def test_an_origin_compiles_nothing():
         api._run(problem, "forward", problem, inputs)
     assert list(forward_kernel.entries) == compiled
     assert problem == describe(x, x, x, dropout=dropout)[0]
+
+
+FAULTS = {
+    ("test_masks", "test_masks_within_segments", "test_rows_of_one_rank_alone", "test_what_does_not_fit"): {
+        "return whole + self.first_query - self.first_key": "return whole + self.first_query",
+        "self.seqlen_k - self.seqlen_q if offset is None": "self.keys - self.queries if offset is None",
+        "clip(clip(count, 0, FAR) - self.first_key, 0, self.keys)": "clip(clip(count, 0, FAR), 0, self.keys)",
+        "clip(clip(count, 0, FAR) - self.first_query, 0, self.queries)": "clip(clip(count, 0, FAR), 0, self.queries)",
+        "self.first_query if size == self.seqlen_q else self.first_row": "self.first_query",
+        "if size not in (self.seqlen_q, self.rows)": "if size not in (self.seqlen_q, size)",
+        "self.first_key : self.first_key + self.keys]": "self.first_query : self.first_query + self.keys]",
+    },
+}

@@ -732,3 +732,22 @@ WRONG = {
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+FAULTS = {
+    "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
+    "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
+    "return j - own[..., None]": "return own[..., None] - j",
+    "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
+    "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
+    "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",
+    "cuda/plan/test_scores.py": {
+        "BESIDE.keep(self, frame, part)": "pass",
+    },
+    "functions.py": {
+        "copies, _identity=self._identity)": "copies, _identity=Identity(self.function, self.derivative))",
+        "test_what_was_minus_infinity_has_no_gradient": {
+            "np.where(np.isneginf(S), 0, self._of_each(self._slope, S))": "self._of_each(self._slope, S)",
+        },
+    },
+}

@@ -46,3 +46,10 @@ def test_a_float_to_the_power_of_an_integer_divides_by_zero_as_numpy():
     with np.errstate(divide="ignore"):
         want = np.exp(-1 / (1 + j ** (1 - j)))
     np.testing.assert_allclose(got[0, 0], want / want.sum(), rtol=1e-12)
+
+
+FAULTS = {
+    "return lambda x, y: x ** float(y)": "return lambda x, y: x**y",
+    "if exponent < 0:": "if False:",
+    'if value.op == "unary"': "if False",
+}

@@ -102,3 +102,36 @@ def test_tiles_without_segments():
     rows = [(64, 70, 0, 90, 20), (32, 64, 0, 90, 20), (0, 32, 0, 90, 20)]       # the heaviest first
     np.testing.assert_array_equal(tiles.table, [(0, head, *row) for head in range(2) for row in rows])
     assert tiles.starts.tolist() == [0, 3, 6]
+
+
+FAULTS = {
+    " and problem.seqlen_q <= FEW)": ")",
+    "(mask._is_settled and": "(False and",
+    ("cpu/test_arguments.py", "cpu/test_tile.py::test_grids", "cpu/test_tile.py::test_draw"): {
+        "(col == item or cols <= 1)": "(col == item or cols <= 2)",
+        "(row >= cols * item or rows <= 1)": "(row > 0 or rows <= 1)",
+        " and x.flags.aligned": "",
+        "max(strides[-2] // itemsize, cols, 1)": "max(cols, 1)",
+        "np.repeat(steps[-1], heads": "np.tile(steps[-1], heads",
+        "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
+        "return np.array(offsets": "return np.asarray(offsets",
+        "cells, rows = cells[..., :1, :], rows * cells.shape[-2]": "cells = cells[..., :1, :]",
+        "cells[..., :1], cols * cells.shape[-1]": "cells[..., :1], cols",
+        "np.minimum(m0 + tile_m, np.repeat(bounds[1:], counts))": "m0 + tile_m",
+        "(np.diff(first) != 0) | (np.diff(end) != 0)": "np.diff(first) != 0",
+        "(m_end - m0) * (end - first)": "(m_end - m0 + 1) * (end - first)",
+        "own[m0] - m0], axis=-1)[::-1]": "own[m0] - m0], axis=-1)",
+        "batch[-1] if batch else 1), cut": "1), cut",
+    },
+    ("test_kv_cache.py::test_8_bits[16-1-int8]", "test_kv_cache.py::test_8_bits[None-1-int8]"): {
+        "slice(1 if is_paged(problem) else 0, -2)": "slice(0, -2)",
+        "end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]": "end = tiles.table.copy(), 0 * tiles.table[:, 0]",
+    },
+    (
+        "cpu/test_record.py::test_what_is_kept_keeps_no_array_of_a_mask",
+        "cpu/test_record.py::test_arrays_of_masks_and_scores_are_read_anew",
+    ): {
+        "return known(problem, NO_FRAME, *more)": "return known(problem, mask, *more)",
+        "known if mask._is_settled else function": "known",
+    },
+}

@@ -65,3 +65,42 @@ def test_where_terms_cancel_the_error_is_that_of_the_terms(rng, seqlen):
     errors, unit = abs(got - want), float(ml_dtypes.finfo(dtype).eps)
     assert (errors <= unit / 2 * terms.sum((-2, -1))).all()
     assert (errors > abs(want) / 20).any()
+
+
+FAULTS = {
+    "for n_tile in range(n_first, at.end": "for n_tile in range(at.first, at.end",
+    "(chunk - at.segment // TILE_N) % chunks": "chunk",
+    "test_origin.py::test_results_of_the_dtype_of_sums": {
+        "x.shape), problem.result_dtype": "x.shape), problem.dtype",
+    },
+    (
+        "test_api.py::test_masks[numpy-dropout-window]",
+        "test_api.py::test_masks[numpy--lengths]",
+        "test_api.py::test_pairs_of_masks[numpy-causal-causal]",
+        "test_api.py::test_masks[numpy--blocks]",
+        "test_api.py::test_rows_that_see_nothing[numpy-float32]",
+        "test_api.py::test_beyond_lengths_nothing_leaks[numpy-Causal()-nan]",
+        "test_api.py::test_gradient_of_lse_is_ignored_where_nothing_is_seen[numpy]",
+    ): {
+        "at.D[i] -= dlse[i]": "at.D[i] += dlse[i]",
+        "    if chunks == 1:\n        clear(dK)": "    if False:\n        clear(dK)",
+        "        if chunks == 1:\n            clear(dq": "        if False:\n            clear(dq",
+        "dq[0] if len(dq) == 1 else dq.sum(axis=0)": "dq[0]",
+        "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k, heads, heads_k)",
+        "m_end = max(min(m_end, band[2]), m0)": "pass",
+        "transpose(at.dOT, dO, dtype.type(given.kept_scale), False)": "transpose(at.dOT, dO, dtype.type(1), False)",
+        "lse[i] if lse[i] != -np.inf else dtype.type(np.inf)": "lse[i]",
+        "at.D[i] if lse[i] != -np.inf else dtype.type(0)": "at.D[i]",
+        "end, chunks * TILE_N)": "end, TILE_N)",
+        "given.drops, batch, head": "given.drops, head, batch",
+        "product(dV[n0:n_end], S, dO, kept_scale, True)": "product(dV[n0:n_end], S, dO, dtype.type(1), True)",
+        "product(dK[n0:n_end], dP, Q, scale, True)": "product(dK[n0:n_end], dP, Q, dtype.type(1), True)",
+        "product_tn(dQ, dP, K[n0:n_end], scale, True)": "product_tn(dQ, dP, K[n0:n_end], scale, False)",
+        "dP[j, i] * Z[j, i] - D[i]": "dP[j, i] - D[i]",
+        "P[j, i] *= Z[j, i]": "pass",
+        "P[j, i] * (dP[j, i] - D[i])": "P[j, i] * dP[j, i] - D[i]",
+    },
+    "cpu/test_subnormals.py": {
+        "    restore(before)\n": "    pass\n",
+    },
+}

@@ -37,3 +37,66 @@ def test_the_largest_values(rng, m):
     q, k, v = (rng.uniform(-1, 1, (size, 8)).astype(np.float32) for size in (m, 64, 64))
     o = na.attention(q, k, v * largest)
     np.testing.assert_allclose(o / largest, exact(o, q, k, v)[0], rtol=1e-6, atol=1e-6)
+
+
+FAULTS = {
+    "if n_next != first:": "if False:",
+    "(O, m, l) if n_next == first else (O_next, m_next, l_next)": "(O, m, l)",
+    "min(n_next + LONG, end)": "end",
+    (
+        "test_api.py::test_masks[numpy-dropout-window]",
+        "test_api.py::test_masks[numpy--lengths]",
+        "test_api.py::test_pairs_of_masks[numpy-causal-causal]",
+        "test_api.py::test_masks[numpy--blocks]",
+    ): {
+        "fill(l, 0)": "pass",
+        "if state == PARTIAL": "if state == EMPTY",
+        "drops, batch, head, m0, n0)": "drops, head, batch, m0, n0)",
+        "score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)": "pass",
+    },
+    (
+        "masks/test_segments.py::test_packed_is_separate",
+        "masks/test_segments.py::test_nan_stays_in_its_segment[None-v-nan]",
+        "masks/test_segments.py::test_nan_stays_in_its_segment[None-q-nan]",
+    ): {
+        "first -= (first - segment) % TILE_N": "first = first // TILE_N * TILE_N",
+    },
+    "cpu/score.py": {
+        "test_origin.py::test_heads_and_elements_of_the_batch": {
+            "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
+            "m0 + origin.query, n0 + origin.key": "m0 + origin.query, n0",
+        },
+        "test_scores.py": {
+            "offsets[number] = 0 if offset is None else offset": "offsets[number] = 0",
+            "return Step(kind, x.shape, x.strides, reach,": "return Step(kind, x.shape, x.shape, reach,",
+            "aligned if steps.numbers[step, 6] else ": "",
+            "slopes[number * S.size : (number + 1) * S.size]": "slopes[: S.size]",
+            "derivative[j, i] = (S[j, i] + one) * half * half": "derivative[j, i] = one",
+            "abs(first + i - j)": "abs(first + j - i)",
+            "bias.strides[1] == bias.itemsize": "True",
+        },
+    },
+    "cpu/softmax.py": {
+        ("cpu/test_decode.py", "cpu/test_forward.py"): {
+            "alpha * l[r] + beta * l_next[r]": "l[r] + l_next[r]",
+            "if l_next[r] != 0:": "if l[r] != 0:",
+        },
+        (
+            "test_api.py::test_masks[numpy-dropout-window]",
+            "test_api.py::test_masks[numpy--lengths]",
+            "test_api.py::test_pairs_of_masks[numpy-causal-causal]",
+            "test_api.py::test_masks[numpy--blocks]",
+        ): {
+            "S[j, i] if S[j, i] > m[i] else m[i]": "S[j, i] if S[j, i] < m[i] else m[i]",
+            "exp(alpha[i] - m[i])": "exp(m[i] - alpha[i])",
+            "l[i] *= alpha[i]": "pass",
+            "O[i, c] *= alpha[i]": "pass",
+            "min(first + SUMMED, keys)": "min(first + SUMMED - 1, keys)",
+            "m[i] + np.log(l[i])": "m[i] + l[i]",
+            "if l[i] != 0 else -np.inf": "if l[i] != 0 else 0.0",
+            "O.dtype.type(kept_scale / l[i]": "O.dtype.type(1 / l[i]",
+            "alpha[i] = exp(m[i] - m_new)": "alpha[i] = 1",
+            "l[i] * alpha[i] + exp(logit - m_new)": "l[i] * alpha[i]",
+        },
+    },
+}

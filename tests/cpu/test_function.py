@@ -113,3 +113,13 @@ def test_what_numba_cannot_compile_is_named():
     x = np.zeros((3, 4))
     with pytest.raises(TypeError, match=r"score: Numba cannot compile .*opens_a_file, line \d+ of .*test_function.py"):
         na.attention(x, x, x, score=na.Score(opens_a_file))
+
+
+FAULTS = {
+    "cols, cols, real) if derivative else S": "cols, cols, real) if not derivative else S",
+    "of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "of_element(S[j, i], batch, head, i, j, arrays)",
+    "(data_address(x), *x.shape": "(data_address(x), *x.shape[::-1]",
+    "test_scores.py::test_what_was_minus_infinity_has_no_gradient": {
+        "derivative and S[j, i] == hidden": "False",
+    },
+}

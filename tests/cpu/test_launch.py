@@ -304,3 +304,26 @@ def test_a_forked_child_can_call():
         raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """)
     assert (out, code) == ([], 0)
+
+
+FAULTS = {
+    (
+        "test_every_block_runs_once",
+        "test_an_error_in_a_thread_reaches_the_caller",
+        "test_without_threads_the_caller_does_it_all",
+        "test_each_thread_has_its_own_scratch",
+        "test_no_more_threads_than_pay",
+        "test_a_call_ends_after_its_last_block",
+        "test_no_block_starts_after_an_error",
+        "test_an_interrupted_call_leaves_no_thread_behind",
+    ): {
+        "range(threads - takes_part)": "range(threads)",
+        "min(first + self.step, self.blocks)": "first + self.step",
+        "first + self.step, self.active + 1": "first + 1, self.active + 1",
+        "self.error, self.stop[0] = error, 1": "self.stop[0] = 1",
+        "if self.stop[0] or self.next >= self.blocks": "if self.next >= self.blocks",
+        "while self.active:": "if self.active:",
+        "not self.active and (": "(",
+        "scratch = self.scratch()\n": "scratch = ()\n",
+    },
+}

@@ -76,3 +76,17 @@ def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):
     monkeypatch.setattr(product, "VECTOR_BYTES", nbytes)
     multiply = product.product_of(form == "product_tn", f"{form}_of_{nbytes}_bytes", rows, vectors)
     check(numba.njit(lambda *args: multiply(*args)), form, rng, np.float32, 13, 75, 20)
+
+
+FAULTS = {
+    'icmp_signed("<", lanes, self.splat(cols))': 'icmp_signed("<=", lanes, self.splat(cols))',
+    "self.b.mul(index, stride)": "self.b.mul(index, self.strides[0])",
+    "builder.sub(end, LONG(1))": "end",
+    "builder.fmul(builder.load(total), alpha)": "builder.load(total)",
+    "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
+    "cols // (vectors * width) * (vectors * width)":
+        "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",
+    "cpu/test_tile.py::test_float16_where_numba_compiles_for_another_cpu": {
+        'if feature.startswith("+")}': 'if feature} | {"f16c"}',
+    },
+}

@@ -98,3 +98,10 @@ def test_on_arm():
     code = machine.emit_assembly(llvm.parse_assembly(str(module)))
     read, changed, written = (code.index(text) for text in ("mrs\tx8, FPCR", "#0x1000000", "msr\tFPCR, x8"))
     assert read < changed < written
+
+
+FAULTS = {
+    "1 << 15 | 1 << 6": "1 << 15",
+    "FZ = 1 << 24": "FZ = 1 << 25",
+    "builder.or_(before, ": "builder.and_(before, ",
+}

@@ -236,3 +236,56 @@ def test_draw(m0, queries, n0, keys, batch, head, first):
     want = whole[first + m0 :, first + 1 + n0 :][:queries, :keys].T
     np.testing.assert_array_equal(kept, want)
     assert scale == dropout.scale
+
+
+FAULTS = {
+    "np.float32, np.int32, 7": "np.float32, np.int32, 6",
+    "ZERO if n < LOWEST else": "",
+    "y if x == x else x": "y",
+    "m_end = min(m_end, queries)\n": "pass\n",
+    "max(m0 + lo, first), min(m_end + hi, keys, end)": "m0 + lo, min(m_end + hi, keys, end)",
+    "first), min(m_end + hi, keys, end)": "first), min(m_end + hi - 1, keys, end)",
+    "min(m_end + hi, keys, end)": "min(m_end + hi, keys)",
+    "min_of(intervals[0, m0:m_end])": "intervals[0, m0]",
+    "max_of(intervals[1, m0:m_end])": "intervals[1, m_end - 1]",
+    "max_of(first) > n0": "min_of(first) > n0",
+    "n0 + rows > min_of(end)": "n0 + rows > max_of(end)",
+    "S[j, i] if first[i] <= n0 + j < end[i]": "S[j, i] if first[i] < n0 + j < end[i]",
+    "m0 + cols - 1 + lo <= n0": "m0 + cols - 2 + lo <= n0",
+    "n0 + rows - 1 <= m0 + hi": "n0 + rows - 2 <= m0 + hi",
+    "m0 + cols <= queries and": "m0 <= queries and",
+    "and n0 + rows <= keys": "and n0 + rows <= keys + 1",
+    "max(n0 + j - hi - m0, 0)": "max(n0 + j - hi + 1 - m0, 0)",
+    "n0 + j - lo + 1 - m0, queries - m0": "n0 + j - lo - m0, queries - m0",
+    "if n0 + j < keys else first": "if n0 + j <= keys else first",
+    "(m_end + rows - 1) // rows": "m_end // rows",
+    "(n_end + cols - 1) // cols": "n_end // cols",
+    "cells[r, c] == 255 if packed": "cells[r, c] != 0 if packed",
+    "if every < total": "if every < some",
+    "bit = (n0 + j) // cols, (n0 + j) % cols * packed": "bit = (n0 + j) // cols, j % cols * packed",
+    "first, r = 0, m0 // rows": "first, r = 0, 0",
+    "np.uint64(m0 // 16 * 8)": "np.uint64(m0 // 2)",
+    "(before + cols + 15) // 16": "(cols + 15) // 16",
+    "(n0 + rows + 15) // 16 * 4": "n0 // 16 * 4 + (rows + 15) // 16 * 4",
+    "if not 0 <= j < rows:": "if j >= rows:",
+    "8 * (number // 2 % 2)": "8 * (number // 4 % 2)",
+    "16 * (number % 2)": "16 - 16 * (number % 2)",
+    "drawn >= drops.threshold": "drawn > drops.threshold",
+    "test_draw": {
+        "(at.batch + batch) * at.heads + at.head + head": "(at.batch + batch) * at.heads + head",
+        "at.query + m0, at.key + n0\n": "at.query + m0, n0\n",
+    },
+    "test_every_float16": {
+        "0 if is_finite else 0x7F800000": "0",
+    },
+    "test_every_float8": {
+        "if magnitude >= np.int32(8)": "if True",
+        "if magnitude != np.int32(0x7F)": "if True",
+    },
+    ("test_kv_cache.py::test_8_bits[16-1-int8]", "test_kv_cache.py::test_dtypes[2-16-float64]"): {
+        "first // x.page_size == (end - 1) // x.page_size": "True",
+        "(row // x.page_size + 1) * x.page_size": "(row // x.page_size + 2) * x.page_size",
+        "row % x.page_size * place.row_stride": "row * place.row_stride",
+        "of_scale + x.scales.row_stride": "of_scale",
+    },
+}

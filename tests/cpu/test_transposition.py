@@ -29,3 +29,13 @@ def test_transpose(rng, dtype, of_x):
         np.testing.assert_array_equal(out, 1 + 2 * x.T.astype(dtype))
         out[...] = 7
         assert (around == 7).all()  # nothing is written beside it
+
+
+FAULTS = {
+    "n + unit.width - size if n & size": "n + unit.width if n & size",
+    "builder.fmul(unit.rounded(line), unit.splat(factor))": "unit.rounded(line)",
+    'builder.select(builder.icmp_signed("<", c, width), left, zero)': "left",
+    "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
+    "row + width <= rows and": "",
+    "and col + width <= cols": "",
+}

@@ -125,3 +125,26 @@ def test_what_is_not_finite_in_int8():
     np.testing.assert_array_equal(cache.k_scale, other.k_scale)
     np.testing.assert_array_equal(cache.k_scale, [[[np.nan, np.inf, np.nan]]])
     assert not cache.k.any()
+
+
+FAULTS = {
+    "batch < ends - 1 and ": "",
+    "batch if token >= 0 else ends": "batch",
+    "batch if position < capacity else -1": "batch",
+    "page if page < pages else -1": "page",
+    "bitcast(row_max(bitcast(abs(X), np.uint32)), np.float32)": "row_max(abs(X))",
+    "where(scale == 0, 1, scale)": "scale",
+    "where(X == X, X, 0), -127)": "X, -127)",
+    "X, 0), -127), 127)": "X, 0), -128), 128)",
+    "save(scales[0][page, :, row], scale, head)": "save(scales[0][page, :, row], scale, 0)",
+    "load(scales[0], ROWS, head)": "load(scales[0], ROWS, 0)",
+    "capped(abs(X), 448)": "minimum(abs(X), 448)",
+    " + (bits >> 20 & 1)": "",
+    "size + 2**14": "size + 2**15",
+    "size < 2**-6": "size < 2**-7",
+    "normal, 0x7F)": "normal, normal)",
+    ">> 24 & 0x80": ">> 31",
+    "test_float64_beyond_float32": {
+        "capped_for_int8(X) if of_float64 else X": "X",
+    },
+}

@@ -56,3 +56,10 @@ def test_without_numba_cuda(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Missing, match=r"numba-cuda not found.*numbattn\[cu13\]"):
         importlib.import_module(compiler.__name__)
+
+
+FAULTS = {
+    "            yield\n            import_module": "            yield\n            len",
+    "        del np.row_stack": "        pass",
+    'if find_spec("numba_cuda") is None:': "if False:",
+}

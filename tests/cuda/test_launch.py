@@ -375,3 +375,13 @@ def test_threads_have_launches_of_their_own():
     for thread in threads:
         thread.join()
     assert not failed
+
+
+FAULTS = {
+    "addresses[i] + pointer for i, pointer": "addresses[i] for i, pointer",
+    "config.stream = stream": "pass",
+    "offset += -offset % size": "pass",
+    "if kind != expected": "if False",
+    "(0, 0, math.prod(view.shape), itemsize)": "(0, 0, itemsize, math.prod(view.shape))",
+    "if not 0 < grid[0] <= LARGEST_GRID or": "if grid[0] > LARGEST_GRID or",
+}

@@ -64,3 +64,15 @@ def test_else_each_pair_of_pieces_is_one():
     ):  # fmt: skip
         found = [[len(hop_of(mask, queries, keys, (256, 256), True).blocks) for keys in pieces] for queries in pieces]
         assert found == counts
+
+
+FAULTS = {
+    "block for block in blocks if block.may_show": "block for block in blocks",
+    "is_band and lo <= 1 - m": "is_band",
+    "and (queries, keys) == (m, n)": "",
+    "return self.clipped(hi) if is_band and": "return self.clipped(hi) if",
+    "- (block.keys.start - of_k.start) for": "for",
+    "block.clipped(offset + place)": "block.clipped(offset)",
+    "if offset >= of_k.stop - of_k.start - 1": "if offset >= 0",
+    "_joined(blocks, of_q, of_k) if joins else None": "None",
+}

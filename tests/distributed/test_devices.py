@@ -238,3 +238,27 @@ def test_errors(cupy):
         nad.Devices("ab")
     with pytest.raises(ValueError, match="ranks: got 0, allowed 1 or more"):
         nad.Devices([])
+
+
+FAULTS = {
+    "stream.wait_event(event)": "pass",
+    "for event in (made, cuda": "for event in (cuda",
+    "for transfer in (incoming, outgoing)": "for transfer in (incoming,)",
+    "for device in (source, to)": "for device in (to,)",
+    "self.cupy.cuda.Device(self.devices[rank])": "self.cupy.cuda.Device(0)",
+    "x if own else self.cupy.ascontiguousarray(x)": "x",
+    "self.cupy.empty(x.shape, x.dtype) for x in arrays]": "self.cupy.empty(x.shape, x.dtype) for x in packed]",
+    "            stream.synchronize()": "            pass",
+    "if n > 1]": "]",
+    "axes[-1][1] == number * step": "False",
+    "if axes or nbytes": "if nbytes",
+    "or nbytes < LEAST": "",
+    "or not nbytes <= step <= MOST": "",
+    "if runtime.deviceCanAccessPeer(device, other):": "if True:",
+    "suppress(runtime.CUDARuntimeError)": "suppress()",
+    "x.device.id == to": "False",
+    "not isinstance(x, self.cupy.ndarray) or x.device.id == to": "True",
+    "self._brought(x, self.devices[rank])": "self._brought(x, self.devices[0])",
+    "self.devices.index(x.device.id) if is_here else 0": "0",
+    "x.device.id in self.devices": "True",
+}

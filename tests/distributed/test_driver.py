@@ -110,3 +110,17 @@ def test_alarms():
         ring.reset()
         check(ring, scale, plan)
     assert alarms >= refused > 5
+
+
+FAULTS = {
+    "self._interrupted = self._interrupted or name": "pass",
+    "except Agreed as agreed:": "except Agreed as agreed:\n            self._interrupted = name",
+    "        self._check()\n": "",
+    "distributed/test_mpi.py::test_errors": {
+        "if not found > 0:": "if found <= 0:",
+    },
+    "distributed/test_devices.py": {
+        "            self._abandon()\n            raise": "            raise",
+        "        self._abandon()\n        self._interrupted": "        self._interrupted",
+    },
+}

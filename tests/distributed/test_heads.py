@@ -147,3 +147,18 @@ def test_all_rows_beside_rows_of_one_rank(rng):
         else:
             with pytest.raises(ValueError, match="plan: got 'heads' beside an array with all rows on some ranks"):
                 each(ring, forward, *parts, calls)
+
+
+FAULTS = {
+    "if not heads or heads % ranks": "if heads < ranks",
+    "rows not in (1, size)": "False",
+    "Origin(head=place.rank * heads // place.ranks, heads=heads)": "Origin(heads=heads)",
+    "wide=sums_over_ranks(share)": "wide=False",
+    "dx if axes.heads is None else rounded(dx, x.dtype)": "rounded(dx, x.dtype)",
+    "(yield Sum([*whole.values()])) if whole else ()": "whole.values()",
+    "reduce(np.add, parts) if axes.heads is None else": "",
+    "np.broadcast_to(x, with_tokens(x.shape, axes, share.place.rank))": "x",
+    "x.ndim <= own or x.shape[-1 - own] == 1": "x.ndim <= own",
+    "found = {held.name: len(held.shape) for held in value._held(0, 0)}": "found = {}",
+    "len(value._whole_shape((), 0, 0))": "0",
+}

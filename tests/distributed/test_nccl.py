@@ -189,3 +189,21 @@ def test_errors(ranks_of):
         nad.Nccl(4)
     with pytest.raises(ValueError, match="check: got 'never', allowed 'first' or 'always'"):
         ranks_of(1, check="never")
+
+
+FAULTS = {
+    "self.check == ALWAYS or own not in self.known": "True",
+    "if self.check == ALWAYS or": "if",
+    "del self.known[next(iter(self.known))]": "pass",
+    "self.stream.wait_event(current.record())": "pass",
+    "self.cupy.cuda.get_current_stream().wait_event(ticket.done)": "pass",
+    "self.communicator.abort()": "pass",
+    "if not self.in_flight:": "if True:",
+    "self.stream.synchronize()": "pass",
+    'self._interrupted = "synchronize"': "pass",
+    "total, x = self.cupy.empty(x.shape, x": "total, x = self.cupy.empty(x.size, x",
+    "self.in_flight -= 1": "pass",
+    "self.nccl.NCCL_FLOAT64 if x.dtype == np.float64 else self.nccl.NCCL_FLOAT32": "self.nccl.NCCL_FLOAT32",
+    "pickle.loads(row[:size])": "pickle.loads(row[:1])",
+    "(message.source, like) for like": "(message.to, like) for like",
+}

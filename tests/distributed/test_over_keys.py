@@ -130,3 +130,19 @@ def test_errors(rng):
         nad.attention_over_keys(ring, [q, q], *[[np.zeros((2, 2, 9, 8))] * 2] * 2)
     with pytest.raises(ValueError, match="mask: Lengths keys: got 65, allowed 0 to 64"):
         nad.attention_over_keys(ring, [q, q], *[ring.split(np.zeros((2, 2, 64, 8)))] * 2, mask=na.Lengths(65))
+
+
+FAULTS = {
+    "mask._leaves or not all": "not all",
+    "counts[: place.rank], counts": "counts[: place.rank + 1], counts",
+    "lengths is not None:": "False:",
+    "share.check()": "pass",
+    "mask=mask, scale=inputs.scale, score=parts, wide=True": "mask=mask, scale=inputs.scale, score=parts",
+    "if not isinstance(part, Sink)]": "]",
+    "whole.add_sink(sink_of(score))": "pass",
+    "check_mask(leaf._fit(shape), shape, problem.xp)": "pass",
+    '"seqlen_q": problem.seqlen_q,': "",
+    "distributed/test_devices.py": {
+        "    mask, score = yield from near_by(mask, score)": "    pass",
+    },
+}

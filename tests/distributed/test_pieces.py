@@ -57,3 +57,11 @@ def test_errors():
         nad.Simulated(2, "stripes")
     with pytest.raises(ValueError, match="ranks: got 0, allowed 1 or more"):
         nad.Simulated(0)
+
+
+FAULTS = {
+    "min(length, UNIT * (number * units // count))": "number * length // count",
+    "[bounds[rank], bounds[-1 - rank]]": "[bounds[2 * rank], bounds[2 * rank + 1]]",
+    "key=lambda x: x[0]": "key=lambda x: 0",
+    "row += end - first": "row += 1",
+}

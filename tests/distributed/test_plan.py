@@ -85,3 +85,17 @@ def test_a_choice_is_made_once(monkeypatch):
     for end in (30, 30, 40):
         nad.attention(ring, x, x, x, mask=na.Segments([0, end, 64]))
     assert len(counted) == 2
+
+
+FAULTS = {
+    "if rank != source else slice(0, 0)": "",
+    "needed.sum(axis=1) * elements": "needed.sum(axis=0) * elements",
+    "if costs[uneven].busiest > UNEQUAL": "if costs[uneven].busiest > 9 * UNEQUAL",
+    "less, more = sorted": "more, less = sorted",
+    "if wanted and axes.pieces": "if wanted",
+    "sums if axes.heads is None else x.dtype.itemsize": "sums",
+    "counts = counts - np.maximum(inside, 0)": "pass",
+    "and mask._axis_of_queries is None and on_host": "and on_host",
+    "isinstance(mask, AnyOf) and mask._is_drawn": "False",
+    "if key not in KNOWN:": "if True:",
+}

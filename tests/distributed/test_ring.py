@@ -319,3 +319,30 @@ def test_errors_of_arrays():
     cache = na.KVCache.zeros(1, 1, 8, 8, like=X[0])
     with pytest.raises(TypeError, match="k: got a KVCache, which has no gradients"):
         nad.attention(ring, X, [cache] * 2, X)
+
+
+FAULTS = {
+    "rows_of(keys, theirs), source,": "keys, source,",
+    "zip((dq, *totals), (some, rows, rows), grads)": "zip((dq,), (some,), grads)",
+    "    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))": "    pass",
+    "delta - (0 if dlse is None else dlse)": "delta",
+    "if dx is not None and not alone": "if dx is not None",
+    "distributed/share.py": {
+        "if not isinstance(part, Sink)]": "]",
+        "Origin(crop.first_query, crop.first_key,": "Origin(crop.first_query, crop.first_query,",
+        "not (self.problem.dropout or self.mask._holds_arrays)": "not self.mask._holds_arrays",
+        "all(isinstance(part, Softcap) for part in self.parts)": "True",
+        "cropped(self.mask, crop) if self.mask._holds_arrays else block.mask": "block.mask",
+        "mask if mask._axis_of_queries is None else All()": "mask",
+        "any(rows not in (1, seqlen_q) for rows in of_value)": "False",
+        "check_mask(_without_rows(self.mask)._fit(shape), shape, xp)": "pass",
+        "check_numbers(self.mask, shape, xp)": "pass",
+        "self.sink._fit(batch, *self.sizes)": "pass",
+        "check_mask(block.mask._fit(shape), shape, xp)": "pass",
+        "check_part(part._cropped(block.crop, self.mask._frame), shape, xp)": "pass",
+        "if got != length": "if got > length + 99",
+        "distributed/test_devices.py": {
+            "mask, near = yield from near_by(mask, score)": "near = score",
+        },
+    },
+}

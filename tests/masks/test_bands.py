@@ -82,3 +82,34 @@ def test_unsigned_numbers_do_not_wrap():
     most = np.array([2**64 - 1, 1], np.uint64)
     for mask in (na.Causal(most), na.Window(None, 0, most)):
         np.testing.assert_array_equal(mask.dense(1, 9).sum(axis=(-2, -1)), [9, 2])
+
+
+FAULTS = {
+    "shift - self.left": "shift + self.left",
+    'Edge("hi", seqlen_k, -seqlen_q) if': 'Edge("hi", 0) if',
+    "at, shift = (seqlen_k, -seqlen_q)": "at, shift = (seqlen_k, 0)",
+    (
+        "masks/test_segments.py::test_segments",
+        "masks/test_segments.py::test_alignment_within_segments",
+        "masks/test_segments.py::test_batch_axes",
+        "masks/test_segments.py::test_cupys_offsets_out_of_range_are_clamped",
+        "masks/test_segments.py::test_pack_and_unpack",
+        "masks/test_calls.py::test_masks[-segments]",
+    ): {
+        "Interval(rows.own - left, rows.own + right + 1)": "Interval(rows.own - left, rows.own + right)",
+        "Interval(rows.first, rows.own + 1)": "Interval(rows.first, rows.own)",
+    },
+    "masks/test_first.py": {
+        "rows.first + for_queries(clip(self.n, 0, FAR))": "for_queries(clip(self.n, 0, FAR))",
+        "    _is_aligned = True": "    _is_aligned = False",
+    },
+    "distributed/test_over_keys.py::test_caches": {
+        "First(crop.keys_before(self.n))": "First(self.n)",
+    },
+    "test_kv_cache.py::test_weights": {
+        "clip(self.keys, 0, seqlen_k) - counts": "seqlen_k - counts",
+    },
+    "test_errors.py": {
+        "and self.left + self.right < 0": "and self.left + self.right < -1",
+    },
+}

@@ -73,3 +73,38 @@ def test_masks_do_not_change():
 ])  # fmt: skip
 def test_repr(mask, text):
     assert repr(mask) == text
+
+
+FAULTS = {
+    ("masks/test_bands.py", "masks/test_dense.py"): {
+        '_larger if side == "lo" else _smaller': '_larger if side == "hi" else _smaller',
+        "clip(at, -FAR, FAR) + clip(shift, -FAR, FAR)": "at + shift",
+        '"queries": (0, seqlen_q), "keys"': '"queries": (1, seqlen_q), "keys"',
+        '"keys": (0, seqlen_k)}.get': '"keys": (1, seqlen_k)}.get',
+        "own = (1,) * (len(shape) - x.ndim) + x.shape": "own = x.shape + (1,) * (len(shape) - x.ndim)",
+    },
+    "masks/test_logic.py::test_beside_the_keys_of_a_cache": {
+        "frame._last_keys(seqlen_q) if isinstance(frame, masks.Cached) else seqlen_k": "seqlen_k",
+    },
+    (
+        "masks/test_segments.py::test_segments",
+        "masks/test_segments.py::test_alignment_within_segments",
+        "masks/test_segments.py::test_batch_axes",
+        "masks/test_segments.py::test_cupys_offsets_out_of_range_are_clamped",
+        "masks/test_segments.py::test_pack_and_unpack",
+        "masks/test_calls.py::test_masks[-segments]",
+    ): {
+        "reduce(_larger, (clip(interval": "reduce(_smaller, (clip(interval",
+    },
+    "masks/test_tail.py": {
+        "ends = masks.Lengths, masks.First": "ends = (masks.Lengths,)",
+    },
+    "test_errors.py": {
+        "if missing < 1 or": "if",
+        "count in (missing, missing - 1)": "count in (missing, missing)",
+    },
+    "test_origin.py::test_what_shows_nothing_says_so": {
+        "(lo < keys) & (hi > -queries)": "(lo < keys)",
+        "(lo <= hi) & (queries > 0) & (keys > 0)": "(lo <= hi) & (queries > 0)",
+    },
+}

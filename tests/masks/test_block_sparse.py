@@ -63,3 +63,15 @@ def test_builders_fit_their_shape(build, shape):
     assert mask.blocks.shape == (*shape[:-2], -(-shape[-2] // 16), -(-shape[-1] // 32))
     assert mask.dense(*shape[-2:]).shape == shape
     assert mask.dense(*shape[-2:]).any(axis=-1).all()
+
+
+FAULTS = {
+    "(i ^ j) & ((i ^ j) - 1)": "(i ^ j) & (i ^ j)",
+    "(abs(i - j) <= local) | (np.minimum(i, j) < everywhere)":
+        "(abs(i - j) <= local) | (np.minimum(i, j) <= everywhere)",
+    "(abs(i - j) <= local) | ((i - j) % stride == 0)": "(abs(i - j) < local) | ((i - j) % stride == 0)",
+    "j = np.arange(n_blocks) * shorter // max(n_blocks, 1)": "j = np.arange(n_blocks)",
+    "test_origin.py::test_masks": {
+        "(math.gcd(*x) for x in zip(self.block_size,": "(x[0] for x in zip(self.block_size,",
+    },
+}

@@ -82,3 +82,11 @@ def test_bits_of_cupy_arrays(rng, xp):
     tree = na.Bits.tree(xp.asarray([-1, 0, 0, 1]))
     assert isinstance(tree.words, xp.ndarray)
     assert_equal(tree.words, na.Bits.tree([-1, 0, 0, 1]).words)
+
+
+FAULTS = {
+    "padded[..., bit::8]": "padded[..., 7 - bit::8]",
+    "cast(Any, visible).view(np.uint8) != 0": "visible",
+    "for _ in range(nodes)": "for _ in range(nodes - 1)",
+    "visible[tree, at, node[tree, at]] = True": "visible[tree, node[tree, at], at] = True",
+}

@@ -161,3 +161,39 @@ def test_arrays_of_both_libraries(xp, one, other):
     want = one.dense(5, 6) & other.dense(5, 6)
     assert_equal((one & other._like(xp.empty(0))).dense(5, 6), want)
     assert_equal((one._like(xp.empty(0)) & other).dense(5, 6), want)
+
+
+FAULTS = {
+    ("masks/test_bands.py", "masks/test_dense.py", "masks/test_logic.py"): {
+        "(i + lo <= j)": "(i + lo < j)",
+        "(j <= i + hi)": "(j < i + hi)",
+        "(i < queries) &": "(i <= queries) &",
+        "cell = cells[..., row, col]": "cell = cells[..., row, row]",
+        ">> (j % cols)": ">> (7 - j % cols)",
+        "minimum(i + hi + 1, keys)": "minimum(i + hi, keys)",
+        "Interval(np.minimum(one.end, other.end), gap_end)": "Interval(np.maximum(one.end, other.end), gap_end)",
+        "np.where(both, ": "np.where(True, ",
+    },
+    (
+        "masks/test_segments.py::test_segments",
+        "masks/test_segments.py::test_alignment_within_segments",
+        "masks/test_segments.py::test_batch_axes",
+        "masks/test_segments.py::test_cupys_offsets_out_of_range_are_clamped",
+        "masks/test_segments.py::test_pack_and_unpack",
+        "masks/test_calls.py::test_masks[-segments]",
+        "masks/test_calls.py::test_unions_of_both_kinds_within_segments",
+    ): {
+        "if part not in self._within)": ")",
+    },
+    ("test_two_intervals_are_no_grid", "test_beside_the_keys_of_a_cache"): {
+        "if mask._draws(part) or": "if isinstance(part, AnyOf) or",
+        "alternatives = self._inside(frame).of": "alternatives = self.of",
+        "seqlen_k if isinstance(part, AnyOf) else keys": "seqlen_k",
+        "part._inside(self._frame) if": "part._inside(self._segments) if",
+    },
+    "test_origin.py::test_masks_within_segments": {
+        "segments if mask._segments is None else mask._segments": "mask._segments",
+        "own is not None and isinstance(mask, Causal | Window)": "own is not None",
+        "offset=own)._cropped(crop)": "offset=0 * own + 1)._cropped(crop)",
+    },
+}

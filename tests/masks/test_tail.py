@@ -118,3 +118,16 @@ def test_errors(number):
     make, error, words = ERRORS[number]
     with pytest.raises(error, match=words):
         make()
+
+
+FAULTS = {
+    "(seqlen_q + WORD - 1) // WORD": "seqlen_q // WORD",
+    "like=array) - first % WORD": "like=array)",
+    " | (key < 0)": "",
+    "np.where(word < 0": "np.where(word <= 0",
+    "frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else": "",
+    "self._inner._held(seqlen_q, seqlen_q)": "self._inner._held(seqlen_q, seqlen_k)",
+    "distributed/test_over_keys.py::test_caches": {
+        "crop.seqlen_k - crop.seqlen_q - crop.first_key": "crop.seqlen_k - crop.seqlen_q",
+    },
+}

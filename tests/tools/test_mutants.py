@@ -1,14 +1,38 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from .mutants import MUTANTS, ROOT
+from .mutants import MUTANTS, ROOT, Mutant, mirrored, mutants_of
+
+
+def test_files_that_are_mirrored():
+    assert mirrored(Path("tests/masks/test_tail.py")) == Path("numbattn/masks/tail.py")
+    assert mirrored(Path("tests/cuda/tile/test_init.py")) == Path("numbattn/cuda/tile/__init__.py")
+    assert mirrored(Path("tests/test_main.py")) == Path("numbattn/__main__.py")
+
+
+def test_what_keys_of_faults_say():
+    faults = {
+        "x.py": "y.py",
+        "test_own[.py]": {"a": "b"},
+        ("test_own", "cuda/test_passes.py::test_masks"): {"c": "d"},
+        "masks/tail.py": {"e": "f", "masks/test_calls.py": {"g": "h"}},
+    }
+    own = "tests/masks/test_bands.py"
+    assert [*mutants_of(faults, Path("numbattn/masks/bands.py"), (own,), own)] == [
+        Mutant("numbattn/masks/bands.py", "x.py", "y.py", (own,)),
+        Mutant("numbattn/masks/bands.py", "a", "b", (f"{own}::test_own[.py]",)),
+        Mutant("numbattn/masks/bands.py", "c", "d", (f"{own}::test_own", "tests/cuda/test_passes.py::test_masks")),
+        Mutant("numbattn/masks/tail.py", "e", "f", (own,)),
+        Mutant("numbattn/masks/tail.py", "g", "h", ("tests/masks/test_calls.py",)),
+    ]
 
 
 @pytest.mark.parametrize("file", sorted({mutant.file for mutant in MUTANTS}))
 def test_faults_can_be_planted(file):
-    """The table follows the code."""
+    """Faults follow the code."""
     text = (ROOT / file).read_text()
     for mutant in MUTANTS:
         assert mutant.file != file or text.count(mutant.original) == 1, mutant

@@ -102,3 +102,103 @@ def test_all_keys_of_groups(rng):
 @BOTH
 def test_dropout(rng, sums_of):
     check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)), sums_of)
+
+
+FAULTS = {
+    "range(head_k * group_size, (head_k + 1) * group_size)": "range(head_k * group_size, head_k * group_size + 1)",
+    "(end + TILE_M - 1) // TILE_M": "end // TILE_M",
+    "sync_threads()                                      # all have": "pass  # all have",
+    "wait_copies()\n                sync_threads()                                  # dO":
+        "sync_threads()                                  # dO",
+    "sync_threads()                                  # dO": "pass  # dO",
+    "wait_copies()\n                    sync_threads()  ": "sync_threads()  ",
+    "sync_threads()                              # Q has": "pass  # Q has",
+    "sync_threads()                              # all have read dO": "pass  # all have read dO",
+    "fetch_do(1 - stage": "fetch_do(stage",
+    "fetch_q(1 - stage": "fetch_q(stage",
+    "not IN_TURN:\n                    stage = 1 - stage": "IN_TURN:\n                    stage = 1 - stage",
+    "allocate(SHARED_LSE, stage), COLS)": "allocate(SHARED_DELTA, stage), COLS)",
+    "\n                P = exp2(capped(S * to_log2(scale)": "\n                P = exp2(capped(S * scale",
+    "\n                    P, dP = where(visible, P, 0), where(visible, dP, 0)":
+        "\n                    P = where(visible, P, 0)",
+    "mQ[batch, head][query : query + length]": "mQ[batch, head]",
+    "\n                Z = drop(full(S_TILE, kept_scale), drops, batch, head":
+        "\n                Z = drop(full(S_TILE, kept_scale), drops, head, batch",
+    "left_P(P * Z)": "left_P(P)",
+    "\n                dS = pull_back(P * (dP * Z - D)": "\n                dS = pull_back(P * (dP - D)",
+    "\n                dS = pull_back(P * (dP * Z - D), F)": "\n                dS = pull_back(P * (dP * Z), F)",
+    "dot(dK, left_dS(dS), sQ)": "dot(full(K_TILE, ZERO), left_dS(dS), sQ)",
+    "left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)":
+        "left_P = left_dS = left_operand(S_TILE, shared, ACC)",
+    "dK * scale, n0": "dK, n0",
+    "dV, n0": "dV * scale, n0",
+    "head_k, key, row = head // group_size": "head_k, key, row = head",
+    "mK[batch, head_k][key : key + length_k]": "mK[batch, head_k]",
+    "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
+    "\n            wait_copies()\n            sync_threads()": "\n            sync_threads()",
+    "\n            wait_copies()\n            sync_threads()  ": "\n            wait_copies()  ",
+    "wait_copies()\n                sync_threads()                                  # K has":
+        "sync_threads()                                  # K has",
+    "sync_threads()                                  # K has": "pass  # K has",
+    "fetch_v(1 - stage": "fetch_v(stage",
+    "fetch_k(1 - stage": "fetch_k(stage",
+    "not IN_TURN:\n                stage = 1 - stage": "IN_TURN:\n                stage = 1 - stage",
+    "load(mLse[batch, head][row": "load(mDelta[batch, head][row",
+    "\n            P = exp2(capped(S * to_log2(scale)": "\n            P = exp2(capped(S * scale",
+    "\n            Z = drop(full(S_TILE, kept_scale), drops, batch, head":
+        "\n            Z = drop(full(S_TILE, kept_scale), drops, head, batch",
+    "\n            dS = pull_back(P * (dP * Z - D)": "\n            dS = pull_back(P * (dP - D)",
+    "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
+    "dQ * scale, m0": "dQ, m0",
+    (
+        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-CUDA cores]",
+        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-CUDA cores]",
+    ): {
+        "segment.first_query, segment.first_padded_row, keys_of": "segment.first_query, segment.first_query, keys_of",
+        "mQ[batch, head][query : query + length]": "mQ[batch, head][query:]",
+        "query + m0, key + n0)\n                lse": "m0, n0)\n                lse",
+        "work.problem.heads_k * n_blocks,\n    packs=True": "work.problem.heads_k * n_blocks,\n    packs=False",
+        "segment.first_key, segment.first_padded_row\n": "segment.first_key, segment.first_query\n",
+        "mK[batch, head_k][key : key + length_k]": "mK[batch, head_k][key:]",
+        "query + m0, key + n0)\n            P": "m0, n0)\n            P",
+        "mDQ[batch, head][query:end_query]": "mDQ[batch, head][query:]",
+        'with_results("dq"),\n    packs=True': 'with_results("dq"),\n    packs=False',
+    },
+    "cuda/plan/test_planner.py": {
+        "not work.segments and SPEC_ALL": "SPEC_ALL",
+    },
+    "cuda/kernels/shared/layouts.py": {
+        ("cuda/kernels/test_forward.py", "cuda/kernels/test_backward.py"): {
+            "return row_index(layout, m0), col_index(layout, n0)":
+                "return row_index(layout, n0), col_index(layout, m0)",
+            "return col_index(layout, m0), row_index(layout, n0)":
+                "return row_index(layout, m0), col_index(layout, n0)",
+            "        arrive()\n": "",
+        },
+        "test_two_warps": {
+            "columns(x, mine, SLICES)": "columns(x, 0, SLICES)",
+            "sync_threads()                                          # all have read": "pass  # all have read",
+            "put_registers(allocate(PLACE, mine), S)\n        sync_threads()":
+                "put_registers(allocate(PLACE, mine), S)",
+            "range(1, SLICES)": "range(2, SLICES)",
+        },
+        "test_all_keys_in_a_block": {
+            "columns(y, part, PARTS)": "columns(y, 0, PARTS)",
+        },
+        "cuda/kernels/test_backward_mma.py::test_causal": {
+            "cols // 16": "cols // 8",
+            "put(place, tile)\n        sync()": "put(place, tile)",
+        },
+        "cuda/kernels/test_backward_mma.py::test_every_warp_has_sums_of_its_own": {
+            "sixteens & -sixteens": "sixteens",
+        },
+    },
+    "cuda/kernels/shared/all_keys.py": {
+        "test_all_keys_in_a_block": {
+            "maximum(longest(sight, tile), 1)": "end_key",
+            "m_block < first or m_block >= end": "m_block < first or m_block > end",
+            "sync_threads()                                          # dS": "pass  # dS",
+            "dQ * scale, m0)\n\n    @device": "dQ, m0)\n\n    @device",
+        },
+    },
+}

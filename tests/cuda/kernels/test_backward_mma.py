@@ -119,3 +119,45 @@ def test_every_warp_has_sums_of_its_own(largest, tiles):
             layout = mma(rows, cols, tiles.threads, warps_across(rows, cols, tiles.threads))
             assert layout.rows.slots * layout.cols.slots * tiles.threads == rows * cols
             assert layout.has_whole_rows or layout.cols.slots % 4 == 0
+
+
+FAULTS = {
+    ("test_groups_of_heads", "test_nothing_is_seen", "test_dropout", "test_causal"): {
+        "rows_between(mK, batch, head, first, end": "rows_between(mK, batch, head, first, shape(mK)[2]",
+        "maximum(longest(sight, tile), 1)": "longest(sight, tile)",
+        "            wait_copies()\n            sync_threads()": "            sync_threads()",
+        "sync_threads()                                      # this tile": "pass  # this tile",
+        "copy_queries(1 - stage,": "copy_queries(stage,",
+        "add_dq(mSums, tile, last, 1 - stage)\n            sQ": "add_dq(mSums, tile, last, stage)\n            sQ",
+        "sync_threads()                                  # all have read it": "pass  # all have read it",
+        "        wait_copies()\n        sync_threads()\n        if": "        wait_copies()\n        if",
+        "            add_dq(mSums, tile, last, 1 - stage)\n            sync_threads()": "            sync_threads()",
+        "sync_threads()                                      # all have read K": "pass  # all have read K",
+        "        put(sdS, dS)\n        sync_threads()\n": "        put(sdS, dS)\n",
+        "if needs_mask(sight": "if not needs_mask(sight",
+        "where(visible, P, 0)": "P",
+        "drops, batch, at.head, m0": "drops, 0, at.head, m0",
+        "maximum(P, 0) if HAS_DROPOUT else P": "P",
+        "dK * scale": "dK",
+        "dV * kept_scale": "dV",
+        "stages * adds_dq if HAS_WHOLE_ROWS else 1": "1",
+        "ADDS_DQ and at.m_blocks > 0": "ADDS_DQ",
+    },
+    "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-warps]": {
+        "rows_between(mQ, batch, head, first, end": "rows_between(mQ, batch, head, first, shape(mQ)[2]",
+        "rows_between(mDO, batch, head, first, end": "rows_between(mDO, batch, head, first, shape(mDO)[2]",
+    },
+    "cuda/plan/test_planner.py::test_packed_arrays_on_other_gpus": {
+        "parameters=parameters(adds_dq=False))": "parameters=parameters(adds_dq=False), packs=False)",
+    },
+    "test_every_warp_has_sums_of_its_own": {
+        "max(head_dim, 8 * tiles.threads // tiles.tile_m)": "head_dim",
+    },
+    "cuda/kernels/round_dq.py": {
+        ("test_causal", "cuda/kernels/hopper/test_backward.py::test_causal"): {
+            "down % PARTS_A_SLOT * TILE_M": "down * TILE_M",
+            "load_lines if in_lines else load_registers": "load_lines",
+            "dQ * scale": "dQ",
+        },
+    },
+}

@@ -298,3 +298,34 @@ def test_a_cache_of_which_no_tiles_fit_is_copied(rng, world, held):
     with on(GPUS[8, 6]):
         o = na.attention(q, cache)
     np.testing.assert_allclose(o, reference.attention_forward(q, cache)[0], atol=2e-3)
+
+
+FAULTS = {
+    "wait_copies(1)": "wait_copies(3)",
+    "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)  # Alg. 2 line 10: S = Q K^T\n                sync_warp()":
+        "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)",
+    "minimum(end_seen, first_key(chunk + 1))": "end_seen",
+    "maximum(first_seen, first_key(chunk)) // TILE_N": "first_seen // TILE_N",
+    "end = number + step": "end = number",
+    "            if number >= end:\n": "            if number > end:\n",
+    "found = number >= last or": "found = number >= call.tiles or",
+    "following.n_block + thread_index() // WARP": "following.n_block",
+    "O = dot(rescaled(O, alpha), P, sV)": "O = dot(O, P, sV)",
+    "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n            sync_threads()\n":
+        "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n",
+    "sync_threads()                                      # all have read": "# all have read",
+    "        if thread_index() == 0:\n            finish(counters, grid_size())\n": "",
+    "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
+    "where(fold_index(LAYOUT) == head - work.head, of_head, found)": "of_head",
+    "            l = l + get": "            l = get",
+    "cuda/kernels/shared/cached.py": {
+        ("test_caches_of_8_bits", "test_small_and_large_scales"): {
+            "[batch, head][:count], alignment)": "[batch, head], alignment)",
+            "more = 64 if": "more = 1 if",
+            "times(1 / more) if more > 1": "unscaled if more > 1",
+            "scale_of_head(first + 1)": "scale_of_head(first)",
+            "X * (get(allocate(PLACE, thread_index() // WARP), OF_KEYS) * MORE)": "X * MORE",
+            "copy_async(allocate(PLACE, thread_index() // WARP).T": "copy_async(allocate(PLACE, 0).T",
+        },
+    },
+}

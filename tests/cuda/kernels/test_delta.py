@@ -42,3 +42,23 @@ def test_bounded(rng):
     assert np.isfinite(base_2[sees]).all()
     assert (base_2[sees][:2] > exact[:2] * (1 + np.sign(exact[:2]) * 8e-7)).all()      # exp(S - lse) is at most 1
     assert (base_2[~sees] == np.inf).all()
+
+
+FAULTS = {
+    "row_sum(dO * O)": "row_sum(dO)",
+    "D = D - load(mDlse": "D = D + load(mDlse",
+    "where(sees, D, 0)": "D",
+    "where(sees, lse_log2, INFINITE)": "lse_log2",
+    "if BOUNDED:": "if not BOUNDED:",
+    "where(lse_log2 < LOWEST, LOWEST, lse_log2)": "lse_log2",
+    "lse_log2 + abs(lse_log2) * MARGIN": "lse_log2 * (1 + MARGIN)",
+    " & (row_index(ROWS, m0) < end - first)": "",
+    "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",
+    "batches * heads, heads)": "batches * heads, batches)",
+    "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels": {
+        "(logits[batch, head] - lse)": "(logits[head, batch] - lse)",
+        "-(P * D)": "P * D",
+        "where(sees, -(P * D), 0)": "-(P * D)",
+        "            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)\n": "",
+    },
+}

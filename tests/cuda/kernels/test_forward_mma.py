@@ -143,3 +143,53 @@ def test_strides(rng):
     wide[...] = v
     (copied,) = check_call(AMPERE, q, k, wide).stand_ins
     assert (copied.name, copied.is_result) == ("v", False)
+
+
+FAULTS = {
+    "cuda/test_origin.py::test_wide": {
+        "IS_STAGED = out_dtypes == (dtype.name,)": "IS_STAGED = True",
+    },
+    ("test_masks", "test_tiles_and_groups", "test_dropout", "test_tiles_that_are_empty_are_skipped"): {
+        "wait_copies()\n        sync_threads()                                          # K":
+            "sync_threads()                                          # K",
+        "sync_threads()                                          # K": "pass  # K",
+        "wait_copies()\n        sync_threads()                                          # V":
+            "sync_threads()                                          # V",
+        "sync_threads()                                          # V": "pass  # V",
+        "sync_threads()                                          # all": "pass  # all",
+        "        sync_threads()\n        save(aligned": "        save(aligned",
+        "at=SHARED_V if held else None": "at=SHARED_V",
+        "if tested(": "if not tested(",
+        "tile.m0 + TILE_M, n0, n_end)": "tile.m0 + 1, n0, n_end)",
+        "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
+        "next_n_block(tile, sight, first // TILE_N)": "first // TILE_N",
+        "next_n_block(tile, call.sight, n_block + 1)": "n_block + 1",
+        "n_block + steps(": "n_block + 0 * steps(",
+        "O = rescaled(O, alpha)": "O = O * 1",
+        "part_sum(P, l * alpha)": "part_sum(P, l)",
+        "tile.batch, tile.head, tile.m0, n0)     #": "tile.batch, tile.head, n0, tile.m0)     #",
+        "tile.head // group_size": "tile.head",
+        "m_blocks - 1 - number": "m_blocks - number",
+        "segment.first_key + maximum(tile.band[3], 1)": "segment.first_key + segment.keys",
+        "(inverse(total, alpha) * kept_scale)": "inverse(total, alpha)",
+        "m * (scale_log2 * LN2)": "m * scale_log2",
+        "get(sQ, Q_TILE) if HELD else sQ": "sQ",
+    },
+    "test_packed": {
+        "tile.segment.first_key + n0": "n0",
+        "mV[batch, head_k][segment.first_key : keys]": "mV[batch, head_k][:keys]",
+        "mQ[batch, head][first : first +": "mQ[batch, head][: first +",
+        "mO[batch, head][first:end]": "mO[batch, head][first:]",
+        "scores_of(scores, segment)": "scores",
+        "packs=True": "packs=False",
+    },
+    "cuda/kernels/forward_mma_tiles.py": {
+        "cuda/plan/test_planner.py": {
+            "room <= work.device.shared": "room <= 1 << 30",
+            "ForwardTiles(128, 32, 128, False)": "ForwardTiles(128, 64, 128, False)",
+            "problem.group_size * min": "min",
+            "max(1, L2_BYTES // max(nbytes, 1))": "L2_BYTES",
+            "min(max(1, L2_BYTES": "max(max(1, L2_BYTES",
+        },
+    },
+}

@@ -179,3 +179,18 @@ def test_pairs_of_masks(rng, one, other):
 def test_scores(rng, kind, score):
     check(*calls.qkv(rng, np.float16, heads_k=2), rng, cupy, mask=calls.MASKS[kind](rng), causal=True,
           score=calls.SCORES[score](rng, np.float16), bits=ONE_KEY)  # fmt: skip
+
+
+FAULTS = {
+    "queries[middle] <= i": "queries[middle] < i",
+    "minimum(low, count - 1)": "minimum(low, count - 2)",
+    "segment.own + mask.lo": "segment.own + mask.lo + 1",
+    "segment.own + mask.hi + 1": "segment.own + mask.hi",
+    "own = i + end - inside(queries[behind], seqlen_q)": "own = i + end",
+    "i + offset_of(offset, batch, head) + 1": "i + offset_of(offset, batch, head)",
+    "maximum(segment.first + length_of": "maximum(length_of",
+    "segment.first + inside(n_of": "inside(n_of",
+    "inside(n_of(n, batch, head), segment.end - segment.first)": "n_of(n, batch, head)",
+    "return maximum(first, other_first)": "return first",
+    "first if some else seqlen_k": "first",
+}

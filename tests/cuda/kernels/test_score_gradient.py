@@ -53,3 +53,38 @@ def test_launches_add_to_partial_sums(rng):
     plans = (program.plan.steps for program in gpu.programs.values())
     names = [step.key.name for steps in plans for step in steps if step.key.name in ("bias_gradient", "sum_parts")]
     assert names == ["bias_gradient"] * 4 + ["sum_parts"]
+
+
+FAULTS = {
+    "cuda/kernels/scores/test_distance.py::test_distances_within_segments_of_unequal_lengths": {
+        "low + apart if entry > 0 else -FARTHEST": "low + apart",
+        "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
+        "== walk.entry, dS, 0)": "== walk.entry, 0, dS)",
+    },
+    "cuda/kernels/hopper/test_score_gradient.py": {
+        "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",
+        "(number + PER_TILE * m_first - before)": "(number - before)",
+    },
+    (
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-bias of keys]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-pair bias-softcap-bias "
+        "of queries]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-function-shift]",
+    ): {
+        "return total + dS": "return dS",
+        "total - dS * distance(": "total + dS * distance(",
+        "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
+        "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
+        "dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)": "pass",
+    },
+    "cuda/kernels/shared/shares.py": {
+        "test_gradients_where_tiles_are_empty": {
+            "size = (count + parts - 1) // parts": "size = count // parts",
+            "minimum((part + 1) * size, count)": "(part + 1) * size",
+            "share.own_head + number % share.heads": "share.own_head",
+            "1 if own_heads > 1 else heads": "1",
+        },
+    },
+}

@@ -21,3 +21,9 @@ def test_sums_of_parts(rng, parts, elements, dtype, out):
     expected = given.sum(axis=1, dtype=np.float64)
     error = 4 * np.finfo(out).eps * abs(given).sum(axis=1)
     assert (abs(found - expected) <= error).all()
+
+
+FAULTS = {
+    "total + load(mParts": "load(mParts",
+    "matrix, place = split(": "place, matrix = split(",
+}

@@ -128,3 +128,15 @@ def assert_empty(words, visible, tile_m, tile_n, kept):
     tiles = tiles if kept == "q" else tiles.T
     bits = words[:, ::2, None] >> np.arange(32, dtype=np.uint32) & 1
     assert_equal(bits.reshape(len(words), -1)[:, : tiles.shape[1]], tiles)
+
+
+FAULTS = {
+    "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
+    "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
+    "some or shown": "shown",
+    "minimum(one(sight": "max(one(sight",
+    "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
+    "if m0 < seqlen_q and n0 < seqlen_k": "if True",
+    "first[i] < n_end and n0 < end[i]": "first[i] < n0 and n0 < end[i]",
+    "every and (first[i] <= n0 and n_end <= end[i])": "every and first[i] <= n0",
+}

@@ -596,3 +596,61 @@ def test_temporaries_lie_one_behind_another_in_one_block():
             end = offset + x.nbytes
             assert (offset < zeros) == x.is_zero
         assert nbytes == -(-end // 512) * 512
+
+
+FAULTS = {
+    "test_random.py::test_without_a_gpu[a bias, then a function]": {
+        "if any(array_of_part(number) not in self.layouts": "if any(False",
+    },
+    (
+        "test_steps_in_their_order",
+        "test_what_tensor_maps_cannot_move_is_copied",
+        "test_gradients_are_summed_over_broadcast_axes",
+        "test_blocks_of_a_mask_are_looked_up_first",
+        "test_blocks_that_draw_work_are_one_a_multiprocessor",
+        "test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece",
+        "test_matrices_without_features_get_a_column",
+    ): {
+        '"first": piece.first': '"first": 0',
+        "-(-shape[-1] // columns) * columns": "shape[-1]",
+        "if spec.persistent else math.inf": "if not spec.persistent else math.inf",
+        "and shape[:-2] != (whole := self.batch(heads))": "and not (whole := self.batch(heads))",
+        "if has_states(work.mask) and MASK in spec.arguments": "if MASK in spec.arguments",
+        "if not shape[-1]": "if False",
+    },
+    "test_kernels_of_gradients_look_up_which_tiles_are_empty": {
+        "if name in self.temporaries:": "if False:",
+    },
+    ("test_what_offsets_depend_on", "test_the_gradient_of_a_table_by_its_offset"): {
+        "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
+    },
+    "test_slopes_get_their_gradient_with_dq": {
+        "and len(slopes) == 1 else None": "and slopes else None",
+    },
+    ("test_packed_arrays_are_computed_by_segment", "test_packed_arrays_on_other_gpus"): {
+        "wanted == [self.slopes] and with_dq": "wanted == [self.slopes]",
+        "by_wgmma and comes_with_dq": "comes_with_dq",
+        " and number != self.sink]": "]",
+        "self.wanted and not (self.wanted": "not (self.wanted",
+    },
+    "cuda/plan/masks.py": {
+        (
+            "cuda/test_passes.py::test_saved_or_not[warps]",
+            "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
+            "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
+            "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
+            "cuda/test_passes.py::test_shapes[pieces]",
+        ): {
+            "else band.keys\n": "else seqlen_k\n",
+            "shifts[side] = max(-FARTHEST, min(shift, FARTHEST))": "pass",
+            "getattr(band_of(found, *sizes), side)": "found[0].at",
+        },
+    },
+    "cuda/kernels/shared/tables.py": {
+        "if size >= max(": "if size > max(",
+        "longest <= seqlen": "longest < seqlen",
+        "and not (scarce and seqlen > MANY)": "",
+        "row._replace(blocks=1) if scarce else row": "row",
+        "work.segments - 2": "work.segments - 1",
+    },
+}

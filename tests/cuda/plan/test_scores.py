@@ -80,3 +80,15 @@ def test_a_part_is_checked_against_each_shape():
         na.attention(*[cupy.zeros((2, length, 4), np.float32)] * 3, score=score)
     with pytest.raises(ValueError, match="Alibi slopes"):
         na.attention(*[cupy.zeros((3, 8, 4), np.float32)] * 3, score=score)
+
+
+FAULTS = {
+    "cuda/kernels/scores/test_alibi.py::test_slopes_of_all_heads_or_some": {
+        "sum_broadcast(by_row.sum(axis=-1), grad.shape)": "by_row.sum(axis=-1)",
+    },
+    "cuda/plan/known.py": {
+        "any(x is y or overlap(x, y) for y in held)": "True",
+        "KNOWN.keep(value, key, found)": "pass",
+        "held is not None and": "",
+    },
+}

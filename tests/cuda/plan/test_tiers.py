@@ -56,3 +56,11 @@ def test_it_ends_where_an_error_does():
 def test_other_names_are_refused():
     with pytest.raises(ValueError, match="tier: got 'tcgen05', expected one of mma, wgmma"), tier("tcgen05"):
         pass
+
+
+FAULTS = {
+    "latest.reset(token)": "pass",
+    "TIERS.index(name) <=": "TIERS.index(name) >=",
+    "not name or": "name and",
+    "if name not in TIERS": "if False",
+}

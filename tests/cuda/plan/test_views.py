@@ -103,3 +103,11 @@ def test_axes_of_one_get_strides_that_a_tensor_map_takes():
     x = np.zeros((2, 8, 68), np.float16)[:, :1, :64]
     assert for_tensor_map(view(x)).strides == (1088, 128, 2)
     assert (array(for_tensor_map(view(x)), np.float16) == x).all()
+
+
+FAULTS = {
+    "0 if n == 1 else stride": "stride",
+    "common >= dtype.itemsize": "common > dtype.itemsize",
+    "min(layout.strides) >= 0": "True",
+    "number * batch, batch, piece": "number, batch, piece",
+}

@@ -153,3 +153,19 @@ def test_only_float32_is_added():
 
     with pytest.raises((TypingError, CudaTypingError), match="bulk_add: got int32, expected float32"):
         start(kernel, WARPGROUP, 1 << 15, np.zeros(SIZE, np.int32))
+
+
+FAULTS = {
+    "run + i % run\n": "run\n",
+    "_places(tile.layout)] +=": "_places(tile.layout)] =",
+    "_places(tile.layout, 1)] +=": "_places(tile.layout)] +=",
+    "run if capability() >= (9, 0) else 1": "1",
+    "(i // run * tile.layout.threads) * run + i % run": "i * tile.layout.threads",
+    "_check(word, tile.layout, array)": "pass",
+    "array[int(number) * cols :][:cols] +=": "array[:cols] +=",
+    "add.f32 [$0], [$1], $2;": "add.u32 [$0], [$1], $2;",
+    "I64(plan.cols)": "I64(1)",
+    "I64(prod(layout.shape))": "I64(0)",
+    "b.mul(b.and_(thread_index(b), I32(layout.threads - 1)), I32(run))": "b.and_(thread_index(b), I32(127))",
+    'if name_of(array.dtype) != "float32":': "if False:",
+}

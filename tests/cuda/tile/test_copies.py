@@ -162,3 +162,25 @@ def test_groups_arrive_in_their_order():
     np.testing.assert_array_equal(y, x[:32])
     with pytest.raises((RaceError, AccessError)):
         run(1)
+
+
+FAULTS = {
+    "setp.le.s32 ends, $2, {down}": "setp.lt.s32 ends, $2, {down}",
+    'b.icmp_signed("<", I32(x), cols_left)': 'b.icmp_signed("<=", I32(x), cols_left)',
+    "rows_left, I32(0)) for x in": "rows_left, rows_left) for x in",
+    "places = further * item, across * item": "places = 0, across * item",
+    "to=further * item": "to=0",
+    '{down}, $2;", I64, stride, origin)': '1, $2;", I64, stride, origin)',
+    "I64, row0, stride, column)": "I64, first, stride, column)",
+    "b.gep(source.data, [col0])": "b.gep(source.data, [I32(0)])",
+    "b.zext(inside, I32),": "I32(1),",
+    'f"cp.async.wait_group {count};" if count else "cp.async.wait_all;"': '"cp.async.wait_group 7;"',
+    'f"cp.async.wait_group {count};" if count else': "",
+    'asm(b, "cp.async.commit_group;", VOID, effect=True)': "pass",
+    "len(run) * item >= 4": "len(run) * item >= 16",
+    ("cuda/tile/test_copies.py", "cuda/tile/test_boxes.py"): {
+        "    simulator.shared_memory().note_arrival(pending or None)\n": "    pass\n",
+        "    simulator.shared_memory().note_group()\n": "    pass\n",
+        "shared.memory.note_fetch(shared.granules_of(*places(layout)))": "pass",
+    },
+}

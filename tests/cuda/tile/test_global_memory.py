@@ -233,3 +233,14 @@ def test_a_folded_layout_repeats_a_matrix():
     np.testing.assert_array_equal(y, np.tile(x, (4, 1)))
     np.testing.assert_array_equal(rows[:, 0], 3 + np.arange(16) % 4)
     np.testing.assert_array_equal(tiles[:, 0], np.arange(16) // 4)
+
+
+FAULTS = {
+    "b.and_(mine, target.has_row(row))": "mine",
+    'or getattr(matrix, "fold", 0) else layout.indices': 'or getattr(matrix, "fold", 0) else layout',
+    'icmp_signed("<", col, target.cols)': 'icmp_signed("<=", col, target.cols)',
+    'icmp_unsigned("<", col, source.cols)': 'icmp_unsigned("<=", col, source.cols)',
+    "test_load_behind_the_end": {
+        "array[rows, cols] if inside.all() else elements(array, inside, rows, cols)": "array[rows, cols]",
+    },
+}

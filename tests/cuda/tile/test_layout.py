@@ -115,3 +115,10 @@ def test_a_folded_layout_counts_within_each_tile(queries):
         rows = layout.rows.base(thread) + np.array(layout.rows.offsets)
         for axis, wanted in ((layout.rows.within, rows % queries), (layout.rows.outside, rows // queries)):
             assert (axis.base(thread) + np.array(axis.offsets)).tolist() == wanted.tolist()
+
+
+FAULTS = {
+    "self._picked(0, self.fold) if self.fold": "self._picked(0, self.size) if self.fold",
+    "self._picked(log2(self.fold), self.size)": "self._picked(0, self.size)",
+    "offset % end >> low": "offset % end",
+}

@@ -183,3 +183,18 @@ def test_functions_of_math_and_numpy(weights, name):
 def test_what_is_no_function_of_numbers(weights, function):
     with pytest.raises(NumbaError):
         run(function, numbers(SHAPE, np.float32), weights)
+
+
+FAULTS = {
+    'operator.sub: emit_sum("sub")': 'operator.sub: emit_sum("add")',
+    'min: emit_chosen("<")': 'min: emit_chosen(">")',
+    'b.select(b.icmp_signed("<", whole, I32(0)), b.neg(whole), whole)': "whole",
+    "place(b, b.neg(whole), *[": "place(b, whole, *[",
+    "emit_minimum(b, types.int32, b.add(start, I32(offset)), last)": "b.add(start, I32(offset))",
+    "np.minimum(places, size - 1)": "places",
+    "isinstance(x, Dual | types.Float) for x in args)": "isinstance(x, Dual) for x in args)",
+    "test_sums_with_large_integers_have_64_bits": {
+        "abs(x.literal_value) <= SMALL": "True",
+        "isinstance(x, types.IntegerLiteral) and abs(x.literal_value) <= SMALL": "isinstance(x, types.Integer)",
+    },
+}

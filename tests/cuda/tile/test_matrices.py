@@ -64,3 +64,21 @@ def test_heads_as_rows(heads, queries, fold, alignment):
     np.testing.assert_array_equal(whole, wanted.reshape(16, 16))
     np.testing.assert_array_equal(y[:, :queries], x)
     assert np.isnan(y[:, queries:]).all()
+
+
+FAULTS = {
+    ("cuda/tile/test_matrices.py", "cuda/tile/test_global_memory.py"): {
+        'icmp_signed("<", row, self.rows)': 'icmp_signed("<=", row, self.rows)',
+        'b.icmp_signed("<", head, self.heads), b': 'b.icmp_signed("<=", head, self.heads), b',
+        'b.icmp_signed("<", query, self.rows))': 'b.icmp_signed("<=", query, self.rows))',
+        "I32(log2(self.fold))": "I32(0)",
+        "[b.mul(b.sext(head, I64), self.head_stride)]": "[b.mul(b.sext(head, I64), self.row_stride)]",
+        "query < self.array.shape[1]": "query <= self.array.shape[1]",
+        "b.sext(b.trunc(self.row_stride, I32), I64) if self.alignment else self.row_stride":
+            "b.sext(b.trunc(self.row_stride, I32), I64)",
+        "b.sub(end, first), cols": "end, cols",
+        "(batch, head, first), strides": "(batch, head), strides",
+        "b.udiv(elements, I32(cols)), I32(cols)": "elements, I32(cols)",
+        "(batch, head), strides), size_of": "(head, batch), strides), size_of",
+    },
+}

@@ -114,3 +114,21 @@ def test_shared_tiles_move_in_vectors_without_conflicts():
     kernel = launch(copy, (1, 1, 1), THREADS, shared.nbytes, x, y)
     assert kernel.count(r"st\.shared\.v4") == kernel.count(r"ld\.shared\.v4") == 4
     assert not +kernel.conflicts
+
+
+FAULTS = {
+    "cols + self.vector if self.rows > 1": "cols if self.rows > 1",
+    "self.whole or self.cols": "self.cols",
+    "first = int(part) * plan.cols": "first = 0",
+    "b.mul(part, I32(plan.cols))": "I32(0)",
+    "plan.transposed or plan.cols % (parts * plan.vector)": "plan.transposed",
+    "b.mul(stage, I32(plan.stride))": "I32(0)",
+    "(1, self.pitch) if self.transposed": "(1, self.cols) if self.transposed",
+    "cuda/tile/test_copies.py": {
+        "down * down_step + across * across_step": "down * down_step",
+    },
+    ("cuda/tile/test_shared_memory.py", "cuda/tile/test_boxes.py"): {
+        "self.memory.note_read(self.granules[at], work, by)": "pass",
+        "plan.offset + stage * plan.stride": "plan.offset",
+    },
+}

@@ -160,3 +160,12 @@ def test_errors_name_the_thread():
     with pytest.raises(ZeroDivisionError, match="here") as caught:
         run(fail)
     assert getattr(caught.value, "__notes__", [""])[0] in ("", "in thread 5 of block (0, 0, 0)")
+
+
+FAULTS = {
+    ("cuda/tile/test_simulator.py", "cuda/tile/test_pipeline.py", "cuda/tile/test_warpgroup.py"): {
+        "self.last_read[who, _pages(granules)] = when": "when",
+        "granules.max() >> PAGE_BITS) + 1)": "granules.min() >> PAGE_BITS) + 1)",
+        "self.clocks[:, by].min(1)": "self.clocks[:, by].max(1)",
+    },
+}

@@ -173,3 +173,17 @@ def test_ballot_and_lowest_bit():
     launch(kernel, (1, 1, 1), 64, 0, words, votes, lowest)
     assert votes.tolist() == [sum(1 << i for i in range(32) if (32 * w + i) % 3 == 1) for w in range(2)]
     assert lowest.tolist() == [32, 0, 31, 3]
+
+
+FAULTS = {
+    "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2": "ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 1",
+    "b.add(emit_warpgroup(b), I32(FIRST_OF_WARPGROUPS))": "I32(FIRST_OF_WARPGROUPS)",
+    'asm(b, "bar.warp.sync 0xffffffff;", VOID, effect=True)': "pass",
+    'asm(b, f"bar.sync $0, {WARPGROUP};", VOID, barrier, effect=True)': "pass",
+    "lambda b, _: asm(b, text, VOID, effect=True)\n\n\n@primitive\ndef wait_on":
+        "lambda b, _: None\n\n\n@primitive\ndef wait_on",
+    '_lower_registers("dec")': '_lower_registers("inc")',
+    "WARPGROUP).sync()\n\n\n@sync_warpgroup.": "WARPGROUP // 2).sync()\n\n\n@sync_warpgroup.",
+    "count * WARPGROUP).sync()": "WARPGROUP).sync()",
+    "range(24, 241, 8)": "range(24, 249, 8)",
+}

@@ -219,3 +219,30 @@ def test_pages_that_no_tile_consists_of():
     pages = tensor_map(np.zeros((5, 2, 24, 128), np.float16), (1, 1, 24, 64))
     with pytest.raises((TypingError, CudaTypingError), match=r"boxes 32x128 .*is no tile of pages of 24 rows"):
         start(kernel, 32, nbytes, pages, np.zeros(2, np.int32), poisoned((32, 128)), np.int32(0))
+
+
+FAULTS = {
+    "    simulator.shared_memory().share()\n": "    pass\n",
+    "memory.note_end(unit, memory.clocks[0, unit, unit])": "pass",
+    "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]": {
+        "b.add(col, right)": "col",
+    },
+    "test_pages": {
+        "b.urem(row, I32(size))": "I32(0)",
+        'b.select(b.icmp_signed("<", place, last), place, last)': "place",
+        "I32(down * ROW_BYTES)": "I32(0)",
+        "min(place, len(table) - 1)": "place",
+        "if 0 <= page < len(pages)": "if page < len(pages)",
+    },
+    ("cuda/tile/test_hopper.py", "cuda/tile/test_tma.py"): {
+        "head, row):\n        index, _ = unpack(b, value)\n        filled = emit_expect(b, stage.pipeline, "
+        "index, I32(plan.nbytes))":
+            "head, row):\n        index, _ = unpack(b, value)\n        filled = emit_expect(b, stage.pipeline, "
+            "index, I32(plan.nbytes // 2))",
+        'asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)': "pass",
+        "b.add(start, I32(i * plan.box_bytes))": "start",
+        'asm(b, "fence.proxy.async.shared::cta;", VOID, effect=True)': "None",
+        'asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)': "pass",
+        "wait_group.read 0;": "wait_group.read 1;",
+    },
+}

@@ -385,3 +385,22 @@ def test_a_positive_operand():
     z = poisoned((64, 64))
     launch(kernel, (1, 1, 1), WARPGROUP, shared.nbytes, x, np.eye(64, dtype=np.float16), z, cc=(9, 0, "a"))
     np.testing.assert_array_equal(z, np.maximum(x, 0))
+
+
+FAULTS = {
+    "sync.aligned {later.literal_value};": "sync.aligned {later.literal_value + 1};",
+    'asm(b, "wgmma.fence.sync.aligned;", VOID, effect=True)': "pass",
+    'asm(b, "wgmma.commit_group.sync.aligned;", VOID, effect=True)': "pass",
+    "{int(sums[0] is not None)}": "1",
+    "== bool(k_axis)": "!= bool(k_axis)",
+    "k // 4 + i": "k // 8 + i",
+    "nbytes = k * ROW_BYTES": "nbytes = k * CHUNK_BYTES",
+    "box * plan.box_bytes + col": "col",
+    "lead = plan.box_bytes if": "lead = CHUNK_BYTES if",
+    "(*upper[c : c + 2], *lower[c : c + 2])": "(*lower[c : c + 2], *upper[c : c + 2])",
+    "over = _products().phases - later": "over = _products().phases",
+    "    shared_memory().note_end(unit, over)\n": "",
+    "_products().sync(shared_memory().tell_waits())": "_products().sync()",
+    ", by=np.arange(first, first + WARPGROUP))": ")",
+    "products.of != (acc.layout, y)": "False",
+}

@@ -36,3 +36,20 @@ def test_slopes_far_from_the_diagonal_simulated(rng, sizes):
     sizes(1, 1, 128, 192)
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=na.Alibi(np.float32(0.1), gradient=False))
+
+
+FAULTS = {
+    ("test_slopes_far_from_the_diagonal", "test_slopes_far_from_the_diagonal_simulated"): {
+        "row_index(RIGHT, -MIDDLE)": "row_index(RIGHT, 0)",
+        "PIECES = 3": "PIECES = 2",
+        "            fence_async_proxy()\n": "",
+        "k == 2, whole - high - middle": "k == 2, whole - high",
+        "slopes[batch, head] * scores.inverse_scale": "slopes[batch, head]",
+        "key - n0)": "key)",
+        "bias.at + TILE_M - 1:": "bias.at:",
+        "Side(-bias.slope,": "Side(bias.slope,",
+        "operand(-bias.pieces, COLUMNS)": "operand(bias.pieces, COLUMNS)",
+        "(bias.at + 1, 0) // TILE_N": "(bias.at + TILE_N, 0) // TILE_N",
+        "bias.at - MIDDLE - n_block": "bias.at - n_block",
+    },
+}

@@ -17,3 +17,23 @@ def test_a_table_of_all_batches(rng, sizes):
     with on(HOPPER._replace(multiprocessors=1)):
         score = [na.Sink(random(rng, 2, np.float16)), na.RelativeBias(random(rng, (2, 61), np.float16))]
         check(*scores.qkv(rng, np.float16, heads_k=1, d=8, e=8), rng, score=score, mask=na.Window(60, 100))
+
+
+FAULTS = {
+    "mSums[at.share.own_batch, at.share.own_head, at": "mSums[at.share.own_batch, 0, at",
+    "K, V = load_tiles(K, V, given": "load_tiles(K, V, given",
+    "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]": {
+        "allocate(SHARED_B, consumer), m0 + consumer * ROWS": "allocate(SHARED_B, consumer), m0",
+        "mDO, batch, head, m0 + consumer * ROWS, 0": "mDO, batch, head, m0, 0",
+        "at.share.part][:, at.n_first :]": "at.share.part]",
+    },
+    "cuda/plan/test_planner.py::test_gradients_by_warpgroups": {
+        ' - {"relative", "softcap", "alibi", "sink"}': ' - {"relative"}',
+        "looked_up or is_looked_up(work.mask) or work.problem.dropout": "looked_up or is_looked_up(work.mask)",
+        "not (looked_up or is_looked_up": "not (is_looked_up",
+        "> 64": "> 6400",
+    },
+    "cuda/plan/test_tiers.py": {
+        "(spec,), WGMMA)\n\n\ndef diagonals_route": "(spec,))\n\n\ndef diagonals_route",
+    },
+}

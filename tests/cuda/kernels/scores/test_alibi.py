@@ -31,3 +31,11 @@ def test_slopes_of_a_single_query(rng, seqlen_k):
     with on(TURING):
         q, k = random(rng, (1, 8), np.float32), random(rng, (seqlen_k, 8), np.float32)
         check(q, k, k, rng, score=[na.Alibi(np.float32(0.1)), na.Bias(random(rng, seqlen_k, np.float32))], bits=ONE_KEY)
+
+
+FAULTS = {
+    "test_slopes_of_all_heads_or_some": {
+        "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
+        "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
+    },
+}

@@ -111,3 +111,31 @@ def test_functions_that_numba_cannot_compile_are_named():
     q = cupy.zeros((2, 40, 64), np.float16)
     with pytest.raises(TypeError, match=r"score: Numba cannot compile .*strange, line"):
         na.attention(q, q, q, score=na.Score(strange))
+
+
+FAULTS = {
+    "cuda/test_origin.py::test_part_of_the_heads_and_of_the_batch": {
+        "(first + at.batch + batch, at.head + head, arrays)": "(first + batch, at.head + head, arrays)",
+        "at.batch + batch, at.head + head, arrays)": "at.batch + batch, head, arrays)",
+    },
+    "cuda/test_origin.py::test_parts_make_the_whole": {
+        "of_rows, S, i + m0, j + n0,": "of_rows, S, i + m0, n0,",
+        "of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k)": "of_rows, S, i + m0, j + n0, (seqlen_q, seqlen_k)",
+    },
+    (
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-bias of keys]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-pair bias-softcap-bias "
+        "of queries]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-function-shift]",
+    ): {
+        "map_elements(of_cols, S, j + n0, i + m0": "map_elements(of_rows, S, j + n0, i + m0",
+        "F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)": "F",
+        "(first + at.batch + batch, at.head + head": "(at.batch + batch, at.head + head + 1",
+    },
+    ("test_a_derivative_may_be_negative[simulated-]", "test_what_was_minus_infinity_has_no_gradient"): {
+        "S = S * natural(ONE, scores)": "pass",
+        "(S != HIDDEN) & (value != HIDDEN)": "(value != HIDDEN)",
+    },
+}

@@ -20,3 +20,34 @@ def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
     with on(device):
         score = na.RelativeBias(random(rng, 9, dtype), offset=10)
         check(*scores.qkv(rng, dtype, heads_k=1, d=8, e=8), rng, score=score)
+
+
+FAULTS = {
+    "entry_of(n0 - key - BEFORE, table)": "entry_of(n0 - key, table)",
+    "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
+    "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
+    "table[batch, head, entry], F": "table[batch, head, 0], F",
+    "table[batch, head, entry], natural(ONE, scores)": "table[batch, head, 0], natural(ONE, scores)",
+    "head, entry], natural(ONE, scores)": "head, entry], ONE",
+    (
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-bias of keys]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-pair bias-softcap-bias "
+        "of queries]",
+        "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-function-shift]",
+    ): {
+        "diagonal_index(layout, SIGN * (n0 - key)) * SIGN": "diagonal_index(layout, SIGN * (n0 - key))",
+        "maximum(minimum(ahead, reach), -reach)": "minimum(ahead, reach)",
+    },
+    (
+        "cuda/kernels/scores/test_distance.py::test_offsets",
+        "cuda/kernels/scores/test_distance.py::test_distances_within_segments_of_unequal_lengths",
+    ): {
+        "* SIGN - of_queries(offsets, m0)": "* SIGN",
+    },
+    "cuda/kernels/scores/test_distance.py::test_offsets": {
+        "first = 1 - -(-seqlen_q // tile_m) * tile_m - offset": "first = 1 - -(-seqlen_q // tile_m) * tile_m",
+        "(at >= 0) & (at < whole.shape[-1])": "at >= 0",
+    },
+}

@@ -133,3 +133,25 @@ def test_in_a_graph(rng):
         stream.synchronize()
     for one, other in zip(got, want):
         assert_equal(one, other)
+
+
+FAULTS = {
+    (
+        "test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
+        "test_small_problems[simulated-CUDA cores-relative-softcap]",
+        "test_small_problems[simulated-CUDA cores-bias of keys]",
+        "test_small_problems[simulated-CUDA cores-pair bias-softcap-bias of queries]",
+        "test_small_problems[simulated-CUDA cores-relative-function-shift]",
+    ): {
+        "if is_natural(before):": "if is_natural([*before, part]):",
+        "return scale * LOG2E": "return LOG2E",
+    },
+    "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-warpgroups in two]": {
+        "within(scores.parts, own - query)": "within(scores.parts, own)",
+    },
+    "cuda/plan/test_planner.py::test_biases_that_tma_loads": {
+        " and len(by_tma) == 1": "",
+        "looking_up == by_tma and": "by_tma and",
+        "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
+    },
+}

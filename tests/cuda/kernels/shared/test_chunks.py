@@ -67,3 +67,13 @@ def test_the_longest_sequence(lengths, by_head):
     found = np.zeros(1, np.int32)
     launch(kernel, (1, 1, 1), 32, shared.nbytes, np.array(lengths, np.int32)[:, None], found)
     assert found[0] == (11 if by_head else count_of_chunks(min(max(lengths), keys)))
+
+
+FAULTS = {
+    "SHORTS - (MANY - keys) // LONG": "SHORTS + (keys - MANY) // LONG",
+    "chunk_of(end - 1) + 1)": "chunk_of(end))",
+    "(chunk - SHORTS) * LONG + MANY": "chunk * LONG",
+    "row_max(load(lengths, LENGTHS, first), longest)": "row_max(load(lengths, LENGTHS, first))",
+    'if "keys" not in mask or by_head:': 'if "keys" not in mask:',
+    ", sight.keys))[1]": ", 2**30))[1]",
+}

@@ -65,3 +65,27 @@ def test_a_row_of_which_all_is_dropped(rng):
     assert dropped.any()
     assert (o[dropped] == 0).all()
     assert (dq[dropped] == 0).all()
+
+
+FAULTS = {
+    "[device(round_by(wide_product))] * ROUNDS": "[device(round_by(wide_product))] * (ROUNDS - 1)",
+    "% 16 == 0 else 15": "% 16 == 0 else 7",
+    "(j >> 4) * 4 + ((j >> 1) & 3)": "(j >> 4) * 4 + ((j >> 1) & 1)",
+    "(i >> 4) * 8 + (i & 7)": "(i >> 4) * 8 + (i & 3)",
+    "drops.first + at.batch + batch": "at.batch + batch",
+    "convert(batch, U64) * convert(at.heads, U64)": "convert(batch, U64)",
+    "drops.key_low, drops.key_high)": "drops.key_high, drops.key_low)",
+    "(i & 8) != 0, (j & 8) != 0": "(j & 8) != 0, (i & 8) != 0",
+    "i = i + (j & 1)": "pass",
+    "where(odd, word, word << 16)": "where(odd, word << 16, word)",
+    ">= U32(drops.threshold << 16)": "> U32(drops.threshold << 16)",
+    "where(kept(drops, batch, head, m0, n0), P, 0)": "where(kept(drops, batch, head, n0, m0), P, 0)",
+    "test_what_is_kept": {
+        "drops.first + at.batch + batch": "drops.first + batch",
+        "at.head + head, at.query + m0, at.key + n0\n": "head, at.query + m0, at.key + n0\n",
+        "at.query + m0, at.key + n0\n": "at.query + m0, n0\n",
+    },
+    "cuda/kernels/hopper/test_backward.py": {
+        "- abs(P) * D": "- P * D",
+    },
+}

@@ -39,3 +39,21 @@ def test_each_matrix_is_in_one_tile(of_batch, batches, heads, group_size, rows, 
         assert head_k == head // group_size
         tile += 1
     assert (seen == 1).all()
+
+
+FAULTS = {
+    (
+        "cuda/kernels/shared/test_packing.py",
+        "cuda/kernels/test_decode.py::test_keys_that_all_sequences_share",
+        "cuda/kernels/test_decode.py::test_sequences_that_differ_share_no_tile",
+    ): {
+        "minimum(head + COUNT, (head_k + 1) * call.group_size)": "head + COUNT",
+        "head, (part + 1) * COUNT": "head, part * COUNT + 1",
+        "head // call.group_size, head": "head, head",
+        "heads * ((batches + COUNT - 1) // COUNT)": "heads * (batches // COUNT)",
+        "if alone and not shares_keys(work)": "if alone",
+        "work.mask or problem.dropout": "problem.dropout",
+        "or problem.cache or differs_by_head(work.score)": "or problem.cache",
+        "problem.sharers > problem.group_size": "problem.sharers > 1",
+    },
+}

@@ -57,3 +57,23 @@ def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
         launch(kernel, (3, 1, 1), 32, 0, counters, taken)
         assert counters.tolist() == [0, 0]
     assert taken.tolist() == [2] * 20
+
+
+FAULTS = {
+    "return whole, number % size": "return whole, number",
+    "split(matrix, heads)\n    return tile, batch, head\n\n\n@device\ndef place_grouped":
+        "split(matrix, heads)\n    return tile, head, batch\n\n\n@device\ndef place_grouped",
+    "at_once * tiles": "at_once",
+    "minimum(at_once, matrices - first)": "at_once",
+    "first + matrix": "matrix",
+    "first + atomic_add": "atomic_add",
+    "counters, 1, workers - 1)": "counters, 1, workers)",
+    "counters[0] = 0": "pass",
+    "cuda/plan/test_planner.py": {
+        "if not has_band(problem):": "if False:",
+        "min(max(4, L2_BYTES // max(nbytes, 1)), 8)": "min(L2_BYTES // max(nbytes, 1), 8)",
+    },
+    "cuda/test_passes.py::test_out[40-warpgroups]": {
+        "    wait_on_dependencies()\n": "",
+    },
+}

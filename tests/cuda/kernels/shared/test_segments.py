@@ -323,3 +323,24 @@ def test_in_a_graph(rng):
         stream.synchronize()
     for one, other in zip(got, want):
         assert_equal(one, other)
+
+
+FAULTS = {
+    "inside(offsets[t - 1], length)": "offsets[t - 1]",
+    "if t > 0 else 0": "if t > 1 else 0",
+    "if t < count else length": "if t < count - 1 else length",
+    "low, high = index(1), count + 1": "low, high = index(1), count",
+    "// TILE + t > slot": "// TILE + t >= slot",
+    "(thread_index() % WARP + 1) * step": "thread_index() % WARP * step",
+    "ballot(later)) * step, step - 1": "ballot(later)) * step, index(0)",
+    "if t == 0 or t == count:": "if t == 0:",
+    "(count_q, index(0)) if KEEPS_Q": "(index(0), count_k) if KEEPS_Q",
+    "// TILE - t": "// TILE",
+    "(first_query // PADDED + t)": "(first_query // PADDED)",
+    "length // TILE + count + 1": "length // TILE + count",
+    "maximum(packing.lo + shift, sight.lo + apart)": "packing.lo + shift",
+    "minimum(packing.hi + shift, sight.hi + apart)": "packing.hi + shift",
+    "segment.keys - segment.queries, segment": "segment.keys, segment",
+    "left if left < segment.queries": "left if left > segment.queries",
+    "sight.keys - segment.first_key": "sight.keys",
+}

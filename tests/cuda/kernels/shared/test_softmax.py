@@ -123,3 +123,24 @@ def test_it_is_the_softmax_of_the_whole_row(steps):
     weights = P[:, seen] * (after[:, seen] / l[seen])[..., None]
     np.testing.assert_allclose(weights, E / total[:, None], rtol=0, atol=1000 * eps)
     assert not P[:, ~seen].any()
+
+
+FAULTS = {
+    "SLACK = 1 ": "SLACK = 40 ",
+    "np.finfo(ACC).min * (1": "0 * (1",
+    "subtracted_first if far else fused": "fused",
+    "(m_new - m) * scale_log2 > SLACK": "m_new - m > SLACK",
+    "> SLACK, m_new, m)": "> SLACK, m, m_new)",
+    "exp2((m - m_new) * scale_log2)": "exp2(m - m_new)",
+    "return m_new, alpha, m_new if": "return m_new, alpha, m if",
+    "part_sum(P, l * alpha)": "part_sum(P, l)",
+    "m + log2(total)": "log2(total)",
+    "log2(total) * ln_2": "log2(total)",
+    "cuda/kernels/hopper/test_linear_bias.py::test_slopes_far_from_the_diagonal": {
+        "row_max(S) * factor) + level, m)": "row_max(S) * factor), m)",
+        "else m_new - level": "else m_new",
+    },
+    "cuda/kernels/scores/test_relative.py": {
+        "else factor * scale_log2": "else scale_log2",
+    },
+}

@@ -44,3 +44,13 @@ def test_resumes(rng, world, tile, case):
     np.testing.assert_array_equal(l > 0, seen)
     found = m.astype(float) * np.float32(scale_log2) * LN_2 + np.log(l, where=seen, out=np.zeros(8))
     np.testing.assert_allclose(found[seen], wanted[seen], rtol=1e-6, atol=1e-6)
+
+
+FAULTS = {
+    "maximum(lse / unit, NO_MAX)": "lse / unit",
+    "* (ONE / kept_scale)": "",
+    "full(PARTS, SHARE) * l": "full(PARTS, ONE) * l",
+    "minimum(maximum(lse / unit, NO_MAX), -NO_MAX)": "maximum(lse / unit, NO_MAX)",
+    "(lse - m * unit) * LOG2E": "lse * ZERO",
+    "first, end = queries_of(segment)": "first, end = 0, 99",
+}

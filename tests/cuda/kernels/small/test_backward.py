@@ -62,3 +62,55 @@ def test_masks(rng, mask, given):
 @pytest.mark.parametrize("given", [False, True])
 def test_dropout(rng, given):
     check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)), given=given)
+
+
+FAULTS = {
+    "at.head, band_at(sight, at.batch, at.head)[2])": "at.head, sight.queries)",
+    "at.head_k, band_at(sight, at.batch, at.head)[3])": "at.head_k, sight.keys)",
+    "wait_copies(2)": "wait_copies(3)",
+    "sync()                                              # V and dO": "pass  # V and dO",
+    "wait_copies()\n            sync()": "sync()",
+    "sync()                                              # Q and K": "pass  # Q and K",
+    "sync()                                              # P is": "pass  # P is",
+    "sync()                                              # all have read P": "pass  # all have read P",
+    "sync()                                              # dS is": "pass  # dS is",
+    "sync()                                              # all have read Q": "pass  # all have read Q",
+    "S, F = where(visible, S, NO_SCORE), where(visible, F, 0)": "S, F = where(visible, S, 0), F",
+    "put(sP, PZ)": "put(sP, P)",
+    "dV = full(V_TILE, ZERO)\n": "dV = dV\n",
+    "dK = full(Q_TILE, ZERO)\n": "dK = dK\n",
+    "member == group_size - 1": "member == 0",
+    "return P * Z, dP * Z": "return P * Z, dP",
+    "D - where(seen, load": "D + where(seen, load",
+    "where(seen, load(statistics[0][batch, head], ROWS, 0), 0)": "load(statistics[0][batch, head], ROWS, 0)",
+    "load(statistics[1][batch, head][:queries]": "load(statistics[0][batch, head][:queries]",
+    "load(statistics[0][batch, head][:queries]": "load(statistics[0][batch, head]",
+    (
+        "test_small.py::test_padding_is_not_read[simulated-bias]",
+        "test_small.py::test_padding_is_not_read[simulated-capped bias]",
+    ): {
+        "S, F = where(visible, S, NO_SCORE), where(visible, F, 0)": "S = where(visible, S, NO_SCORE)",
+        "inverse(whole, alpha), total > 0": "inverse(whole, alpha), total >= 0",
+        "band_at(sight, at.batch, at.head)[2])": "band_at(sight, at.batch, at.head)[3])",
+        "band_at(sight, at.batch, at.head)[3])": "band_at(sight, at.batch, at.head)[2])",
+    },
+    "test_small.py::test_gradients_of_inputs_that_a_batch_shares[simulated-groups-kv]": {
+        "member == group_size - 1)": "member == 0)",
+        "dV = full(V_TILE, ZERO)": "dV = dV + ZERO",
+    },
+    "test_small.py::test_arrays_of_as_many_elements_as_the_scores": {
+        "if others or not is_matrix or": "if others or",
+    },
+    "cuda/kernels/small/test_scores.py": {
+        "return total + dS": "return total",
+        "save(mSums[0][block, head], total, 0)": "save(mSums[0][block, 0], total, 0)",
+        "is_zero=True)": "is_zero=False)",
+        "or not is_matrix": "",
+        "[heads] * bool(lead)": "[1] * bool(lead)",
+    },
+    "cuda/plan/test_small.py": {
+        "return work.whole and work.sink is None": "return work.sink is None",
+        "work.sink is None and (not": "(not",
+        "in (SHARED, BY_HEAD) and not is_grouped(work)": "in (SHARED, BY_HEAD)",
+    },
+}

@@ -66,3 +66,17 @@ def test_masks(rng, mask):
 
 def test_dropout(rng):
     check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)))
+
+
+FAULTS = {
+    "fetch_k(mK, batch, head // group_size": "fetch_k(mK, batch, head",
+    "fetch_v(mV, batch, head // group_size, band[3]": "fetch_v(mV, batch, head // group_size, sight.keys",
+    "stage = 1 - stage\n": "stage = stage + 0\n",
+    "wait_copies(AHEAD)": "wait_copies(1)",
+    "sync()                                              # Q, K and V have": "pass  # Q, K and V have",
+    "sync()                                              # all have": "pass  # all have",
+    "where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)": "where(sees(sight, band, batch, head, 0, 0), S, 0)",
+    "drop(P, drops, batch, head, 0, 0)": "drop(P, drops, head, batch, 0, 0)",
+    "if SAVES:": "if not SAVES:",
+    "number < matrices:\n            band": "number <= matrices:\n            band",
+}

@@ -66,3 +66,20 @@ def test_sequences_without_keys_or_queries(rng, world, dtype, heads_k):
     assert np.isneginf(saved.lse).all()
     for x in found:
         np.testing.assert_array_equal(x.astype(np.float32), 0)
+
+
+FAULTS = {
+    "cuda/kernels/small/steps.py": {
+        "if end > 0:": "if end >= 0:",
+        "put(allocate(PLACE, stage), full(COPY, ZERO))": "pass",
+        "put_registers(allocate(PLACE), added)": "put_registers(allocate(PLACE), added + added)",
+        "S = S * scores.scale": "S = S",
+        "apply(full(S_TILE, ZERO), scores, 0, head, 0, 0)": "apply(full(S_TILE, ZERO), scores, 0, 0, 0, 0)",
+        "cuda/plan/test_small.py": {
+            "FEWER * problem.seqlen_q >= problem.seqlen_k": "True",
+            "min(tiles.blocks, ": "max(tiles.blocks, ",
+            "(work.score_added == BY_HEAD and not grouped)": "False",
+            "work.problem.heads if sharing == BY_HEAD else 1": "1",
+        },
+    },
+}

@@ -1,11 +1,11 @@
 import json
 from types import SimpleNamespace
 
-import io_model
 import numpy as np
 import pytest
 from common import standard_vjp
-from io_model import Shape
+from paper import io_model
+from paper.io_model import Shape
 
 from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
 

@@ -2,11 +2,11 @@
 
 import re
 
-import claims
 import pytest
 import report
+from paper import answers, claims
 
-from . import synthetic
+from .. import synthetic
 
 ANSWERED = [claim for claim in claims.listed() if claim.found]
 
@@ -39,18 +39,18 @@ def test_without_results_nothing_is_reproduced(claim):
 
 
 @pytest.mark.parametrize(("found", "run", "expected"), [
-    (claims.faster_attention, "figure2", "8.3 times as fast, forward and backward"),
-    (claims.fewer_bytes, "figure2", "26.0 times fewer bytes of DRAM (predicted)"),
-    (claims.backward_flops, "figure2", "10 N²d"),
-    (claims.bytes_by_block, "figure2", "16.0 times fewer bytes with blocks 16 times as large (predicted)"),
-    (claims.faster_than_standard, "figure3", "2.5 times as fast as in CuPy, at 128 to 256"),
-    (claims.several_gpus, "ring", "0.91 to 0.94 of 2 times one GPU's speed, at 65536"),
-    (claims.rabe_staats, "figure3",
+    (answers.faster_attention, "figure2", "8.3 times as fast, forward and backward"),
+    (answers.fewer_bytes, "figure2", "26.0 times fewer bytes of DRAM (predicted)"),
+    (answers.backward_flops, "figure2", "10 N²d"),
+    (answers.bytes_by_block, "figure2", "16.0 times fewer bytes with blocks 16 times as large (predicted)"),
+    (answers.faster_than_standard, "figure3", "2.5 times as fast as in CuPy, at 128 to 256"),
+    (answers.several_gpus, "ring", "0.91 to 0.94 of 2 times one GPU's speed, at 65536"),
+    (answers.rabe_staats, "figure3",
      "2.67 times as long for Rabe and Staats as for the standard formula, at 128 to 256"),
-    (claims.memory_of("linformer"), "figure3", "3.0 times as much for Linformer, at 128 to 512"),
-    (claims.best_when_short, "figure3", "fastest at 3 of 3 lengths, least memory at 3 of 3 lengths"),
-    (claims.best_sparse, "figure3", "faster than all others at 0 of 3 lengths"),
-    (claims.matrix_saved, "costs", "34 MB for a head at 32768, forward and backward, 1/127 of a matrix"),
+    (answers.memory_of("linformer"), "figure3", "3.0 times as much for Linformer, at 128 to 512"),
+    (answers.best_when_short, "figure3", "fastest at 3 of 3 lengths, least memory at 3 of 3 lengths"),
+    (answers.best_sparse, "figure3", "faster than all others at 0 of 3 lengths"),
+    (answers.matrix_saved, "costs", "34 MB for a head at 32768, forward and backward, 1/127 of a matrix"),
 ])  # fmt: skip
 def test_numbers_are_those_of_the_results(found, run, expected):
     assert found(synthetic.results(run)) == expected
@@ -67,32 +67,32 @@ def test_approximations_are_faster_from_where_they_stay_faster():
             record["seconds"] = {"both": times[record["seqlen"]] * ours["seconds"]["both"]}
         elif record["peer"] == "linear" and record["setting"] == "dropout+padding":
             record["failed"] = "ValueError: linear attention has no matrix P to drop from"
-    assert claims.overtaken(results) == "Linformer from 1024 on; linear attention at no length up to 1024"
+    assert answers.overtaken(results) == "Linformer from 1024 on; linear attention at no length up to 1024"
 
 
 def test_the_formula_is_torchs_too():
     results = synthetic.results("figure3")
     results["records"] += [x | {"peer": "math"} for x in results["records"] if x["peer"] == "rabe-staats"]
     expected = "2.5 times as fast as in CuPy, 6.7 times as fast as in PyTorch, at 128 to 256"
-    assert claims.faster_than_standard(results) == expected
+    assert answers.faster_than_standard(results) == expected
 
 
 def test_ranks_that_take_turns_are_not_several_gpus():
     results = synthetic.results("ring")
     for record in results["speed"]:
         record["at once"] = 1
-    assert claims.several_gpus(results) is None
+    assert answers.several_gpus(results) is None
 
 
 def test_a_second_backward_kernel_costs_time():
     one, two = synthetic.results("speed"), synthetic.results("deterministic")
     for record in two["speed"]:
         record["tflops"]["numbattn"] *= 0.8
-    found = claims.one_backward_kernel(synthetic.results("figure2"), one, two)
+    found = answers.one_backward_kernel(synthetic.results("figure2"), one, two)
     assert found == "10 N²d; with a second kernel 0.80 of the speed"
 
 
-@pytest.mark.parametrize("found", [claims.faster_than_standard, claims.rabe_staats, claims.memory_of("standard")])
+@pytest.mark.parametrize("found", [answers.faster_than_standard, answers.rabe_staats, answers.memory_of("standard")])
 def test_a_peer_that_has_not_run_reproduces_nothing(found):
     results = synthetic.results("figure3")
     results["records"] = [x for x in results["records"] if x["peer"] != "standard"]
@@ -103,9 +103,9 @@ def test_bytes_are_measured_if_all_of_them_are():
     results = synthetic.results("figure2")
     standard, ours = (record for record in results["records"] if record["part"] == "left")
     ours["measured"] = {"dram": 2e9}
-    assert claims.fewer_bytes(results) == "26.0 times fewer bytes of DRAM (predicted)"
+    assert answers.fewer_bytes(results) == "26.0 times fewer bytes of DRAM (predicted)"
     standard["measured"] = {"dram": 60e9}
-    assert claims.fewer_bytes(results) == "30.0 times fewer bytes of DRAM (measured)"
+    assert answers.fewer_bytes(results) == "30.0 times fewer bytes of DRAM (measured)"
 
 
 def test_examples_are_as_printed():

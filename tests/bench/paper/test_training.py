@@ -6,14 +6,11 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
-import figure3
-import model
 import numpy as np
 import pytest
-import tasks
-import training
-from figure3 import OUT_OF_MEMORY, Clock
-from model import Size, Transformer
+from paper import figure3, model, tasks, training
+from paper.figure3 import OUT_OF_MEMORY, Clock
+from paper.model import Size, Transformer
 
 import numbattn as na
 

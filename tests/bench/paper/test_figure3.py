@@ -1,10 +1,10 @@
 import json
 import time
 
-import figure3
 import numpy as np
 import pytest
-from figure3 import Case, Clock
+from paper import figure3
+from paper.figure3 import Case, Clock
 
 TINY = ["--seqlen", "64", "128", "--heads", "1", "--rounds", "1"]
 KNOWN = {  # peers that cannot, by setting

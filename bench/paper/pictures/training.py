@@ -3,8 +3,7 @@
 import math
 
 import numpy as np
-
-from .basics import OURS, STYLES, finish, label_of, lines, logarithmic, panels, powers_of_two, select, values
+from pictures.basics import OURS, STYLES, finish, label_of, lines, logarithmic, panels, powers_of_two, select, values
 
 SMOOTHED = 20  # steps
 TASKS = {"listops": "ListOps", "pathfinder": "Pathfinder"}

@@ -1,7 +1,7 @@
 """The paper's Figure 3 and Tables 8 to 21: time and memory of attention by sequence length, beside approximations.
 
-    python bench/figure3.py --json figure3.json
-    python bench/figure3.py --setting causal dropout+padding+causal --peers numbattn block-sparse flash --seqlen 4096
+    python bench/paper figure3 --json figure3.json
+    python bench/paper figure3 --setting causal dropout+padding+causal --peers numbattn block-sparse flash --seqlen 4096
 
 The paper's configuration: 8 heads of 64, float16, a batch of 16, dropout 0.1, random padding. From 16384 tokens on the
 batch is smaller, so that it has no more than 131072 tokens; records say how large. Peers: numbattn, dense and with the
@@ -22,7 +22,6 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
-import baselines
 import numpy as np
 import peers
 from common import machine, sampled, save, show, show_machine
@@ -31,6 +30,7 @@ from peers import PACKAGES, TORCH, _torch, context_of, cupy, event_seconds, gpu,
 from tqdm import tqdm
 
 import numbattn as na
+from paper import baselines
 
 BATCH, HEADS, HEAD_DIM, DROPOUT = 16, 8, 64, 0.1
 TOKENS = 131072  # of a batch, at most
@@ -274,7 +274,3 @@ def measure_and_show(parse, records_of, show_records, arguments=None):
 
 def main(arguments=None):
     measure_and_show(parse, records_of, show_records, arguments)
-
-
-if __name__ == "__main__":
-    main()

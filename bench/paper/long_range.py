@@ -1,7 +1,7 @@
 """The paper's Tables 3, 5 and 6: tasks of the Long Range Arena, long documents, and steps at the lengths of Path-X.
 
-    python bench/long_range.py --json long_range.json
-    python bench/long_range.py --parts tasks --tasks pathfinder --side 64 --minutes 60
+    python bench/paper long_range --json long_range.json
+    python bench/paper long_range --parts tasks --tasks pathfinder --side 64 --minutes 60
 
 A transformer encoder, 4 layers of 4 heads of 64, whose mean over all tokens is classified; a step has --tokens tokens.
 steps: time and memory of a step on Pathfinder's images, pixel by pixel, with numbattn, with the butterfly's blocks of
@@ -21,15 +21,14 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-import model
 import numpy as np
-import tasks
 from common import show
-from figure3 import butterfly, measure_and_show
-from model import Adam, Size, Transformer
-from training import in_turn, parser_of
 
 import numbattn as na
+from paper import model, tasks
+from paper.figure3 import butterfly, measure_and_show
+from paper.model import Adam, Size, Transformer
+from paper.training import in_turn, parser_of
 
 PARTS = {  # and who takes part
     "steps": ["numbattn", "block-sparse", "standard"], "tasks": ["numbattn", "standard"], "documents": ["numbattn"],
@@ -177,7 +176,3 @@ def parse(arguments, on_gpu):
 
 def main(arguments=None):
     measure_and_show(parse, records_of, show_records, arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 import math
 
-from .basics import (
+from pictures.basics import (
     OURS,
     STYLES,
     bars,

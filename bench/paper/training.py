@@ -1,7 +1,7 @@
 """The paper's Tables 2 and 4: training of GPT-2 small by context, with numbattn and with the standard formula.
 
-    python bench/training.py --json training.json
-    python bench/training.py --layers 24 --heads 16 --contexts 1024 --minutes 30    # GPT-2 medium
+    python bench/paper training --json training.json
+    python bench/paper training --layers 24 --heads 16 --contexts 1024 --minutes 30    # GPT-2 medium
 
 A model of its size, 12 layers of 12 heads of 64 with rotary positions, on bytes: the sources of Python's standard
 library, of which every fourth file is held out.
@@ -20,15 +20,14 @@ import time
 from functools import partial
 from itertools import product
 
-import model
 import numpy as np
-import tasks
 from common import show
-from figure3 import OUT_OF_MEMORY, is_out_of_memory, measure_and_show
-from model import Adam, Size, Transformer
 from tqdm import tqdm
 
 import numbattn as na
+from paper import model, tasks
+from paper.figure3 import OUT_OF_MEMORY, is_out_of_memory, measure_and_show
+from paper.model import Adam, Size, Transformer
 
 ATTENTIONS = {"numbattn": na.attention_vjp, "standard": model.standard_attention}
 SMALL = {"contexts": [32, 64], "layers": 1, "heads": 1, "tokens": 128, "steps": 20, "validated": 512, "minutes": 0.2}
@@ -147,7 +146,3 @@ def parse(arguments, on_gpu):
 
 def main(arguments=None):
     measure_and_show(parse, records_of, show_records, arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Bytes and FLOPs of attention: what numbattn's plan, the standard formula and the paper's theorems predict.
 
-    python bench/io_model.py
-    python bench/io_model.py --batch 16 --heads 16 --seqlen 4096 --head-dim 128 --cc 8.0 --json io.json
+    python bench/paper io_model
+    python bench/paper io_model --batch 16 --heads 16 --seqlen 4096 --head-dim 128 --cc 8.0 --json io.json
 
 A kernel that keeps a tile of queries reads K and V once for each tile: what goes from L2 to the multiprocessors is
 N^2 d / tile_m, the paper's Theta(N^2 d^2 / M) (Theorem 2; for backward Theorem 5), M the memory that tiles are in.
@@ -159,7 +159,3 @@ def main(arguments=None):
     show_records(records)
     if args.json:
         save(args.json, {"machine": machine("numbattn"), "arguments": vars(args), "records": records})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-import baselines
 import numpy as np
 import pytest
-from baselines import Extras
+from paper import baselines
+from paper.baselines import Extras
 
 SHAPE = 2, 2, 7, 3
 EXTRAS = [{}, {"causal": True}, {"lengths": [7, 4]}, {"dropout": 0.3}, {"causal": True, "lengths": [3, 6]}]

@@ -1,13 +1,13 @@
 """A soak test: random problems on a GPU, for as long as you like, every element of every result checked.
 
-    python bench/stress.py                                  # a minute
-    python bench/stress.py --seconds 3600 --processes 8     # processes that share a GPU interrupt each other
-    python bench/stress.py --replay 3 17                    # problem 17 of process 3 again
+    python -m tests.tools.stress                                  # a minute
+    python -m tests.tools.stress --seconds 3600 --processes 8     # processes that share a GPU interrupt each other
+    python -m tests.tools.stress --replay 3 17                    # problem 17 of process 3 again
 
 Problems are those of tests/problems.py: all that a call can be asked for, compared with numbattn.reference in float64,
-by what rounding explains. Then a problem is called again and again, on several streams at once, and each result is
+within what rounding explains. Then a problem is called again and again, on several streams at once, and each result is
 compared with the first, bit for bit where that is promised. All memory that CuPy hands out is full of NaN, and so is
-what lies beyond Lengths: what a kernel leaves unwritten, or reads and must not, shows. Needs tqdm.
+what lies beyond Lengths: what a kernel leaves unwritten, or must not read, shows.
 """
 
 import argparse
@@ -16,14 +16,13 @@ import sys
 import time
 import traceback
 from collections import Counter
-from pathlib import Path
 
+import cupy
 import numpy as np
-from peers import cupy, require_gpu
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where the tests are
 from tests.accuracy import wrong_elements
+from tests.conftest import no_gpu
 from tests.problems import LIMITS, Problem
 
 REPEATS = 16  # calls of a problem after the first
@@ -137,7 +136,8 @@ def parse():
 
 def main():
     args = parse()
-    require_gpu()
+    if reason := no_gpu():
+        sys.exit(f"stress needs a GPU: {reason}")
     if args.replay:
         cupy.cuda.set_allocator(full_of_nan)
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(args.streams)]

@@ -2,11 +2,10 @@ import json
 import subprocess
 from types import SimpleNamespace
 
-import figure2
-import io_model
 import numpy as np
 import pytest
-from figure2 import BLOCK_SIZES, SPECS, Case
+from paper import figure2, io_model
+from paper.figure2 import BLOCK_SIZES, SPECS, Case
 
 import numbattn as na
 from numbattn.cuda.build import assemble, compile_ptx

@@ -4,13 +4,11 @@ import json
 import statistics
 from itertools import product
 
-import figure3
-import long_range
 import numpy as np
 import pytest
-import tasks
-from figure3 import OUT_OF_MEMORY, Clock
-from long_range import Learner
+from paper import figure3, long_range, tasks
+from paper.figure3 import OUT_OF_MEMORY, Clock
+from paper.long_range import Learner
 
 OPERATORS = {tasks.MIN: min, tasks.MAX: max, tasks.MED: lambda digits: int(statistics.median(digits)),
              tasks.SM: lambda digits: sum(digits) % 10}  # fmt: skip

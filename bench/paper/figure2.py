@@ -1,7 +1,7 @@
 """The paper's Figure 2: bytes, not FLOPs, decide how long attention takes; block sizes; block sparsity.
 
-    python bench/figure2.py --json figure2.json
-    python bench/figure2.py --part block-size --no-ncu
+    python bench/paper figure2 --json figure2.json
+    python bench/paper figure2 --part block-size --no-ncu
 
 left        FLOPs, bytes and time of the standard formula in CuPy and of numbattn, GPT-2 medium: batch 64, 16 heads of
             64, 1024 tokens, float16, forward + backward.
@@ -26,13 +26,12 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-import io_model
 import numpy as np
 from common import machine, sampled, save, show, show_machine, standard_vjp
-from figure3 import SAMPLE_SECONDS, Clock, GpuClock, is_out_of_memory, numbers
 from gpu import one_pass, why
 from peers import PACKAGES, cupy, gpu, one_stream
 from tqdm import tqdm
@@ -45,6 +44,8 @@ from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
 from numbattn.cuda.kernels.shared.tables import Tiles
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.spec import Route, everything
+from paper import io_model
+from paper.figure3 import SAMPLE_SECONDS, Clock, GpuClock, is_out_of_memory, numbers
 
 BLOCK_SIZES = [  # at head_dim 64 none spills, see the test
     Tiles("mma", 16, 64, 32), Tiles("mma", 32, 64, 64), Tiles("mma", 64, 64, 128), Tiles("mma", 128, 64, 128),
@@ -126,7 +127,7 @@ def measured_bytes(case):
     """{"dram": ..., "l2": ..., "l2 to SM": ..., "kernels": how many}, or {"not measured": why}."""
     if not shutil.which(NCU[0]):
         return {"not measured": "ncu is not installed"}
-    command = [*NCU, sys.executable, __file__, "--profiled", json.dumps(case)]
+    command = [*NCU, sys.executable, Path(__file__).parent, "figure2", "--profiled", json.dumps(case)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NCU_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -268,7 +269,3 @@ def main(arguments=None):
     args.cc = tuple(map(int, described["gpu"]["compute capability"].split(".")))
     with one_stream():
         return run(GpuClock(), args, described)
-
-
-if __name__ == "__main__":
-    main()
