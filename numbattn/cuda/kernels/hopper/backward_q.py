@@ -11,16 +11,12 @@ from ...tile import (
     SharedMemory,
     acquire,
     advance,
-    allocate,
     block_index,
     clear,
-    decrease_registers,
     device,
     dot,
     fence_async_proxy,
     full,
-    increase_registers,
-    init_pipelines,
     load,
     minimum,
     opaque,
@@ -29,11 +25,8 @@ from ...tile import (
     release,
     shape,
     stage,
-    sync_threads,
     sync_warpgroup,
-    thread_index,
     tma_load,
-    tma_load_part,
     wait,
     warpgroup_index,
     wgmma,
@@ -43,7 +36,7 @@ from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
-from ..shared.schedule import at_once, overlap_launches, place_grouped
+from ..shared.schedule import at_once, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
@@ -52,13 +45,12 @@ from ..shared.visibility import (
     has_query_lengths,
     needs_test,
 )
+from ..shared.warps import warp_specialised
 from .backward_steps import (
     BIAS,
-    CONSUMER_REGISTERS,
     CONSUMERS,
     GIVEN,
-    PRODUCER,
-    PRODUCER_REGISTERS,
+    REGISTERS,
     ROWS,
     STATISTICS_AND_NUMBERS,
     ZERO,
@@ -71,6 +63,7 @@ from .backward_steps import (
     with_results,
 )
 from .forward_steps import clear_step
+from .tma_bias import load_bias_step
 from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
 
 
@@ -105,7 +98,7 @@ def backward_q(
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
-    mark, dS_of = dropout_steps(S_TILE, dropout)
+    sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
@@ -120,16 +113,18 @@ def backward_q(
         return WorkTile(batch, head, m_block, first, end, segment)
 
     @device
-    def load_bias(K, biases, work, n0):
-        """The bias of both consumers goes with K."""
-        for consumer in range(CONSUMERS):
-            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
-            m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
-            tma_load_part(K, place, biases[0], work.batch, work.head, m0, n0)
+    def bias_of(consumer, where):
+        work, n0 = where
+        return work.batch, work.head, work.segment.first_query + work.m_block * TILE_M + consumer * ROWS, n0
+
+    load_bias = load_bias_step(SHARED_B, CONSUMERS, bias_of)
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, biases, sight, work, head_k):
+    def load_tiles(mQ, mK, mV, mDO, biases, sight, tile, head_k):
         """The producer, one thread."""
+        prefetch_tensor_map(mK)
+        prefetch_tensor_map(mV)
+        work = work_tile(sight, *tile)
         Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for consumer in range(CONSUMERS):
             m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
@@ -142,7 +137,7 @@ def backward_q(
             acquire(K)
             tma_load(K, mK, work.batch, head_k, n0)
             if HAS_TMA_BIAS:
-                load_bias(K, biases, work, n0)
+                load_bias(K, biases, (work, n0))
             acquire(V)
             tma_load(V, mV, work.batch, head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
@@ -168,15 +163,15 @@ def backward_q(
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
         if tested(args.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             P, F = masked(P, F, args.sight, kept.band, batch, head, m0, n0)     # line 12: MASK
-        P = mark(P, args.drops, batch, head, m0, n0)                            # line 14
+        P = sign_dropped(P, args.drops, batch, head, m0, n0)                            # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)
         return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mLse, mDelta, work, scale, args):
+    def compute(mDQ, mLse, mDelta, tile, scale, args):
         """The consumers, whole warpgroups."""
-        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work
+        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work_tile(args.sight, *tile)
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.sight, batch, head)
         tile = ConsumerTile(batch, head, m0, m_block, first, n_blocks, segment)
         sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
@@ -212,33 +207,24 @@ def backward_q(
         first, end = queries_of(segment)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
+    own_pipelines = Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
+
     def kernel(
         mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
+        begin()
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
-        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
-        init_pipelines(Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE)
-        overlap_launches()
-        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - tile, seqlen_q)  # heaviest first, if causal
+        number, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
+        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - number, seqlen_q)   # heaviest first, if causal
         sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
-        if m_block * TILE_M >= m_end:                           # a slot without a tile
-            return
-        sync_threads()
-        if warpgroup_index() == CONSUMERS:
-            decrease_registers(PRODUCER_REGISTERS)
-            if thread_index() == PRODUCER:
-                prefetch_tensor_map(mK)
-                prefetch_tensor_map(mV)
-                work = work_tile(sight, segment, batch, head, m_block, m_end)
-                load_tiles(mQ, mK, mV, mDO, biases, sight, work, head // group_size)
-        else:
-            increase_registers(CONSUMER_REGISTERS)
-            scores = scores_of(scores, segment)
-            args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
-            work = work_tile(sight, segment, batch, head, m_block, m_end)
-            compute(mDQ, mLse, mDelta, work, scale, args)
+        if m_block * TILE_M < m_end:                            # else a slot without a tile
+            tile = segment, batch, head, m_block, m_end
+            args = BackwardArguments(sight, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
+            given = mQ, mK, mV, mDO, biases, sight, tile, head // group_size
+            take_roles((mDQ, mLse, mDelta, tile, scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
     return source(kernel, dtype, out_dtypes, mask, score, shared, tiles)

@@ -7,6 +7,7 @@ import numbattn as na
 from numbattn.cuda.kernels.hopper.backward_kv import backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import backward_q
 from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
+from numbattn.cuda.kernels.hopper.variants import DP_DS_DV, DP_DV_DS, DV_DP_DS
 from numbattn.cuda.kernels.round_dq import DqPart, round_dq
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
@@ -19,7 +20,7 @@ SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
 
 
-def check(rng, kernel, dv_first=True, at_once=2, **problem):
+def check(rng, kernel, order=DP_DV_DS, at_once=2, **problem):
     case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
     tile_m, tile_n = SIZES[kernel]
     is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
@@ -34,14 +35,14 @@ def check(rng, kernel, dv_first=True, at_once=2, **problem):
                case.delta_scale)  # fmt: skip
     if kernel == "q":
         source = backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
-        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
+        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"],)
     elif kernel == "wide":
         source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
     else:
-        about = {"dv_first": dv_first, "adds_dq": adds_dq, "dq_late": is_late, "statistics_early": is_late}
+        about = {"order": order, "adds_dq": adds_dq, "dq_late": is_late, "statistics_early": is_late}
         source = backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
-        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums)
     inputs = case.q, case.k, case.v, case.do
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
@@ -87,18 +88,19 @@ def test_dropout(rng, kernel):
 
 @pytest.mark.parametrize("kernel", ["sums", "q"])
 def test_dropout_of_more_tiles_than_stages(rng, kernel):
-    check(rng, kernel, m=300, n=130, causal=True, dropout=na.Dropout(0.5, seed=7), dv_first=False)
+    check(rng, kernel, m=300, n=130, causal=True, dropout=na.Dropout(0.5, seed=7), order=DP_DS_DV)
 
 
 @pytest.mark.parametrize("kernel", ["kv", "sums"])
-def test_dv_after_ds(rng, kernel):
-    check(rng, kernel, m=300, n=130, dv_first=False)
+@pytest.mark.parametrize("order", [DP_DS_DV, DV_DP_DS])
+def test_other_orders_of_products(rng, kernel, order):
+    check(rng, kernel, m=300, n=130, order=order)
 
 
 def test_parts_of_dq_are_those_of_the_consumers():
     with pytest.raises(ValueError, match="tile_m: got 64 for head_dim 64, expected 2 parts of dQ"):
         backward_kv(dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tile_m=64, tile_n=128,
-                    stages=2, dv_first=True, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0)  # fmt: skip
+                    stages=2, order=DP_DV_DS, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0)  # fmt: skip
 
 
 FAULTS = {
