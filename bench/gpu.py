@@ -21,47 +21,49 @@ import time
 import warnings
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
+from cases import (
+    GRAPH,
+    PASSES,
+    SETTINGS,
+    TOKENS,
+    WIDTH,
+    columns_of_case,
+    grouped,
+    make_case,
+    ran,
+    scaled,
+    show_failed,
+    show_notes,
+    visible_share,
+)
 from common import machine, sampled, save, show, show_machine
+from features import score_speeds, show_scores, show_sparse, sparse
 from peers import (
     DTYPE,
-    FA4,
     HALF,
     PACKAGES,
     PEERS,
-    Replay,
     array_of,
     available,
     context_of,
     cupy,
-    event_seconds,
     gpu,
-    inputs,
     make_attention,
-    make_forward,
     one_stream,
     release,
     require_gpu,
-    torch,
 )
-from tqdm import tqdm
+from timing import extra_bytes, measure, medians, prepare, progress, settle, why
 
 import numbattn as na
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.plan import tier
-from numbattn.cuda.plan.tiers import TIERS
+from numbattn.cuda.words.tiers import TIERS
 
-PASSES = {"forward": 1, "backward": 2.5, "both": 3.5}  # work in forwards: 2 matrix products, and 5
-TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
-SAMPLE_SECONDS = 0.01  # a sample repeats a run for about so long
 WAITED = 50  # calls of a sample of --latency
-SETTLE_SECONDS = 0.3  # of work before the samples of a case: a GPU that is cool runs up to a tenth faster, for a moment
-TOKENS, WIDTH = 16384, 2048  # setting "field", in which kernels are published: batch * seqlen, heads * head_dim
-SETTINGS = {"single": (1, 16), "paper": (16, 12)}  # batch, heads
 FIELD_PARTS = "speed", "sparse", "score", "latency"  # whose default setting it is, in half precision
-GRAPH = "numbattn graph"
 DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal, seqlens
     "speed": (["float16", "float32"], [64, 128], [False, True], None),
     "memory": (["float32"], [64], [False], [1024, 2048, 4096, 8192, 16384, 32768]),
@@ -72,31 +74,6 @@ DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal
     "first call": (["float16", "float32"], [64], [False], [256]),
 }
 SPEED_SEQLENS = {"field": [1024, 4096, 16384], "single": [4096]}
-
-
-class Case(NamedTuple):
-    dtype: str
-    head_dim: int
-    causal: bool
-    seqlen: int
-    batch: int
-    heads: int
-    heads_k: int
-
-    def inputs(self):
-        """q, k, v, do"""
-        return inputs((self.batch, self.heads, self.seqlen, self.head_dim), self.dtype, self.heads_k)
-
-    def tflop(self, of):
-        """Of a pass, as the field counts: the causal half of the products."""
-        return 4e-12 * self.batch * self.heads * self.seqlen**2 * self.head_dim * PASSES[of] / (2 if self.causal else 1)
-
-
-def make_case(dtype, head_dim, causal, seqlen, setting, heads=None, heads_k=None):
-    field = max(1, TOKENS // seqlen), max(1, WIDTH // head_dim)
-    batch, usual = SETTINGS.get(setting, field)
-    heads = heads or usual
-    return Case(dtype, head_dim, causal, seqlen, batch, heads, heads_k or heads)
 
 
 def cases_of(part, args):
@@ -111,86 +88,6 @@ def cases_of(part, args):
             for seqlen in args.seqlen or seqlens or SPEED_SEQLENS[setting]:
                 cases.append(make_case(dtype, head_dim, causal, seqlen, setting, args.heads, args.heads_k))
     return cases
-
-
-# -------------------------------------------------------------------------------------------------------------- timing
-def measure(makers, rounds, same):
-    """Samples in seconds by name, largest errors relative to the first that runs, and why others do not run.
-
-    makers[name]() prepares a run, a function without arguments that returns a tuple of arrays; `same`: all are to
-    return the same, so that nothing wrong is timed.
-    """
-    timers, errors, failed, expected = {}, {}, {}, None
-    for name, make in makers.items():
-        try:
-            with context_of(name), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch says at length why a backend does not run
-                run = make()
-                result = run()  # warms up, too
-                if same:
-                    expected = expected or result
-                    errors[name] = float(np.max([*map(difference, result, expected)]))  # NaN stays
-                repetitions = max(3, math.ceil(SAMPLE_SECONDS / event_seconds(run)))
-            timers[name] = partial(sample, name, run, repetitions)
-        except Exception as error:  # out of memory, not supported: not to run is a result, too
-            failed[name] = why(error)
-        run = result = None
-        if name in failed:
-            release()
-    del expected
-    settle(timers)
-    return sampled(timers, rounds), errors, failed
-
-
-def settle(timers, seconds=SETTLE_SECONDS):
-    """Keep the GPU busy until its clock is what it will be."""
-    end = time.perf_counter() + seconds
-    while timers and time.perf_counter() < end:
-        for run in timers.values():
-            run()
-
-
-def sample(name, run, repetitions):
-    with context_of(name):
-        return event_seconds(run, repetitions)
-
-
-def prepare(name, of, arrays, graph=False, **options):
-    """One pass of a peer as a run."""
-    run = one_pass(make_forward(name, arrays, **options), of)
-    return Replay(run) if graph else run
-
-
-def one_pass(forward, of):
-    """A pass as a run; forward() returns o and backward, see peers."""
-    if of == "forward":
-        def run():
-            return (forward()[0],)
-    elif of == "both":
-        def run():
-            o, backward = forward()
-            return o, *backward()
-    else:
-        _, run = forward()
-    return run
-
-
-def difference(got, expected):
-    """The largest, relative to the largest expected."""
-    got, expected = (x.astype(np.promote_types(x.dtype, np.float32)) for x in map(array_of, (got, expected)))
-    return float(abs(got - expected).max() / abs(expected).max())
-
-
-def medians(samples):
-    return {name: float(np.median(seconds)) for name, seconds in samples.items()}
-
-
-def why(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def progress(items):
-    return tqdm(list(items), disable=None, leave=False)
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
@@ -223,11 +120,6 @@ def padded(case, padding):
     return na.Lengths(cupy.asarray(lengths), cupy.asarray(lengths))
 
 
-def visible_share(seqlen, window):
-    """Of the scores, with a window to the left."""
-    return 1.0 if window is None else float(np.minimum(np.arange(seqlen) + 1, window + 1).sum() / seqlen**2)
-
-
 def speed_row(record, names):
     """A row of the table of one dtype and pass."""
     rates = record["tflops"]
@@ -240,10 +132,6 @@ def speed_row(record, names):
     }
 
 
-def columns_of_case(record):
-    return {key: record[key] for key in ("head_dim", "causal", "seqlen", "batch", "heads", "heads_k")}
-
-
 def show_speed(records):
     for (dtype, of), chosen in grouped(records, "dtype", "pass"):
         names = ran(chosen, "tflops")
@@ -251,38 +139,6 @@ def show_speed(records):
         show(f"{dtype}, {of}{options}: TFLOP/s", [speed_row(record, names) for record in chosen],
              [""] * 6 + [".1f"] * len(names) + [".2f"])
     show_notes(records)
-
-
-def grouped(records, *keys):
-    """(their values of the keys, records that agree in them) for each group, in the order of the first ones."""
-    groups = {}
-    for record in records:
-        groups.setdefault(tuple(record[key] for key in keys), []).append(record)
-    return groups.items()
-
-
-def ran(records, results):
-    """The peers of these records in their order, those that never run included."""
-    found = {name for record in records for name in (*record[results], *record["failed"])}
-    return [name for name in ("numbattn", GRAPH, *PEERS[1:]) if name in found]
-
-
-def words_of_case(record):
-    return "{dtype} {pass}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}".format(**record)
-
-
-def show_notes(records, words=words_of_case):
-    """Why there is a "-", and results that differ."""
-    for record in records:
-        show_failed(record, words)
-        for name, error in record["errors"].items():
-            if not error <= TOLERANCE[record["dtype"]]:  # NaN, too
-                print(f"{words(record)}: {name} DIFFERS by {error:.1e} of the largest element")
-
-
-def show_failed(record, words=words_of_case):
-    for name, reason in record["failed"].items():
-        print(f"{words(record)}: {name} did not run: {reason}")
 
 
 # ------------------------------------------------------------------------------------------------------------- latency
@@ -355,21 +211,6 @@ def memory(cases, peers, dropout):
     return records
 
 
-def extra_bytes(run):
-    """What a fresh pool of CuPy has taken from the GPU in the end, and by how much torch's peak has grown."""
-    pool = cupy.cuda.MemoryPool()
-    torch_runs = bool(available("float32", ["efficient"]))
-    if torch_runs:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    with cupy.cuda.using_allocator(pool.malloc):
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-    nbytes = pool.total_bytes()
-    pool.free_all_blocks()  # or they stay for as long as the process
-    return nbytes + (torch.cuda.max_memory_allocated() - before if torch_runs else 0)
-
-
 def show_memory(records):
     for (dtype, head_dim, causal), chosen in grouped(records, "dtype", "head_dim", "causal"):
         names = ran(chosen, "bytes")
@@ -393,143 +234,6 @@ def growth_exponent(records, name):
         return None
     (n0, bytes0), (n1, bytes1) = points[-2:]
     return math.log(bytes1 / bytes0) / math.log(n1 / n0)
-
-
-def scaled(x, factor):
-    return None if x is None else factor * x
-
-
-# -------------------------------------------------------------------------------------------------------------- sparse
-def sparse(cases, passes, rounds, block_size, dropout):
-    """One record for each case and pass: numbattn's time by mask, beside the share of the scores that it shows."""
-    records = []
-    for case, of in progress(product(cases, passes)):
-        release()
-        masks, arrays = make_masks(case.seqlen, block_size), case.inputs()
-        makers = {name: partial(prepare, "numbattn", of, arrays, mask=mask, dropout=dropout)
-                  for name, (mask, _) in masks.items()}
-        samples, _, failed = measure(makers, rounds, same=False)
-        records.append({
-            **case._asdict(), "pass": of, "block_size": block_size, "dropout": dropout, "seconds": medians(samples),
-            "samples": samples, "shares": {name: share for name, (_, share) in masks.items()}, "failed": failed,
-        })
-    return records
-
-
-def make_masks(seqlen, block_size):
-    """Masks by name, each with the share of the scores that is visible."""
-    shape, size = (1, 1, seqlen, seqlen), (block_size, block_size)
-    blocks = -(-seqlen // block_size)
-    order = np.random.default_rng(0).permutation(blocks**2).reshape(1, 1, blocks, blocks)
-    found = {f"random {share:.0%}": na.BlockSparse(order < share * blocks**2, size) for share in (0.1, 0.2, 0.5, 1)}
-    found["butterfly"] = na.BlockSparse.butterfly(shape, size)
-    found["local_global"] = na.BlockSparse.local_global(shape, size)
-    on_device = {name: (na.BlockSparse(cupy.asarray(mask.blocks), size), float(mask.blocks.mean()))
-                 for name, mask in found.items()}
-    window = na.Window(1023, 0), visible_share(seqlen, 1023)
-    return {"none": (None, 1.0), **on_device, "Window(1023, 0)": window}
-
-
-def sparse_rows(record):
-    """TFLOP/s are of the visible part."""
-    seconds, dense = record["seconds"], record["seconds"].get("none")
-    tflop = Case(*(record[field] for field in Case._fields)).tflop(record["pass"])
-    rows = []
-    for name, share in record["shares"].items():
-        took = seconds.get(name)
-        rate = took and share * tflop / took
-        rows.append({
-            "seqlen": record["seqlen"], "mask": name, "visible": share, "ms": scaled(took, 1e3),
-            "time / dense": took / dense if took and dense else None, "TFLOP/s": rate,
-            "TFLOP/s / dense": rate * dense / tflop if rate and dense else None,
-        })
-    return rows
-
-
-def show_sparse(records):
-    for (dtype, head_dim, of), chosen in grouped(records, "dtype", "head_dim", "pass"):
-        show(f"Masks that skip: {dtype}, {of}, head_dim {head_dim}, blocks of {chosen[0]['block_size']}; "
-             "TFLOP/s of the visible part", [row for record in chosen for row in sparse_rows(record)],
-             ["", "", ".3f", ".3f", ".3f", ".1f", ".2f"])
-        for record in chosen:
-            for name, reason in record["failed"].items():
-                print(f"mask {name}, seqlen {record['seqlen']}: did not run: {reason}")
-
-
-# -------------------------------------------------------------------------------------------------------------- scores
-PAIRS = Case("float16", 32, False, 512, 128, 8, 8)  # as in models of structures: a bias for pairs, rows as a batch
-LARGEST_BIAS = 1 << 31  # elements
-SOFTCAP = "Softcap(50)"
-
-
-def alibi(s, batch, head, i, j, slopes):
-    """numbattn.Alibi once more, as a function of the user's own."""
-    return s - slopes[head] * abs(i - j)
-
-
-def scores_of(case):
-    """Scores by name."""
-    gen, shape = cupy.random.default_rng(0), (case.heads, case.seqlen, case.seqlen)
-    slopes = cupy.asarray(2.0 ** (-8 * (np.arange(case.heads) + 1) / case.heads), np.float32)
-    found = {
-        "plain": None, SOFTCAP: na.Softcap(50.0), "Alibi": na.Alibi(slopes, gradient=False),
-        "Score as Alibi": na.Score(alibi, arrays=[slopes]), "Alibi, gradient": na.Alibi(slopes),
-        "Sink": na.Sink(slopes),
-        "RelativeBias": na.RelativeBias(gen.standard_normal((case.heads, 129), np.float32)),
-    }  # fmt: skip
-    if math.prod(shape) < LARGEST_BIAS:
-        found["Bias"] = na.Bias(gen.standard_normal(shape, np.float32).astype(DTYPE[case.dtype]))
-    return found
-
-
-def score_speeds(cases, passes, rounds, peers, chosen):
-    """One record for each case and pass: numbattn's time by score, and FlashAttention-4's with the one it knows, too.
-
-    Gradients include those of the score's arrays.
-    """
-    records = []
-    for case, of in progress(product(cases, passes)):
-        release()
-        arrays, scores = case.inputs(), scores_of(case)
-        runs = [*product(["numbattn"], scores), *product(available(case.dtype, {FA4} & {*peers}), [SOFTCAP])]
-        makers = {
-            name if peer == "numbattn" else f"{name}, {peer}":
-                partial(prepare, peer, of, arrays, causal=case.causal, score=scores[name])
-            for peer, name in runs if chosen is None or name in chosen
-        }  # fmt: skip
-        samples, _, failed = measure(makers, rounds, same=False)
-        seconds = medians(samples)
-        tflops = {name: case.tflop(of) / s for name, s in seconds.items()}
-        records.append({**case._asdict(), "pass": of, "seconds": seconds, "tflops": tflops, "failed": failed})
-    return [*records, pair_bias(rounds)]
-
-
-def pair_bias(rounds):
-    """Forward + backward with a bias that is broadcast over the batch, beside standard attention in CuPy."""
-    release()
-    arrays, gen = PAIRS.inputs(), cupy.random.default_rng(0)
-    bias = gen.standard_normal((PAIRS.heads, PAIRS.seqlen, PAIRS.seqlen), np.float32).astype(DTYPE[PAIRS.dtype])
-
-    options = {"bias": bias[None], "bias_gradient": True}
-    peers = {name: prepare(name, "both", arrays, **options) for name in ("numbattn", "cupy")}
-    extra = {name: extra_bytes(run) for name, run in peers.items()}
-    samples, _, failed = measure({name: lambda run=run: run for name, run in peers.items()}, rounds, same=False)
-    return {**PAIRS._asdict(), "pass": "both", "seconds": medians(samples), "bytes": extra, "failed": failed}
-
-
-def show_scores(records):
-    *records, pairs = records
-    for (dtype, of), chosen in grouped(records, "dtype", "pass"):
-        names = list(dict.fromkeys(name for record in chosen for name in (*record["tflops"], *record["failed"])))
-        rows = [{**columns_of_case(record), **{name: record["tflops"].get(name) for name in names}}
-                for record in chosen]
-        show(f"{dtype}, {of}, with a score: TFLOP/s", rows, [""] * 6 + [".1f"] * len(names))
-        for record in chosen:
-            show_failed(record)
-    rows = [{"": name, "ms": 1e3 * seconds, "MB": scaled(pairs["bytes"].get(name), 1e-6)}
-            for name, seconds in pairs["seconds"].items()]
-    show("Forward + backward with a pair bias: {dtype}, batch {batch}, {heads} heads of {head_dim}, seqlen {seqlen}"
-         .format(**pairs), rows, ["", ".2f", ".1f"])
 
 
 # ------------------------------------------------------------------------------------------------------------ accuracy

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from cases import PASSES, WIDTH, show_notes
 from common import machine, save, show, show_machine
-from gpu import PASSES, WIDTH, difference, measure, medians, one_pass, progress, show_notes
 from peers import (
     FA4,
     HALF,
@@ -35,6 +35,7 @@ from peers import (
     tensor_of,
     torch,
 )
+from timing import difference, measure, medians, one_pass, progress
 
 import numbattn as na
 

@@ -31,14 +31,14 @@ from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
-from pictures.small import small
+from pictures.small import readme_sentence, small
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
 from PIL import Image
 from tabulate import tabulate
 
 BENCH = Path(__file__).resolve().parent
 COLOURS = 128  # of a picture, which makes it small
-SOURCE = "<!-- from bench/results/speed.json -->", "<!-- end -->"  # around the table of README.md
+SOURCE = "<!-- from bench/results/speed.json and small.json -->", "<!-- end -->"  # around the numbers in README.md
 
 
 class Run(NamedTuple):
@@ -216,12 +216,13 @@ def describe(machine):
 
 
 def filled(readme, results):
-    """README.md with its table of speeds up to date, where it has one: between the two comments of SOURCE."""
+    """README.md with its speeds up to date: what is between the two comments of SOURCE."""
     before, start, rest = readme.partition(SOURCE[0])
     _, end, after = rest.partition(SOURCE[1])
-    if not end or "speed" not in results:
+    if not end or not results.keys() >= {"speed", "small"}:
         return readme
-    return f"{before}{start}\n{readme_table(results['speed'])}\n{end}{after}"
+    said = wrapped(f"{readme_table(results['speed'])}\n\n{readme_sentence(results['small'])}")
+    return f"{before}{start}\n{said}\n{end}{after}"
 
 
 def write_picture(figure, path):

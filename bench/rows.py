@@ -16,8 +16,9 @@ from itertools import product
 from unittest.mock import patch
 
 import numpy as np
+from cases import make_case
 from common import machine, sampled, show, show_machine
-from gpu import SAMPLE_SECONDS, make_case, make_masks, progress, why
+from features import make_masks
 from peers import (
     HALF,
     PACKAGES,
@@ -30,6 +31,7 @@ from peers import (
     release,
     require_gpu,
 )
+from timing import SAMPLE_SECONDS, progress, why
 
 import numbattn as na
 from numbattn import api
@@ -37,7 +39,7 @@ from numbattn.cuda.kernels.hopper.forward import SPEC
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import Passes
-from numbattn.cuda.plan.spec import Route, everything
+from numbattn.cuda.words.spec import Route, everything
 
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
 CALLS = 5  # in a graph

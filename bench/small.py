@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 import numpy as np
 from common import machine, sampled, save, show, show_machine
-from gpu import difference, medians, one_pass, progress, sample, settle, why
 from peers import (
     DTYPE,
     FA4,
@@ -48,6 +47,7 @@ from peers import (
     release,
     require_gpu,
 )
+from timing import difference, medians, one_pass, progress, sample, settle, why
 
 import numbattn as na
 from numbattn import reference
@@ -55,7 +55,7 @@ from numbattn.compiling import keep_quiet
 from numbattn.cuda.build import build
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import plans
-from numbattn.cuda.plan.views import without_memory
+from numbattn.cuda.views import without_memory
 from numbattn.values import moved
 
 HEADS, HEADS_K = 8, 2  # the latter of grouped queries

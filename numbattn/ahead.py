@@ -74,7 +74,7 @@ def device_of(cc):
 def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
     """Both passes for arrays of these shapes, of which there is no memory."""
     from numbattn.cuda.passes import plans as plans_of
-    from numbattn.cuda.plan.views import without_memory
+    from numbattn.cuda.views import without_memory
 
     arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
     dropout = na.Dropout(0.1, seed=0) if dropout else None

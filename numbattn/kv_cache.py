@@ -248,7 +248,7 @@ class KVCache(Value):
         self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
-        from .cuda.append import append  # imported when first needed, since importing Numba takes its time
+        from .cuda.caches.append import append  # imported when first needed, since importing Numba takes its time
 
         offsets, counts = None, k.shape[-2]
         if segments is not None:
@@ -428,7 +428,7 @@ class KVCache(Value):
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
         if self._is_numpy:
             return
-        from .cuda.append import check_device
+        from .cuda.caches.append import check_device
 
         check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
 

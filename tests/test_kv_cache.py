@@ -607,7 +607,7 @@ def test_keep_that_is_interrupted_has_changed_nothing(rng, which):
 def test_where_arrays_lie_is_checked_before_anything_is_written(monkeypatch):
     seen = []
     monkeypatch.setattr(na.KVCache, "_is_numpy", False)
-    monkeypatch.setattr("numbattn.cuda.append.check_device", seen.append)
+    monkeypatch.setattr("numbattn.cuda.caches.append.check_device", seen.append)
     monkeypatch.setattr(na.KVCache, "_append_on_gpu", lambda *_: seen.append("written"))
     cache(4, dtype=np.int8).append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3))
     arrays, *then = seen

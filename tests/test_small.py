@@ -251,6 +251,19 @@ def test_arrays_of_as_many_elements_as_the_scores(rng, n, part, shape):
 
 
 @MARKS["ampere"]
+@pytest.mark.parametrize(("lead", "offset", "others"), [
+    ((), 2, []), ((), None, [na.Bias(np.ones((2, 1, 1), np.float32))]), ((2,), np.array([[-1]]), []),
+    ((1,), np.array([[2, -3]]), []), ((1, 2), np.array([[2, -3]]), []),
+])  # fmt: skip
+def test_tables_and_offsets_that_heads_share(rng, lead, offset, others):
+    """Or do not."""
+    arrays = Sizes(3, 2, 2, 5, 4, 4, 4, np.float32).arrays(rng)
+    score = [*others, na.RelativeBias(random(rng, (*lead, 5), np.float16), offset=offset)]
+    with on_device("ampere", "simulated", **LITTLE) as xp:
+        assert_right(results(xp, *arrays, score=score), *arrays, score=score)
+
+
+@MARKS["ampere"]
 def test_matrices_that_tma_cannot_move(rng):
     """Kernels for small matrices take them as they lie, and so does the one for a table behind them."""
     arrays = Sizes(3, 4, 2, 100, 100, 11, 11, np.float16).arrays(rng)

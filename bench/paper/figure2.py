@@ -32,18 +32,18 @@ from unittest.mock import patch
 
 import numpy as np
 from common import machine, sampled, save, show, show_machine, standard_vjp
-from gpu import one_pass, why
 from peers import PACKAGES, cupy, gpu, one_stream
+from timing import one_pass, why
 from tqdm import tqdm
 
 import numbattn as na
 from numbattn import api
-from numbattn.cuda.kernels import forward as any_gpu
 from numbattn.cuda.kernels import hopper
+from numbattn.cuda.kernels.any import forward as any_gpu
 from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
-from numbattn.cuda.kernels.shared.tables import Tiles
+from numbattn.cuda.kernels.tables import Tiles
 from numbattn.cuda.passes import Passes
-from numbattn.cuda.plan.spec import Route, everything
+from numbattn.cuda.words.spec import Route, everything
 from paper import io_model
 from paper.figure3 import SAMPLE_SECONDS, Clock, GpuClock, is_out_of_memory, numbers
 

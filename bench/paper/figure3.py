@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import peers
 from common import machine, sampled, save, show, show_machine
-from gpu import extra_bytes, one_pass, why
 from peers import PACKAGES, TORCH, _torch, context_of, cupy, event_seconds, gpu, one_stream, release, tensor_of, torch
+from timing import extra_bytes, one_pass, why
 from tqdm import tqdm
 
 import numbattn as na

@@ -21,7 +21,7 @@ from common import machine, save, show
 
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.cuda.plan.views import without_memory
+from numbattn.cuda.views import without_memory
 
 SUM = 4  # bytes of a float32: of row statistics, and of sums of dq
 # common.standard_vjp, array by array as NumPy and CuPy run it: how many matrices are read, and written

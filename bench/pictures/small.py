@@ -8,6 +8,7 @@ from .basics import (
     finish,
     geometric_mean,
     label_of,
+    listed,
     logarithmic,
     panels,
     powers_of_two,
@@ -31,9 +32,7 @@ CALLED = {False: "called", True: "in a graph"}
 
 def small(results):
     """Shares of a copy's bandwidth by seqlen; the marks are means over head_dims, the lines go over all of them."""
-    cells = [{**record, "kind": KINDS[record["pass"], record["bias"]], "seconds": _one_torch(record["seconds"])}
-             for record in results["cells"]]  # fmt: skip
-    cells = [cell for cell in cells if OURS in cell["seconds"] and COPY in cell["seconds"]]
+    cells = _cells(results)
     dtypes, seqlens = list(dict.fromkeys(cell["dtype"] for cell in cells)), values(cells, "seqlen")
     figure, axes = panels(len(DRAWN), len(dtypes), 1.6, sharex=True, sharey=True)
     names = sorted_names(name for cell in cells for name in cell["seconds"] if name != COPY)
@@ -54,10 +53,34 @@ def small(results):
             axis.set_xlabel("seqlen")
     logarithmic(axes[0, 0], "y", 100)
     figure.supylabel("% of a copy's bandwidth", fontsize=8)
-    means = {words: geometric_mean(_ratios(select(cells, kind=kind), COPY, OURS)) for kind, words in DRAWN.items()}
-    title = f"Of the speed of a copy of the same bytes: {', '.join(f'{kind} {x:.0%}' for kind, x in means.items())}"
+    told = ", ".join(f"{words} {share:.0%}" for words, share in zip(DRAWN.values(), _shares(cells)))
+    title = f"Of the speed of a copy of the same bytes: {told}"
     parts = [_of_cells(cells, dtypes), *_of_batches(results.get("batches")), *_of_variants(results.get("variants"))]
     return finish(figure, title), f"{' '.join(parts)}\n\n{table(_rows(cells, names))}"
+
+
+def readme_sentence(results):
+    cells = _cells(results)
+    forward, backward, with_gradient = _shares(cells)
+    sizes, dtypes = span(values(cells, "seqlen"), 0), listed(dict.fromkeys(cell["dtype"] for cell in cells))
+    return (
+        f"On an {results['machine']['gpu']['name']}, many small problems in one call, {sizes} tokens in {dtypes}, run "
+        f"on average at {forward:.0%} of the speed of a copy of the same bytes forward, {backward:.0%} backward and "
+        f"{with_gradient:.0%} with the gradient of a bias that the batch shares "
+        "([more](bench/README.md#many-small-attentions)); [example 13](examples/13_molecule.py) trains this way."
+    )
+
+
+def _cells(results):
+    """The records in which both numbattn and the copy ran, each with its kind, and torch as one peer."""
+    cells = [{**record, "kind": KINDS[record["pass"], record["bias"]], "seconds": _one_torch(record["seconds"])}
+             for record in results["cells"]]  # fmt: skip
+    return [cell for cell in cells if OURS in cell["seconds"] and COPY in cell["seconds"]]
+
+
+def _shares(cells):
+    """Geometric means of numbattn's speed over the copy's, for each kind in DRAWN."""
+    return [geometric_mean(_ratios(select(cells, kind=kind), COPY, OURS)) for kind in DRAWN]
 
 
 def _one_torch(seconds):

@@ -12,7 +12,7 @@ from itertools import count
 import cupy
 import numpy as np
 
-from .plan.steps import SINK_BYTES
+from .words.steps import SINK_BYTES
 
 PAIR_BYTES = 8
 STREAMS, CAPTURED = 1 << 12, 1 << 16  # pairs; beyond so many the first ones are used again

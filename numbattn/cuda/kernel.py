@@ -10,13 +10,14 @@ import numpy as np
 from . import tile
 from .build import GivenSource, Source, TensorMapArgument
 from .compiler import from_dtype, types
-from .plan.spec import NUMBERS
-from .plan.steps import At, Plan, Step
-from .plan.views import View, fits_tensor_map, layout_of
 from .tile import INDEX, bfloat16, simulate
+from .tile.alignment import layout_of
 from .tile.boxes import Place
 from .tile.layout import Layout
 from .tile.pipeline import Pipeline
+from .views import View, fits_tensor_map
+from .words.spec import NUMBERS
+from .words.steps import At, Plan, Step
 
 
 class TensorMap(NamedTuple):

@@ -21,9 +21,10 @@ import numpy as np
 from ..checks import UserValueError
 from .build import build
 from .counters import Counters
-from .plan.spec import NUMBERS, Device
-from .plan.steps import At
-from .plan.views import VECTOR_BYTES, for_tensor_map
+from .tile.alignment import VECTOR_BYTES
+from .views import for_tensor_map
+from .words.spec import NUMBERS, Device
+from .words.steps import At
 
 LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z
 USUAL_MEMORY = nullcontext()

@@ -8,7 +8,6 @@ import numpy as np
 from .kernel import launch
 from .kernels.shared.schedule import split
 from .kernels.shared.softmax import LN_2, LOG2_E
-from .plan.views import alignment_of
 from .tile import (
     Alignment,
     aligned,
@@ -23,6 +22,7 @@ from .tile import (
     sync_threads,
     where,
 )
+from .tile.alignment import alignment_of
 
 THREADS, ROWS = 128, 16  # of a block
 

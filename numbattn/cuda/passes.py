@@ -16,15 +16,16 @@ from ..eight_bits import bits_of
 from ..functions import Score
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
-from .gather import gather
+from .caches.gather import gather
 from .kernels import BACKWARD, FORWARD
-from .kernels.decode import reads
+from .kernels.any.decode import reads
 from .plan.masks import lowered_mask, numbers_of
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
-from .plan.steps import BEFORE, Call, gradient_of_part
-from .plan.tiers import latest
-from .plan.views import VECTOR_BYTES, contiguous, layout_of
+from .tile.alignment import VECTOR_BYTES, layout_of
+from .views import contiguous
+from .words.steps import BEFORE, Call, gradient_of_part
+from .words.tiers import latest
 
 LOG2_E = math.log2(math.e)
 NO_DROPS = 0, 0, 0, 0

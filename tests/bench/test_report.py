@@ -1,6 +1,7 @@
 """The page of measurements: it says what the results say, and draws all of them."""
 
 import json
+import re
 import runpy
 import shlex
 import subprocess
@@ -115,16 +116,20 @@ def test_the_page_is_up_to_date():
     assert report.filled(README.read_text(), results) == README.read_text()
 
 
-def test_a_table_of_the_readme_is_filled_in():
+def test_numbers_of_the_readme_are_filled_in():
     start, end = report.SOURCE
-    results = {"speed": synthetic.results("speed", head_dims=(128,), seqlens=(1024, 4096))}
+    speed = synthetic.results("speed", head_dims=(128,), seqlens=(1024, 4096))
+    results = {"speed": speed, "small": synthetic.results("small")}
     filled = report.filled(f"Before\n{start}\nold\n{end}\nafter\n", results)
     before, head, *_, last, after = filled.splitlines()
     assert [before, head, last, after] == ["Before", start, end, "after"]
     assert "old" not in filled
     assert filled.count("| forward, head_dim 128") == 2
+    shares = report.small(results["small"])[0].get_suptitle()
+    assert re.findall(r"\d+%", filled) == re.findall(r"\d+%", shares)
     assert report.filled(filled, results) == filled
-    assert report.filled("no table", results) == "no table"
+    assert report.filled("no numbers", results) == "no numbers"
+    assert report.filled(filled, {"speed": speed}) == filled
 
 
 def test_libraries_are_told_apart_without_colours():

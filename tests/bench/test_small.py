@@ -1,9 +1,9 @@
 """bench/small.py up to what needs a GPU: which calls it makes, what is right, and that nothing wrong is timed."""
 
-import gpu
 import numpy as np
 import pytest
 import small
+import timing
 from common import standard_vjp
 
 from numbattn import reference
@@ -17,8 +17,8 @@ def on_numpy(monkeypatch):
     monkeypatch.setattr(small, "release", lambda: None)
     monkeypatch.setattr(small, "available", lambda dtype, peers: [])
     monkeypatch.setattr(small, "SETTLE_SECONDS", 0)
-    monkeypatch.setattr(gpu, "array_of", lambda x: x)
-    for module in (small, gpu):
+    monkeypatch.setattr(timing, "array_of", lambda x: x)
+    for module in (small, timing):
         monkeypatch.setattr(module, "event_seconds", lambda run, repetitions=1: 2.0)
 
 

@@ -288,7 +288,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     """What a factory returns runs with cuda.jit, too."""
     from numba import cuda
 
-    from numbattn.cuda.kernels.forward import forward
+    from numbattn.cuda.kernels.any.forward import forward
     from numbattn.cuda.kernels.shared.dropout import Drops
     from numbattn.cuda.kernels.shared.visibility import Sight
     from numbattn.origin import Origin

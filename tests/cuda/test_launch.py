@@ -13,9 +13,9 @@ import cupy
 from numbattn.cuda import launch as launching
 from numbattn.cuda.build import Key
 from numbattn.cuda.launch import EncodedTensorMap, current_gpu, get_kernel
-from numbattn.cuda.plan.spec import NUMBERS
-from numbattn.cuda.plan.steps import At, Plan, Step
-from numbattn.cuda.plan.views import View
+from numbattn.cuda.views import View
+from numbattn.cuda.words.spec import NUMBERS
+from numbattn.cuda.words.steps import At, Plan, Step
 
 from ..tools.graphs import capture, own_stream
 from . import factories

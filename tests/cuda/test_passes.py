@@ -363,7 +363,7 @@ FAULTS = {
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
         "scale * LOG2_E": "scale",
     },
-    "cuda/plan/test_tiers.py": {
+    "cuda/words/test_tiers.py": {
         "of_score, misaligned, tier": "of_score, misaligned",
         "score, tier, whole))": "score))",
         "score, latest.get(), True))": "score))",

@@ -17,10 +17,11 @@ from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.kernels import BACKWARD, FORWARD, LARGE_BACKWARD, LARGE_FORWARD
 from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.cuda.plan.spec import NUMBERS
-from numbattn.cuda.plan.steps import SINK_BYTES, At
-from numbattn.cuda.plan.views import VECTOR_BYTES, for_tensor_map
 from numbattn.cuda.tile import INDEX, simulate
+from numbattn.cuda.tile.alignment import VECTOR_BYTES
+from numbattn.cuda.views import for_tensor_map
+from numbattn.cuda.words.spec import NUMBERS
+from numbattn.cuda.words.steps import SINK_BYTES, At
 
 from . import ptx
 from .launch import simulated

@@ -5,9 +5,12 @@ tile sizes, the kinds of masks. Everything else is an argument. The Spec beside 
 """
 
 from .. import compiler  # noqa: F401, before anything of numba.cuda
-from ..plan.spec import Route, everything
-from ..plan.tiers import MMA
-from . import backward, backward_mma, combine, decode, delta, forward, forward_mma, hopper, small
+from ..words.spec import Route, everything
+from ..words.tiers import MMA
+from . import hopper, small
+from .any import backward, combine, decode, delta, forward
+from .mma import backward as backward_mma
+from .mma import forward as forward_mma
 
 # Of each pass: the first Route that takes the work is taken
 LARGE_FORWARD = (

@@ -7,11 +7,11 @@ import numpy as np
 
 from ...masks import AnyOf, Window, arrays_of, band_of
 from ...values import clip
-from ..kernels.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
+from ..kernels.any.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
 from ..kernels.shared.visibility import FARTHEST
+from ..words.spec import SIDES
+from ..words.steps import Lowered, array_of_mask
 from .known import KNOWN, lower_and_keep
-from .spec import SIDES
-from .steps import Lowered, array_of_mask
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 
 from ..build import Key
-from ..kernels.intervals import SEGMENTS, count_of_gaps, has_offsets
-from ..kernels.intervals import SPEC as INTERVALS_SPEC
+from ..kernels.any.intervals import SEGMENTS, count_of_gaps, has_offsets
+from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
+from ..kernels.any.tile_states import STATES, states_shape
 from ..kernels.scores import (
     ALIGNED,
     BY_QUERY,
@@ -19,11 +20,11 @@ from ..kernels.scores import (
 )
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
-from ..kernels.tile_states import STATES, states_shape
-from .arguments import AlignedMatrix, Matrix, TmaMatrix, Word
-from .score_gradients import add_gradient, add_sum
-from .spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
-from .steps import (
+from ..tile.alignment import VECTOR_BYTES, alignment
+from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
+from ..words.arguments import AlignedMatrix, Matrix, TmaMatrix, Word
+from ..words.spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
+from ..words.steps import (
     COUNTERS_ARRAY,
     END,
     FIRST,
@@ -41,8 +42,8 @@ from .steps import (
     array_of_part,
     gradient_of_part,
 )
-from .tiers import is_allowed
-from .views import VECTOR_BYTES, View, alignment, broadcast, contiguous, fits_tensor_map, pieces
+from ..words.tiers import is_allowed
+from .score_gradients import add_gradient, add_sum
 
 UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
 KB = 1024

@@ -7,15 +7,18 @@ from functools import partial
 import numpy as np
 
 from ..build import Key
+from ..kernels.any.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
+from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
+from ..kernels.any.sum_parts import sum_parts
+from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
+from ..kernels.any.table_gradient import table_gradient
 from ..kernels.hopper.score_gradient import bias_route, diagonals_route
-from ..kernels.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
-from ..kernels.sum_parts import TILES as SUMMED_AT_ONCE
-from ..kernels.sum_parts import sum_parts
-from .arguments import Own, TmaMatrix
-from .spec import Route, everything
-from .steps import (
+from ..views import View, contiguous, fits_tensor_map
+from ..words.arguments import Own, TmaMatrix
+from ..words.spec import Route, everything
+from ..words.steps import (
     SUMS_OF_DS,
     At,
     Step,
@@ -25,7 +28,6 @@ from .steps import (
     sums_by_row,
     sums_of_part,
 )
-from .views import View, contiguous, fits_tensor_map
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 THREADS = 256  # that a multiprocessor holds whatever their registers
@@ -34,15 +36,18 @@ EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not 
 
 def add_gradient(planner, number, part):
     """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries or SUMS_OF_DS in planner.temporaries:
+    if not part.gradient or sums_by_row(number) in planner.temporaries:
         return
-    own = gradient_of_part(number)
+    own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
+    if SUMS_OF_DS in planner.temporaries:
+        if kind_of_part.gradient == ENTRIES:
+            add_table_of_sums(planner, number, own)
+        return
     if partial_sums(own) in planner.temporaries:  # a kernel of the pass leaves them
         add_sum(planner, own)
         return
     shape = planner.layouts[own].shape
     about = {"behind": place_of_part(planner.score, number)}
-    kind_of_part = kind(planner.score[number])
     if kind_of_part.gradient == ENTRIES:
         add_gradient_of_table(planner, number, kind_of_part.offset, shape, about)
         return
@@ -173,10 +178,32 @@ def add_sum(planner, name):
     *lead, parts, rows, cols = planner.layouts[parts_name].shape
     matrices, elements, dtypes = math.prod(lead), rows * cols, [planner.layouts[x].dtype for x in (parts_name, name)]
 
-    def whole(array, dtype, *shape):
-        strides = contiguous(shape, dtype).strides
-        return At(array, View(0, dtype.itemsize, shape, strides), has_batch=False)
-
     arguments = whole(parts_name, dtypes[0], matrices, parts, elements), whole(name, dtypes[1], matrices, elements)
     key = Key.of(sum_parts, planner.device.cc, dtype=dtypes[0].name, out_dtype=dtypes[1].name)
     planner.steps.append(Step(key, tile, matrices * -(-elements // tile.tile_n), arguments))
+
+
+def add_table_of_sums(planner, number, own):
+    """The step for the gradient of a RelativeBias' table from the sums of dS, those of one head or more for each of the
+    table's."""
+    sums, grad, tile = planner.layouts[SUMS_OF_DS], planner.layouts[own], ENTRIES_AT_ONCE
+    *lead, entries = grad.shape
+    *heads, seqlen_q, seqlen_k = sums.shape
+    tables = math.prod(lead)
+    matrices, name = math.prod(heads) // tables, array_of_offset(number)
+    if by_matrix := name in planner.layouts:
+        of_heads = planner.at(name, own=0).view
+        strides = of_heads.strides[-1:] * 2  # one of the axes has one element
+        offset = At(name, of_heads._replace(shape=(tables, matrices), strides=strides), has_batch=False)
+    else:
+        (offset,) = planner.call.score[number].numbers
+    dS = whole(SUMS_OF_DS, sums.dtype, tables, matrices, seqlen_q * seqlen_k)
+    arguments = dS, whole(own, grad.dtype, tables, entries), offset, seqlen_q, seqlen_k
+    dtypes = {"dtype": sums.dtype.name, "out_dtype": grad.dtype.name}
+    key = Key.of(table_gradient, planner.device.cc, **dtypes, by_matrix=by_matrix)
+    planner.steps.append(Step(key, tile, tables * -(-entries // tile.tile_n), arguments))
+
+
+def whole(name, dtype, *shape):
+    """A contiguous array that is not laid out by batch and head, in another shape."""
+    return At(name, View(0, dtype.itemsize, shape, contiguous(shape, dtype).strides), has_batch=False)

@@ -3,9 +3,9 @@
 import numpy as np
 
 from ...values import sum_broadcast
-from ..kernels.scores import CLASSES
+from ..kernels.scores import CLASSES, ENTRIES
+from ..words.steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
 from .known import KNOWN, lower_and_keep
-from .steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
 
 
 def lowered_part(part, number, problem):
@@ -34,11 +34,10 @@ def finish_gradients(parts, arrays, temporaries, problem):
 def _finish(wanted, arrays, left, problem):
     dS = left.get(SUMS_OF_DS)
     for number, part in wanted:
-        if dS is not None and sums_by_row(number) not in left:
-            arrays[gradient_of_part(number)][...] = part._gradient(dS, None, None)
-            continue
-        grad, by_row = arrays[gradient_of_part(number)], left.get(sums_by_row(number))
-        if by_row is None:
-            CLASSES[type(part)].finish(part, grad, left.get(sums_of_part(number)), problem)
-        else:
+        grad, by_row, kind = arrays[gradient_of_part(number)], left.get(sums_by_row(number)), CLASSES[type(part)]
+        if by_row is not None:
             grad[...] = sum_broadcast(by_row.sum(axis=-1), grad.shape)
+        elif dS is None:
+            kind.finish(part, grad, left.get(sums_of_part(number)), problem)
+        elif kind.gradient != ENTRIES:  # a kernel has written that of a table
+            grad[...] = part._gradient(dS, None, None)

@@ -7,7 +7,7 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, register_model
 
-from ..plan.views import alignment_of
+from .alignment import alignment_of
 from .emit import GLOBAL, I8, I32, I64
 from .fragment import ANY, LLVM, constant, name_of
 
@@ -17,7 +17,7 @@ from .fragment import ANY, LLVM, constant, name_of
 class Alignment:
     """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
 
-    See `views.alignment`. Alignment(0) promises nothing.
+    See `tile.alignment`. Alignment(0) promises nothing.
 
     >>> Alignment.of(ARRAY), Alignment.of(ARRAY[:, :2]), Alignment.of(ARRAY.T)
     (Alignment(nbytes=16), Alignment(nbytes=8), Alignment(nbytes=0))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..plan.views import VECTOR_BYTES
+from .alignment import VECTOR_BYTES
 from .conversion import halves_of, left_pairs
 from .emit import I32, VOID, Index, asm, base, thread_index
 from .fragment import LLVM, constant, element_type

@@ -5,7 +5,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from ..plan.views import VECTOR_BYTES
+from .alignment import VECTOR_BYTES
 from .arrays import Alignment, MatrixType, check_array, memory_type
 from .emit import GLOBAL, I8, I32, I64, base, load_vector, size_of
 from .fragment import bfloat16

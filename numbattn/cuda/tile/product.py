@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from ..plan.views import VECTOR_BYTES
+from .alignment import VECTOR_BYTES
 from .conversion import emit_convert, round_to, widen
 from .emit import I32, base, load_vector, loop
 from .fragment import FLOATS, ConstantType, Fragment, FragmentType, name_of

@@ -10,8 +10,8 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
-from ..plan.views import VECTOR_BYTES
 from . import simulator
+from .alignment import VECTOR_BYTES
 from .boxes import ALIGNMENT as BOX_ALIGNMENT
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_places, box_runs, get_matrices, put_matrices
 from .conversion import round_to

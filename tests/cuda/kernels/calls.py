@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbattn.cuda.kernels.any.tile_states import states_blocks, states_shape, tile_states
 from numbattn.cuda.kernels.shared.dropout import Drops
 from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, Sight
-from numbattn.cuda.kernels.tile_states import states_blocks, states_shape, tile_states
-from numbattn.cuda.plan.spec import PADDED, SIDES
+from numbattn.cuda.words.spec import PADDED, SIDES
 from numbattn.origin import Origin
 from numbattn.problem import describe
 from tests.accuracy import exact, plain, random

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from numbattn.cuda.kernels.any.tile_states import TILES, tile_states
 from numbattn.cuda.kernels.shared.visibility import WORD, Cells, Sight
-from numbattn.cuda.kernels.tile_states import TILES, tile_states
 from tests.tools.launch import launch
 
 TILE_M, TILE_N, ROWS, COLS, SEQLEN_Q, SEQLEN_K = 4, 6, 3, 10, 10, 400

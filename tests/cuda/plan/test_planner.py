@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels import FORWARD, backward, backward_mma, forward, forward_mma, hopper
+from numbattn.cuda.kernels import FORWARD, hopper, tables
+from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
-from numbattn.cuda.kernels.shared import tables
+from numbattn.cuda.kernels.mma import backward as backward_mma
+from numbattn.cuda.kernels.mma import forward as forward_mma
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES, plan
-from numbattn.cuda.plan.spec import Work
-from numbattn.cuda.plan.steps import BEFORE, SINK, At, Call
-from numbattn.cuda.plan.views import contiguous, without_memory
+from numbattn.cuda.views import contiguous, without_memory
+from numbattn.cuda.words.spec import Work
+from numbattn.cuda.words.steps import BEFORE, SINK, At, Call
 from numbattn.problem import DTYPES, describe
 
 NAMES = [dtype.name for dtype in DTYPES]
@@ -646,7 +648,7 @@ FAULTS = {
             "getattr(band_of(found, *sizes), side)": "found[0].at",
         },
     },
-    "cuda/kernels/shared/tables.py": {
+    "cuda/kernels/tables.py": {
         "if size >= max(": "if size > max(",
         "longest <= seqlen": "longest < seqlen",
         "and not (scarce and seqlen > MANY)": "",

@@ -48,7 +48,8 @@ SHARED = np.zeros((8, 32, 32), np.float32)
 @pytest.mark.parametrize(("score", "found"), [
     (na.Bias(SHARED), [*ALONE, "sum_parts"]), (na.Bias(SHARED, gradient=False), ALONE),
     (na.Bias(SHARED[0]), [*ALONE, "sum_parts"]), (na.Bias(SHARED[:, :1]), [*ALONE, "sum_parts"]),
-    (na.RelativeBias(np.zeros((8, 9))), [*ALONE, "sum_parts"]),
+    (na.RelativeBias(np.zeros((8, 9))), [*ALONE, "sum_parts", "table_gradient"]),
+    ([na.Bias(SHARED), na.RelativeBias(np.zeros(9))], [*ALONE, "sum_parts", "table_gradient"]),
     ([na.Alibi(1.0), na.Bias(SHARED)], [*ALONE, "sum_parts"]),
     (na.Softcap(3.0), ALONE), (na.Sink(np.zeros(8), gradient=False), ALONE), (na.Sink(np.zeros(8)), GIVEN),
     ([na.Sink(np.zeros(8)), na.Bias(SHARED)], [*GIVEN, "sum_parts"]),

@@ -2,10 +2,11 @@
 
 from functools import partial
 
-from ...plan.spec import Route
-from ...plan.tiers import WGMMA
-from .. import backward_mma, combine, delta
-from ..decode import has_few_queries, held_of
+from ...words.spec import Route
+from ...words.tiers import WGMMA
+from ..any import combine, delta
+from ..any.decode import has_few_queries, held_of
+from ..mma import backward as backward_mma
 from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
 from .forward_tiles import is_for_hopper
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of

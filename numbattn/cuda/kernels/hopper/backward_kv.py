@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...plan.arguments import Statistic
 from ...tile import (
     Pipeline,
     SharedMemory,
@@ -35,7 +34,8 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ..round_dq import DQ_SUMS
+from ...words.arguments import Statistic
+from ..any.round_dq import DQ_SUMS
 from ..scores import within_segment
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps

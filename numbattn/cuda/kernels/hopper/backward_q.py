@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...plan.arguments import Matrix
-from ...plan.spec import Spec
 from ...tile import (
     Pipeline,
     SharedMemory,
@@ -32,13 +30,14 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
+from ...words.arguments import Matrix
+from ...words.spec import Spec
 from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import at_once, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
-from ..shared.tables import is_under_pressure
 from ..shared.visibility import (
     band_of,
     has_key_lengths,
@@ -46,6 +45,7 @@ from ..shared.visibility import (
     needs_test,
 )
 from ..shared.warps import warp_specialised
+from ..tables import is_under_pressure
 from .backward_steps import (
     BIAS,
     CONSUMERS,

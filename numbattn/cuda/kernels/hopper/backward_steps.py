@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import Matrix, Statistic, TmaBias, TmaMatrix
-from ...plan.spec import Spec
 from ...tile import (
     INDEX,
     WARPGROUP,
@@ -38,8 +36,10 @@ from ...tile import (
     sync_warpgroup,
     tma_load,
 )
+from ...words.arguments import Matrix, Statistic, TmaBias, TmaMatrix
+from ...words.spec import Spec
+from .. import tables
 from ..scores import SCORE, dtype_of_part, number_of_tma_bias, scores_type
-from ..shared import tables
 from ..shared.dropout import DROPOUT, DROPS
 from ..shared.layouts import array_type, result_types, save_sums_step
 from ..shared.schedule import at_once

@@ -1,12 +1,9 @@
-"""`kernels.decode` on Hopper, where each warp has its tiles of keys loaded by TMA."""
+"""`kernels.any.decode` on Hopper, where each warp has its tiles of keys loaded by TMA."""
 
 
 from numba.cuda import types
 
 from ...build import TensorMapArgument
-from ...plan.arguments import Matrix, TmaMatrix
-from ...plan.spec import Spec
-from ...plan.views import VECTOR_BYTES
 from ...tile import (
     WARP,
     Pipeline,
@@ -23,9 +20,12 @@ from ...tile import (
     tma_load_pages,
     wait,
 )
+from ...tile.alignment import VECTOR_BYTES
 from ...tile.boxes import fits_pages
-from .. import decode as any_gpu
-from ..decode import ARGUMENTS, WARPS, KeyTiles, Loads, blocks, parameters
+from ...words.arguments import Matrix, TmaMatrix
+from ...words.spec import Spec
+from ..any import decode as any_gpu
+from ..any.decode import ARGUMENTS, WARPS, KeyTiles, Loads, blocks, parameters
 from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
 

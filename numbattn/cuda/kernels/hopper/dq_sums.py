@@ -24,7 +24,7 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ..round_dq import DqPart, round_spec
+from ..any.round_dq import DqPart, round_spec
 from .backward_steps import CONSUMERS, PART
 
 

@@ -13,9 +13,6 @@ computes exponentials, or is in its epilogue, the tensor cores work for the othe
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import COUNTERS, O_BEFORE, RaggedMatrix, Statistic, TmaBias, TmaMatrix
-from ...plan.spec import Spec
-from ...plan.views import VECTOR_BYTES
 from ...tile import (
     INDEX,
     Alignment,
@@ -44,6 +41,9 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
+from ...tile.alignment import VECTOR_BYTES
+from ...words.arguments import COUNTERS, O_BEFORE, RaggedMatrix, Statistic, TmaBias, TmaMatrix
+from ...words.spec import Spec
 from ..scores import (
     SCORE,
     dtype_of_tma_bias,
@@ -58,9 +58,9 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.segments import queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, start_step
-from ..shared.tables import compiled_in, of_o
 from ..shared.visibility import MASK, PACKED, several, sight_type
 from ..shared.warps import source_of, warp_specialised
+from ..tables import compiled_in, of_o
 from .forward_producer import TILES_AHEAD, producer_steps
 from .forward_steps import (
     ForwardAccumulators,

@@ -9,9 +9,6 @@ the next one meanwhile.
 import numpy as np
 from numba.cuda import types
 
-from ...plan.arguments import Own, Statistic, TmaBias
-from ...plan.spec import Route, Spec
-from ...plan.tiers import WGMMA
 from ...tile import (
     INDEX,
     WARPGROUP,
@@ -43,14 +40,17 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ..score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
+from ...words.arguments import Own, Statistic, TmaBias
+from ...words.spec import Route, Spec
+from ...words.tiers import WGMMA
+from ..any.score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
 from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
-from ..shared.tables import compiled_in
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
 from ..shared.warps import source_of, warp_specialised
+from ..tables import compiled_in
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, ROWS, ZERO, WgmmaTiles, save_step, size_of
 from .forward_tiles import head_dims, is_for_hopper
 from .tma_bias import load_bias_step

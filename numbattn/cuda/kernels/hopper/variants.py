@@ -2,7 +2,7 @@
 those of `traits`. Measured on an H200.
 """
 
-from ..intervals import has_offsets
+from ..any.intervals import has_offsets
 from ..scores import is_nonlinear, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
 from .backward_steps import dtype_of_bias, size_of

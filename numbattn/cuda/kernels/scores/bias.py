@@ -3,9 +3,10 @@
 import numpy as np
 
 from .... import scores
-from ...plan.steps import array_of_part
-from ...plan.views import alignment, fits_tensor_map
 from ...tile import Alignment, aligned, convert, device, get, load
+from ...tile.alignment import alignment
+from ...views import fits_tensor_map
+from ...words.steps import array_of_part
 from ..shared.layouts import DTYPES, array_type
 from .kind import Kind
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ...plan.steps import OFFSETS, array_of_offset
 from ...tile import INDEX, convert, device, diagonal_index, index, minimum, shape, take
+from ...words.steps import OFFSETS, array_of_offset
 from ..shared.layouts import places_of
 from ..shared.visibility import EDGE, LINE
 from .kind import Kind, kind

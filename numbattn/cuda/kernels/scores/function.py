@@ -15,8 +15,8 @@ from ....element import check
 from ....frozen import Frozen
 from ....functions import Score
 from ....wide import seen, widened
-from ...plan.steps import array_of_function
 from ...tile import INDEX, device, full, map_elements, where
+from ...words.steps import array_of_function
 from ..shared.layouts import array_type
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import Kind, nothing_ahead

@@ -6,8 +6,8 @@ kind's class.
 
 from functools import lru_cache
 
-from ...plan.steps import array_of_part
 from ...tile import device
+from ...words.steps import array_of_part
 
 ELEMENTS, ENTRIES, WITH_DELTA = "elements", "entries", "with delta"  # what the gradient of an array comes from
 CLASSES = {}  # of kinds: by name, and by their class in numbattn.scores
@@ -66,7 +66,7 @@ class Kind:
         return part
 
     def flat(self, planner, work, number):
-        """What part number `number` passes, without its numbers: see plan.arguments."""
+        """What part number `number` passes, without its numbers: see words.arguments."""
         if self.own_axes is not None:
             yield planner.at(array_of_part(number), own=self.own_axes)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
-from ...plan.arguments import Word
 from ...tile import device, full
+from ...words.arguments import Word
 from ..shared.layouts import array_type, sum_type
 from ..shared.softmax import LOG2_E
 from ..shared.visibility import is_looked_up

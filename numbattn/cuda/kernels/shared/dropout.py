@@ -8,7 +8,6 @@ import numpy as np
 from numba.cuda import types
 
 from ....dropout import ROUNDS, round_by
-from ...plan.arguments import Numbers
 from ...tile import (
     always,
     beside,
@@ -21,6 +20,7 @@ from ...tile import (
     where,
     wide_product,
 )
+from ...words.arguments import Numbers
 from .layouts import places_of
 from .origin import PLACE, PLACE_TYPES
 

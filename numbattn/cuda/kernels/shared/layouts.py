@@ -4,7 +4,6 @@ import numpy as np
 from numba.cuda import types
 
 from .... import problem
-from ...plan.views import VECTOR_BYTES
 from ...tile import (
     Alignment,
     aligned,
@@ -28,6 +27,7 @@ from ...tile import (
     sync_warp,
     thread_index,
 )
+from ...tile.alignment import VECTOR_BYTES
 
 MMA_LANES = 4  # of a warp, to a row of an accumulator
 DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}

@@ -3,8 +3,8 @@
 from numba.cuda import types
 
 from ....origin import Origin
-from ...plan.spec import ORIGIN
 from ...tile import INDEX
+from ...words.spec import ORIGIN
 
 PLACE = "first", *ORIGIN  # the first element of the batch of a launch, and the call's origin
 PLACE_TYPES = INDEX, types.NamedTuple([INDEX] * len(ORIGIN), Origin)

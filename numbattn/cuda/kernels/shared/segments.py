@@ -12,9 +12,8 @@ to a score counts from those of the packed arrays.
 
 from typing import Any, NamedTuple
 
-from ...plan.spec import PADDED
 from ...tile import WARP, ballot, device, index, lowest_bit, maximum, minimum, shape, thread_index
-from ..intervals import inside
+from ...words.spec import PADDED
 from .visibility import PACKED, Sight
 
 
@@ -43,6 +42,12 @@ def queries_of(segment):
 @device
 def keys_of(segment):
     return segment.first_key, segment.first_key + segment.keys
+
+
+@device
+def inside(offset, length):
+    """The host does not look into arrays of a GPU."""
+    return maximum(minimum(offset, length), 0)
 
 
 @device

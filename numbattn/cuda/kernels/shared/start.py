@@ -4,8 +4,8 @@ Algorithm 1 of FlashAttention goes on so, too: it loads O, l and m for each tile
 needs no pass that merges the parts.
 """
 
-from ...plan.views import VECTOR_BYTES
 from ...tile import Alignment, aligned, device, exp2, full, load, maximum, minimum
+from ...tile.alignment import VECTOR_BYTES
 from .layouts import array_type
 from .segments import queries_of
 from .softmax import LN_2, LOG2_E

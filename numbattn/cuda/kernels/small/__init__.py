@@ -1,8 +1,8 @@
 """The kernels for many small matrices: all scores of one are a tile in registers."""
 
-from ...plan.spec import Route
-from ...plan.tiers import MMA
-from .. import delta
+from ...words.spec import Route
+from ...words.tiers import MMA
+from ..any import delta
 from . import backward, forward
 from .steps import takes
 

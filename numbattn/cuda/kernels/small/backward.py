@@ -17,9 +17,6 @@ import numpy as np
 from numba.cuda import types
 
 from ...build import Source
-from ...plan.arguments import Matrix, Statistic, Word
-from ...plan.spec import BY_HEAD, SHARED, Spec
-from ...plan.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ...tile import (
     INDEX,
     Alignment,
@@ -42,14 +39,17 @@ from ...tile import (
     wait_copies,
     where,
 )
+from ...words.arguments import Matrix, Statistic, Word
+from ...words.spec import BY_HEAD, SHARED, Spec
+from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.recompute import recompute_capped
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
-from ..shared.tables import dtypes_of
 from ..shared.visibility import MASK, band_of, element_test, needs_test, several, sight_type
+from ..tables import dtypes_of
 from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from numba.cuda import types
 
 from ...build import Source
-from ...plan.arguments import Matrix, Statistic
-from ...plan.spec import Spec
 from ...tile import (
     INDEX,
     Alignment,
@@ -32,13 +30,15 @@ from ...tile import (
     wait_copies,
     where,
 )
+from ...words.arguments import Matrix, Statistic
+from ...words.spec import Spec
 from ..scores import SCORE, may_be_far, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.tables import dtypes_of
 from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_type
+from ..tables import dtypes_of
 from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
 
 

@@ -6,7 +6,6 @@ something is kept or summed by head, their number is a multiple of the heads: th
 
 from typing import NamedTuple
 
-from ...plan.spec import BY_HEAD, SHARED
 from ...tile import (
     WARP,
     Alignment,
@@ -21,10 +20,11 @@ from ...tile import (
     sync_threads,
     sync_warp,
 )
+from ...words.spec import BY_HEAD, SHARED
 from ..scores import is_natural, score_steps
 from ..shared.layouts import buffers, sum_type
-from ..shared.tables import compiled_in, has_tensor_cores
 from ..shared.visibility import PACKED, has_states
+from ..tables import compiled_in, has_tensor_cores
 
 SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
 FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.cuda.kernels.any.round_dq import DqPart, round_dq
 from numbattn.cuda.kernels.hopper.backward_kv import backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import backward_q
 from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
 from numbattn.cuda.kernels.hopper.variants import DP_DS_DV, DP_DV_DS, DV_DP_DS
-from numbattn.cuda.kernels.round_dq import DqPart, round_dq
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 

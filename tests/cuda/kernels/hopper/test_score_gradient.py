@@ -33,7 +33,7 @@ FAULTS = {
         "not (looked_up or is_looked_up": "not (is_looked_up",
         "> 64": "> 6400",
     },
-    "cuda/plan/test_tiers.py": {
+    "cuda/words/test_tiers.py": {
         "(spec,), WGMMA)\n\n\ndef diagonals_route": "(spec,))\n\n\ndef diagonals_route",
     },
 }

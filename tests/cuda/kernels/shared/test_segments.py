@@ -14,8 +14,8 @@ from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_ste
 from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, Sight
 from numbattn.cuda.plan import tier
 from numbattn.cuda.plan.masks import numbers_and_arrays
-from numbattn.cuda.plan.spec import PADDED
 from numbattn.cuda.tile import block_index, index, thread_index
+from numbattn.cuda.words.spec import PADDED
 from tests.accuracy import assert_equal, check, random
 from tests.masks import calls
 from tests.masks.calls import MASKS, ONE_KEY, SEGMENTS

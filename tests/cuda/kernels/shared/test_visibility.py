@@ -19,8 +19,8 @@ from numbattn.cuda.kernels.shared.visibility import (
     next_tile,
     queries_in_sight,
 )
-from numbattn.cuda.plan.spec import SIDES
 from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
+from numbattn.cuda.words.spec import SIDES
 from tests.tools.launch import launch
 
 from ..states import KEPT, TILE_M, TILE_N, WALKED, random_cells, shown, states_of
@@ -235,46 +235,53 @@ def test_tiles_of_a_tail_need_a_test(kinds):
 
 
 FAULTS = {
-    "maximum(sight.lo, lo_of(sight, batch, head, sight.lo))": "lo_of(sight, batch, head, sight.lo)",
-    "minimum(sight.hi, hi_of(sight, batch, head, sight.hi))": "hi_of(sight, batch, head, sight.hi)",
-    "minimum(sight.edges[at][batch, head], sight.keys - shift)": "sight.edges[at][batch, head]",
-    "maximum(edge, -sight.queries - shift) + shift": "edge + shift",
-    "maximum(minimum(sight.edges[at][batch, head], otherwise), 0)": "minimum(sight.edges[at][batch, head], otherwise)",
-    "last = minimum(m_end, queries) - 1": "last = m_end - 1",
-    "return maximum(m0 + lo, 0)": "return m0 + lo",
-    "minimum(last + hi + 1, keys)": "minimum(last + hi, keys)",
-    "if m0 <= last": "if m0 < last",
-    "last = minimum(n_end, keys) - 1": "last = n_end - 1",
-    "maximum(n0 - hi, 0)": "maximum(n0 - hi + 1, 0)",
-    "minimum(last - lo + 1, queries)": "minimum(last - lo, queries)",
-    "m_end - 1 + lo <= n0": "m_end - 2 + lo <= n0",
-    "n_end <= m0 + hi + 1": "n_end <= m0 + hi + 2",
-    "right and m_end <= queries": "right and m_end <= queries + 1",
-    "and n_end <= keys\n": "\n",
-    "where(i < queries, ": "where(i <= queries, ",
-    "minimum(i + hi, keys - 1)": "minimum(i + hi, keys)",
-    "cols_between(layout, n0, i + lo, last)": "cols_between(layout, n0, i + lo + 1, last)",
-    "where(j < keys, ": "where(j <= keys, ",
-    "minimum(j - lo, queries - 1)": "minimum(j - lo, queries)",
-    "cols_between(layout, m0, j - hi, last)": "cols_between(layout, m0, j - hi - 1, last)",
-    "1 << (j & 7)": "128 >> (j & 7)",
-    "head], i // rows, j // cols": "head], i // cols, j // rows",
-    "one(sight, band, batch, head, i, j) & other": "one(sight, band, batch, head, i, j) | other",
-    "j = j - first_of_tail(band)": "pass",
-    "(j < 0) | bits": "bits",
-    "n_end > first_of_tail(band) or tested": "n_end > first_of_tail(band) or not tested",
-    "seen_in_band(band, m0, n0) & seen_by_others": "seen_by_others",
-    "WORD - at % WORD": "WORD",
-    "minimum(steps, count)": "steps",
-    "2 * (tile // WORD) + which": "2 * (tile // WORD) + 1 - which",
-    "not (whole and in_band(band, m0, m_end, n0, n_end))": "not whole",
-    "tile, which) & np.uint32(1)) != 0": "tile, which)) != 0",
-    "cuda/kernels/test_intervals.py::test_small_problems[simulated-CUDA cores-segments by head]": {
-        "i = minimum(i, seqlen_q - 1)": "pass",
-        "(take(first[batch, head], i) <= j)": "(take(first[batch, head], i) < j)",
-        "(j < take(end[batch, head], i))": "(j <= take(end[batch, head], i))",
+    "cuda/kernels/shared/visibility/band.py": {
+        "maximum(sight.lo, lo_of(sight, batch, head, sight.lo))": "lo_of(sight, batch, head, sight.lo)",
+        "minimum(sight.hi, hi_of(sight, batch, head, sight.hi))": "hi_of(sight, batch, head, sight.hi)",
+        "minimum(sight.edges[at][batch, head], sight.keys - shift)": "sight.edges[at][batch, head]",
+        "maximum(edge, -sight.queries - shift) + shift": "edge + shift",
+        "return maximum(minimum(sight.edges[at][batch, head], otherwise), 0)":
+            "return minimum(sight.edges[at][batch, head], otherwise)",
+        "last = minimum(m_end, queries) - 1": "last = m_end - 1",
+        "return maximum(m0 + lo, 0)": "return m0 + lo",
+        "minimum(last + hi + 1, keys)": "minimum(last + hi, keys)",
+        "if m0 <= last": "if m0 < last",
+        "last = minimum(n_end, keys) - 1": "last = n_end - 1",
+        "maximum(n0 - hi, 0)": "maximum(n0 - hi + 1, 0)",
+        "minimum(last - lo + 1, queries)": "minimum(last - lo, queries)",
+        "m_end - 1 + lo <= n0": "m_end - 2 + lo <= n0",
+        "n_end <= m0 + hi + 1": "n_end <= m0 + hi + 2",
+        "right and m_end <= queries": "right and m_end <= queries + 1",
+        "and n_end <= keys\n": "\n",
+        "where(i < queries, ": "where(i <= queries, ",
+        "minimum(i + hi, keys - 1)": "minimum(i + hi, keys)",
+        "cols_between(layout, n0, i + lo, last)": "cols_between(layout, n0, i + lo + 1, last)",
+        "where(j < keys, ": "where(j <= keys, ",
+        "minimum(j - lo, queries - 1)": "minimum(j - lo, queries)",
+        "cols_between(layout, m0, j - hi, last)": "cols_between(layout, m0, j - hi - 1, last)",
     },
-    "cuda/kernels/test_score_gradient.py::test_gradients_where_tiles_are_empty": {
-        "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
+    "cuda/kernels/shared/visibility/cells.py": {
+        "1 << (j & 7)": "128 >> (j & 7)",
+        "head], i // rows, j // cols": "head], i // cols, j // rows",
+        "one(sight, band, batch, head, i, j) & other": "one(sight, band, batch, head, i, j) | other",
+        "j = j - first_of_tail(band)": "pass",
+        "(j < 0) | bits": "bits",
+        "seen_in_band(band, m0, n0) & seen_by_others": "seen_by_others",
+        "cuda/kernels/any/test_intervals.py::test_small_problems[simulated-CUDA cores-segments by head]": {
+            "i = minimum(i, seqlen_q - 1)": "pass",
+            "(take(first[batch, head], i) <= j)": "(take(first[batch, head], i) < j)",
+            "(j < take(end[batch, head], i))": "(j <= take(end[batch, head], i))",
+        },
+    },
+    "cuda/kernels/shared/visibility/states.py": {
+        "n_end > first_of_tail(band) or tested": "n_end > first_of_tail(band) or not tested",
+        "WORD - at % WORD": "WORD",
+        "minimum(steps, count)": "steps",
+        "2 * (tile // WORD) + which": "2 * (tile // WORD) + 1 - which",
+        "not (whole and in_band(band, m0, m_end, n0, n_end))": "not whole",
+        "tile, which) & np.uint32(1)) != 0": "tile, which)) != 0",
+        "cuda/kernels/any/test_score_gradient.py::test_gradients_where_tiles_are_empty": {
+            "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
+        },
     },
 }

@@ -1,0 +1,1 @@
+"""The kernels for any GPU, and those that are no product of matrices."""

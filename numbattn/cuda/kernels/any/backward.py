@@ -1,0 +1,472 @@
+"""Attention backward on any GPU: Algorithm 4 as two kernels, so that no two blocks add to the same gradient.
+
+float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from here where it is to be deterministic.
+
+`backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
+queries and loops over the keys in its sight: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:
+five products, not seven. Both recompute P from lse. Without atomics the gradients are bitwise
+reproducible. One source for tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
+their segment.
+
+With two pipeline stages the next tile is in flight while this one is computed. With one, Q and dO, or K and V, take
+turns: each is in flight while the products of the other one are computed, for which dP comes before S.
+
+Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP is masked too, since 0 * NaN is NaN.
+"""
+
+from dataclasses import replace
+
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    copy_async,
+    copy_layout,
+    device,
+    dot,
+    full,
+    get,
+    index,
+    load,
+    maximum,
+    minimum,
+    save,
+    shape,
+    sync_threads,
+    wait_copies,
+)
+from ...words.arguments import Matrix, Statistic
+from ...words.spec import Spec
+from ..scores import SCORE, score_steps, scores_type, within_segment
+from ..shared.all_keys import dq_steps, no_dq_steps
+from ..shared.dropout import DROPOUT, DROPS, drop_step
+from ..shared.layouts import (
+    DTYPES,
+    array_type,
+    buffers,
+    left_operand,
+    product_step,
+    result_types,
+    sum_type,
+    sums,
+    vector,
+)
+from ..shared.recompute import mask_step_with_dp, recompute_capped
+from ..shared.schedule import place
+from ..shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
+from ..shared.visibility import (
+    MASK,
+    band_of,
+    keys_in_sight,
+    needs_test,
+    queries_in_sight,
+    sight_type,
+    steps_to_next,
+)
+from ..tables import Staged, rows_of, short_rows, with_results
+
+
+def backward_kv(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
+    dropout, nbytes, blocks=1, parts=1,
+):  # fmt: skip
+    """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query.
+
+    With a third of out_dtypes a block has all keys of a head, and computes dQ, too.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
+    V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
+    shared = SharedMemory()
+    widths = head_dim, head_dim_v
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
+    S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC, parts)
+    COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
+    SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
+    left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
+    HAS_ALL_KEYS = len(out_dtypes) == 3
+    keys_seen, share, save_dq, save_zeros = (dq_steps if HAS_ALL_KEYS else no_dq_steps)(
+        S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K
+    )
+    TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
+    ZERO = ACC(0)
+    masked = mask_step_with_dp(mask, S_TILE, transposed=True)
+    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(() if HAS_ALL_KEYS else mask)
+    drop = drop_step(S_TILE, dropout, transposed=True)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
+    tile_of, sight_of, scores_of = slot_step(mask, "k", tile_n), sight_step(mask), within_segment(score)
+
+    @device
+    def fetch_q(stage, Q, lse, delta, m0):
+        copy_async(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
+        copy_async(allocate(SHARED_LSE, stage), lse, COPY_ROW, m0)
+        copy_async(allocate(SHARED_DELTA, stage), delta, COPY_ROW, m0)
+
+    @device
+    def fetch_do(stage, dO, m0):
+        copy_async(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
+
+    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale, to_dq):
+        batches, heads, _ = shape(mLse)
+        _, heads_k, seqlen_k, _ = shape(mDK)
+        tile, batch, head_k = place(block_index(), batches * heads_k, heads_k)
+        segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
+        n0 = n_block * TILE_N
+        if n0 >= segment.keys:                                  # a slot without a tile
+            return
+        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
+        query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
+        sK, sV = allocate(SHARED_K), allocate(SHARED_V)
+        end_seen = keys_seen(sight, batch, head_k, group_size, end_key)
+        copy_async(sK, aligned(mK[batch, head_k][key:end_seen], ROWS_OF), COPY_K, n0)
+        copy_async(sV, aligned(mV[batch, head_k][key:end_seen], ROWS_OF), COPY_V, n0)
+        dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
+        for head in range(head_k * group_size, (head_k + 1) * group_size):
+            band = band_at(sight, batch, head)
+            first, end = queries_in_sight(band, n0, minimum(n0 + TILE_N, segment.keys))
+            # rows beyond a sequence's length are cut off: they may be NaN
+            length = maximum(band[2], 1)
+            Q = aligned(mQ[batch, head][query : query + length], ROWS_OF)
+            dO = aligned(mDO[batch, head][query : query + length], ROWS_OF)
+            lse, delta = mLse[batch, head][row : row + length], mDelta[batch, head][row : row + length]
+            m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
+            m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
+            save_zeros(to_dq, batch, head, m_block, m_blocks)
+            stage = index(0)
+            sync_threads()                                      # all have read the last tile of the previous head
+            if m_block < m_blocks:
+                fetch_do(stage, dO, m_block * TILE_M)
+                if not IN_TURN:
+                    fetch_q(stage, Q, lse, delta, m_block * TILE_M)
+            while m_block < m_blocks:                           # Alg. 4 line 9
+                m0, this = m_block * TILE_M, m_block
+                m_block += 1
+                m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
+                wait_copies()
+                sync_threads()                                  # dO has arrived, or both; all have read the last Q
+                if IN_TURN:
+                    fetch_q(stage, Q, lse, delta, m0)           # in flight while dP is computed
+                elif m_block < m_blocks:
+                    fetch_do(1 - stage, dO, m_block * TILE_M)
+                    fetch_q(1 - stage, Q, lse, delta, m_block * TILE_M)
+                sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
+                dP = product(sV, sdO)                           # line 17: dP = dO V^T
+                if IN_TURN:
+                    wait_copies()
+                    sync_threads()                              # Q has arrived
+                S = product(sK, sQ)                             # line 11: S = scale Q K^T, transposed
+                S, F = apply(S, scores, batch, head, query + m0, key + n0)
+                lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
+                P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
+                if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                    P, F, dP = masked(P, F, dP, sight, band, batch, head, m0, n0)   # line 12: MASK
+                Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
+                dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
+                if IN_TURN and m_block < m_blocks:
+                    sync_threads()                              # all have read dO
+                    fetch_do(stage, dO, m_block * TILE_M)       # in flight while dK is computed
+                D = get(allocate(SHARED_DELTA, stage), COLS)
+                dS = pull_back(P * (dP * Z - D), F)             # lines 18 and 20: dS = P (dP Z - D)
+                share(dS)
+                dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
+                save_dq(to_dq, batch, head, m0, scale)          # line 21: dQ = dS K
+                if not IN_TURN:
+                    stage = 1 - stage
+        save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
+        save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
+
+    results, number = result_types(out_dtypes[:2]), getattr(types, ACC.__name__)
+    to_dq = types.Tuple(result_types(out_dtypes[2:]))
+    return source(kernel, dtype, results, mask, score, threads, shared, number, to_dq, blocks=blocks)
+
+
+def backward_q(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
+    dropout, nbytes, blocks=1, parts=1,
+):  # fmt: skip
+    """dQ; a row of S, P, dP and dS is a query."""
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
+    shared = SharedMemory()
+    widths = head_dim, head_dim_v
+    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
+    ROWS = S_TILE.row_vector()
+    left = left_operand(S_TILE, shared, ACC)
+    TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
+    ZERO = ACC(0)
+    masked, band_at = mask_step_with_dp(mask, S_TILE), band_of(mask)
+    tested, steps = needs_test(mask), steps_to_next(mask)
+    drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
+    tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
+    sight_of, scores_of = sight_step(mask), within_segment(score)
+
+    @device
+    def fetch_k(stage, K, n0):
+        copy_async(allocate(SHARED_K, stage), K, COPY_K, n0)
+
+    @device
+    def fetch_v(stage, V, n0):
+        copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
+
+    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
+        batches, heads, seqlen_q, _ = shape(mDQ)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
+        m0 = m_block * TILE_M
+        if m0 >= segment.queries:                               # a slot without a tile
+            return
+        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
+        band = band_at(sight, batch, head)
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        head_k, key, row = head // group_size, segment.first_key, segment.first_padded_row
+        query, end_query = queries_of(segment)
+        # rows beyond a sequence's length are cut off: they may be NaN
+        length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
+        K = aligned(mK[batch, head_k][key : key + length_k], ROWS_OF)
+        V = aligned(mV[batch, head_k][key : key + length_k], ROWS_OF)
+        n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
+        n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+        sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), index(0)
+        copy_async(sQ, aligned(mQ[batch, head][query : query + length_q], ROWS_OF), COPY_Q, m0)
+        copy_async(sdO, aligned(mDO[batch, head][query : query + length_q], ROWS_OF), COPY_DO, m0)
+        fetch_v(stage, V, n_block * TILE_N)
+        if not IN_TURN:
+            fetch_k(stage, K, n_block * TILE_N)
+        lse_log2 = load(mLse[batch, head][row : row + length_q], ROWS, m0)
+        D = load(mDelta[batch, head][row : row + length_q], ROWS, m0)
+        dQ = full(Q_TILE, ZERO)
+        while n_block < n_blocks:                               # Alg. 4 line 6
+            n0, this = n_block * TILE_N, n_block
+            n_block += 1
+            n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+            wait_copies()
+            sync_threads()                                      # V has arrived, or both; all have read the last K
+            if IN_TURN:
+                fetch_k(stage, K, n0)                           # in flight while dP is computed
+            elif n_block < n_blocks:
+                fetch_v(1 - stage, V, n_block * TILE_N)
+                fetch_k(1 - stage, K, n_block * TILE_N)
+            sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
+            dP = product(sdO, sV)                               # line 17: dP = dO V^T
+            if IN_TURN:
+                wait_copies()
+                sync_threads()                                  # K has arrived, all have read V
+                if n_block < n_blocks:
+                    fetch_v(stage, V, n_block * TILE_N)         # in flight while S and dQ are computed
+            S = product(sQ, sK)                                 # line 11: S = scale Q K^T
+            S, F = apply(S, scores, batch, head, query + m0, key + n0)
+            P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
+            if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                P, F, dP = masked(P, F, dP, sight, band, batch, head, m0, n0)   # line 12: MASK
+            Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
+            dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
+            dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
+            if not IN_TURN:
+                stage = 1 - stage
+        save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
+
+    results, number = result_types(out_dtypes), getattr(types, ACC.__name__)
+    return source(kernel, dtype, results, mask, score, threads, shared, number, blocks=blocks)
+
+
+def source(kernel, dtype, results, mask, score, threads, shared, *behind, blocks=1):
+    """results: the types of what is written; behind: of what is given behind group_size and a number."""
+    ACC = sum_type(dtype)
+    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
+    signature = types.void(
+        *[matrix] * 4, *results, statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        DROPS, INDEX, number, *behind
+    )
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
+
+
+# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
+TILES_KV = {  # two accumulators, keys x head_dim
+    (True, 4): {  # 64 x 128 is as fast, and spills with dropout
+        64: (Staged("mma", 32, 128, 256, stages=2), Staged("mma", 32, 64, 128, stages=2)),    # 54, 52
+        128: tuple(Staged("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),     # 48
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 32, 64, 256, 8, 2), Staged("mma", 16, 64, 256, 8, 2, True),     # both passes 32, 31
+            Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8),
+        ),
+    },
+    (True, 8): {
+        64: (Staged("mma", 16, 128, 256, stages=2), Staged("mma", 8, 64, 128)),       # 40; on CUDA cores 14
+        128: (Staged("mma", 16, 64, 256, 8, 2), Staged("mma", 16, 32, 128, 8, 2), Staged("fma", 16, 16, 128, 8)),
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 32, 32, 256, 16), Staged("mma", 16, 32, 256, 16, 1, True),      # both passes 21, 17
+            Staged("mma", 8, 32, 256, 16, 2, True), Staged("fma", 16, 16, 256, 16), Staged("fma", 4, 16, 256, 32),
+        ),
+    },
+    (False, 2): {
+        64: (Staged("fma", 32, 32, 256, 16),),
+        128: (Staged("fma", 32, 32, 128, 8),),
+        256: (Staged("fma", 16, 32, 128, 8),),
+    },
+    (False, 4): {
+        64: (Staged("fma", 16, 32, 128, 8),),
+        128: (Staged("fma", 16, 32, 128, 8),),
+        256: (Staged("fma", 8, 16, 64, 8),),
+    },
+    (False, 8): {
+        64: (Staged("fma", 16, 16, 256, 16),),
+        128: (Staged("fma", 8, 16, 64, 8),),
+        256: (Staged("fma", 4, 8, 256, 32),),
+    },
+}
+UNDER_PRESSURE_KV = {
+    (True, 8): {
+        64: (Staged("mma", 8, 128, 256, stages=2),),
+        256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 8, 32, 256, 16, 2, True)),
+    }
+}
+TILES_Q = {
+    (True, 2): {
+        64: (Staged("mma", 128, 64, 256, stages=2),),                # 276; one stage 246
+        128: (Staged("mma", 128, 64, 256, stages=2), Staged("mma", 128, 32, 256)),    # 299; one stage 234
+        256: (Staged("mma", 64, 32, 128),),
+    },
+    (True, 4): {
+        64: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128, stages=2)),    # 54; 128 x 64 spills: 59
+        128: (Staged("mma", 128, 32, 256, stages=2), Staged("mma", 64, 32, 128)),     # 58, 53
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 64, 32, 256, 8, 2), Staged("mma", 64, 32, 256, 8),
+            Staged("mma", 64, 8, 128), Staged("fma", 16, 16, 128, 8),
+        ),
+    },
+    (True, 8): {
+        64: (Staged("mma", 128, 16, 256, stages=2), Staged("mma", 64, 16, 128, stages=2)),    # 37
+        128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 16, 128), Staged("fma", 16, 16, 128, 8)),
+        256: (  # the first up to a head_dim of 192
+            Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 128, 8, 1, True),
+            Staged("fma", 16, 16, 128, 8), Staged("fma", 16, 8, 128, 8),
+        ),
+    },
+    (False, 2): {
+        64: (Staged("fma", 32, 32, 128, 8),),
+        128: (Staged("fma", 32, 32, 128, 8),),
+        256: (Staged("fma", 32, 16, 128, 8),),
+    },
+    (False, 4): {
+        64: (Staged("fma", 32, 32, 128, 8),),
+        128: (Staged("fma", 32, 16, 128, 8),),
+        256: (Staged("fma", 16, 8, 64, 8),),
+    },
+    (False, 8): {
+        64: (Staged("fma", 16, 16, 64, 8),),
+        128: (Staged("fma", 16, 8, 64, 8),),
+        256: (Staged("fma", 8, 4, 64, 8),),
+    },
+}
+UNDER_PRESSURE_Q = {
+    (True, 2): {64: (Staged("mma", 128, 32, 256, stages=2),)},
+    (True, 8): {
+        128: (Staged("mma", 64, 32, 256, 8), Staged("mma", 64, 8, 128)),
+        256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 256, 16, 1, True)),
+    },
+}
+# {longest sequence: the same}. us beside those of the rows above, in one run on an H100, 8 heads: n times batch 131072
+# with float32, d 32 and 64, and float64, d 32. "-": not measured
+SHORT_KV = {
+    32: {
+        (True, 4): {
+            32: (Staged("mma", 32, 32, 64, blocks=6),),                         # 296, 1243
+            64: (Staged("mma", 32, 32, 64, blocks=4),),                         # 580, 1945
+        },
+        (True, 8): {32: (Staged("mma", 16, 32, 64, blocks=4),)},                # 1016, 2137
+    },
+    64: {
+        (True, 4): {
+            32: (Staged("mma", 32, 64, 128, blocks=3),),                        # 426, 1080
+            64: (Staged("mma", 32, 64, 128, stages=2, blocks=2),),              # 832, 1687
+        },
+        (True, 8): {64: (Staged("mma", 16, 64, 128, stages=2, blocks=2),)},     # -
+    },
+    256: {
+        (True, 4): {64: (Staged("mma", 64, 64, 128, blocks=2),)},               # n 256, half of the batch: 1329, 1404
+        (True, 8): {64: (Staged("mma", 16, 64, 128, stages=2, blocks=2),)},     # n 128, d 64: 1890, 2010
+    },
+}
+SHORT_Q = {
+    32: {
+        (True, 4): {
+            32: (Staged("mma", 32, 32, 64, blocks=6),),                         # 243, 997
+            64: (Staged("mma", 32, 32, 64, blocks=4),),                         # 475, 1473
+        },
+        (True, 8): {32: (Staged("mma", 32, 16, 64, blocks=4),)},                # 856, 1709
+    },
+    64: {
+        (True, 4): {
+            32: (Staged("mma", 64, 32, 128, blocks=3),),                        # 316, 808
+            64: (Staged("mma", 64, 32, 128, stages=2, blocks=3),),              # 560, 1300
+        },
+        (True, 8): {64: (Staged("mma", 64, 32, 128, blocks=2),)},               # -
+    },
+    256: {
+        (True, 4): {64: (Staged("mma", 64, 32, 128, stages=2, blocks=3),)},     # n 256, half of the batch: 990, 1082
+        (True, 8): {64: (Staged("mma", 64, 32, 128, blocks=2),)},               # n 128, d 64: 1480, 1598
+    },
+}
+ALL_KEYS = {  # a tile has no fewer keys than a sequence. Beside the sum of both kernels with the rows of TILES
+    32: {
+        (True, 4): {
+            32: (Staged("mma", 16, 32, 64, stages=2, blocks=8),),               # 344, 2240
+            64: (Staged("mma", 16, 32, 64, stages=2, blocks=6, parts=2),),      # 679, 3418
+        },
+        (True, 8): {32: (Staged("mma", 16, 32, 64, blocks=4),)},                # 1118, 3846
+    },
+    64: {
+        (True, 4): {
+            32: (Staged("mma", 16, 64, 128, stages=2, blocks=4),),              # 545, 1888
+            64: (Staged("mma", 32, 64, 128, stages=2, blocks=2),),              # 1043, 2987
+        },
+        (True, 8): {32: (Staged("mma", 16, 64, 128, blocks=2),)},               # -
+    },
+    128: {
+        (True, 4): {64: (Staged("mma", 32, 128, 256, stages=2),)},  # 1937, 2686; 16 x 128 1875, spills with masks
+        (True, 8): {64: (Staged("mma", 16, 128, 256),)},                        # d 64: 2805, 3608
+    },
+}
+
+
+def has_all_keys(work):
+    """Whether a block is to have all keys of a head: `backward_kv` computes dQ, too."""
+    return not work.segments and SPEC_ALL.fitting(work) is not None
+
+
+GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
+STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
+STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
+SPEC_KV = Spec(
+    backward_kv,
+    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS),
+    tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work, SHORT_KV),
+    parameters=with_results("dk", "dv"),
+    keeps="k",
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
+    packs=True,
+)
+SPEC_Q = Spec(
+    backward_q,
+    (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS),
+    tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work, SHORT_Q),
+    parameters=with_results("dq"),
+    packs=True,
+)
+SPEC_ALL = replace(
+    SPEC_KV,
+    arguments=(*SPEC_KV.arguments, Matrix("dq")),
+    tiles=lambda work: short_rows(ALL_KEYS, work),
+    parameters=with_results("dk", "dv", "dq"),
+    packs=False,
+)

@@ -1,0 +1,175 @@
+"""What `decode` has computed of chunks of keys, merged in their order: the weighted mean of their O, and lse."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    WARP,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    col_index,
+    copy_layout,
+    device,
+    exp2,
+    full,
+    get,
+    load,
+    maximum,
+    put,
+    row_index,
+    row_max,
+    row_sum,
+    save,
+    shape,
+    simt,
+    sync_threads,
+    sync_warp,
+    thread_index,
+    where,
+)
+from ...words.arguments import O_BEFORE, Matrix, Statistic, Word
+from ...words.spec import Spec
+from ..scores import SCORE, may_be_far, scores_type, sink_steps
+from ..shared.chunks import chunks_between, count_of_chunks
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.schedule import overlap_launches, split
+from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.start import before_type, resume_step
+from ..shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
+from ..tables import of_o, rounded
+
+THREADS = 128
+PARTS = 16  # sums of a row
+
+
+@dataclass(frozen=True)
+class Partials(Word):
+    """What chunks leave of each query, (batch, heads, chunks, seqlen_q, columns)."""
+
+    name: str
+
+    def find(self, planner, work):
+        problem = work.problem
+        columns = {"partial o": rounded("head_dim_v", problem.head_dim_v), "statistics": 2}[self.name]
+        chunks = count_of_chunks(problem.seqlen_k)
+        planner.add_temporary(self.name, (*problem.batch, chunks, problem.seqlen_q, columns), problem.sum_dtype)
+
+    def flat(self, planner, work):
+        yield planner.at(self.name, own=3)
+
+
+PARTIALS = Partials("partial o"), Partials("statistics")  # of each row m and l
+
+
+class RowThreads(NamedTuple):
+    """A row of the table: how many threads share a row of O, a warp or a block."""
+
+    threads: int
+
+    unit, tile_m, tile_n = "fma", 1, 1
+
+
+def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=False):
+    """The kernel. A row is a query of a head. resumes: whether O and lse over other keys are added, see `shared.start`.
+
+    Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    TILE = copy_layout(PARTS, head_dim_v, threads, 4)
+    COLUMNS = simt(head_dim_v, PARTS, min(threads, head_dim_v & -head_dim_v), 1, 4)  # a power of two that divides both
+    CHUNKS, MAXIMA, SUMS = TILE.row_vector(), simt(1, 4 * WARP, WARP, WARP, 1), simt(1, PARTS, WARP, 1, 4)
+    ONE, O_LINE = SUMS.row_vector(), COLUMNS.row_vector()
+    shared, COUNT, SHARE = SharedMemory(), THREADS // threads, threads
+    SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, COUNT), shared.tile(PARTS, 1, ACC, COUNT)
+    ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
+    NO_MAX, _ = softmax_steps(ACC, may_be_far(score))
+    band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
+    RESUMES, m_and_l = resumes, resume_step(ACC, NO_MAX)
+    arrive = sync_warp if threads == WARP else sync_threads
+
+    @device
+    def largest_of(maxima, chunks):
+        top = full(ONE, NO_MAX)
+        for chunk in range(0, chunks, AT_ONCE):
+            x = load(maxima, MAXIMA, chunk)
+            top = full(ONE, row_max(where(col_index(MAXIMA, chunk) < chunks, x, NONE), top))
+        return top
+
+    @device
+    def sums_of(O, maxima, sums, chunks, top, scale_log2):
+        """Of each part the sums of l and O, weighted."""
+        l, o = full(CHUNKS, ZERO), full(TILE, ZERO)
+        for chunk in range(0, chunks, PARTS):
+            x, m = load(O, TILE, chunk), load(maxima, CHUNKS, chunk)
+            weights = where(row_index(CHUNKS, chunk) < chunks, exp2((m - full(CHUNKS, top)) * scale_log2), 0)
+            l = l + load(sums, CHUNKS, chunk) * weights
+            o = o + x * weights
+        return l, o
+
+    def kernel(mPartial, mStatistics, mO, before, mLse, sight, scores, scale_log2, kept_scale):
+        overlap_launches()
+        batches, heads, _, seqlen_q, _ = shape(mPartial)
+        place = thread_index() // SHARE
+        rest, query = split(block_index() * COUNT + place, seqlen_q)
+        batch, head = split(rest, heads)
+        if batch < batches:
+            keys, end_of_keys = keys_in_sight(band_at(sight, batch, head), 0, seqlen_q)
+            first, end = chunks_between(keys, end_of_keys)
+            O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
+            maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]
+            top = largest_of(maxima, end - first)
+            if RESUMES:
+                m_before, l_before = m_and_l(full(ONE, mLse[batch, head, query]), scale_log2)
+                top = maximum(top, m_before)
+            l, o = sums_of(O, maxima, sums, end - first, top, scale_log2)
+            put(allocate(SHARED_O, place), o)
+            put(allocate(SHARED_L, place), l)
+            arrive()
+            total = row_sum(get(allocate(SHARED_L, place).T, SUMS))
+            o_line = row_sum(get(allocate(SHARED_O, place).T, COLUMNS))
+            if RESUMES:
+                weight = l_before * exp2((m_before - top) * scale_log2)
+                total = total + weight
+                o_line = o_line + load(before[0][batch, head, query], O_LINE, 0) * full(O_LINE, weight / kept_scale)
+            m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
+            factor = full(O_LINE, inverse(total, alpha) * kept_scale)
+            save(mO[batch, head, query], o_line * factor, 0)
+            save(mLse[batch, head], logsumexp(m, total, LN2), query)
+
+    number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
+    signature = types.void(
+        partial, partial, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
+        sight_type(mask), scores_type(score, dtype), number, number,
+    )  # fmt: skip
+    return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
+
+
+def row_threads(work):
+    """A warp where it loads all chunks at once, else a block."""
+    few = count_of_chunks(work.problem.seqlen_k) <= PARTS and work.problem.head_dim_v <= 128
+    return (RowThreads(WARP if few else THREADS),)
+
+
+def blocks(work, tiles, m_blocks, n_blocks):
+    """For one element of the batch."""
+    return -(-work.problem.heads * work.problem.seqlen_q * tiles.threads // THREADS)
+
+
+SPEC = Spec(
+    combine,
+    (*PARTIALS, Matrix("o"), O_BEFORE, Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
+    tiles=row_threads,
+    parameters=lambda work, tiles: {
+        "dtype": work.problem.dtype.name, "threads": tiles.threads, **of_o(work),
+        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
+        "score": work.score,
+    },
+    blocks=blocks,
+)  # fmt: skip

@@ -1,0 +1,470 @@
+"""Attention of few queries, as in decoding (FlashDecoding): Algorithm 2 over chunks of keys, which `combine` merges.
+
+A persistent block takes work tiles: queries that share keys, as the rows of one tile, and a chunk of these keys. Warp w
+takes tiles w, w + WARPS ... of these keys, which it loads itself, and goes on to load those of the next work tile while
+the block's warps merge what they have.
+
+Which keys are a chunk, which warp takes which of them and the order of all sums depend on nothing else in a call. So
+the results of a sequence are the same to the bit, alone or in any batch.
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    INDEX,
+    WARP,
+    Alignment,
+    SharedMemory,
+    allocate,
+    block_index,
+    commit_copies,
+    copy_async,
+    copy_layout,
+    device,
+    dot,
+    exp2,
+    fold_index,
+    full,
+    get,
+    get_number,
+    grid_size,
+    index,
+    load,
+    maximum,
+    minimum,
+    mma,
+    put,
+    put_number,
+    rescaled,
+    row_sum,
+    save,
+    shape,
+    sync_threads,
+    sync_warp,
+    thread_index,
+    wait_copies,
+    where,
+)
+from ...tile.alignment import VECTOR_BYTES
+from ...views import View
+from ...words.arguments import COUNTERS, Matrix, Word
+from ...words.spec import Spec
+from ...words.steps import At
+from ..scores import SCORE, differs_by_head, may_be_far, score_steps, scores_type
+from ..shared.cached import EIGHT_BITS, cached
+from ..shared.chunks import count_of_chunks, first_key, longest_steps
+from ..shared.dropout import DROPOUT, DROPS, drop_step
+from ..shared.layouts import DTYPES, array_type, sum_type, vector
+from ..shared.schedule import finish, next_number, overlap_launches, split
+from ..shared.softmax import softmax_steps
+from ..shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
+from ..tables import has_tensor_cores, head_dims
+from .combine import PARTIALS
+from .packing import packing_steps, queries_of, shares_keys
+
+WARPS, ROWS = 4, 16  # warps of a block, rows of a work tile
+MANY, LONG = 16, 32  # numbers that are drawn at once, after so many draws of nothing
+FEW = 16  # queries, at most
+
+
+class DecodeTile(NamedTuple):
+    """Some heads or sequences that share keys, and the tiles [n_block, n_blocks) of a chunk, as far as they see it."""
+
+    number: Any
+    batch: Any  # the first one
+    head_k: Any
+    head: Any  # the first one
+    end: Any  # of the heads, or of the sequences
+    chunk: Any
+    n_block: Any
+    n_blocks: Any
+    band: Any
+
+
+class DecodeCall(NamedTuple):
+    """What work tiles follow from."""
+
+    sight: Any
+    heads: Any
+    group_size: Any
+    tiles_of_chunk: Any
+    chunks: Any
+    seqlen_q: Any
+    tiles: Any  # work tiles
+
+
+class Loads(NamedTuple):
+    """How a warp loads its tiles of K and of V: device functions, and the type of mK and mV."""
+
+    start: Any  # (), by all threads of a block
+    stages: Any  # (warp) -> K and V, its stages
+    load_k: Any  # (K, mK, cache, work, n_block): start to load a tile, if the work tile has it
+    load_v: Any
+    wait_k: Any  # (K, work, n_block) -> the tile, when it is there
+    wait_v: Any
+    next_use: Any  # (K or V) -> the same stage, for the next tile
+    matrix: Any
+    maps: tuple = ()  # tensor maps
+
+
+class CacheWord(Word):
+    """What a `KVCache` has beside k and v, in a tuple: see kernels.shared.cached."""
+
+    def flat(self, planner, work):
+        if work.problem.page_size:
+            yield planner.whole("table")
+        for name in ("k scale", "v scale") if held_of(work.problem) else ():
+            array, (pointer, itemsize, shape, strides), has_batch = planner.whole(name)
+            if len(shape) > 1:                                  # of tokens: a column of a matrix for each head
+                shape, strides = (*shape, 1), (*strides, itemsize)
+            yield At(array, View(pointer, itemsize, shape, strides), has_batch)
+
+
+@dataclass(frozen=True)
+class Keys(Matrix):
+    """A Matrix of keys or values, in pages if a cache has any."""
+
+    heads: str = "k"
+
+    def flat(self, planner, work):
+        yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
+
+
+def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
+    """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
+    place = shared.boxes if held.dtype.itemsize == 2 else partial(shared.tile, widened=held.widened)
+    SHARED_K, SHARED_V = (place(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
+    ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of
+
+    @device
+    def start():
+        pass
+
+    @device
+    def stages(warp):
+        return allocate(SHARED_K, warp), allocate(SHARED_V, warp)
+
+    def load_step(cols, load_scales):
+        COPY = copy_layout(tile_n, cols, WARP, vector(held.dtype))
+
+        @device
+        def load_tile(place, matrices, cache, work, n_block):
+            if n_block < work.n_blocks:
+                keys = maximum(work.band[3], 1)                 # rows beyond a sequence's length may be NaN
+                copy_async(place, rows_of(matrices, cache, work, keys, ROWS_OF), COPY, n_block * TILE_N)
+                load_scales(cache, work, keys, n_block * TILE_N)
+            commit_copies()
+
+        return load_tile
+
+    @device
+    def arrived(place, work, n_block):
+        wait_copies(1)
+        sync_warp()
+        return place
+
+    @device
+    def next_use(place):
+        return place
+
+    steps = load_step(head_dim, held.load_k), load_step(head_dim_v, held.load_v), arrived, arrived
+    return Loads(start, stages, *steps, next_use, array_type(held.dtype, 4))
+
+
+def decode(
+    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, of_batch, tile_n, page_size, mask,
+    mask_by_head, score, dropout, nbytes,
+):
+    """The kernel for tiles of tile_n keys and head_dims rounded up.
+
+    queries: how many rows of a work tile each of its heads has, a power of two; of_batch: whether it has a head of many
+    sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0; held: the dtype of a
+    cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own. Rows of q, k and v are aligned
+    to nbytes.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
+    if held:
+        O_TILE, Q_TILE = O_TILE.by_fours(), Q_TILE.by_fours()
+    ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
+    shared = SharedMemory()
+    held = cached(shared, dtype, held, S_TILE, page_size, WARPS)
+    start, stages, load_k, load_v, wait_k, wait_v, next_use, matrix, maps = loads(
+        shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes
+    )
+    of_keys, of_values, of_sums = held.of_keys, held.of_values, held.of_sums
+    TILE_N, ROWS_OF = tile_n, Alignment(nbytes)
+    ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
+    band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
+    scored, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
+    NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score))
+    tiles_of_chunk, place_of, rows_of = packing_steps(ROWS, queries, of_batch)
+    put_warps, save_merged = merge_steps(shared, head_dim_v, rows_of, ACC)
+    DRAWN, (count_chunks, counted) = shared.tile(1, 1, np.int32, stages=2), longest_steps(shared, mask, mask_by_head)
+
+    @device
+    def work_tile(number, call):
+        """Chunks vary slowest: sequences that have ended leave the last numbers empty."""
+        chunk, tile = split(minimum(number, call.tiles - 1), call.tiles_of_chunk)
+        batch, head_k, head, end = place_of(tile, call)
+        band = band_at(call.sight, batch, head)
+        first_seen, end_seen = keys_in_sight(band, 0, call.seqlen_q)
+        n_block = maximum(first_seen, first_key(chunk)) // TILE_N
+        n_blocks = (minimum(end_seen, first_key(chunk + 1)) + TILE_N - 1) // TILE_N if number < call.tiles else 0
+        return DecodeTile(number, batch, head_k, head, end, chunk, n_block, n_blocks, band)
+
+    @device
+    def is_empty(work):
+        return work.n_block >= work.n_blocks
+
+    @device
+    def draw(counters, call):
+        """Put into shared memory the number of the next work tile that is not empty, and the end of those drawn: one at
+        a time, but many where there was nothing for long, and none behind the chunks of the longest sequence."""
+        number, end = get_number(allocate(DRAWN, 0)), get_number(allocate(DRAWN, 1))
+        draws, last, found = index(0), call.tiles_of_chunk * counted(call.chunks), False
+        while not found:
+            number += 1
+            if number >= end:
+                step = index(MANY if draws >= LONG else 1)
+                number = next_number(counters, 2 * grid_size(), step)
+                end = number + step
+                draws += 1
+            found = number >= last or not is_empty(work_tile(number, call))
+        put_number(allocate(DRAWN, 0), number if number < last else call.tiles)
+        put_number(allocate(DRAWN, 1), end)
+
+    @device
+    def next_tile(work, following, n_block, call):
+        """This warp's next tile of keys that is not empty, from number n_block on, and the work tile that it is in."""
+        while n_block < work.n_blocks and not shown(call.sight, work.batch, work.head, 0, n_block):
+            n_block += WARPS
+        if n_block < work.n_blocks:
+            return work, n_block
+        return following, following.n_block + thread_index() // WARP
+
+    def kernel(mQ, mK, mV, cache, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
+        start()
+        overlap_launches()
+        batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
+        of_chunk = tiles_of_chunk(batches, heads, group_size)
+        tiles = of_chunk * chunks
+        call = DecodeCall(sight, heads, group_size, of_chunk, chunks, seqlen_q, tiles)
+        warp = thread_index() // WARP
+        work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
+        if thread_index() == 0:                                 # nothing has been drawn
+            put_number(allocate(DRAWN, 0), 0)
+            put_number(allocate(DRAWN, 1), 0)
+        K, V = stages(warp)
+        ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
+        load_k(K, mK, cache, ahead, n_ahead)
+        load_v(V, mV, cache, ahead, n_ahead)
+        if warp == 0:
+            count_chunks(sight)
+        while work.number < tiles:
+            if thread_index() == 0:
+                draw(counters, call)
+            Q = load(rows_of(mQ, work, ROWS_OF), Q_TILE, 0)
+            O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+            while ahead.number == work.number and n_ahead < work.n_blocks:
+                n_block, n0 = n_ahead, n_ahead * TILE_N
+                sK = wait_k(K, work, n_block)
+                S = of_keys(dot(S_TILE, Q, sK.T), cache, work)  # Alg. 2 line 10: S = Q K^T
+                sync_warp()                                     # all lanes have read K
+                ahead, n_ahead = next_tile(work, following, n_block + WARPS, call)
+                K = next_use(K)
+                load_k(K, mK, cache, ahead, n_ahead)            # in flight while O is computed
+                S = scored(S, scores, work, n0)
+                if tested(sight, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
+                    S = where(sees(sight, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
+                P, m, l, alpha = softmax_step(S, m, l, scale_log2)          # lines 12 and 13
+                P = drop(P, drops, work.batch, work.head, 0, n0)            # line 14: dropout(P)
+                sV = wait_v(V, work, n_block)
+                P = of_values(P, cache, work)
+                O = dot(rescaled(O, alpha), P, sV)              # line 15: O = alpha O + P V
+                sync_warp()                                     # all lanes have read V
+                V = next_use(V)
+                load_v(V, mV, cache, ahead, n_ahead)            # in flight while S is computed
+            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)
+            sync_threads()
+            save_merged(mPartial[:, :, work.chunk], mStatistics[:, :, work.chunk], work, scale_log2)
+            work, following = following, work_tile(get_number(allocate(DRAWN, 0)), call)
+            if n_ahead >= ahead.n_blocks:                       # the work tile that begins has none for this warp
+                ahead, n_ahead = following, following.n_block + warp
+                load_k(K, mK, cache, ahead, n_ahead)
+                load_v(V, mV, cache, ahead, n_ahead)
+            sync_threads()                                      # all have read what the next merge overwrites
+        if thread_index() == 0:
+            finish(counters, grid_size())
+
+    partial, number = array_type(ACC, 5), getattr(types, ACC.__name__)
+    signature = types.void(
+        array_type(dtype, 4), matrix, matrix, types.Tuple.from_types(held.types), partial, partial, sight_type(mask),
+        scores_type(score, dtype), DROPS, array_type(np.uint32, 1), INDEX, number,
+    )  # fmt: skip
+    return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
+
+
+def merge_steps(shared, head_dim_v, rows_of, ACC):
+    """Device functions: (O, m, l, warp), put what a warp has into shared memory; (mO, mStatistics, work, scale_log2),
+    merge what all have put there, in the order of warps, and save it."""
+    ROWS_OF, UNALIGNED = Alignment(16), Alignment(0)
+    SHARED_O, SHARED_M, SHARED_L = (shared.tile(ROWS, cols, ACC, WARPS) for cols in (head_dim_v, 1, 1))
+    O_TILE = copy_layout(ROWS, head_dim_v, WARPS * WARP, 4)
+    ROW_VECTOR = O_TILE.row_vector()
+
+    @device
+    def put_warps(O, m, l, warp):
+        put(allocate(SHARED_O, warp), O)
+        put(allocate(SHARED_M, warp), m)
+        put(allocate(SHARED_L, warp), l)
+
+    @device
+    def save_merged(mO, mStatistics, work, scale_log2):
+        m = get(allocate(SHARED_M, 0), ROW_VECTOR)
+        for warp in range(1, WARPS):
+            m = maximum(m, get(allocate(SHARED_M, warp), ROW_VECTOR))
+        alpha = exp2((get(allocate(SHARED_M, 0), ROW_VECTOR) - m) * scale_log2)
+        l, O = get(allocate(SHARED_L, 0), ROW_VECTOR) * alpha, get(allocate(SHARED_O, 0), O_TILE) * alpha
+        for warp in range(1, WARPS):
+            alpha = exp2((get(allocate(SHARED_M, warp), ROW_VECTOR) - m) * scale_log2)
+            l = l + get(allocate(SHARED_L, warp), ROW_VECTOR) * alpha
+            O = O + get(allocate(SHARED_O, warp), O_TILE) * alpha
+        save(rows_of(mO, work, ROWS_OF), O, 0)
+        save(rows_of(mStatistics[:, :, :, :1], work, UNALIGNED), m, 0)
+        save(rows_of(mStatistics[:, :, :, 1:], work, UNALIGNED), l, 0)
+
+    return put_warps, save_merged
+
+
+def heads_step(score, layout, ACC):
+    """The device function (S, scores, work, n0) -> S behind all parts of the score, of each head by its own."""
+    LAYOUT, (apply, *_) = layout, score_steps(score, layout, ACC, behind=len(score))
+
+    @device
+    def alike(S, scores, work, n0):
+        S, _ = apply(S, scores, work.batch, work.head, index(0), n0)
+        return S
+
+    @device
+    def by_head(S, scores, work, n0):
+        found = S
+        for head in range(work.head, work.end):
+            of_head, _ = apply(S, scores, work.batch, head, index(0), n0)
+            found = where(fold_index(LAYOUT) == head - work.head, of_head, found)
+        return found
+
+    return by_head if differs_by_head(score) else alike
+
+
+class KeyTiles(NamedTuple):
+    """A row: tiles of tile_n keys; each warp has two stages, one of K and one of V."""
+
+    tile_n: int
+
+    unit, tile_m = "mma", ROWS
+
+
+# {bytes of a key's element: {largest head_dim: rows}}. Larger head_dims of float32 and float64 spill
+TILES = {
+    1: {
+        64: (KeyTiles(128), KeyTiles(64)),
+        128: (KeyTiles(64), KeyTiles(32)),
+        256: (KeyTiles(32), KeyTiles(16)),
+    },
+    2: {
+        64: (KeyTiles(128), KeyTiles(64), KeyTiles(32)),
+        128: (KeyTiles(64), KeyTiles(32), KeyTiles(16)),
+        256: (KeyTiles(32), KeyTiles(16)),
+    },
+    4: {64: (KeyTiles(64), KeyTiles(32)), 128: (KeyTiles(32), KeyTiles(16), KeyTiles(8))},
+    8: {64: (KeyTiles(32), KeyTiles(16), KeyTiles(8))},
+}
+
+
+def rows(work):
+    return rows_for(work.problem)
+
+
+def rows_for(problem):
+    size, element = max(head_dims(problem)), EIGHT_BITS.get(held_of(problem), problem.dtype)
+    return next((rows for largest, rows in TILES[element.itemsize].items() if size <= largest), ())
+
+
+def has_few_queries(work):
+    """Whether chunks of keys are computed by themselves. That, too, must not differ between sequences of a batch."""
+    return has_tensor_cores(work.device) and work.problem.seqlen_q <= FEW
+
+
+def takes(work):
+    return has_few_queries(work) and SPEC.fitting(work) is not None
+
+
+def held_of(problem):
+    """The name of the dtype of a cache of 8 bits."""
+    return problem.cache.dtype.name if problem.cache and problem.cache.dtype != problem.dtype else None
+
+
+def reads(problem, device):
+    """Whether the kernel takes a cache where it lies."""
+    if not has_tensor_cores(device) or problem.seqlen_q > FEW or (held_of(problem) and problem.dtype.itemsize != 2):
+        return False
+    return any(shared_bytes(problem, tiles) <= device.shared for tiles in rows_for(problem))
+
+
+def shared_bytes(problem, tiles):
+    return _shared_bytes(problem.dtype.name, held_of(problem), *head_dims(problem), tiles.tile_n)
+
+
+@cache
+def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
+    """Which depend on nothing else."""
+    return decode(
+        dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, of_batch=False, tile_n=tile_n,
+        page_size=0, mask=(), mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
+    ).shared  # fmt: skip
+
+
+def parameters(work, tiles, head_dims=head_dims):
+    """head_dims: rounds both of them."""
+    head_dim, head_dim_v = head_dims(work.problem)
+    return {
+        "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
+        "queries": queries_of(work, ROWS), "of_batch": shares_keys(work), "tile_n": tiles.tile_n,
+        "page_size": work.problem.page_size, "mask": work.mask, "mask_by_head": work.mask_by_head, "score": work.score,
+        "dropout": work.problem.dropout, "nbytes": work.nbytes,
+    }  # fmt: skip
+
+
+def blocks(work, tiles, m_blocks, n_blocks):
+    """For one element of the batch: as many as there are work tiles, so that few of them are spread over the GPU;
+    where sequences share them, as many as there would be otherwise."""
+    problem = work.problem
+    heads_of_tile = ROWS // queries_of(work, ROWS)
+    return problem.heads_k * -(-problem.group_size // heads_of_tile) * count_of_chunks(problem.seqlen_k)
+
+
+def resident(work, tiles):
+    """Two blocks of a multiprocessor where their tiles of 8 bits fit: with one, a third more time."""
+    if held_of(work.problem) is None:
+        return 1
+    return min(2, work.device.shared // shared_bytes(work.problem, tiles))
+
+
+CACHE = CacheWord()
+ARGUMENTS = CACHE, *PARTIALS, MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2"
+SPEC = Spec(
+    decode,
+    (Matrix("q"), Keys("k"), Keys("v"), *ARGUMENTS),
+    tiles=rows,
+    parameters=parameters,
+    blocks=blocks,
+    persistent=True,
+    resident=resident,
+)

@@ -1,0 +1,158 @@
+"""delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse. And what follows from it for the
+gradient of a sink.
+
+lse comes with it as the backward kernels take it: in base 2, and +inf for a query that sees nothing, be it by a mask, a
+length or scores of -inf. exp(S - lse) is 0 then, whatever S: no gradient comes from there. Both are padded, since
+kernels copy them tile by tile, and so within segments: queries beyond the last one see nothing.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    Alignment,
+    aligned,
+    block_index,
+    convert,
+    device,
+    exp2,
+    load,
+    row_index,
+    row_sum,
+    save,
+    shape,
+    simt,
+    where,
+)
+from ...words.arguments import Matrix, Statistic, Word
+from ...words.spec import PADDED, Spec, block_per_query_tile
+from ...words.steps import array_of_part, sums_by_row
+from ..shared.layouts import DTYPES, array_type, result_types, sum_type, vector
+from ..shared.schedule import overlap_launches, place
+from ..shared.segments import slot_step
+from ..shared.softmax import LOG2_E
+from ..shared.visibility import PACKING, packing_of, packing_type
+from ..tables import dtypes_of, rounded
+
+
+class QueryTiles(NamedTuple):
+    """The tile of a block; there are no keys in it."""
+
+    tile_m: int
+    tile_n: int = 1
+
+
+TILES = QueryTiles(32)
+THREADS, LANES = 4 * TILES.tile_m, 8
+
+
+def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink=False):
+    """The kernel; out_dtypes: that of O; dlse says whether lse has a gradient. sink: whether a sink's logits have one,
+    which is left to be summed over the queries: a sink has no dP, so that its dS is -P delta.
+
+    bounded: whether lse is rounded up where its last bits are not enough for exp(S - lse): P is at most 1 then, as it
+    is to be. Kernels for any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
+    TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
+    ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
+    LOWEST, FAR, MARGIN = ACC(np.finfo(ACC).min), ACC(2.0**23), ACC(2.0**-20)
+    TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
+    HAS_SINK, BOUNDED = sink, bounded
+
+    @device
+    def delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0):
+        """lse and delta of a tile of the queries [first, end), from number m0 on, and which of them see something."""
+        dO = convert(load(aligned(mDO[batch, head][first:end], ROWS_OF), TILE, m0), ACC)
+        O = convert(load(aligned(mO[batch, head][first:end], ROWS_OF), TILE, m0), ACC)
+        D = row_sum(dO * O)
+        if dlse:
+            D = D - load(mDlse[batch, head][first:end], ROWS, m0)
+        lse = load(mLse[batch, head][first:end], ROWS, m0)
+        sees = (lse != -INFINITE) & (row_index(ROWS, m0) < end - first)
+        return lse, where(sees, D, 0), sees
+
+    @device
+    def save_sink(sinks, batch, head, lse, D, sees, first, end, m0):
+        if HAS_SINK:
+            logits, sums = sinks
+            P = exp2((logits[batch, head] - lse) * LOG2E)
+            save(sums[batch, head][first:end], where(sees, -(P * D), 0), m0)
+
+    @device
+    def to_log2(lse, sees):
+        lse_log2 = lse * LOG2E
+        lse_log2 = where(lse_log2 < LOWEST, LOWEST, lse_log2)   # NaN stays NaN
+        if BOUNDED:
+            lse_log2 = where(abs(lse_log2) > FAR, lse_log2 + abs(lse_log2) * MARGIN, lse_log2)
+        return where(sees, lse_log2, INFINITE)
+
+    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
+        overlap_launches()
+        batches, heads, seqlen_q = shape(mLse)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        segment, slot = segment_of(packing, batch, tile // TILES_A_SLOT, seqlen_q)
+        m0 = slot * PADDED + tile % TILES_A_SLOT * TILE_M
+        first, padded_row = segment.first_query, segment.first_padded_row + m0
+        if slot * PADDED < segment.queries:
+            end = first + segment.queries
+            lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
+            save(mDelta[batch, head], D, padded_row)
+            save(mLseLog2[batch, head], to_log2(lse, sees), padded_row)
+            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
+
+    dO, statistic = array_type(dtype, 4), array_type(ACC, 3)
+    sinks = types.Tuple((array_type(ACC, 2), statistic) if sink else ())
+    signature = types.void(
+        dO, *result_types(out_dtypes), statistic, statistic, sinks, statistic, statistic, packing_type(mask)
+    )
+    return Source(kernel, signature, THREADS, overlaps=True)
+
+
+def parameters(bounded):
+    return lambda work, tiles: {
+        "dtype": work.problem.dtype.name, **dtypes_of(work, "o"), "dlse": "dlse" in work.dtypes,
+        "nbytes": work.nbytes, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
+        "sink": work.sink is not None, "mask": packing_of(work.mask), "bounded": bounded,
+    }  # fmt: skip
+
+
+class SinkSums(Word):
+    """A sink's logits, and sums for their gradient (batch, heads, seqlen_q), if it is wanted, else nothing."""
+
+    def find(self, planner, work):
+        if work.sink is not None:
+            planner.add_temporary(sums_by_row(work.sink), work.problem.lse_shape, work.problem.sum_dtype)
+
+    def flat(self, planner, work):
+        if work.sink is not None:
+            yield from (planner.at(array_of_part(work.sink), own=0), planner.at(sums_by_row(work.sink), own=1))
+
+
+def blocks_of_slots(work, tiles, m_blocks, n_blocks):
+    """For all of padded statistics."""
+    return work.problem.heads * (work.padded_length // tiles.tile_m)
+
+
+def blocks_of_queries(work, tiles, m_blocks, n_blocks):
+    """Kernels for any GPU read no statistics behind the queries; of 32 they would take three of four blocks."""
+    blocks = blocks_of_slots if work.segments else block_per_query_tile
+    return blocks(work, tiles, m_blocks, n_blocks)
+
+
+SINK_SUMS = SinkSums()
+SPEC = Spec(
+    delta,
+    (Matrix("do"), Matrix("o"), Statistic("lse"), Statistic("dlse"), SINK_SUMS, Statistic("delta", padded=True),
+     Statistic("lse_log2", padded=True), PACKING),
+    tiles=lambda work: (TILES,),
+    parameters=parameters(bounded=False),
+    blocks=blocks_of_queries,
+    packs=True,
+)  # fmt: skip
+SPEC_BOUNDED = replace(SPEC, parameters=parameters(bounded=True), blocks=blocks_of_slots)

@@ -1,0 +1,201 @@
+"""Attention forward on any GPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
+
+One source for tensor cores (float32, float64) and for CUDA cores: the layouts of S and O say which. A block keeps a
+tile of queries and loops over the keys in their sight. V of a tile is in flight while S is computed, K of the next tile
+while O is computed. O is divided by l once, in the epilogue. Tiles of packed arrays end with their segment.
+"""
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    INDEX,
+    Alignment,
+    SharedMemory,
+    aligned,
+    allocate,
+    block_index,
+    copy_async,
+    dot,
+    maximum,
+    minimum,
+    row_sum,
+    save,
+    shape,
+    sync_threads,
+    wait_copies,
+    where,
+)
+from ...words.arguments import O_BEFORE, Matrix, Statistic
+from ...words.spec import Spec
+from ..scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
+from ..shared.dropout import DROPOUT, DROPS, drop_step
+from ..shared.layouts import (
+    DTYPES,
+    array_type,
+    buffers,
+    left_operand,
+    product_step,
+    result_types,
+    sum_type,
+    sums,
+    vector,
+)
+from ..shared.schedule import place
+from ..shared.segments import count_step, queries_of, sight_step, slot_step
+from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.start import before_type, start_step
+from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from ..tables import Crowded, Tiles, of_o, parameters, rows_of
+
+
+def forward(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
+    resumes=False, blocks=1, parts=1,
+):  # fmt: skip
+    """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+
+    unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes. resumes:
+    whether the loop goes on from O and lse over other keys, see `shared.start`.
+    """
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
+    shared = SharedMemory()
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
+    ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
+    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
+    left = left_operand(S_TILE, shared, ACC)
+    TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
+    NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
+    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
+    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
+    sight_of, scores_of = sight_step(mask), within_segment(score)
+    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
+
+    def kernel(mQ, mK, mV, mO, before, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
+        batches, heads, seqlen_q = shape(mLse)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
+        m0 = m_block * TILE_M
+        if m0 >= segment.queries:                               # a slot without a tile
+            return
+        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
+        band = band_at(sight, batch, head)
+        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
+        # rows beyond a sequence's length are cut off: they may be NaN
+        Q = aligned(mQ[batch, head][query : query + maximum(band[2], 1)], ROWS_OF)
+        K = aligned(mK[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
+        V = aligned(mV[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
+        sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
+        O, m, l = start(before, mLse, segment, batch, head, m0, scale_log2, kept_scale)
+        n_block = first // TILE_N
+        n_blocks = (end + TILE_N - 1) // TILE_N
+        n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+        copy_async(sQ, Q, COPY_Q, m0)
+        copy_async(sK, K, COPY_K, n_block * TILE_N)
+        wait_copies()
+        sync_threads()
+        while n_block < n_blocks:
+            n0 = n_block * TILE_N
+            copy_async(sV, V, COPY_V, n0)                       # in flight while S is computed
+            S = product(sQ, sK)                                 # Alg. 2 line 10: S = Q K^T
+            S, _ = apply(S, scores, batch, head, query + m0, key + n0)
+            if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
+            P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
+            P = drop(P, drops, batch, head, m0, n0)             # line 14: dropout(P)
+            wait_copies()
+            sync_threads()                                      # V has arrived, all have read K
+            n_block += 1
+            n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+            copy_async(sK, K, COPY_K, n_block * TILE_N)         # in flight while O is computed
+            O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
+            wait_copies()
+            sync_threads()                                      # K has arrived, all have read V
+        m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
+        O = O * (inverse(total, alpha) * kept_scale)            # line 15: O = O / l
+        save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
+        save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)      # line 16
+
+    matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
+    signature = types.void(
+        matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
+        sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
+    )
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
+
+
+# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s: one batch, 16 heads, seqlen 4096, full
+TILES = {
+    (True, 4): {
+        64: (Tiles("mma", 128, 64, 256),),                          # 52
+        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),      # 55, 52
+        256: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),       # 49; 128 x 16 45
+    },
+    (True, 8): {
+        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),        # 35, 34
+        128: (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),       # 36, 36; 64 x 32 spills: 26
+        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # sums of 16 x 256 do not fit a warp
+    },
+    (False, 2): {
+        64: (Tiles("fma", 64, 32, 128, 8),),
+        128: (Tiles("fma", 64, 32, 128, 8),),
+        256: (Tiles("fma", 32, 32, 128, 8),),
+    },
+    (False, 4): {
+        64: (Tiles("fma", 64, 32, 128, 8),),
+        128: (Tiles("fma", 32, 32, 128, 8),),
+        256: (Tiles("fma", 16, 16, 64, 8),),
+    },
+    (False, 8): {
+        64: (Tiles("fma", 32, 16, 128, 8),),
+        128: (Tiles("fma", 16, 16, 64, 8),),
+        256: (Tiles("fma", 16, 4, 64, 4),),
+    },
+}
+UNDER_PRESSURE = {
+    (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
+    (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
+}
+# {longest sequence: the same}. us beside those of the rows above, in one run on an H100, 8 heads: n times batch 131072
+# with float32, d 32 and 64, and float64, d 32. A copy of as many bytes takes 187, 372, 369. "-": not measured
+SHORT = {
+    32: {
+        (True, 4): {
+            32: (Crowded("mma", 32, 32, 64, blocks=8),),            # 192, 1147
+            64: (Crowded("mma", 32, 32, 64, blocks=6),),            # 377, 1739
+            128: (Crowded("mma", 32, 32, 64, blocks=3),),           # -
+        },
+        (True, 8): {
+            32: (Crowded("mma", 32, 32, 64, blocks=4),),            # 364, 1924
+            64: (Crowded("mma", 32, 32, 64, blocks=4),),            # -
+        },
+    },
+    64: {
+        (True, 4): {
+            32: (Crowded("mma", 64, 32, 128, blocks=4),),           # 230, 608
+            64: (Crowded("mma", 64, 32, 128, blocks=3),),           # 417, 935; warps of 32 rows 395, no register left
+            128: (Crowded("mma", 64, 32, 128, blocks=2),),          # 428, 827: half of the batch
+        },
+        (True, 8): {32: (Crowded("mma", 64, 32, 128, blocks=3),), 64: (Crowded("mma", 64, 32, 128, blocks=2),)},  # -
+    },
+    256: {  # warps of 32 rows split half as many right operands; of d 128 none was faster than the rows above
+        (True, 4): {
+            32: (Crowded("mma", 64, 32, 64, blocks=4),),            # n 128: 736, 985, twice the batch
+            64: (Crowded("mma", 64, 32, 64, blocks=4, parts=2),),   # n 128: 657, 826; one part 668, and n 256 627, 737
+        },
+    },
+}
+SPEC = Spec(
+    forward,
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT,
+     "group_size", "scale_log2", "kept_scale"),
+    tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work, SHORT),
+    parameters=lambda work, tiles: parameters(work, tiles) | of_o(work),
+    packs=True,
+)  # fmt: skip

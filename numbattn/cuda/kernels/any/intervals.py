@@ -1,0 +1,301 @@
+"""The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.masks`.
+
+`visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
+"intervals", "prefix", and of each segment "within", a prefix, and "first", its first keys, with the names behind it of
+what is an array.
+
+What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. There are two
+kinds more in it: "band", and "window", which is aligned within segments. Of both there is one interval again, but for
+the gap between them, which is written beside it.
+"""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+from numba.cuda import types
+
+from ....masks import First, Intervals, Prefix
+from ...build import Source
+from ...tile import (
+    INDEX,
+    block_index,
+    device,
+    index,
+    maximum,
+    minimum,
+    shape,
+    thread_index,
+)
+from ...words.arguments import Word
+from ...words.spec import SIDES, Spec
+from ...words.steps import END, FIRST, OFFSETS, array_of_mask
+from ..scores import takes_offsets
+from ..shared.schedule import overlap_launches, place
+from ..shared.segments import inside
+from ..shared.visibility import EDGE, LINE, several
+
+SEGMENTS = "segments queries keys"
+OPEN, OR, CLOSE = "(", "|", ")"
+QUERIES = 128  # of a block, one a thread
+
+
+class Parts(NamedTuple):
+    """The parts of a mask that give intervals, and where these go."""
+
+    first: Any  # int32 (batch, heads, seqlen_q): what the kernel writes
+    end: Any
+    lo: Any  # query i sees key j only if lo <= j - (its own key) <= hi: of windows that are aligned within segments
+    hi: Any
+    gaps: Any  # int32 (batch, heads, seqlen_q) of each `|` first and end of the gap; end <= first where there is none
+    offsets: Any  # the same, where a score needs it: of the query's own key from the query
+    parts: Any  # of each what its kind needs: see `part_types`
+
+
+class QuerySegment(NamedTuple):
+    """Where a query lies: the keys [first, end) of its segment, and its own key, the last of the segment its last."""
+
+    first: Any
+    end: Any
+    own: Any
+
+
+class IntervalsWord(Word):
+    """The fields of Parts."""
+
+    def flat(self, planner, work):
+        yield from (planner.at(FIRST, own=1), planner.at(END, own=1), "own_lo", "own_hi")
+        yield from (planner.at(name, own=1) for name in planner.names_of_gaps())
+        if has_offsets(work):
+            yield planner.at(OFFSETS, own=1)
+        for number, part in enumerate(planner.call.intervals):
+            for which, x in enumerate(part.numbers):
+                yield planner.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x
+
+
+INTERVALS = IntervalsWord()
+
+
+def own_axes(part):
+    """How many axes its arrays have beside those of the batch."""
+    return int(part.split()[0] in ("segments", "intervals"))
+
+
+def part_types(part):
+    """The types of what a part needs."""
+    kind, *arrays = part.split()
+    if own_axes(part):
+        return LINE, LINE                                       # offsets of queries, of keys; first and end
+    return tuple(EDGE if name in arrays else INDEX for name in NAMES[kind])
+
+
+def count_of_gaps(parts):
+    return parts.count(CLOSE)
+
+
+def parts_type(parts, offsets):
+    every = types.Tuple([types.Tuple(part_types(part)) for part in parts])
+    gaps = several(LINE, 2 * count_of_gaps(parts))
+    return types.NamedTuple([LINE, LINE, INDEX, INDEX, gaps, several(LINE, offsets), every], Parts)
+
+
+def has_offsets(work):
+    """Whether a score needs those of own keys."""
+    return takes_offsets(work.score)
+
+
+def intervals(*, parts, offsets):
+    """The kernel: a thread for each query."""
+    HAS_OFFSETS = offsets
+    segment_of = segments(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
+    seen = reduce(both, steps_of(parts), all_of_segment)
+
+    def kernel(mask, seqlen_q, seqlen_k):
+        overlap_launches()
+        batches, heads, _ = shape(mask.first)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        i = tile * QUERIES + thread_index()
+        if i < seqlen_q:
+            segment = segment_of(mask, batch, head, i, seqlen_q, seqlen_k)
+            first, end = seen(mask, batch, head, i, segment)
+            some = first < end
+            mask.first[batch, head, i] = first if some else seqlen_k
+            mask.end[batch, head, i] = end if some else 0
+            if HAS_OFFSETS:
+                mask.offsets[0][batch, head, i] = segment.own - i
+
+    return Source(kernel, types.void(parts_type(parts, offsets), INDEX, INDEX), QUERIES, overlaps=True)
+
+
+def steps_of(parts):
+    """What each part shows, but for segments; an `|` is one step."""
+    steps, unions, outside = [], 0, None
+    for number, (kind, *arrays) in enumerate(map(str.split, parts)):
+        if kind == OPEN:
+            outside, steps = steps, []
+        elif kind == OR:
+            one, steps = reduce(both, steps), []
+        elif kind == CLOSE:
+            steps = [*outside, either(unions, one, reduce(both, steps))]
+            unions += 1
+        elif kind != "segments":
+            steps.append(STEPS[kind](number, arrays))
+    return steps
+
+
+# ----------------------------------------------------------------------------------------------------------- segments
+@device
+def whole_matrix(mask, batch, head, i, seqlen_q, seqlen_k):
+    return QuerySegment(index(0), seqlen_k, i + seqlen_k - seqlen_q)
+
+
+def segments(number):
+    """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a QuerySegment, empty if it is in none."""
+
+    @device
+    def segment_of(mask, batch, head, i, seqlen_q, seqlen_k):
+        queries, keys = mask.parts[number][0][batch, head], mask.parts[number][1][batch, head]
+        (count,) = shape(queries)
+        low, high = index(0), count                             # how many offsets there are up to i
+        while low < high:
+            middle = (low + high) // 2
+            if queries[middle] <= i:
+                low = middle + 1
+            else:
+                high = middle
+        at, behind = maximum(low - 1, 0), minimum(low, count - 1)   # the same where there is no segment
+        first, end = inside(keys[at], seqlen_k), inside(keys[behind], seqlen_k)
+        own = i + end - inside(queries[behind], seqlen_q)
+        return QuerySegment(first, end, own)
+
+    return segment_of
+
+
+# ------------------------------------------------------------------------- what else there is, (first, end) of a query
+@device
+def all_of_segment(mask, batch, head, i, segment):
+    return maximum(segment.first, segment.own + mask.lo), minimum(segment.end, segment.own + mask.hi + 1)
+
+
+def both(one, other):
+    @device
+    def seen(mask, batch, head, i, segment):
+        first, end = one(mask, batch, head, i, segment)
+        other_first, other_end = other(mask, batch, head, i, segment)
+        return maximum(first, other_first), minimum(end, other_end)
+
+    return seen
+
+
+def either(number, one, other):
+    @device
+    def seen(mask, batch, head, i, segment):
+        first, end = one(mask, batch, head, i, segment)
+        other_first, other_end = other(mask, batch, head, i, segment)
+        gap, gap_end = index(0), index(0)
+        if end <= first:
+            first, end = other_first, other_end
+        elif other_first < other_end:
+            gap, gap_end = minimum(end, other_end), maximum(first, other_first)
+            first, end = minimum(first, other_first), maximum(end, other_end)
+        mask.gaps[2 * number][batch, head, i] = gap
+        mask.gaps[2 * number + 1][batch, head, i] = gap_end
+        return first, end
+
+    return seen
+
+
+def given(number, arrays):
+    @device
+    def seen(mask, batch, head, i, segment):
+        first, end = mask.parts[number]
+        return maximum(first[batch, head, i], 0), end[batch, head, i]
+
+    return seen
+
+
+def prefix(number, arrays):
+    length_of, offset_of = number_of("length" in arrays), number_of("offset" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        length, offset = mask.parts[number]
+        return index(0), maximum(length_of(length, batch, head), i + offset_of(offset, batch, head) + 1)
+
+    return seen
+
+
+def within(number, arrays):
+    length_of = number_of("length" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        (length,) = mask.parts[number]
+        return index(0), maximum(segment.first + length_of(length, batch, head), segment.own + 1)
+
+    return seen
+
+
+def first_keys(number, arrays):
+    n_of = number_of("n" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        (n,) = mask.parts[number]
+        return index(0), segment.first + inside(n_of(n, batch, head), segment.end - segment.first)
+
+    return seen
+
+
+def band(number, arrays):
+    lo_of, hi_of, queries_of, keys_of = (number_of(name in arrays) for name in NAMES["band"])
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        lo, hi, queries, keys = mask.parts[number]
+        end = minimum(i + hi_of(hi, batch, head) + 1, keys_of(keys, batch, head))
+        return maximum(i + lo_of(lo, batch, head), 0), end if i < queries_of(queries, batch, head) else 0
+
+    return seen
+
+
+def window(number, arrays):
+    @device
+    def seen(mask, batch, head, i, segment):
+        lo, hi = mask.parts[number]
+        return maximum(segment.first, segment.own + lo), minimum(segment.end, segment.own + hi + 1)
+
+    return seen
+
+
+def number_of(is_array):
+    @device
+    def of_array(x, batch, head):
+        return x[batch, head]
+
+    @device
+    def of_all(x, batch, head):
+        return x
+
+    return of_array if is_array else of_all
+
+
+LOWERED = {  # masks: (mask, the own key of query 0) -> its kind, and what that takes, by name
+    Intervals: lambda mask, own: ("intervals", {"first": mask.first, "end": mask.end}),
+    Prefix: lambda mask, own: (
+        "prefix", {"length": mask.lengths, "offset": own if mask.offset is None else mask.offset}
+    ),
+}  # fmt: skip
+LOWERED_WITHIN = {  # masks that are aligned within segments
+    Prefix: lambda mask: ("within", {"length": mask.lengths}),
+    First: lambda mask: ("first", {"n": mask.n}),
+}
+NAMES = {"prefix": ("length", "offset"), "within": ("length",), "first": ("n",), "band": SIDES, "window": SIDES[:2]}
+NAMES |= dict.fromkeys((OPEN, OR, CLOSE), ())
+STEPS = {"intervals": given, "prefix": prefix, "within": within, "first": first_keys, "band": band, "window": window}
+SPEC = Spec(
+    intervals,
+    (INTERVALS, "seqlen_q", "seqlen_k"),
+    tiles=None,
+    parameters=lambda work, tiles: {"parts": work.intervals, "offsets": has_offsets(work)},
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads * -(-work.problem.seqlen_q // QUERIES),
+)  # fmt: skip

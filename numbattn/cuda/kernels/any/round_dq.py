@@ -1,0 +1,82 @@
+"""dQ from the sums that all blocks of a backward kernel have added up in global memory, in no fixed order."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    SharedMemory,
+    allocate,
+    block_index,
+    load_lines,
+    load_registers,
+    mma,
+    shape,
+)
+from ...words.arguments import Matrix, MatrixSums
+from ...words.spec import PADDED, Spec
+from ..shared.layouts import DTYPES, array_type, result_types, save_sums_step
+from ..shared.schedule import overlap_launches, place
+from ..shared.segments import queries_of, slot_step
+from ..shared.visibility import PACKING, packing_of, packing_type
+from ..tables import dtypes_of
+
+
+class DqPart(NamedTuple):
+    """What a block rounds: sums that lie as mma deals them, in lines or else in register order: see
+    tile.accumulation."""
+
+    tile_m: int
+    tile_n: int  # columns, not keys
+    threads: int
+    across: int
+    in_lines: bool = False
+
+
+def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, in_lines, nbytes, mask):
+    """col_parts: in how many parts of columns the sums lie."""
+    TILE_M, TILE_N, COL_PARTS, PARTS_A_SLOT = tile_m, tile_n, col_parts, PADDED // tile_m
+    LAYOUT, segment_of, shared = mma(tile_m, tile_n, threads, across), slot_step(mask, "q", PADDED), SharedMemory()
+    PLACE, load_part = shared.tile(tile_m, tile_n, DTYPES[dtype]), load_lines if in_lines else load_registers
+    save_part = save_sums_step(DTYPES[dtype], *out_dtypes, tile_m, tile_n, threads, nbytes)
+
+    def kernel(mSums, mDQ, scale, packing):
+        overlap_launches()
+        batches, heads, seqlen_q, _ = shape(mDQ)
+        part, batch, head = place(block_index(), batches * heads, heads)
+        down, col = part // COL_PARTS, part % COL_PARTS * TILE_N
+        segment, slot = segment_of(packing, batch, down // PARTS_A_SLOT, seqlen_q)
+        m0 = slot * PADDED + down % PARTS_A_SLOT * TILE_M
+        if m0 < segment.queries:
+            dQ = load_part(mSums[batch, head], part, LAYOUT)
+            first, end = queries_of(segment)
+            save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * scale, allocate(PLACE), m0)     # line 24
+
+    signature = types.void(array_type(np.float32, 3), *result_types(out_dtypes), types.float32, packing_type(mask))
+    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
+
+
+DQ_SUMS = MatrixSums("sums of dq")
+
+
+def col_parts(work, part):
+    return max(-(-work.problem.head_dim // part.tile_n), 1)
+
+
+def round_spec(part_of):
+    """The Spec of this kernel behind one that adds up such a DqPart: part_of(work)."""
+    return Spec(
+        round_dq,
+        (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
+        tiles=lambda work: (part_of(work),),
+        parameters=lambda work, part: {
+            "dtype": work.problem.dtype.name, **dtypes_of(work, "dq"), "nbytes": work.nbytes,
+            "col_parts": col_parts(work, part), "mask": packing_of(work.mask), **part._asdict(),
+        },
+        blocks=lambda work, part, m_blocks, n_blocks: (
+            work.problem.heads * (work.padded_length // part.tile_m) * col_parts(work, part)
+        ),
+        packs=True,
+    )  # fmt: skip

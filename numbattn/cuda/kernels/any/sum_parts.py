@@ -1,0 +1,64 @@
+"""Partial sums, which blocks have left one behind the other, added up in a fixed order: the same bits in every run.
+
+A block takes some elements of a matrix, and of these a tile of parts at once, so that many loads are in flight; the
+rows of that tile are added up in the end, by way of shared memory.
+"""
+
+from typing import NamedTuple
+
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    SharedMemory,
+    allocate,
+    block_index,
+    copy_layout,
+    full,
+    get,
+    load,
+    put,
+    row_sum,
+    save,
+    shape,
+    simt,
+    sync_threads,
+)
+from ..shared.layouts import DTYPES, array_type
+from ..shared.schedule import overlap_launches, split
+
+
+class PartsTile(NamedTuple):
+    """What a block loads at once: so many parts, rows, of so many elements."""
+
+    tile_m: int
+    tile_n: int
+
+
+TILES, THREADS = PartsTile(32, 32), 128
+
+
+def sum_parts(*, dtype, out_dtype):
+    """The kernel: mParts (matrices, parts, elements) summed over the parts into mSum (matrices, elements).
+
+    dtype: of the sums, which are rounded to out_dtype in the end.
+    """
+    dtype, shared = DTYPES[dtype], SharedMemory()
+    PARTS, ELEMENTS = TILES
+    TILE, SHARED = copy_layout(PARTS, ELEMENTS, THREADS, 1), shared.tile(PARTS, ELEMENTS, dtype)
+    COLUMNS, ZERO = simt(ELEMENTS, PARTS, ELEMENTS, 1, 1), dtype.type(0)
+
+    def kernel(mParts, mSum):
+        overlap_launches()
+        _, count, size = shape(mParts)
+        matrix, place = split(block_index(), (size + ELEMENTS - 1) // ELEMENTS)
+        first = place * ELEMENTS
+        total = full(TILE, ZERO)
+        for part in range(0, count, PARTS):
+            total = total + load(mParts[matrix][:, first:], TILE, part)
+        put(allocate(SHARED), total)
+        sync_threads()
+        save(mSum[matrix], row_sum(get(allocate(SHARED).T, COLUMNS)), first)
+
+    signature = types.void(array_type(dtype, 3), array_type(DTYPES[out_dtype], 2))
+    return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)

@@ -1,0 +1,139 @@
+"""The states of tiles, empty, partial or full: M of Algorithm 5, for tiles of any size.
+
+They follow from a mask's intervals, the gaps in these and its grids of blocks.
+
+They are stored as bits, uint32 (batch, heads, kept tiles, words): for each WORD tiles a word that says which are not
+empty, and one that says which are full. `visibility.next_tile` and `visibility.needs_test` look them up.
+"""
+
+from functools import reduce
+
+from numba.cuda import types
+
+from ...build import Source
+from ...tile import (
+    INDEX,
+    ballot,
+    block_index,
+    device,
+    maximum,
+    minimum,
+    shape,
+    thread_index,
+)
+from ...words.spec import Spec
+from ..shared.schedule import overlap_launches, place, split
+from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, sight_type
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+TILES = 64  # of a block, one a thread
+
+
+def tile_states(*, tile_m, tile_n, kept, mask):
+    """The kernel: one thread per tile, one warp per word. kept: the side whose tiles blocks keep, "q" or "k"."""
+    TILE_M, TILE_N, WARPS = tile_m, tile_n, TILES // WORD
+    KEEPS_Q = kept == "q"
+
+    def state_of(g):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            cells, rows, cols = sight.grids[g]
+            cells = cells[batch, head]
+            some, every = False, True
+            for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
+                for c in range(n0 // cols, (minimum(n0 + TILE_N, seqlen_k) - 1) // cols + 1):
+                    shown = cells[r, c] != 0
+                    some, every = some or shown, every and shown
+            return FULL if every else PARTIAL if some else EMPTY
+
+        return state
+
+    @device
+    def state_by_intervals(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+        first, end = sight.intervals
+        first, end, n_end = first[batch, head], end[batch, head], minimum(n0 + TILE_N, seqlen_k)
+        some, every = False, True
+        for i in range(m0, minimum(m0 + TILE_M, seqlen_q)):
+            some = some or (first[i] < n_end and n0 < end[i])
+            every = every and (first[i] <= n0 and n_end <= end[i])
+        return FULL if every else PARTIAL if some else EMPTY
+
+    def state_beside_gap(g):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            first, end, gap, gap_end = *sight.intervals, sight.gaps[2 * g], sight.gaps[2 * g + 1]
+            first, end, n_end = first[batch, head], end[batch, head], minimum(n0 + TILE_N, seqlen_k)
+            gap, gap_end = gap[batch, head], gap_end[batch, head]
+            some, every = False, True
+            for i in range(m0, minimum(m0 + TILE_M, seqlen_q)):
+                low, high = maximum(first[i], n0), minimum(end[i], n_end)       # the keys of the tile in the interval
+                some = some or (low < high and (low < gap[i] or gap_end[i] < high))
+                every = every and first[i] <= n0 and n_end <= end[i]
+                every = every and minimum(gap_end[i], n_end) <= maximum(gap[i], n0)
+            return FULL if every else PARTIAL if some else EMPTY
+
+        return state
+
+    def least(one, other):
+        @device
+        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
+            return minimum(one(sight, batch, head, m0, n0, seqlen_q, seqlen_k),
+                           other(sight, batch, head, m0, n0, seqlen_q, seqlen_k))
+
+        return state
+
+    states = [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"]
+    by_intervals = [*map(state_beside_gap, range(mask.count(GAP)))] or [state_by_intervals] * (BY_INTERVALS in mask)
+    state = reduce(least, states + by_intervals)
+
+    def kernel(sight, seqlen_q, seqlen_k):
+        overlap_launches()
+        out = sight.states[0]
+        batches, heads, kept_tiles, words = shape(out)
+        words = words // 2
+        chunk, batch, head = place(block_index(), batches * heads, heads)
+        kept_tile, word = split(chunk * WARPS + thread_index() // WORD, words)
+        if kept_tile < kept_tiles:
+            tile, found = word * WORD + thread_index() % WORD, EMPTY
+            m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
+            m0, n0 = m0 * TILE_M, n0 * TILE_N
+            if m0 < seqlen_q and n0 < seqlen_k:
+                found = state(sight, batch, head, m0, n0, seqlen_q, seqlen_k)
+            not_empty, full = ballot(found != EMPTY), ballot(found == FULL)
+            if thread_index() % WORD == 0:
+                out[batch, head, kept_tile, 2 * word] = not_empty
+                out[batch, head, kept_tile, 2 * word + 1] = full
+
+    return Source(kernel, types.void(sight_type(mask), INDEX, INDEX), TILES, overlaps=True)
+
+
+def states_shape(kept_tiles, other_tiles):
+    """The shape of the states of one matrix."""
+    return kept_tiles, 2 * -(-other_tiles // WORD)
+
+
+def states_blocks(kept_tiles, words):
+    """The number of blocks that compute the states of one matrix."""
+    return -(-kept_tiles * words // 2 * WORD // TILES)
+
+
+def states_spec(kept):
+    """The Spec of this kernel for another one, whose tiles it takes."""
+
+    def blocks(work, tiles, m_blocks, n_blocks):
+        shape = states_shape(*((m_blocks, n_blocks) if kept == "q" else (n_blocks, m_blocks)))
+        return work.problem.heads * states_blocks(*shape)
+
+    return Spec(
+        tile_states,
+        (MASK, "seqlen_q", "seqlen_k"),
+        tiles=None,
+        parameters=lambda work, tiles: {
+            "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "kept": kept, "mask": work.mask,
+        },
+        keeps=kept,
+        blocks=blocks,
+    )  # fmt: skip
+
+
+STATES = {kept: states_spec(kept) for kept in ("q", "k")}

@@ -1,0 +1,56 @@
+"""Which tiles the forward kernel by mma.sync takes: tables, each row with its reason."""
+
+from typing import NamedTuple
+
+from ..tables import size_of_rows
+
+KB = 1024
+
+
+class ForwardTiles(NamedTuple):
+    """A row: tiles of tile_m queries and tile_n keys."""
+
+    tile_m: int
+    tile_n: int
+    threads: int
+    held: bool  # Q in registers
+
+    unit = "mma"
+
+
+# {bytes of shared memory that a block may have, at least: {largest head_dim: row}}. Warps of 32 queries read K and V
+# half as often as those of 16; of two blocks on a multiprocessor one multiplies under the other's softmax. TFLOP/s:
+# bfloat16 on an H200, full, seqlen 1024, 4096. With 64 queries head_dim 64 and 128 are 10 to 15 % slower, with 128 keys
+# or two stages no faster. Where scores and masks take registers, too, these rows spill up to 400 bytes, and are still
+# faster than warps of 16 queries, which do not: with a relative bias by 1.25
+TILES = {
+    227 * KB: {  # 9.0, 10.0: FlashAttention-2's, but for 64 keys at head_dim 64: 128 would spill
+        64: ForwardTiles(128, 64, 128, True),                   # 300, 327: two blocks
+        128: ForwardTiles(128, 64, 128, False),                 # 350, 382; two; O and S leave Q no registers
+        256: ForwardTiles(64, 64, 128, False),                  # 302, 326; two; 64 x 32 265, 286
+    },
+    163 * KB: {  # 8.0
+        64: ForwardTiles(128, 64, 128, True),
+        128: ForwardTiles(128, 64, 128, False),
+        256: ForwardTiles(128, 64, 256, False),                 # 288, 312; 64 x 64 would be alone with 4 warps
+    },
+    99 * KB: {  # 8.6, 8.9, 12.0: two blocks have 49 KB each
+        64: ForwardTiles(128, 64, 128, True),
+        128: ForwardTiles(128, 32, 128, False),                 # 312, 340: two; 64 x 64, Q in registers, 297, 326
+        256: ForwardTiles(64, 64, 128, False),                  # 96 KB, one block
+    },
+}
+
+
+def rows(work):
+    table = next(table for room, table in TILES.items() if room <= work.device.shared)
+    return (table[size_of_rows(work)],)
+
+
+L2_BYTES, MANY = 16 << 20, 64  # of keys and values that are read at once; matrices of fewer keys
+
+
+def matrices_at_once(problem):
+    """How many query heads go over their keys at a time, so that these stay in the L2 cache."""
+    nbytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
+    return problem.group_size * min(max(1, L2_BYTES // max(nbytes, 1)), MANY)

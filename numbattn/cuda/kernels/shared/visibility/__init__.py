@@ -1,0 +1,62 @@
+"""Which queries see which keys: the tiles that a block visits, which of them need a test per element, and that test.
+
+A mask is a band, an interval of keys for each query, and some grids, see `numbattn.masks`. A block keeps one tile of
+queries, or of keys, and loops over the tiles of the other side. "In sight" of its tile is what the band lets it see, a
+range of keys, or of queries: where the loop starts and ends. Within it intervals and grids of blocks decide by the
+states of tiles, one bit each, which the kernel `tile_states` has computed before (Algorithm 5); there `kept` is the
+number of the block's own tile.
+
+Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
+"dense", "bits", "blocks" or "tail" for each grid, "intervals", and "gap" for each gap in these; or "packed" alone, for
+segments whose tiles are their own, see `segments`.
+"""
+
+from .args import (
+    BAND,
+    BY_INTERVALS,
+    EDGE,
+    FARTHEST,
+    GAP,
+    GRIDS,
+    LINE,
+    MASK,
+    PACKED,
+    PACKING,
+    Cells,
+    Packing,
+    Sight,
+    band_kinds,
+    grids_of,
+    has_band,
+    has_key_lengths,
+    has_query_lengths,
+    has_states,
+    is_looked_up,
+    packing_of,
+    packing_type,
+    several,
+    sides_of,
+    sight_type,
+)
+from .band import (
+    band_of,
+    in_band,
+    keys_in_sight,
+    queries_in_sight,
+)
+from .cells import element_test
+from .states import (
+    WORD,
+    is_shown,
+    needs_test,
+    next_tile,
+    steps_to_next,
+)
+
+__all__ = [
+    "BAND", "BY_INTERVALS", "EDGE", "FARTHEST", "GAP", "GRIDS", "LINE", "MASK", "PACKED", "PACKING", "WORD",
+    "Cells", "Packing", "Sight", "band_kinds", "band_of", "element_test", "grids_of", "has_band",
+    "has_key_lengths", "has_query_lengths", "has_states", "in_band", "is_looked_up", "is_shown",
+    "keys_in_sight", "needs_test", "next_tile", "packing_of", "packing_type", "queries_in_sight", "several",
+    "sides_of", "sight_type", "steps_to_next",
+]  # fmt: skip

@@ -1,0 +1,165 @@
+"""A mask as kernels take it, its kinds, and the types and arguments of kernels that follow from these."""
+
+from typing import Any, NamedTuple
+
+from numba.cuda import types
+
+from .....masks import Bits, BlockSparse, Dense, Tail
+from ....tile import INDEX
+from ....words.arguments import Word
+from ....words.spec import SIDES
+from ....words.steps import END, FIRST, array_of_mask
+
+GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail"}
+BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
+FARTHEST = 2**30  # beyond all rows and columns; a farther shift of an edge means the same, see `edge_of`
+
+
+class Cells(NamedTuple):
+    """A grid: element (i, j) belongs to cell (i // rows, j // cols)."""
+
+    cells: Any  # uint8 (batch, heads, rows of cells, columns of cells)
+    rows: Any
+    cols: Any
+
+
+class Packing(NamedTuple):
+    """Offsets of segments in packed arrays. Tokens before the first offset and behind the last one see nothing."""
+
+    queries: Any  # offsets, int32 (batch, heads, count)
+    keys: Any
+    seqlen_q: Any  # of the packed arrays
+    seqlen_k: Any
+    lo: Any  # the band of each segment: query i sees key j only if lo <= j - (its own key) <= hi
+    hi: Any
+
+
+class Sight(NamedTuple):
+    """A mask, as kernels take it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
+
+    lo: Any
+    hi: Any
+    queries: Any
+    keys: Any
+    edges: Any = ()  # int32 (batch, heads) for each edge that is an array: they narrow the band
+    shifts: Any = ()  # added to lo and hi among them
+    grids: Any = ()  # a Cells for each grid
+    packing: Any = ()  # a Packing, where there is one
+    intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), where there are some: see any.intervals
+    gaps: Any = ()  # of each gap in them first and end, likewise
+    states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
+
+
+class MaskWord(Word):
+    """The fields of a Sight."""
+
+    def flat(self, planner, work):
+        yield from BAND.flat(planner, work)
+        for number, sizes in enumerate(planner.call.grids):
+            yield planner.at(f"cells {number}")
+            yield from sizes
+        yield from PACKING.flat(planner, work)
+        if BY_INTERVALS in work.mask:
+            yield from (planner.at(name, own=1) for name in (FIRST, END, *planner.names_of_gaps()))
+        if has_states(work.mask):
+            yield planner.at(planner.states)
+
+
+class BandWord(Word):
+    """The fields of a Sight of the band alone, see `band_kinds`."""
+
+    def flat(self, planner, work):
+        yield from SIDES
+        for side in sides_of(work.mask):
+            yield planner.at(side, own=0)
+        for side in diagonals_of(work.mask):
+            yield f"{side}_shift"
+
+
+class PackingWord(Word):
+    """The fields of a Packing where arrays are packed, else nothing."""
+
+    def flat(self, planner, work):
+        if PACKED in work.mask:
+            yield from (planner.at(array_of_mask(0, which), own=1) for which in range(2))
+            yield from (work.problem.seqlen_q, work.problem.seqlen_k, "own_lo", "own_hi")
+
+
+MASK, BAND, PACKING = MaskWord(), BandWord(), PackingWord()
+BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
+CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
+EDGE, LINE = types.Array(types.int32, 2, "A"), types.Array(types.int32, 3, "A")
+DIAGONALS = SIDES[:2]  # lo and hi
+
+
+def sides_of(mask):
+    return [kind for kind in mask if kind in SIDES]
+
+
+def band_kinds(mask):
+    """Those of a mask's kinds that are of its band."""
+    return tuple(sides_of(mask))
+
+
+def has_band(problem):
+    """Whether the mask has anything but grids."""
+    return any(kind not in GRIDS for kind in problem.mask_kinds)
+
+
+def diagonals_of(mask):
+    return [kind for kind in mask if kind in DIAGONALS]
+
+
+def grids_of(mask):
+    return [kind for kind in mask if kind in GRIDS.values()]
+
+
+def has_states(mask):
+    """Whether it tells tiles apart that are empty, partial or full."""
+    return "blocks" in mask or BY_INTERVALS in mask
+
+
+def has_key_lengths(mask):
+    """Whether keys end before their array does: there may be NaN behind them."""
+    return "keys" in mask or PACKED in mask
+
+
+def has_query_lengths(mask):
+    return "queries" in mask or PACKED in mask
+
+
+def is_looked_up(mask):
+    """Whether what a query sees is looked up for each element."""
+    return bool(grids_of(mask)) or BY_INTERVALS in mask
+
+
+def several(kind, count):
+    return types.UniTuple(kind, count) if count else types.Tuple(())
+
+
+def packing_of(mask):
+    """Those of a mask's kinds on which the place of tiles depends."""
+    return (PACKED,) if PACKED in mask else ()
+
+
+def packing_type(mask):
+    """Of a Packing where there is one, in a tuple."""
+    return several(types.NamedTuple([LINE, LINE, INDEX, INDEX, INDEX, INDEX], Packing), PACKED in mask)
+
+
+def sight_type(mask):
+    """The type of a Sight for a mask of these kinds."""
+    sides, grids = sides_of(mask), grids_of(mask)
+    return types.NamedTuple(
+        [
+            INDEX, INDEX, INDEX, INDEX,
+            several(EDGE, len(sides)),
+            several(INDEX, len(diagonals_of(mask))),
+            several(CELLS, len(grids)),
+            packing_type(mask),
+            several(LINE, 2 * (BY_INTERVALS in mask)),
+            several(LINE, 2 * mask.count(GAP)),
+            several(WORDS, has_states(mask)),
+        ],
+        Sight,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""The tests of a tile's elements: the band, the cells of grids, intervals and gaps in them."""
+
+from functools import reduce
+
+from ....tile import device, has_bits, minimum, shape, take
+from ..layouts import places_of
+from .args import BY_INTERVALS, GAP, grids_of
+from .band import band_test
+
+
+def cell_test(g, kind):
+    """The device function (sight, band, batch, head, i, j): whether grid number g shows keys j to queries i."""
+
+    @device
+    def dense(sight, band, batch, head, i, j):
+        return has_bits(sight.grids[g].cells[batch, head], i, j, 0xFF)
+
+    @device
+    def bits(sight, band, batch, head, i, j):
+        return has_bits(sight.grids[g].cells[batch, head], i, j >> 3, 1 << (j & 7))
+
+    @device
+    def blocks(sight, band, batch, head, i, j):
+        cells, rows, cols = sight.grids[g]
+        return has_bits(cells[batch, head], i // rows, j // cols, 0xFF)
+
+    @device
+    def tail(sight, band, batch, head, i, j):
+        j = j - first_of_tail(band)
+        return (j < 0) | bits(sight, band, batch, head, i, j)
+
+    return {"dense": dense, "bits": bits, "blocks": blocks, "tail": tail}[kind]
+
+
+@device
+def first_of_tail(band):
+    """The key of query 0, where each query has one: the last of the keys."""
+    lo, hi, queries, keys = band
+    return keys - queries
+
+
+@device
+def between(first, end, batch, head, i, j):
+    """Whether keys j are from `first` of queries i on and before `end`."""
+    _, _, seqlen_q = shape(first)
+    i = minimum(i, seqlen_q - 1)
+    return (take(first[batch, head], i) <= j) & (j < take(end[batch, head], i))
+
+
+@device
+def interval_test(sight, band, batch, head, i, j):
+    """As a `cell_test`, whether the intervals show keys j to queries i."""
+    return between(sight.intervals[0], sight.intervals[1], batch, head, i, j)
+
+
+def gap_test(g):
+    """The same for gap number g: whether keys are not in it."""
+
+    @device
+    def test(sight, band, batch, head, i, j):
+        return ~between(sight.gaps[2 * g], sight.gaps[2 * g + 1], batch, head, i, j)
+
+    return test
+
+
+def both(one, other):
+    @device
+    def test(sight, band, batch, head, i, j):
+        return one(sight, band, batch, head, i, j) & other(sight, band, batch, head, i, j)
+
+    return test
+
+
+def element_test(mask, layout, transposed=False):
+    """The device function (sight, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
+    tests = [cell_test(g, kind) for g, kind in enumerate(grids_of(mask))] + [interval_test] * (BY_INTERVALS in mask)
+    tests += map(gap_test, range(mask.count(GAP)))
+    seen_in_band = band_test(layout, transposed)
+    if not tests:
+
+        @device
+        def band_only(sight, band, batch, head, m0, n0):
+            return seen_in_band(band, m0, n0)
+
+        return band_only
+
+    places, seen_by_others = places_of(transposed), reduce(both, tests)
+
+    @device
+    def test(sight, band, batch, head, m0, n0):
+        i, j = places(layout, m0, n0)
+        return seen_in_band(band, m0, n0) & seen_by_others(sight, band, batch, head, i, j)
+
+    return test

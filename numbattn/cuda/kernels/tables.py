@@ -1,0 +1,140 @@
+"""Tables of tiles, and the lookup.
+
+The first row whose shared memory fits is taken. Rows spill no registers and are ordered by speed, as measured on an
+H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 12.x; 64 KB on 7.5).
+
+Rows for short sequences, so that these fill their tiles and several blocks share a multiprocessor, were measured on an
+H100. With slopes, or packed, some spill up to 132 bytes.
+"""
+
+from typing import NamedTuple
+
+from ...checks import UserValueError
+from .scores import is_nonlinear, looks_up
+from .shared.visibility import is_looked_up
+
+HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
+
+MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
+
+
+class Tiles(NamedTuple):
+    """A row: tiles of tile_m queries and tile_n keys."""
+
+    unit: str  # "mma", tensor cores, or "fma", CUDA cores
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
+
+
+class Crowded(NamedTuple):
+    """The same where several blocks are to share a multiprocessor: a thread has fewer registers then."""
+
+    unit: str
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0
+    blocks: int = 1  # that a multiprocessor is to hold at least
+    parts: int = 1  # of the depth of S that are summed one after the other: see product_step
+
+
+class Staged(NamedTuple):
+    """The same for kernels that buffer the tiles they loop over in several pipeline stages."""
+
+    unit: str
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0
+    stages: int = 1
+    sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
+    blocks: int = 1  # as in Crowded
+    parts: int = 1
+
+
+def rounded(name, head_dim):
+    """The head_dim that a kernel is compiled for."""
+    for size in HEAD_DIMS:
+        if head_dim <= size:
+            return size
+    raise UserValueError(f"{name}: got {head_dim}, at most {HEAD_DIMS[-1]} on a GPU")
+
+
+def head_dims(problem):
+    """Both head_dims, rounded."""
+    return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
+
+
+def size_of_rows(work):
+    """The head_dim under which tables have the rows for this work."""
+    return next(size for size in (64, 128, 256) if size >= max(head_dims(work.problem)))
+
+
+def has_tensor_cores(device):
+    return device.cc >= (8, 0)
+
+
+def is_under_pressure(work):
+    """Whether registers are scarce: dropout, a mask's grids, a score's arrays or its derivative take some, too."""
+    return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_nonlinear(work.score))
+
+
+def longest_sequence(work):
+    """Of queries or keys; where sequences are packed, on average."""
+    longest, packed = max(work.problem.seqlen_q, work.problem.seqlen_k), max(work.segments - 2, 1)
+    return -(-longest // packed)
+
+
+def rows_of(table, under_pressure, work, short=None):
+    """The rows for this work; under register pressure, those of `under_pressure` come first.
+    Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}; before them come those of `short`.
+    """
+    unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
+    tables = (under_pressure, table) if is_under_pressure(work) else (table,)
+    found = [row for rows in tables for row in rows.get(unit, {}).get(size, ())]
+    return (*short_rows(short or {}, work), *found)
+
+
+def short_rows(short, work):
+    """The rows for this work, if it has short sequences: of {longest sequence: a table as above}, the first that fits.
+
+    Under register pressure they are not held to so few registers that several blocks fit; those for more than MANY
+    tokens are not taken.
+    """
+    unit, scarce = (has_tensor_cores(work.device), work.problem.dtype.itemsize), is_under_pressure(work)
+    longest, size = longest_sequence(work), max(head_dims(work.problem))
+    tables = (table for seqlen, table in short.items() if longest <= seqlen and not (scarce and seqlen > MANY))
+    rows = next(tables, {}).get(unit, {})
+    found = next((rows[largest] for largest in sorted(rows) if size <= largest), ())
+    return tuple([row._replace(blocks=1) if scarce else row for row in found])
+
+
+def compiled_in(work, tiles, head_dims):
+    """The parameters common to the factories of kernels that compute S; head_dims as they round them."""
+    head_dim, head_dim_v = head_dims
+    return {
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
+        "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
+    }  # fmt: skip
+
+
+def dtypes_of(work, *names):
+    """The parameter that says what a kernel rounds these results to."""
+    return {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
+
+
+def of_o(work):
+    """The parameters that say what a kernel rounds O to, and whether it goes on from O over other keys."""
+    return dtypes_of(work, "o") | {"resumes": work.resumes}
+
+
+def parameters(work, tiles, sizes=head_dims):
+    """Those of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
+    return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
+
+
+def with_results(*names, sizes=head_dims):
+    """`parameters`, and the dtypes of these results."""
+    return lambda work, tiles: parameters(work, tiles, sizes) | dtypes_of(work, *names)

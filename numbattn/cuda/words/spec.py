@@ -1,0 +1,133 @@
+"""How a kernel file describes its kernel to the planner: its arguments, tiles and grid. No CUDA here.
+
+    SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE,
+                          DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
+
+The arguments are in the order of the kernel's signature; their words are in arguments.py. A name alone is a number: one
+of NUMBERS, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's
+`numbers` computes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .steps import BEFORE
+
+ORIGIN = "first_query", "first_key", "first_batch", "first_head", "heads_in_all"  # as numbattn.origin has them, int32
+NUMBERS = (
+    "lo", "hi", "queries", "keys", "lo_shift", "hi_shift",  # of the mask's band, int32
+    "own_lo", "own_hi",  # of windows that are aligned within segments: see kernels.any.intervals
+    "threshold", "offset", "key_low", "key_high",  # of dropout, uint32 and uint64
+    *ORIGIN,
+    "scale", "scale_log2", "kept_scale",  # floats of the sums' dtype
+    "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
+)  # fmt: skip
+SIDES = NUMBERS[:4]
+SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own
+PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
+
+
+class Device(NamedTuple):
+    """What a plan needs to know about a GPU."""
+
+    index: int
+    cc: tuple  # (major, minor)
+    multiprocessors: int
+    shared: int  # bytes of shared memory that a block may have
+
+    def holds(self, shared):
+        """How many blocks of so many bytes the shared memory of a multiprocessor has room for."""
+        return (self.shared + RESERVED) // (shared + RESERVED)
+
+
+class Work(NamedTuple):
+    """What a kernel has to do: its tiles and all that is compiled in follow from it."""
+
+    problem: Any
+    device: Device
+    mask: tuple  # kinds, see kernels.shared.visibility
+    keys: int  # the most that a query sees, by the band alone
+    dtypes: dict  # of the arrays of a call, by name
+    nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
+    deterministic: bool = True  # whether results are to be equal bit for bit from call to call
+    score: tuple = ()  # kinds, see kernels.scores
+    intervals: tuple = ()  # kinds, see kernels.any.intervals
+    sink: int | None = None  # of the Sink whose gradient is wanted
+    mask_by_head: bool = False  # whether heads of a group may see different keys
+    score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
+    score_added: str = ""  # who shares what a score adds to S, if it does nothing else: SHARED, BY_HEAD
+    whole: bool = False  # whether lse is over the keys of the call and no others
+    segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
+
+    @property
+    def resumes(self):
+        """Whether O and lse over other keys are given: see kernels.shared.start."""
+        return BEFORE in self.dtypes
+
+    @property
+    def padded_length(self):
+        """The length of statistics that kernels copy tile by tile: of packed arrays tiles end with their segment."""
+        seqlen = self.problem.seqlen_q
+        tiles = seqlen // PADDED + self.segments if self.segments else -(-seqlen // PADDED)
+        return tiles * PADDED
+
+
+def block_per_query_tile(work, tiles, m_blocks, n_blocks):
+    """Blocks for one element of the batch, one for each head and tile of queries."""
+    return work.problem.heads * m_blocks
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A kernel, and how it is called."""
+
+    factory: Callable  # returns its build.Source
+    arguments: tuple
+    tiles: Callable  # (work) -> rows of a table, the fastest first: the first whose shared memory fits is taken
+    parameters: Callable  # (work, tiles) -> what the factory is called with
+    numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
+    keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
+    blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
+    persistent: bool = False  # blocks draw work until there is none left
+    resident: Callable = lambda work, tiles: 1  # (work, tiles) -> persistent blocks of a multiprocessor
+    multiple: Callable = lambda work: 1  # (work) -> of what the number of persistent blocks is a multiple
+    arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
+    packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
+
+    @property
+    def name(self):
+        return self.factory.__name__
+
+    def cc(self, device):
+        """What it is compiled for on a Device."""
+        return (*device.cc, self.arch) if self.arch else device.cc
+
+    def most_blocks(self, work, tiles):
+        """How many persistent blocks a device is given."""
+        multiple = self.multiple(work)
+        return max(work.device.multiprocessors * self.resident(work, tiles) // multiple, 1) * multiple
+
+    def shared(self, work, tiles):
+        """Bytes of shared memory of a block."""
+        return self.factory(**self.parameters(work, tiles)).shared
+
+    def fitting(self, work):
+        """The first tiles whose shared memory fits; None if there are none."""
+        for tiles in self.tiles(work):
+            if self.shared(work, tiles) <= work.device.shared:
+                return tiles
+        return None
+
+
+class Route(NamedTuple):
+    """Kernels that do a pass together, one after the other, and for which work they are."""
+
+    takes: Callable  # (the first one's work) -> whether they can do it, and should
+    specs: tuple
+    tier: str = ""  # see words.tiers; none: they are for any
+
+
+def everything(work):
+    return True
