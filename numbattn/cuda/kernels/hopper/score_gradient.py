@@ -44,7 +44,7 @@ from ...words.arguments import Own, Statistic, TmaBias
 from ...words.spec import Route, Spec
 from ...words.tiers import WGMMA
 from ..any.score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
-from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
+from ..scores import ENTRIES, SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
 from ..shared.layouts import DTYPES, array_type
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
@@ -300,8 +300,8 @@ def diagonals_route(name, *, behind):
     """The same for the sums of a table."""
 
     def takes(work):
-        looked_up = {kind(part).name for part in work.score} - {"relative", "softcap", "alibi", "sink"}
-        alone = not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        few = all(part.takes_few_registers or part.gradient == ENTRIES for part in map(kind, work.score))
+        alone = few and not (is_looked_up(work.mask) or work.problem.dropout)
         return alone and fills_tiles(work) and is_for_hopper(work)
 
     spec = Spec(

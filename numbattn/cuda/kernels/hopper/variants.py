@@ -12,7 +12,6 @@ from .forward_tiles import head_dims
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
 DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
 NOW, LATE, EARLY = "now", "late", "early"
-FEW_REGISTERS = "softcap", "alibi", "sink"  # kinds of scores that take few
 
 
 KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; backward_mma
@@ -65,7 +64,7 @@ def traits(work):
         "tma-bias": dtype_of_bias(work),                        # a bias that TMA loads
         "scored": work.score,
         "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
-        "few": all(part.name in FEW_REGISTERS for part in kinds),
+        "few": all(part.takes_few_registers for part in kinds),
         "nonlinear": is_nonlinear(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
         "sloped": any(part.weight for part in kinds),

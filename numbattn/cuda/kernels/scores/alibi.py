@@ -10,7 +10,7 @@ from .distance import Distance, distance_steps
 
 class AlibiKind(Distance):
     name, of, own_axes = "alibi", scores.Alibi, 0
-    is_natural, weight = False, "distance"
+    is_natural, takes_few_registers, weight = False, True, "distance"
 
     def types(self, number):
         return array_type(np.dtype(number.name), 2), self.offset_type  # slopes

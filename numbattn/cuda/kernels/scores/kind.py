@@ -23,6 +23,7 @@ class Kind:
     may_decrease = False  # whether its derivative may be negative
     is_bounded = False  # whether S behind it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
+    takes_few_registers = False  # beside the sums of a backward kernel
     looks_up = False  # whether it looks up a number for each element, or row
     is_tma_loaded = False  # whether TMA loads the tiles that it looks up, on Hopper
     differs_by_head = True  # whether it may do something else to each head

@@ -8,7 +8,7 @@ from .kind import WITH_DELTA, Kind
 
 class SinkKind(Kind):
     name, of, own_axes = "sink", scores.Sink, 0
-    has_step, gradient = False, WITH_DELTA
+    has_step, takes_few_registers, gradient = False, True, WITH_DELTA
 
 
 def sink_steps(score, ACC):

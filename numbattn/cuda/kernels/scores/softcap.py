@@ -8,7 +8,7 @@ from .kind import Kind, nothing_ahead
 
 class SoftcapKind(Kind):
     name, of = "softcap", scores.Softcap
-    is_nonlinear = is_bounded = True
+    is_nonlinear = is_bounded = takes_few_registers = True
     differs_by_head = False
 
     def types(self, number):
