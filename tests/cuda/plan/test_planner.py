@@ -626,14 +626,10 @@ FAULTS = {
     ("test_what_offsets_depend_on", "test_the_gradient_of_a_table_by_its_offset"): {
         "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
     },
-    "test_slopes_get_their_gradient_with_dq": {
-        "and len(slopes) == 1 else None": "and slopes else None",
-    },
     ("test_packed_arrays_are_computed_by_segment", "test_packed_arrays_on_other_gpus"): {
-        "wanted == [self.slopes] and with_dq": "wanted == [self.slopes]",
-        "by_wgmma and comes_with_dq": "comes_with_dq",
         " and number != self.sink]": "]",
-        "self.wanted and not (self.wanted": "not (self.wanted",
+        "alone = self.call.is_backward and self.wanted": "alone = self.wanted",
+        "self.problem.dropout or alone or not": "self.problem.dropout or not",
     },
     "cuda/plan/masks.py": {
         (

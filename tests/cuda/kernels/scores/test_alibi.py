@@ -35,7 +35,7 @@ def test_slopes_of_a_single_query(rng, seqlen_k):
 
 FAULTS = {
     "test_slopes_of_all_heads_or_some": {
-        "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
-        "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
+        "distance(key, offsets, n0) * slope": "distance(key, offsets, m0) * slope",
+        "own(slopes[batch, head], scores)": "own(slopes[batch, 0], scores)",
     },
 }
