@@ -20,7 +20,7 @@ FAULTS = {
         "max(source.blocks, THREADS // source.threads)": "THREADS // source.threads",
         "blocks, served = own * blocks": "blocks, served = blocks",
     },
-    "cuda/plan/test_planner.py::test_slopes_get_their_gradient_with_dq": {
+    "cuda/plan/test_planner.py::test_slopes_get_their_gradient_from_a_kernel_of_its_own": {
         " or sums_by_row(number) in planner.temporaries": "",
     },
 }
