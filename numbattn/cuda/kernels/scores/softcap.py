@@ -8,7 +8,7 @@ from .kind import Kind, ValueAndSlope, nothing_ahead
 
 class SoftcapKind(Kind):
     name, of = "softcap", Softcap
-    is_bounded, differs_by_head = True, False
+    is_bounded, takes_few_registers, differs_by_head = True, True, False
 
     def types(self, number):
         return number, number  # the cap, and 1 / cap
