@@ -4,7 +4,7 @@
     python bench/paper training --help
 
 figure2      bytes, block sizes and sparsity
-figure3      time and memory by sequence length, beside approximations
+figure3      time and memory by sequence length, compared with approximations
 training     GPT-2 small, by context
 long_range   tasks of the Long Range Arena, long documents, and steps at the lengths of Path-X
 io_model     the bytes that the plan, the standard formula and the theorems predict
@@ -25,5 +25,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # bench/, in which both find what they share
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # bench/, whose modules they share
     sys.exit(main())
