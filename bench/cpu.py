@@ -251,11 +251,11 @@ def busy(rounds, seqlen=1024):
     other = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         sleep(1)
-        beside = interleaved(timers, rounds)
+        contended = interleaved(timers, rounds)
     finally:
         other.kill()
-    return [{"": name, "alone, ms": 1e3 * alone[name], "beside, ms": 1e3 * beside[name],
-             "slower by": beside[name] / alone[name]} for name in timers]  # fmt: skip
+    return [{"": name, "alone, ms": 1e3 * alone[name], "contended, ms": 1e3 * contended[name],
+             "slower by": contended[name] / alone[name]} for name in timers]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
