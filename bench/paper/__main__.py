@@ -10,6 +10,7 @@ long_range   tasks of the Long Range Arena, long documents, and steps at the len
 io_model     the bytes that the plan, the standard formula and the theorems predict
 """
 
+import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,10 +19,12 @@ EXPERIMENTS = "figure2", "figure3", "training", "long_range", "io_model"
 
 
 def main():
-    name, *options = sys.argv[1:] or [None]
-    if name not in EXPERIMENTS:
-        sys.exit(__doc__)
-    return import_module(f"paper.{name}").main(options)
+    parser = argparse.ArgumentParser(prog="python bench/paper", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("name", choices=EXPERIMENTS)
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="those of the experiment: NAME --help")
+    args = parser.parse_args()
+    return import_module(f"paper.{args.name}").main(args.options)
 
 
 if __name__ == "__main__":
