@@ -255,7 +255,7 @@ def forward(
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             sync_warp()                                         # reconverge: the first thread did more
 
-    begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, schedule, load)
+    begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
 
     def kernel(
         mQ, mK, mV, mO, biases, ragged, before, mLse, sight, scores, drops, counters, group_size, scale_log2,
@@ -266,10 +266,10 @@ def forward(
         begin()
         by_rows = ragged if IS_STAGED else (mO,)
         args = by_rows, before, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
+        of_loader = mK, mV, biases, sight, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
         of_scheduler = mQ, mO, sight, counters, *sizes, at_once, heads_per_tile, ascending
-        of_loader = mK, mV, biases, sight, group_size, heads_per_tile
-        take_roles((ForwardArguments(*args),), (of_scheduler, of_loader))
+        take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
 
     signature = signature_of(dtype, out_dtypes, mask, score, resumes, HAS_TMA_BIAS, IS_STAGED)
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS

@@ -168,7 +168,7 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
     load_bias = load_bias_step(SHARED_B, CONSUMERS, bias_of)
 
     @device
-    def load(biases, given, at, seqlen_q):
+    def produce(biases, given, at, seqlen_q):
         """The producer, one thread."""
         mQ, _, _, mDO = given.inputs
         prefetch_tensor_map(mQ)
@@ -190,7 +190,7 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
         save_rows(target, dB, bias, m0)
 
     own_pipelines = K_PIPELINE, V_PIPELINE, B_PIPELINE
-    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, load)
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
@@ -228,7 +228,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
         sum_along(target, plain, adds)
 
     @device
-    def load(given, items, diagonals, seqlen_q):
+    def produce(given, items, diagonals, seqlen_q):
         """The producer, one thread."""
         K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for item in range(block_index(), items, grid_size()):
@@ -245,7 +245,7 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
             sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
 
     own_pipelines = K_PIPELINE, V_PIPELINE
-    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, load)
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
 
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,

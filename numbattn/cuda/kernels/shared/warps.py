@@ -22,7 +22,8 @@ def warp_specialised(pipelines, consumers, registers, consume, *producers):
     have written is there; (arguments of `consume`, a tuple of arguments for each producer) -> all do what is theirs.
 
     registers: of a thread of the producer, and of a consumer. consume: a device function, by whole warpgroups;
-    producers: each by one thread, the first of a warp of its own.
+    producers: each by one thread, the first of a warp of its own. The first producer may also `release` stages, since
+    it is the first thread of its warpgroup.
     """
     PIPELINES, CONSUMERS, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = tuple(pipelines), consumers, registers
     first = WARPGROUP * consumers
