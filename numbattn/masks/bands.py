@@ -32,6 +32,8 @@ class Causal(Mask):
 
     offset: Integers | None = None
 
+    _crops_by_sequence = True
+
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
 
@@ -74,6 +76,8 @@ class Window(Mask):
     left: int | None
     right: int | None
     offset: Integers | None = None
+
+    _crops_by_sequence = True
 
     def __post_init__(self) -> None:
         self._set(
@@ -130,6 +134,8 @@ class Lengths(Mask):
     keys: Integers | None = None
     queries: Integers | None = None
 
+    _crops_by_sequence = True
+
     def __post_init__(self) -> None:
         self._set(
             keys=None if self.keys is None else integers("Lengths keys", self.keys),
@@ -180,7 +186,7 @@ class First(Mask):
 
     n: Integers
 
-    _is_aligned = True
+    _is_aligned = _crops_by_sequence = True
 
     def __post_init__(self) -> None:
         n = integers("First n", self.n)

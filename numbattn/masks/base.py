@@ -188,6 +188,7 @@ class Mask(Value):
         """Whether each call makes Bits of it, or of a part."""
         return False
 
+    _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
 

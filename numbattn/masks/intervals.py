@@ -43,6 +43,8 @@ class Prefix(Mask):
     lengths: Integers
     offset: Integers | None = None
 
+    _crops_by_sequence = True
+
     def __post_init__(self) -> None:
         self._set(
             lengths=integers("Prefix lengths", self.lengths),

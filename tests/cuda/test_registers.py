@@ -17,7 +17,7 @@ from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_ro
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.eight_bits import FLOAT8, INT8
 from numbattn.kv_cache import CacheLayout
-from tests.cuda.plan.test_planner import work
+from tests.cuda.works import work
 
 EDGES = "lo+hi+queries+keys"
 ALL = "keys+blocks+dense"
@@ -42,7 +42,7 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
 def small(kernel, dtype, n, d, spills=0, **about):
     """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says who shares it."""
     score = (f"bias {'float64' if dtype == 'float64' else 'float32'} 16",) if "score_added" in about else ()
-    found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, heads=8, matrices=(16, 8), score=score)
+    found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, batch=(16, 8), score=score)
     words = kernel, dtype, n, d, *about.values()
     return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
 

@@ -328,10 +328,10 @@ FAULTS = {
     "delta - (0 if dlse is None else dlse)": "delta",
     "if dx is not None and not alone": "if dx is not None",
     "distributed/share.py": {
-        "if not isinstance(part, Sink)]": "]",
+        "return steps_of(self.score)": "return list(self.score)",
         "Origin(crop.first_query, crop.first_key,": "Origin(crop.first_query, crop.first_query,",
-        "not (self.problem.dropout or self.mask._holds_arrays)": "not self.mask._holds_arrays",
-        "all(isinstance(part, Softcap) for part in self.parts)": "True",
+        "knows_places or self.problem.dropout or": "knows_places or",
+        "any(part._knows_places for part in self.parts)": "False",
         "cropped(self.mask, crop) if self.mask._holds_arrays else block.mask": "block.mask",
         "mask if mask._axis_of_queries is None else All()": "mask",
         "any(rows not in (1, seqlen_q) for rows in of_value)": "False",

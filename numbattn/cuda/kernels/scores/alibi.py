@@ -2,14 +2,15 @@
 
 import numpy as np
 
-from .... import scores
+from ....scores.alibi import Alibi
 from ...tile import device
 from ..shared.layouts import array_type
 from .distance import Distance, distance_steps
+from .kind import ValueAndSlope
 
 
 class AlibiKind(Distance):
-    name, of, own_axes = "alibi", scores.Alibi, 0
+    name, of = "alibi", Alibi
     is_natural, takes_few_registers, weight = False, True, "distance"
 
     def types(self, number):
@@ -26,6 +27,6 @@ class AlibiKind(Distance):
         @device
         def step(S, F, slope, scores, batch, head, m0, n0):
             key, offsets = own_key(scores, batch, head, m0)
-            return S - distance(key, offsets, n0) * slope, F
+            return ValueAndSlope(S - distance(key, offsets, n0) * slope, F)
 
         return look_up, step

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from .... import scores
+from ....scores.relative import RelativeBias
 from ....values import sum_broadcast
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
 from ..shared.layouts import array_type
 from .distance import BY_QUERY, Distance, offsets_step, own_key_step
-from .kind import ENTRIES, kind, nothing_ahead
+from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
 
 
 class RelativeBiasKind(Distance):
-    name, of, own_axes = "relative", scores.RelativeBias, 1
+    name, of = "relative", RelativeBias
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):
@@ -23,14 +23,14 @@ class RelativeBiasKind(Distance):
 
         @device
         def one_by_one(S, F, found, scores, batch, head, m0, n0):
-            return by_element(S, scores, batch, head, m0, n0), F
+            return ValueAndSlope(by_element(S, scores, batch, head, m0, n0), F)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
             (table, _), (is_shared, entry) = scores.parts[at], shared_entry(scores, batch, head, m0, n0)
             if is_shared:
-                return S * natural(ONE, scores) + table[batch, head, entry], F
-            return by_element(S, scores, batch, head, m0, n0), F
+                return ValueAndSlope(S * natural(ONE, scores) + table[batch, head, entry], F)
+            return ValueAndSlope(by_element(S, scores, batch, head, m0, n0), F)
 
         return nothing_ahead, one_by_one if self.offset == BY_QUERY else step
 
