@@ -14,30 +14,18 @@ import numbattn as na
 from .checks import dtype_of_sums
 from .compiling import keep_quiet
 from .machine import cpu, kept, progress, say, table, why_no_gpu
-from .scores import kinds
+from .scores import Part
+from .values import kinds
 
-MASKS = {
-    "none": lambda m, n: None,
-    "causal": lambda m, n: na.Causal(),
-    "window": lambda m, n: na.Window(n // 8, 0),
-    "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
-    "first": lambda m, n: na.First(np.full((1, 1), 4)),
-    "segments": lambda m, n: na.Segments(*_offsets(m, n)),
-    "causal-segments": lambda m, n: na.Causal() & na.Segments(*_offsets(m, n)),
-    "window-segments": lambda m, n: na.Window(n // 8, 0) & na.Segments(*_offsets(m, n)),
-    "prefix": lambda m, n: na.Prefix(np.full((1, 1), n // 4)),
-    "intervals": lambda m, n: na.Intervals(*np.broadcast_to(np.array([0, n])[:, None, None, None], (2, 1, 1, m))),
-    "dense": lambda m, n: na.Dense(np.broadcast_to(True, (1, 1, m, n))),
-    "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
-    "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
-}
-SCORES = dict(sorted(sample for kind in kinds() for sample in kind._samples))
+
+def _samples(base):
+    """What kinds of masks, or parts of a score, are made of shapes by, by name."""
+    return sorted(sample for kind in kinds(base) for sample in vars(kind).get("_samples", ()))
+
+
+MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
+SCORES = dict(_samples(Part))
 PASSES = ["forward", "backward"]
-
-
-def _offsets(m, n):
-    """Offsets of eight segments of queries, and of keys if there are more or fewer of these."""
-    return [np.linspace(0, length, 9).astype(np.int32) for length in ([m] if m == n else [m, n])]
 
 
 def capability(text):

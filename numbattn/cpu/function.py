@@ -36,7 +36,7 @@ def tile_function(score, dtype, derivative=False):
 
 
 def applied(score, S):
-    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, behind a numbattn.Score, as kernels compute it."""
+    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, after a numbattn.Score, as kernels compute it."""
     function, record = tile_function(score, S.dtype), record_of(score.arrays)
     tiles = np.array(S.swapaxes(-2, -1), order="C")  # of all keys x all queries
     *_, heads, keys, queries = tiles.shape

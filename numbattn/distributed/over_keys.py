@@ -80,7 +80,7 @@ def blocks_of_arrays(
 def block_of_cache(
     place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], lengths: Any
 ) -> tuple[Problem, Inputs]:
-    """The call with the rank's cache. Its tokens are behind those of the ranks before it, which for each sequence are
+    """The call with the rank's cache. Its tokens come after those of the ranks before it, which for each sequence are
     so many; lengths: of all ranks, or None where they do not matter."""
     q, parts = inputs.q, steps_of(score)
     if lengths is not None:

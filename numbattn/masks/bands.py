@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..checks import Integers, integer, integers
 from ..origin import FAR, Crop
 from ..values import Held, clip, for_queries, given, shown
@@ -33,6 +35,7 @@ class Causal(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
+    _samples = (("causal", lambda m, n: Causal()),)
 
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
@@ -78,6 +81,7 @@ class Window(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
+    _samples = (("window", lambda m, n: Window(n // 8, 0)),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -135,6 +139,7 @@ class Lengths(Mask):
     queries: Integers | None = None
 
     _crops_by_sequence = True
+    _samples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -187,6 +192,7 @@ class First(Mask):
     n: Integers
 
     _is_aligned = _crops_by_sequence = True
+    _samples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
 
     def __post_init__(self) -> None:
         n = integers("First n", self.n)

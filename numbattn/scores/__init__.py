@@ -9,6 +9,6 @@ A user's function, a `Score`, is taken as it is when the `Score` is made, `froze
 shows them; Numba compiles it in `compiled`, which nothing else here imports before it is needed.
 """
 
-from .parts import ArrayPart, Part, Scores, as_parts, kinds, names, sink_of, steps_of
+from .parts import ArrayPart, Part, Scores, as_parts, names, sink_of, steps_of
 
-__all__ = ["ArrayPart", "Part", "Scores", "as_parts", "kinds", "names", "sink_of", "steps_of"]
+__all__ = ["ArrayPart", "Part", "Scores", "as_parts", "names", "sink_of", "steps_of"]

@@ -46,7 +46,7 @@ class DistancePart(ArrayPart):
         if frame is not None and offset is None:
             offset = frame._own_key(crop.seqlen_q, crop.seqlen_k)
             if offset is None:
-                raise ValueError(f"score: got {self} without an offset beside Segments of unequal queries and keys, "
+                raise ValueError(f"score: got {self} without an offset within Segments of unequal queries and keys, "
                                  "which is not distributed: give it an offset")
         return replace(cast(Any, self), offset=crop.offset(offset))
 

@@ -207,7 +207,7 @@ def _arrays(given: Any) -> tuple[Any, ...]:
 
 
 def _check_signature(name: str, function: Callable[..., Any] | None, arrays: int) -> None:
-    """That it can be called as kernels call it, all by position."""
+    """Refuse a function that cannot be called as kernels call it, all by position."""
     if function is None:
         return
     try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import flag, floats, words_for
 from ..origin import Crop
-from ..values import Held, Value, broadcasts
+from ..values import Held, Value, broadcasts, kinds
 
 
 class Part(Value):
@@ -41,7 +41,7 @@ class Part(Value):
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        """Its arrays over all batch axes, as those of a mask."""
+        """Arrays that it holds over all batch axes, as those of a mask."""
         return ()
 
     def _within(self, frame: Any) -> Part:
@@ -59,7 +59,7 @@ class Part(Value):
 
     @property
     def _weights(self) -> tuple[Any, ...]:
-        """Its arrays that have a place among the gradients."""
+        """Arrays that have a place among the gradients."""
         return tuple(self._arrays().values())
 
     @cached_property
@@ -145,14 +145,8 @@ def sink_of(parts: Sequence[Part]) -> Any:
     return next((part for part in parts if not part._has_step), None)
 
 
-def kinds(base: type[Part] = Part) -> list[type[Part]]:
-    """All kinds of parts that a user may give."""
-    below = [kind for child in base.__subclasses__() for kind in kinds(child)]
-    return below or [base]
-
-
 def names(fits: Callable[[type[Part]], bool] = lambda kind: True) -> list[str]:
-    """The names of all kinds that fit."""
-    return sorted(kind.__name__ for kind in kinds() if fits(kind))
+    """The names of all kinds of parts that a user may give, and that fit."""
+    return sorted(kind.__name__ for kind in kinds(Part) if not kind.__subclasses__() and fits(kind))
 
 

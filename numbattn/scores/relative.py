@@ -29,7 +29,7 @@ class RelativeBias(DistancePart):
 
     Notes
     -----
-    On a GPU the gradient of the table is slow beside `Segments` of unequal queries and keys: each score looks up where
+    On a GPU the gradient of the table is slow within `Segments` of unequal queries and keys: each score looks up where
     it belongs.
 
     Examples

@@ -51,7 +51,7 @@ def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
     behind = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
-    whole = {"out_dtype": work.problem.dtype.name, "weight": "", "sums_rows": False, "sums_cols": False}
+    whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
         spec_of(bias_gradient, "dbias", behind=behind, **whole), *bias_route("dbias", behind=behind, **whole).specs,
         spec_of(diagonal_sums, "sums", behind=behind), *diagonals_route("sums", behind=behind).specs,

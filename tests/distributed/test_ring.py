@@ -277,7 +277,7 @@ def test_ranks_may_hold_their_own_rows_alone(rng, kind):
 def test_what_is_not_distributed(rng):
     ring = nad.Simulated(2)
     q, k = ring.split(np.zeros((64, 8))), ring.split(np.zeros((96, 8)))
-    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset beside Segments of unequal"):
+    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset within Segments of unequal"):
         nad.attention(ring, q, k, k, mask=na.Segments([0, 64], [0, 96]), score=na.Alibi(1.0))
 
 

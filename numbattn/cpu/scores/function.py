@@ -7,7 +7,7 @@ from .kind import Kind, Lowered
 
 
 def lower(part, problem, derivatives):
-    """Its array is the record of its arrays; its numbers are the addresses of the function and its derivative."""
+    """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivative."""
     function = tile_function(part, problem.sum_dtype)
     slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
     numbers = function.address, slope.address if derivatives else 0

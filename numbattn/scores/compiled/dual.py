@@ -89,7 +89,7 @@ def number_to_dual(context, builder, given, out, number):
 # --------------------------------------------------------------------------------------------------- of one, of two
 @compiled
 def term(partial, slope):
-    """Of the chain rule. What does not depend on s adds nothing, be its factor inf or NaN."""
+    """A term of the chain rule. What does not depend on s adds nothing, be its factor inf or NaN."""
     return partial * slope if slope != 0 else slope
 
 
@@ -169,7 +169,7 @@ def of_values(*functions):
 
 
 def chosen_by(first):
-    """Of min and max: as Python, the first of two that are equal."""
+    """The meaning of min and max: as in Python, the first of two that are equal."""
 
     def of_two(x, y):
         if isinstance(x, Dual) or isinstance(y, Dual):

@@ -44,7 +44,16 @@ from ...words.arguments import Own, Statistic, TmaBias
 from ...words.spec import Route, Spec
 from ...words.tiers import WGMMA
 from ..any.score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
-from ..scores import ENTRIES, SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
+from ..scores import (
+    ENTRIES,
+    SCORE,
+    dtype_of_tma_bias,
+    kind,
+    number_of_tma_bias,
+    parts_of,
+    score_steps_ahead,
+    scores_type,
+)
 from ..shared.layouts import DTYPES, array_type
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
@@ -67,7 +76,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, by_tma=by_tma)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, after=behind, by_tma=by_tma)
 
     @device
     def in_sight(sight, batch, head, m0, n0, seqlen_q):
@@ -276,11 +285,11 @@ def fills_tiles(work):
     return max(work.problem.seqlen_q, work.problem.seqlen_k) > 64
 
 
-def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
+def bias_route(name, *, out_dtype, behind, sums_rows, sums_cols):
     """The Route to an array of this name."""
 
     def takes(work):
-        whole = not (weight or sums_rows or sums_cols)
+        whole = not (kind(parts_of(work.score)[behind]).is_weighted or sums_rows or sums_cols)
         return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(

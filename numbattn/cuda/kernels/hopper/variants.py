@@ -67,7 +67,7 @@ def traits(work):
         "few": all(part.takes_few_registers for part in kinds),
         "nonlinear": is_nonlinear(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
-        "sloped": any(part.weight for part in kinds),
+        "sloped": any(part.is_sloped for part in kinds),
         "narrow": work.problem.head_dim <= 32,
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),

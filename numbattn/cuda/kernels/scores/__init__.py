@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, distance_steps, own_key_step
+from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, own_key_step
 from .kind import CLASSES, ENTRIES, WITH_DELTA, kind
 from .packed import within_segment
 from .relative import entry_steps
@@ -28,8 +28,7 @@ for _module in iter_modules(__path__):  # a kind is known when its file has been
 
 __all__ = [
     "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "SCORE", "WITH_DELTA", "differs_by_head",
-    "distance_steps", "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "kind",
+    "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "kind",
     "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps",
-    "score_steps_ahead", "scores_type", "sink_steps", "softmax_score_steps", "takes_offsets",
-    "within_segment",
+    "score_steps_ahead", "scores_type", "sink_steps", "softmax_score_steps", "takes_offsets", "within_segment",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from .kind import ValueAndSlope
 
 class AlibiKind(Distance):
     name, of = "alibi", Alibi
-    is_natural, takes_few_registers, weight = False, True, "distance"
+    is_natural, takes_few_registers, is_weighted, is_sloped = False, True, True, True
 
     def types(self, number):
         return array_type(np.dtype(number.name), 2), self.offset_type  # slopes
@@ -30,3 +30,13 @@ class AlibiKind(Distance):
             return ValueAndSlope(S - distance(key, offsets, n0) * slope, F)
 
         return look_up, step
+
+    def weighted_sum(self, at, layout, ACC):
+        own_key, distance = distance_steps(self.part, at, layout, ACC)
+
+        @device
+        def add(total, dS, scores, batch, head, m0, n0):
+            key, offsets = own_key(scores, batch, head, m0)
+            return total - dS * distance(key, offsets, n0)
+
+        return add

@@ -45,7 +45,7 @@ class FunctionKind(Kind):
         return tuple([array_type(*about) for about in self.arrays])
 
     def types(self, number):
-        """Of the place of a launch, seqlen_q, seqlen_k, arrays."""
+        """The types of the place of a launch, seqlen_q, seqlen_k, arrays."""
         return *PLACE_TYPES, INDEX, INDEX, types.Tuple(self.array_types)
 
     def check(self, ACC, derivative=False):

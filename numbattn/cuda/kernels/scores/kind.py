@@ -28,14 +28,15 @@ class Kind:
     may_decrease = False  # whether its derivative may be negative
     is_bounded = False  # whether S after it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
-    takes_few_registers = False  # beside the sums of a backward kernel
+    takes_few_registers = False  # besides the sums of a backward kernel
     looks_up = False  # whether it looks up a number for each element, or row
     is_tma_loaded = False  # whether TMA loads the tiles that it looks up, on Hopper
     differs_by_head = True  # whether it may do something else to each head
     is_packed = True  # whether it is known within tiles that end with their segment
     offset = None  # of what depends on distances: how the own key of query 0 is given
     gradient = ELEMENTS
-    weight = ""  # of elements in the gradient
+    is_weighted = False  # whether elements of dS have weights in it: see weighted_sum
+    is_sloped = False  # whether it adds a slope times how far keys are from the queries' own
 
     def __init_subclass__(cls):
         CLASSES.update({vars(cls)[key]: cls for key in ("name", "of") if key in vars(cls)})
@@ -74,6 +75,10 @@ class Kind:
     def levels(self, at, unit, layout, ACC):
         """Where the part adds one number, a level, to some tiles: device functions (S, scores, batch, head, m0, n0) ->
         S after the part; and (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
+
+    def weighted_sum(self, at, layout, ACC):
+        """Where elements of dS have weights in the gradient of its array: the device function (total, dS, scores,
+        batch, head, m0, n0) that adds a weighted tile of them."""
 
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod

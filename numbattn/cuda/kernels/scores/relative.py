@@ -78,7 +78,8 @@ def relative_steps(part, number, unit, layout, ACC, transposed=False):
 
 
 def entry_steps(part, number, layout, transposed=False):
-    """As `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from n0 on take."""
+    """The device function of `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from
+    n0 on take."""
     SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device
@@ -94,7 +95,7 @@ def entry_steps(part, number, layout, transposed=False):
 
 @device
 def entry_of(ahead, table):
-    """That of keys so far ahead of their query's own."""
+    """The entry of keys so far ahead of their query's own."""
     _, _, count = shape(table)
     reach = count // 2
     return maximum(minimum(ahead, reach), -reach) + reach
@@ -104,7 +105,7 @@ def sums_of_entries(sums, seqlen_q, reach, offset):
     """The gradient of a RelativeBias' table from what `score_gradient.diagonal_sums` has found.
 
     sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
-    `step` elements behind the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
+    `step` elements after the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
     the batch axes.
     """
     *lead, count, parts, step = sums.shape

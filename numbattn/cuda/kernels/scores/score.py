@@ -52,14 +52,14 @@ def scores_type(score, dtype):
                             Scores)  # fmt: skip
 
 
-def score_steps(score, layout, ACC, transposed=False, behind=-1):
+def score_steps(score, layout, ACC, transposed=False, after=-1):
     """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S after all parts, and F;
     (dS, F) -> dS F; (scale) -> what S is multiplied by to be an exponent of 2.
 
-    F is the derivative of what the parts after number `behind` do, by what they are given; with behind=len(score),
+    F is the derivative of what the parts after number `after` do, by what they are given; with after=len(score),
     in the forward pass, there is none. The tile's rows are queries, or keys if it is transposed.
     """
-    look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, behind)
+    look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, after)
 
     @device
     def look_up_and_apply(S, scores, batch, head, m0, n0):
@@ -68,15 +68,15 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     return look_up_and_apply, *others
 
 
-def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, by_tma=False):
-    """As `score_steps`, where arrays are loaded while S is still computed: the first device function, (scores, tile,
-    batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, after S.
+def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=True, by_tma=False):
+    """The steps of `score_steps`, where arrays are loaded while S is still computed: the first device function,
+    (scores, tile, batch, head, m0, n0), starts the loads, and what it returns is an argument of the second, after S.
 
     has_room: whether there are registers for that; else the second one loads them. by_tma: whether the bias is in
     `tile`, in shared memory; else that is ().
     """
     if not has_room:
-        look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, behind)
+        look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, after)
 
         @device
         def apply_late(S, found, scores, batch, head, m0, n0):
@@ -90,30 +90,30 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
     steps = [
-        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > behind)
+        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > after)
         for at, part in enumerate(parts)
     ]
-    if behind >= 0:  # the derivatives of those before are not asked for
-        steps[: behind + 1] = map(without_derivative, steps[: behind + 1])
+    if after >= 0:  # the derivatives of those before are not asked for
+        steps[: after + 1] = map(without_derivative, steps[: after + 1])
     (look_up, every_step), ONE = reduce(then, steps), ACC(1)
 
     @device
     def apply(S, found, scores, batch, head, m0, n0):
         return every_step(S, full(layout, ONE), found, scores, batch, head, m0, n0)
 
-    return look_up, apply, times if any(number > behind for number in nonlinear) else linear, to_log2_of(score, ACC)
+    return look_up, apply, times if any(number > after for number in nonlinear) else linear, to_log2_of(score, ACC)
 
 
 def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
-    """As `score_steps_ahead`, for the forward pass; but the second device function returns S, level and factor. After
-    all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway. Not if
-    has_levels is False, nor where no tile has a level."""
+    """The first two device functions of `score_steps_ahead`, for the forward pass, but the second one returns S, level
+    and factor. After all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds
+    anyway. Not if has_levels is False, nor where no tile has a level."""
     *before, last = parts_of(score) or [None]
     with_level = None
     if last is not None and has_levels:
         with_level = kind(last).levels(len(before), units(before, last), layout, ACC)
     if with_level is None:
-        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), by_tma=by_tma)
+        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, after=len(score), by_tma=by_tma)
 
         @device
         def apply_all(S, found, scores, batch, head, m0, n0):
@@ -122,7 +122,7 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
 
         return look_up, apply_all
 
-    look_up, apply, *_ = score_steps_ahead(before, layout, ACC, behind=len(before))
+    look_up, apply, *_ = score_steps_ahead(before, layout, ACC, after=len(before))
 
     @device
     def apply_but_level(S, found, scores, batch, head, m0, n0):

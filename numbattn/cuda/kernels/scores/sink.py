@@ -7,8 +7,7 @@ from .kind import WITH_DELTA, Kind
 
 
 class SinkKind(Kind):
-    name, of, gradient = "sink", Sink, WITH_DELTA
-    takes_few_registers = True
+    name, of, takes_few_registers, gradient = "sink", Sink, True, WITH_DELTA
 
 
 def sink_steps(score, ACC):

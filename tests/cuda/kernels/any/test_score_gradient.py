@@ -74,7 +74,6 @@ FAULTS = {
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-function-shift]",
     ): {
         "return total + dS": "return dS",
-        "total - dS * distance(": "total + dS * distance(",
         "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
         "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
         "dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)": "pass",

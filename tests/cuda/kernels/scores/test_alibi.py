@@ -37,5 +37,6 @@ FAULTS = {
     "test_slopes_of_all_heads_or_some": {
         "distance(key, offsets, n0) * slope": "distance(key, offsets, m0) * slope",
         "own(slopes[batch, head], scores)": "own(slopes[batch, 0], scores)",
+        "total - dS * distance(": "total + dS * distance(",
     },
 }
