@@ -82,7 +82,7 @@ def flash_bytes(shape, of, cc=(9, 0), row=None, share=1.0, mask=None):
     x = without_memory(shape[:4], np.dtype(f"float{8 * shape.itemsize}"))
     found = dict(zip(PASSES, plans(DEVICES[cc], x, x, x, mask=mask)))
     chosen = [plan for name, plan in found.items() if of in (name, "both")]
-    return [kernel_bytes(shape, step.key.name, (row if row and step.key.name == "forward" else step.tiles), share,
+    return [kernel_bytes(shape, step.key.name, row if row and step.key.name.endswith("forward") else step.tiles, share,
                          "adds_dq" in dict(step.key.parameters) and dict(step.key.parameters)["adds_dq"])
             for plan in chosen for step in plan.steps]  # fmt: skip
 
@@ -100,7 +100,7 @@ def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
         "backward_q": (2 * nd + 2 * row, nd, 2 * nd, 0, tiles.tile_m),          # Q, dO; dQ; K, V
         "round_dq": (sums, nd, 0, 0, 1),
         "tile_states": (0, 0, 0, 0, 1),
-    }[kernel.removesuffix("_mma")]  # fmt: skip
+    }[kernel.removeprefix("hopper_").removeprefix("mma_")]  # fmt: skip
     visits, matrices = math.ceil(shape.seqlen / tile) * share, shape.matrices
     return Bytes(kernel, round(matrices * (read + visits * read_again)),
                  round(matrices * (written + visits * written_again)),
