@@ -30,8 +30,7 @@ from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "Alibi",

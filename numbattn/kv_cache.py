@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .backends import backend
 from .checks import (
     DTYPES,
     Array,
@@ -248,8 +249,7 @@ class KVCache(Value):
         self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
-        from .cuda.caches.append import append  # imported when first needed, since importing Numba takes its time
-
+        append = backend("cupy").append
         offsets, counts = None, k.shape[-2]
         if segments is not None:
             offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
@@ -426,11 +426,8 @@ class KVCache(Value):
 
     def _check_device(self, **new: Any) -> None:
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
-        if self._is_numpy:
-            return
-        from .cuda.caches.append import check_device
-
-        check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
+        if not self._is_numpy:
+            backend("cupy").check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
 
     def _check_pages(self, pages: Any) -> None:
         if self._is_numpy:

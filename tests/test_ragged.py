@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import faults
-from numbattn.api import BACKENDS
+from numbattn.backends import BACKENDS
 from tests.tools.device import BY_UNIT, on
 from tests.tools.launch import world_of
 

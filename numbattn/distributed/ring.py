@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import problem
-from ..api import _run
+from ..backends import run
 from ..origin import Crop
 from ..scores import ArrayPart, Part
 from ..values import rounded
@@ -115,7 +115,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
             attention, given = share.call(block, *rows_of(keys, rows))
             state = problem.Saved(attention, given, saved.o[..., some, :], saved.lse[..., some])
             of_lse = None if dlse is None else dlse[..., some]
-            grads = _run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
+            grads = run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
             for total, at, dx in zip((dq, *totals), (some, rows, rows), grads):
                 total.add(at, dx)
             add_gradients(share, of_score, block.crop, grads.score)
