@@ -1,6 +1,6 @@
 """Attention backward on any GPU: Algorithm 4 as two kernels, so that no two blocks add to the same gradient.
 
-float16 and bfloat16 on tensor cores have `backward_mma` instead; dQ comes from here where it is to be deterministic.
+float16 and bfloat16 on tensor cores have `mma_backward` instead; dQ comes from here where it is to be deterministic.
 
 `backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
 queries and loops over the keys in its sight: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:

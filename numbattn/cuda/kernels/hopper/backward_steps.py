@@ -1,10 +1,10 @@
 """What the backward kernels on Hopper share (wgmma, TMA): Algorithm 4, warp-specialised.
 
-Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `backward_kv` can also add up dQ, in
-global memory, together with all other blocks; `round_dq` then rounds the sums. In `backward_wide` a consumer has
-registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much else is looked
-up: the first one computes P and dV, the second dS and dK. `backward_q` keeps a tile of queries and loops over the keys:
-dQ without sums between blocks, bitwise reproducible.
+Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `hopper_backward_kv` can also add up
+dQ, in global memory, together with all other blocks; `round_dq` then rounds the sums. In `hopper_backward_wide` a
+consumer has registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much
+else is looked up: the first one computes P and dV, the second dS and dK. `hopper_backward_q` keeps a tile of queries
+and loops over the keys: dQ without sums between blocks, bitwise reproducible.
 
 One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
 consumers. Where keys are kept, S, P, dP and dS are transposed, a row is a key: P and dS are so left operands of dV and

@@ -1,4 +1,4 @@
-"""What the consumers, the scheduler and the loader of Hopper's `forward` pass to each other, and steps of both."""
+"""What the consumers, the scheduler and the loader of `hopper_forward` pass to each other, and steps of both."""
 
 from typing import Any, NamedTuple
 

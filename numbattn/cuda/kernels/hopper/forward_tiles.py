@@ -156,7 +156,7 @@ def is_for_hopper(work):
 
 
 def numbers(work, tiles):
-    """at_once, heads_per_tile and ascending: see `forward`."""
+    """at_once, heads_per_tile and ascending: see `hopper_forward`."""
     together = heads_per_tile(tiles, work)
     at_once = matrices_in_l2(work.problem.head_dim) if has_band(work.problem) or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
