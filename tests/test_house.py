@@ -16,7 +16,6 @@ FOLDERS = sorted({"/".join(parts[:-1]) for parts in FILES})
 KNOWN = {  # (importer, imported), until they are mended
     ("numbattn/faults", "numbattn/__init__"),
     ("numbattn/kv_cache", "numbattn/cuda/caches/append"),
-    ("numbattn/masks/base", "numbattn/masks/__init__"),
 }
 
 

@@ -110,7 +110,7 @@ def test_what_does_not_fit(mask, message):
 
 
 def test_a_distance_within_unequal_segments_has_no_offset_to_crop():
-    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset beside Segments"):
+    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset within Segments"):
         na.Alibi(1.0)._cropped(Crop(0, 10, 0, 10, 20, 30), na.Segments([0, 20], [0, 30]))
 
 

@@ -12,9 +12,10 @@ from ..checks import Array, words_for
 from ..origin import Crop
 from ..values import Held
 from .bands import Cached
-from .base import Frame, Grid, Mask
+from .base import Grid, Mask
 from .dense import Bits, Dense
 from .logic import as_mask
+from .segments import Frame
 
 WORD = 32  # bits
 
