@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `gradients`.
+"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `backward_steps`.
 
 Five products make a step, for a tile of queries:
 

@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
+"""Attention backward on Hopper: dQ, bitwise reproducible. See `backward_steps`."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `gradients`."""
+"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `backward_steps`."""
 
 import numpy as np
 

@@ -35,7 +35,7 @@ from .walk import WorkTile, block_steps, place_of
 
 
 class Pipelines(NamedTuple):
-    """Of shared memory."""
+    """The pipelines of the kernel."""
 
     Q: Pipeline  # in its buffers O is staged
     K: Pipeline

@@ -125,7 +125,7 @@ def heads_per_tile(row, work):
 
 
 def busy(row, work):
-    """Of the multiprocessors' time the share that is spent on queries, where all work tiles take equally long: they
+    """The share of the multiprocessors' time that is spent on queries, where all work tiles take equally long: they
     wait for the last ones, whose rows may be beyond the queries."""
     if is_uneven(work):
         return 1

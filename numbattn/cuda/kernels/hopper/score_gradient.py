@@ -276,7 +276,7 @@ BIASES = {
     192: WgmmaTiles(128, 64, 1),
     256: WgmmaTiles(128, 64, 1),
 }
-BESIDE_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
+WITH_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
@@ -296,7 +296,7 @@ def bias_route(name, *, out_dtype, behind, sums_rows, sums_cols):
         hopper_bias_gradient,
         (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2",
          *OWN_NUMBERS),
-        tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
+        tiles=lambda work: ((WITH_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
             "out_dtype": out_dtype, "behind": behind, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
         },
@@ -316,7 +316,7 @@ def diagonals_route(name, *, behind):
     spec = Spec(
         hopper_diagonal_sums,
         (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
-        tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
+        tiles=lambda work: (WITH_OTHERS[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
         arch="a",
     )
