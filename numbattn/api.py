@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 from . import reference
 from .backends import run
+from .caches.kv_cache import KVCache
 from .checks import A, Array, flag
 from .dropout import Dropout
 from .gradients import Gradients
-from .kv_cache import KVCache
 from .masks import Mask
 from .problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .scores import Scores

@@ -9,14 +9,14 @@ from itertools import chain
 
 import pytest
 
+from numbattn.caches.eight_bits import FLOAT8, INT8
+from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels import BACKWARD, FORWARD
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.eight_bits import FLOAT8, INT8
-from numbattn.kv_cache import CacheLayout
 from tests.cuda.works import work
 
 EDGES = "lo+hi+queries+keys"

@@ -106,7 +106,7 @@ FAULTS = {
     "distributed/test_over_keys.py::test_caches": {
         "First(crop.keys_before(self.n))": "First(self.n)",
     },
-    "test_kv_cache.py::test_weights": {
+    "caches/test_kv_cache.py::test_weights": {
         "clip(self.keys, 0, seqlen_k) - counts": "seqlen_k - counts",
     },
     "test_errors.py": {

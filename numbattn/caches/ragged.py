@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import check_values
+from ..checks import check_values
+from ..masks import All, Bits, Cached, Mask, Tail
+from ..values import moved
 from .kv_cache import KVCache
-from .masks import All, Bits, Cached, Mask, Tail
-from .values import moved
 
 
 class Ragged(NamedTuple):
