@@ -15,7 +15,7 @@ from .scores import Scores
 
 
 class Backprop(Protocol[A]):
-    """What `attention_vjp` returns beside o."""
+    """What `attention_vjp` returns along with o."""
 
     def __call__(
         self, do: Array, dlse: Array | None = None, deterministic: bool = False

@@ -16,7 +16,7 @@ from .values import rounded
 
 
 class MergeBackprop(Protocol[A]):
-    """What `merge_vjp` returns beside o and lse."""
+    """What `merge_vjp` returns along with o and lse."""
 
     def __call__(self, do: Array, dlse: Array | None = None) -> list[tuple[A, A]]: ...
 

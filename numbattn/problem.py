@@ -227,7 +227,7 @@ def describe(
     dropout: Dropout | None = None, score: Scores = None, out: Any = None, origin: Origin | None = None,
     wide: bool = False,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
-    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, beside which q may be
+    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, with which q may be
     packed: then the Problem is that of q as a batch, whose results `Inputs.packing` packs.
 
     origin, wide: of a part of a larger attention, whose results are put together in the dtype of sums.
@@ -277,9 +277,9 @@ def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
 
 
 def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
-    """Check q beside a cache: a batch, or, beside Segments, packed queries, and then what they are as a batch."""
+    """Check q with a cache: a batch, or, with Segments, packed queries, and then what they are as a batch."""
     if v is not None:
-        raise TypeError(f"v: got {words_for(v)} beside a KVCache, which has its own: leave it out")
+        raise TypeError(f"v: got {words_for(v)} with a KVCache, which has its own: leave it out")
     same_library(q=q, KVCache=cache.k)
     cache._check_contents()
     if mask._segments is not None:

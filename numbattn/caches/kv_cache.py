@@ -30,7 +30,7 @@ INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
 class CacheLayout(NamedTuple):
-    """What calls with a cache are planned by, beside shapes and strides."""
+    """What calls with a cache are planned by, along with shapes and strides."""
 
     dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
     page_size: int | None
@@ -69,7 +69,7 @@ class KVCache(Value):
     The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
 
     On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages and 8 bits where they lie, the latter
-    beside q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+    with q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class KVCache(Value):
         scale = getattr(self, name)
         if self.k.dtype not in EIGHT_BITS:
             if scale is not None:
-                raise ValueError(f"KVCache {name}: got one beside {self.k.dtype}, which has none")
+                raise ValueError(f"KVCache {name}: got one with {self.k.dtype}, which has none")
             return None
         if self.k.dtype == FLOAT8 and scale is None:
             return np.zeros(self.k.shape[1], np.float32, like=self.k) + np.float32(1)  # not `ones`: CuPy's fails
@@ -136,7 +136,7 @@ class KVCache(Value):
         head_dim_v : int, optional
             Default: head_dim.
         dtype : dtype, optional
-            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, beside any q.
+            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, with any q.
         page_size : int, optional
             Tokens of a page. By default there are no pages.
         table : array of int32, (batch, pages of a sequence), optional
@@ -186,12 +186,12 @@ class KVCache(Value):
         return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
 
     def append(self, k: Array, v: Array, segments: Integers | None = None) -> None:
-        """Write new tokens behind each sequence, and let lengths grow by their number.
+        """Write new tokens after each sequence, and let lengths grow by their number.
 
         Parameters
         ----------
         k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
-            Of the dtype of the cache; beside one of 8 bits of any floating dtype: they are quantised as they are
+            Of the dtype of the cache; with one of 8 bits of any floating dtype: they are quantised as they are
             written. Of int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn
             become its largest, and so do those of float64 that are too large for int8's scales, of float32.
         segments : integer array, (batch + 1,), optional
@@ -260,7 +260,7 @@ class KVCache(Value):
         ----------
         path : integer array, (batch, depth)
             Which of the last `nodes` tokens are kept, ascending; -1 ends a row. The t-th one moves to the t-th place
-            behind what comes before the tree.
+            after what comes before the tree.
         nodes : int
             How many tokens the tree has.
 
@@ -293,7 +293,7 @@ class KVCache(Value):
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
-        page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
+        page, row = self._places(sequence, before + np.maximum(steps, 0))  # after the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
         arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]

@@ -117,7 +117,7 @@ class Lengths(Mask):
     """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
 
     What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
-    like others: what it hides may be read, and is to be finite. Beside `Segments` both numbers count the packed arrays,
+    like others: what it hides may be read, and is to be finite. With `Segments` both numbers count the packed arrays,
     `First` counts the keys of each segment.
 
     Parameters
@@ -162,7 +162,7 @@ class Lengths(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class First(Mask):
-    """Key j is visible iff ``j < n``, such as the sinks beside a window: the first keys of each sequence.
+    """Key j is visible iff ``j < n``, such as the sinks that go with a window: the first keys of each sequence.
 
     They are counted from the beginning, within `Segments` of each segment, in a `KVCache` of each sequence. Where a
     sequence has fewer keys, all of them are visible. Unlike those beyond `Lengths`, hidden keys are to be finite.

@@ -74,7 +74,7 @@ class Mask(Value):
     The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
     takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
     other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
-    align a and b. Lengths in an `|` hide keys, but NaN there may be read. Beside Segments they count the keys of the
+    align a and b. Lengths in an `|` hide keys, but NaN there may be read. With Segments they count the keys of the
     packed array, which is seldom meant there and warns: First counts those of each segment.
     """
 
@@ -174,7 +174,7 @@ class Mask(Value):
 
     @property
     def _is_aligned(self) -> bool:
-        """Whether Segments beside it say where it lies: if it has no offset of its own."""
+        """Whether Segments in the same mask say where it lies: if it has no offset of its own."""
         return getattr(self, "offset", 0) is None
 
     @property

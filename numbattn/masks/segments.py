@@ -63,7 +63,7 @@ class Segments(Mask):
     -----
     On CPUs a segment is computed as if it were alone: results are those of a call on the sequence alone, bit for bit,
     and NaN in one of them stays there, in gradients, too. On GPUs it may reach the tokens that lie in one tile with
-    them. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or beside
+    them. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or with
     `Causal`, `Window` and, of one length for all, `Lengths`, without dropout or a `Bias`, and without gradients of a
     score, but for those of a `Sink`.
 
@@ -116,9 +116,9 @@ class Segments(Mask):
         row = np.arange(math.prod(lead), like=i)[:, None]
         above = i.size * row  # beyond the offsets of the rows before: one search finds the segments of all rows
         s = np.searchsorted((queries.reshape(-1, size) + above).ravel(), i + above, side="right") - size * row - 1
-        at, behind = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
-        first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, behind, -1)
-        return Rows(first, end, i + end - np.take_along_axis(queries, behind, -1))
+        at, after = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
+        first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, after, -1)
+        return Rows(first, end, i + end - np.take_along_axis(queries, after, -1))
 
     def _last_keys(self, seqlen_q: int, seqlen_k: int) -> int:
         return seqlen_k

@@ -437,7 +437,7 @@ MADE = [
     (lambda: cache(4, table=zeros(2, **INT32)), ValueError,
      r"KVCache table: got the shape \(2,\), expected \(batch, pages of a sequence\)"),
     (lambda: cache(4, k=zeros(4, 2, 0, 4), v=zeros(4, 2, 0, 3)), ValueError, "KVCache k: got pages of 0 tokens"),
-    (lambda: cache(k_scale=zeros(2)), ValueError, "KVCache k_scale: got one beside float32, which has none"),
+    (lambda: cache(k_scale=zeros(2)), ValueError, "KVCache k_scale: got one with float32, which has none"),
     (lambda: cache(dtype=np.int8, v_scale=None), TypeError,
      "KVCache v_scale: got None, expected a numpy.ndarray"),
     (lambda: cache(dtype=np.int8, k_scale=zeros(2)), ValueError,
@@ -498,7 +498,7 @@ KEPT = [
     (lambda: cache().truncate(1.5), TypeError, "lengths: got 1.5, expected an int or an integer array"),
 ]  # fmt: skip
 CALLS = [
-    (lambda f: f(Q, cache(), Q), TypeError, "v: got numpy.ndarray of float32 beside a KVCache, which has its own"),
+    (lambda f: f(Q, cache(), Q), TypeError, "v: got numpy.ndarray of float32 with a KVCache, which has its own"),
     (lambda f: f(Q, Q), TypeError, "v: got None, expected a numpy.ndarray or a cupy.ndarray"),
     (lambda f: f(None, cache()), TypeError, "q: got None, expected a numpy.ndarray"),
     (lambda f: f(Q[0], cache()), ValueError,
@@ -508,7 +508,7 @@ CALLS = [
     (lambda f: f(zeros(2, 4, 1, 5), cache()), ValueError, "k: got head_dim 4, expected 5, the head_dim of q"),
     (lambda f: f(Q.astype(np.float16), cache()), TypeError, "k: got float32, expected float16, the dtype of q"),
     (lambda f: f(Q, cache(), mask=na.Segments([0, 1])), ValueError,
-     "got .* beside (Segments and )?a KVCache, "),
+     "got .* with (Segments and )?a KVCache, "),
     (lambda f: f(Q, cache(), mask=np.ones((1, 9), bool)), ValueError, "mask: got booleans of the shape"),
     (lambda f: f(Q, cache(filled=(9, 0))), ValueError, "KVCache lengths: got values from 0 to 9, allowed 0 to 8"),
     (lambda f: f(Q, cache(filled=(-1, 0))), ValueError, "KVCache lengths: got values from -1 to 0, allowed 0 to 8"),
