@@ -4,7 +4,8 @@ A tile of keys that the diagonal does not cross lies before it or after it as a 
 in the key: S gets slope c, or after the diagonal -slope c, with c the key's column counted from the tile's middle, and
 a level that all keys of a row share. The first is a product: a row of its left operand is the slope, in three pieces of
 bfloat16 that add up to a float32, a row of the right one c, c, c. The level goes into m. So CUDA cores have nothing to
-do for each element; on the diagonal the score is as in `score`.
+do for each element; on the diagonal the score is as in `score`. A forward pass is 5 to 16 % faster with it at head_dim
+128, at 64 and 256 up to 6 % (H100).
 """
 
 from typing import Any, NamedTuple
