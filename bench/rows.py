@@ -38,7 +38,7 @@ from numbattn import api
 from numbattn.cuda.kernels.hopper.forward import SPEC
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
-from numbattn.cuda.passes import Passes
+from numbattn.cuda.passes import FORWARD, Passes
 from numbattn.cuda.words.spec import Route, everything
 
 PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
@@ -72,7 +72,7 @@ def cycles(read_clocks, replay, repetitions):
 def always(row):
     """Every plan takes this row."""
     spec = replace(SPEC, tiles=lambda work: (row,))
-    return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, forward=(Route(everything, (spec,)),)))
+    return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, replace(FORWARD, routes=(Route(everything, (spec,)),))))
 
 
 def prepare(arrays, row, options):

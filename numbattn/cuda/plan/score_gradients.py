@@ -34,9 +34,9 @@ THREADS = 256  # that a multiprocessor holds whatever their registers
 EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not evenly
 
 
-def add_gradient(planner, number, part):
-    """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries:
+def add_gradient(planner, number):
+    """The steps of the gradient of a part's array; one that comes with dQ needs none."""
+    if sums_by_row(number) in planner.temporaries:
         return
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
     if SUMS_OF_DS in planner.temporaries:

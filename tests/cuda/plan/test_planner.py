@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels import FORWARD, hopper, tables
+from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.mma import backward as backward_mma
 from numbattn.cuda.kernels.mma import forward as forward_mma
-from numbattn.cuda.passes import plans
+from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous, without_memory
 from numbattn.cuda.words.spec import Work
