@@ -3,7 +3,6 @@
 from . import forks, sources  # noqa: F401  before all others, whose files are looked at
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .dropout import Dropout, dropout_mask
-from .functions import Score
 from .gradients import Gradients
 from .kv_cache import KVCache
 from .masks import (
@@ -25,7 +24,12 @@ from .masks import (
 from .merging import merge, merge_vjp
 from .problem import Saved
 from .score_checks import check_score
-from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
+from .scores.alibi import Alibi
+from .scores.bias import Bias
+from .scores.function import Score
+from .scores.relative import RelativeBias
+from .scores.sink import Sink
+from .scores.softcap import Softcap
 
 __version__ = "0.1.0"
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from .checks import Array
 from .dropout import Dropout, dropout_mask
-from .functions import Score
 from .gradients import Gradients, sum_to
 from .masks import Mask
 from .problem import Inputs, Problem, describe
 from .scores import Part, Scores, sink_of
+from .scores.function import Score
 from .values import moved
 
 

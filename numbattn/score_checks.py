@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .checks import integer, number, words_for
-from .functions import PLACE, Score
+from .scores.function import PLACE, Score
 
 MOST_PLACES = 2**24  # where it is looked for reads outside of arrays, along each axis
 MOST_COMPARED = 256  # elements

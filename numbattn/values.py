@@ -94,6 +94,11 @@ class Memo:
         known[key] = found
 
 
+def kinds(base: type[V]) -> list[type[V]]:
+    """All classes that derive from one, and itself."""
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+
+
 def given(**arrays: Any) -> tuple[Held, ...]:
     """Those that are not None, over the batch axes alone."""
     return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)

@@ -263,14 +263,6 @@ def test_tables_and_offsets_that_heads_share(rng, lead, offset, others):
         assert_right(results(xp, *arrays, score=score), *arrays, score=score)
 
 
-@MARKS["ampere"]
-def test_matrices_that_tma_cannot_move(rng):
-    """Kernels for small matrices take them as they lie, and so does the one for a table behind them."""
-    arrays = Sizes(3, 4, 2, 100, 100, 11, 11, np.float16).arrays(rng)
-    with on_device("hopper", "planned") as xp:
-        results(xp, *arrays, score=na.RelativeBias(random(rng, (1, 3), np.float32)))
-
-
 @everywhere("shared", ["q", "k", "kv"], simulated_groups=["kv"])
 def test_gradients_of_inputs_that_a_batch_shares(rng, place, shared):
     xp, sizes = place

@@ -400,8 +400,8 @@ def several_gpus(ring):
     n = max(values(ring["speed"], "seqlen"))
     records = select(ring["speed"], seqlen=n)
     devices = records[0]["at once"]
-    shares = [record["of devices"] for record in records]
-    return f"{span(shares)} of {devices} times one GPU's speed, at {n}" if devices > 1 else None
+    percent = [100 * record["of devices"] for record in records]
+    return f"{span(percent, 0)}% of perfect scaling on {devices} GPUs, at {n}" if devices > 1 else None
 
 
 def one_backward_kernel(figure2, speed, deterministic):

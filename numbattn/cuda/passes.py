@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dual import naming
 from ..eight_bits import bits_of
-from ..functions import Score
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
+from ..scores.compiled.errors import naming
+from ..scores.function import Score
 from . import kernels
 from .caches.gather import gather
 from .plan.masks import lowered_mask

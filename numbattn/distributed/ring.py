@@ -16,7 +16,7 @@ import numpy as np
 from .. import problem
 from ..api import _run
 from ..origin import Crop
-from ..scores import ArrayPart, Part, Sink
+from ..scores import ArrayPart, Part
 from ..values import rounded
 from .messages import Exchange, Like, Sum, Wait
 from .share import Share
@@ -160,10 +160,10 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
     found: list[Any] = []
     rest = iter(of_score)
     for part in share.score:
-        if not isinstance(part, Sink):
+        if part._has_step:
             of_part = next(rest)
             found += [of_part._weights[0]] if part._wants_gradient else [None] * len(part._weights)
-        elif part.gradient:
+        elif part._wants_gradient:
             delta = np.einsum("...mc,...mc->...m", *(x.astype(saved.lse.dtype, copy=False) for x in (do, saved.o)))
             delta = delta - (0 if dlse is None else dlse)
             found.append(part._like(do)._gradient(None, saved.lse, delta))

@@ -15,7 +15,7 @@ from ..api import _run
 from ..checks import dtype_of_sums
 from ..merging import merge_into, sum_into
 from ..problem import Inputs, Problem
-from ..scores import Sink
+from ..scores.sink import Sink
 
 
 class Total:

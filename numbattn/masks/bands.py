@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..checks import Integers, integer, integers
 from ..origin import FAR, Crop
 from ..values import Held, clip, for_queries, given, shown
@@ -31,6 +33,9 @@ class Causal(Mask):
     """
 
     offset: Integers | None = None
+
+    _crops_by_sequence = True
+    _samples = (("causal", lambda m, n: Causal()),)
 
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
@@ -74,6 +79,9 @@ class Window(Mask):
     left: int | None
     right: int | None
     offset: Integers | None = None
+
+    _crops_by_sequence = True
+    _samples = (("window", lambda m, n: Window(n // 8, 0)),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -130,6 +138,9 @@ class Lengths(Mask):
     keys: Integers | None = None
     queries: Integers | None = None
 
+    _crops_by_sequence = True
+    _samples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
+
     def __post_init__(self) -> None:
         self._set(
             keys=None if self.keys is None else integers("Lengths keys", self.keys),
@@ -180,7 +191,8 @@ class First(Mask):
 
     n: Integers
 
-    _is_aligned = True
+    _is_aligned = _crops_by_sequence = True
+    _samples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
 
     def __post_init__(self) -> None:
         n = integers("First n", self.n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeAlias
 
@@ -188,6 +188,9 @@ class Mask(Value):
         """Whether each call makes Bits of it, or of a part."""
         return False
 
+    # masks as `python -m numbattn` makes them, by name: (seqlen_q, seqlen_k) -> one of them
+    _samples: tuple[tuple[str, Callable[[int, int], Mask]], ...] = ()
+    _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
 

@@ -43,6 +43,9 @@ class Prefix(Mask):
     lengths: Integers
     offset: Integers | None = None
 
+    _crops_by_sequence = True
+    _samples = (("prefix", lambda m, n: Prefix(np.full((1, 1), n // 4))),)
+
     def __post_init__(self) -> None:
         self._set(
             lengths=integers("Prefix lengths", self.lengths),
@@ -90,6 +93,7 @@ class Intervals(Mask):
     end: Integers
 
     _axis_of_queries = -1
+    _samples = (("intervals", lambda m, n: Intervals(*(np.broadcast_to(x, (1, 1, m)) for x in (0, n)))),)
 
     def __post_init__(self) -> None:
         self._set(

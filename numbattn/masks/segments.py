@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..checks import Array, Integers, check_values, integer, integer_array, same_library, words_for
 from ..origin import Crop
 from ..values import Held, clip, moved
+from .bands import Causal, Window
 from .base import Interval, Mask, Rows
 
 A = TypeVar("A", bound=Array)
@@ -86,6 +87,12 @@ class Segments(Mask):
     keys: Integers | None = None
     max_queries: int | None = None
 
+    _samples = (
+        ("segments", lambda m, n: _eight(m, n)),
+        ("causal-segments", lambda m, n: Causal() & _eight(m, n)),
+        ("window-segments", lambda m, n: Window(n // 8, 0) & _eight(m, n)),
+    )
+
     def __post_init__(self) -> None:
         if self.max_queries is not None:
             self._set(max_queries=integer("Segments max_queries", self.max_queries, low=0))
@@ -138,6 +145,12 @@ class Segments(Mask):
             return True
         queries, keys = (np.diff(x) > 0 for x in offsets)
         return bool(np.any(queries & keys))
+
+
+def _eight(seqlen_q: int, seqlen_k: int) -> Segments:
+    """Segments for a sample, with offsets of keys where there are not as many as queries."""
+    queries, keys = (np.linspace(0, length, 9).astype(np.int32) for length in (seqlen_q, seqlen_k))
+    return Segments(queries, None if seqlen_q == seqlen_k else keys)
 
 
 def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:

@@ -43,7 +43,7 @@ class Tail(Mask):
     mask: Mask | Array
 
     _is_interval = False
-    _is_tail = True
+    _is_tail = _crops_by_sequence = True
     _axis_of_queries = -2
 
     def __post_init__(self) -> None:

@@ -56,10 +56,13 @@ def test_what_is_not_finite_shows():
     np.testing.assert_array_equal(lse, [np.inf, np.nan])
 
 
-def test_nothing_is_nothing():
+def test_without_elements_nothing_is_launched(monkeypatch):
+    launched = []
+    monkeypatch.setattr(module, "launch", lambda *arguments: launched.append(arguments))
     o, lse = np.zeros((2, 0, 8), np.float32), np.zeros((2, 0), np.float32)
     merge_into(o, o, lse, o, lse)
     sum_into(o, o, o)
+    assert not launched
 
 
 @pytest.mark.parametrize(("dtype", "features"), [(bfloat16, 64), (np.float16, 12), (np.float32, 7)])

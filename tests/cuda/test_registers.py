@@ -17,7 +17,7 @@ from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_ro
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.eight_bits import FLOAT8, INT8
 from numbattn.kv_cache import CacheLayout
-from tests.cuda.plan.test_planner import work
+from tests.cuda.works import work
 
 EDGES = "lo+hi+queries+keys"
 ALL = "keys+blocks+dense"
@@ -42,7 +42,7 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
 def small(kernel, dtype, n, d, spills=0, **about):
     """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says who shares it."""
     score = (f"bias {'float64' if dtype == 'float64' else 'float32'} 16",) if "score_added" in about else ()
-    found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, heads=8, matrices=(16, 8), score=score)
+    found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, batch=(16, 8), score=score)
     words = kernel, dtype, n, d, *about.values()
     return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
 
@@ -51,7 +51,7 @@ def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
     behind = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
-    whole = {"out_dtype": work.problem.dtype.name, "weight": "", "sums_rows": False, "sums_cols": False}
+    whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
         spec_of(bias_gradient, "dbias", behind=behind, **whole), *bias_route("dbias", behind=behind, **whole).specs,
         spec_of(diagonal_sums, "sums", behind=behind), *diagonals_route("sums", behind=behind).specs,
@@ -207,10 +207,6 @@ SPILLS = [
     row("backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
     # outside the loop over tiles that need no mask
     row("backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
-    # the gradient of slopes with dQ
-    row("backward_kv", "bfloat16", 64, 64, EDGES, "sink, alibi", slopes=1, spills=128),
-    row("backward_kv", "float16", 128, 128, "packed", "alibi segment", slopes=0, spills=16),
-    row("backward_kv", "bfloat16", 128, 128, EDGES, "sink, alibi", slopes=1, spills=16),
     # addresses and offsets, of what is slow anyway
     row("entry_sums", "float16", 64, 64, "intervals", "relative query", spills=32),
     row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),

@@ -25,7 +25,6 @@ from ..words.steps import (
     array_of_offset,
     gradient_of_part,
     partial_sums,
-    sums_by_row,
     sums_of_part,
 )
 
@@ -35,9 +34,7 @@ EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not 
 
 
 def add_gradient(planner, number):
-    """The steps of the gradient of a part's array; one that comes with dQ needs none."""
-    if sums_by_row(number) in planner.temporaries:
-        return
+    """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
     if SUMS_OF_DS in planner.temporaries:
         if kind_of_part.gradient == ENTRIES:
@@ -56,7 +53,7 @@ def add_gradient(planner, number):
     lead = shape[:-2] if is_matrix else shape
     sizes = planner.problem.seqlen_q, planner.problem.seqlen_k
     sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
-    about |= {"weight": kind_of_part.weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
+    about |= {"sums_cols": sums_cols, "sums_rows": sums_rows}
     tiles = planner.fitting(gradient_spec(planner, own, **about))
     rounded_twice = planner.layouts[own].dtype != planner.problem.sum_dtype and len(planner.axes) > 1
     fits = is_matrix and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
@@ -70,7 +67,7 @@ def add_gradient(planner, number):
 
 
 def gradient_spec(planner, own, **about):
-    """That of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
+    """The Spec of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
     about |= {"out_dtype": planner.layouts[own].dtype.name}
     return first_spec(planner, bias_route(own, **about), spec_of(bias_gradient, own, **about))
 

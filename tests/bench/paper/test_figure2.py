@@ -10,7 +10,7 @@ from paper.figure2 import BLOCK_SIZES, SPECS, Case
 import numbattn as na
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels.tables import Tiles
-from tests.cuda.plan.test_planner import work
+from tests.cuda.works import work
 from tests.tools.device import AMPERE, HOPPER, execute, on
 from tests.tools.launch import world_of
 

@@ -1,7 +1,6 @@
 """What is planned fits the device."""
 
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,32 +13,13 @@ from numbattn.cuda.kernels.mma import backward as backward_mma
 from numbattn.cuda.kernels.mma import forward as forward_mma
 from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
-from numbattn.cuda.views import contiguous, without_memory
-from numbattn.cuda.words.spec import Work
-from numbattn.cuda.words.steps import BEFORE, SINK, At, Call
-from numbattn.problem import DTYPES, describe
+from numbattn.cuda.views import contiguous
+from numbattn.cuda.words.steps import SINK, At, Call
+from numbattn.problem import describe
+from tests.cuda.works import HOPPER, NAMED, array, kernels, work
 
-NAMES = [dtype.name for dtype in DTYPES]
-HOPPER = DEVICES[9, 0]
 GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
-EVERY = list(product(GENERAL, DEVICES.values(), NAMES, tables.HEAD_DIMS, tables.HEAD_DIMS))
-
-
-def work(dtype="float16", d=64, e=64, *, device=HOPPER, mask=(), dropout=False, keys=1000, nbytes=16,
-         deterministic=False, score=(), slopes=None, resumes=False, **sizes):  # fmt: skip
-    """What a kernel has to do; sizes: seqlen_q, seqlen_k, group_size, mask_kinds."""
-    about = {"seqlen_q": 1000, "seqlen_k": 1000, "group_size": 1, "mask_kinds": (), "heads": 1,
-             "page_size": 0, "cache": None, "sharers": 1, "batch": (16, 16)} | sizes
-    problem = SimpleNamespace(dtype=DTYPES[NAMES.index(dtype)], head_dim=d, head_dim_v=e,
-                              dropout=dropout, **about)  # fmt: skip
-    dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], problem.dtype)
-    if resumes:
-        dtypes[BEFORE] = np.dtype(np.float32)
-    return Work(problem, device, mask, keys, dtypes, nbytes, deterministic, score, slopes=slopes)
-
-
-def array(*shape, dtype=np.float16):
-    return without_memory(shape, np.dtype(dtype))
+EVERY = list(product(GENERAL, DEVICES.values(), NAMED, tables.HEAD_DIMS, tables.HEAD_DIMS))
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -173,8 +153,7 @@ def test_tiles_of_mma_sync(cc, size, row):
 
 def test_heads_go_over_their_keys_while_these_are_in_l2():
     def at_once(seqlen_k, group_size):
-        problem = work(seqlen_k=seqlen_k, group_size=group_size).problem
-        return forward_mma.SPEC.numbers(SimpleNamespace(problem=problem), None)["at_once"]
+        return forward_mma.SPEC.numbers(work(seqlen_k=seqlen_k, group_size=group_size), None)["at_once"]
 
     assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
 
@@ -193,15 +172,11 @@ def test_matrices_whose_gradients_are_computed_at_once(options, expected):
 Q = array(2, 8, 1000, 64)
 
 
-def kernels(planned):
-    return [step.key.name for step in planned.steps]
-
-
 @pytest.mark.parametrize("device", DEVICES.values(), ids=str)
-@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("dtype", NAMED)
 def test_every_plan_fits_its_device(device, dtype):
     for d, e, cells in [(1, 256, False), (32, 32, True), (100, 64, False), (256, 128, True), (256, 256, False)]:
-        q, k, v = (array(1, 2, 300, size, dtype=DTYPES[NAMES.index(dtype)]) for size in (d, d, e))
+        q, k, v = (array(1, 2, 300, size, dtype=NAMED[dtype]) for size in (d, d, e))
         for planned in plans(device, q, k, v, mask=na.Dense(np.ones((300, 300), bool)) if cells else None):
             assert all(step.key.source().shared <= device.shared for step in planned.steps)
 
@@ -283,22 +258,6 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize(("batch", "n", "own_heads", "parts"), [
-    (1, 32, 8, 1), (7, 32, 8, 7),                               # as many as there are
-    (4096, 32, 8, 98), (4096, 32, 1, 781), (1000, 256, 8, 2),   # that are there at once: at most 792, and 264
-    (1000, 350, 8, 4), (1000, 1250, 8, 1),                      # that fill it evenly: of 288 blocks, and 3200
-])  # fmt: skip
-def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n, own_heads, parts):
-    q, k = (array(batch, heads, n, 64, dtype=np.float32) for heads in (8, 4))
-    _, backward = plans(HOPPER, q, k, k, score=na.Bias(array(1, own_heads, n, n, dtype=np.float32)))
-    name = "gradient of score 0"
-    shapes = {x.name: x.shape for x in backward.temporaries if x.name.endswith(name)}
-    assert shapes == ({f"partial {name}": (1, own_heads, parts, n, n)} if parts > 1 else {})
-    (step,) = (x for x in backward.steps if x.key.name == "bias_gradient")
-    assert step.blocks == parts * own_heads * -(-n // step.tiles.tile_m) * -(-n // step.tiles.tile_n)
-    assert kernels(backward)[-1] == ("sum_parts" if parts > 1 else "bias_gradient")
-
-
 @pytest.mark.parametrize(("score", "options", "name"), [
     ([na.RelativeBias(np.zeros(9))], {}, "diagonal_sums_hopper"),
     ([na.Softcap(2.0), na.RelativeBias(np.zeros(9)), ALIBI, na.Sink(0.0)], {"causal": True}, "diagonal_sums_hopper"),
@@ -352,23 +311,15 @@ def test_biases_that_tma_loads(score, options, bias_dtype):
     assert {*found} == {bias_dtype}
 
 
-SLOPES = ["delta", "backward_kv", "round_dq"]
-SLOPES_IN_TWO = ["delta", "backward_kv", "backward_q"]
-
-
-@pytest.mark.parametrize(("score", "options", "names"), [
-    ([ALIBI], {}, SLOPES), ([ALIBI, na.Sink(np.zeros(8))], {"mask": na.Window(30, 5)}, SLOPES),
-    ([ALIBI], {"deterministic": True}, SLOPES_IN_TWO), ([ALIBI], {"heads_k": 4}, SLOPES_IN_TWO),
-    ([ALIBI, na.RelativeBias(np.zeros(9), gradient=False)], {}, SLOPES_IN_TWO),
-    ([ALIBI, na.Softcap(2.0)], {}, [*SLOPES_IN_TWO, *OF_BIAS]),
-    ([ALIBI, ALIBI], {}, [*SLOPES, *OF_BIAS, *OF_BIAS]),
-    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, [*SLOPES, *OF_BIAS]),
-], ids=["alone", "sink", "deterministic", "groups", "looked up", "softcap", "two", "dropout"])  # fmt: skip
-def test_slopes_get_their_gradient_with_dq(score, options, names):
-    """Where nothing stands between it and dS; else from a kernel of its own."""
-    q, k = array(2, 8, 1000, 64), array(2, options.pop("heads_k", 8), 1000, 64)
-    _, backward = plans(HOPPER, q, k, k, score=score, **options)
-    assert kernels(backward) == names
+@pytest.mark.parametrize(("score", "names"), [
+    ([ALIBI, na.Sink(np.zeros(8))], OF_BIAS), ([ALIBI, ALIBI], OF_BIAS * 2),
+    ([na.Alibi(np.zeros(8), gradient=False)], []),
+], ids=["sink", "two", "given"])
+def test_slopes_get_their_gradient_from_a_kernel_of_its_own(score, names):
+    """The sink's comes with delta."""
+    q = array(2, 8, 1000, 64)
+    _, backward = plans(HOPPER, q, q, q, score=score)
+    assert kernels(backward) == ["delta", "backward_kv", "round_dq", *names]
 
 
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
@@ -380,7 +331,9 @@ STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wi
 
 @pytest.mark.parametrize(("options", "names"), [
     ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, PACKED_STEPS),
-    ({"deterministic": True}, PACKED_IN_TWO), ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8))]}, PACKED_STEPS),
+    ({"deterministic": True}, PACKED_IN_TWO),
+    ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8), gradient=False)]}, PACKED_STEPS),
+    ({"score": na.Alibi(np.zeros(8))}, (PACKED_STEPS[0], None)),
     ({"score": [na.Alibi(np.zeros(8)), na.Softcap(2.0)]}, (PACKED_STEPS[0], None)),
     ({"score": na.RelativeBias(np.zeros(9))}, (PACKED_STEPS[0], None)),
     ({"score": na.Softcap(2.0)}, PACKED_STEPS),
@@ -431,7 +384,7 @@ UNEQUAL = np.array([0, 500, 1000], np.int32)
 ], ids=["none", "equal", "number", "segment", "matrix", "query"])  # fmt: skip
 def test_what_offsets_depend_on(mask, offset, kinds):
     """On a tile's segment or a query only where those of keys are others."""
-    score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), False, offset=offset)]
+    score = [na.Alibi(np.zeros(8), False, offset=offset), na.RelativeBias(np.zeros(9), False, offset=offset)]
     for planned in plans(HOPPER, Q, Q, Q, mask=mask, score=score):
         found = {dict(step.key.parameters)["score"] for step in planned.steps if "score" in dict(step.key.parameters)}
         assert found == {(f"alibi{kinds}", f"relative{kinds}")}
@@ -439,24 +392,11 @@ def test_what_offsets_depend_on(mask, offset, kinds):
 
 def test_another_offset_compiles_nothing():
     def keys(offset):
-        score = [na.Alibi(np.zeros(8), offset=offset), na.RelativeBias(np.zeros(9), offset=offset)]
+        score = [na.Alibi(np.zeros(8), False, offset=offset), na.RelativeBias(np.zeros(9), offset=offset)]
         return {step.key for planned in plans(HOPPER, Q, Q, Q, score=score) for step in planned.steps}
 
     assert keys(None) == keys(-70)
     assert keys(np.zeros((2, 1), int)) >= keys(np.ones((2, 8), np.int8))    # whose sums need no parts
-
-
-@pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
-    (None, 5, "diagonal_sums_hopper", ()), (None, np.zeros((2, 1), int), "diagonal_sums_hopper", (2, 1)),
-    (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
-], ids=["number", "matrix", "equal", "query"])  # fmt: skip
-def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
-    """Matrices of different offsets have sums of their own."""
-    _, backward = plans(HOPPER, Q, Q, Q, mask=mask, score=na.RelativeBias(np.zeros(9), offset=offset))
-    assert kernels(backward)[-2:] == [name, "sum_parts"]
-    (sums,) = (x.shape for x in backward.temporaries if x.name == "sums of score 0")
-    assert sums[: len(lead)] == lead
-    assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
 
 
 @pytest.mark.parametrize(("mask", "names", "kinds"), [
@@ -629,17 +569,13 @@ FAULTS = {
     "test_kernels_of_gradients_look_up_which_tiles_are_empty": {
         "if name in self.temporaries:": "if False:",
     },
-    ("test_what_offsets_depend_on", "test_the_gradient_of_a_table_by_its_offset"): {
+    ("test_what_offsets_depend_on", "cuda/plan/test_score_gradients.py::test_the_gradient_of_a_table_by_its_offset"): {
         "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
     },
-    "test_slopes_get_their_gradient_with_dq": {
-        "and len(slopes) == 1 else None": "and slopes else None",
-    },
     ("test_packed_arrays_are_computed_by_segment", "test_packed_arrays_on_other_gpus"): {
-        "wanted == [self.slopes] and with_dq": "wanted == [self.slopes]",
-        "by_wgmma and comes_with_dq": "comes_with_dq",
-        " and number != self.sink]": "]",
-        "self.wanted and not (self.wanted": "not (self.wanted",
+        " if number != self.sink]": "]",
+        "if part.gradient and pass_.with_score": "if part.gradient",
+        "self.problem.dropout or self.wanted or not": "self.problem.dropout or not",
     },
     "cuda/plan/masks.py": {
         (

@@ -9,9 +9,8 @@ import numbattn as na
 from numbattn.cuda.kernels.small import backward, forward
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
+from tests.cuda.works import array, kernels
 from tests.tools.device import AMPERE, HOPPER, TURING, on
-
-from .test_planner import array, kernels
 
 ALONE, GIVEN = ["small_backward"], ["delta", "small_backward"]
 

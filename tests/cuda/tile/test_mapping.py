@@ -7,8 +7,8 @@ import pytest
 from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, index, load, map_elements, save
-from numbattn.dual import derivative_of, linked
-from numbattn.frozen import frozen
+from numbattn.scores.compiled.derivative import derivative_of, linked
+from numbattn.scores.frozen import frozen
 from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
 
@@ -163,7 +163,7 @@ USERS = {  # what math, NumPy and Python have for numbers, in functions of the u
 @compiled_only
 @pytest.mark.parametrize("name", USERS)
 def test_functions_of_math_and_numpy(weights, name):
-    """GPUs have them all, and their derivatives; what these are is tested on CPUs."""
+    """Libdevice has them all, and their derivatives; what these are is tested on CPUs."""
     made, layout = frozen(USERS[name]), LAYOUTS["mma"]
     value, slope = device(linked(made)), derivative_of(made)
 
@@ -175,7 +175,7 @@ def test_functions_of_math_and_numpy(weights, name):
 
     slope_of = device(lambda s, i, j, weights: slope(s, i, j, weights))
     x = poisoned(SHAPE, np.float32)
-    compile_ptx(kernel, (x, weights, x), THREADS, (8, 0))
+    assert ".extern .func" not in compile_ptx(kernel, (x, weights, x), THREADS, (8, 0))
 
 
 @compiled_only

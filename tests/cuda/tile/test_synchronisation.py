@@ -112,8 +112,10 @@ def test_barriers_do_not_mix():
             if n + group == 0:
                 sync_warpgroup()
             n = n + 1
+        thread = index(thread_index())
+        y[thread // 32, thread % 32] = n
 
-    run(meet)
+    assert (run(meet)[: 2 * WARPGROUP // 32] == 2).all()
 
 
 @compiled_only

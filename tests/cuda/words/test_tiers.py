@@ -7,9 +7,8 @@ import numbattn as na
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan import tier
 from numbattn.cuda.plan.planner import DEVICES
+from tests.cuda.works import array, kernels
 from tests.tools.device import AMPERE, HOPPER, on
-
-from ..plan.test_planner import array, kernels
 
 Q = array(2, 8, 1000, 64)
 BIAS = {"score": na.Bias(np.zeros((1000, 1000), np.float16))}

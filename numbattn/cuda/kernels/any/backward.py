@@ -26,12 +26,10 @@ from ...tile import (
     aligned,
     allocate,
     block_index,
-    capped,
     copy_async,
     copy_layout,
     device,
     dot,
-    exp2,
     full,
     get,
     index,
@@ -42,7 +40,6 @@ from ...tile import (
     shape,
     sync_threads,
     wait_copies,
-    where,
 )
 from ...words.arguments import Matrix, Statistic
 from ...words.spec import Spec
@@ -60,12 +57,12 @@ from ..shared.layouts import (
     sums,
     vector,
 )
+from ..shared.recompute import mask_step_with_dp, recompute_capped
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
 from ..shared.visibility import (
     MASK,
     band_of,
-    element_test,
     keys_in_sight,
     needs_test,
     queries_in_sight,
@@ -100,7 +97,7 @@ def backward_kv(
     )
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
-    sees = element_test(mask, S_TILE, transposed=True)
+    masked = mask_step_with_dp(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(() if HAS_ALL_KEYS else mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
@@ -167,11 +164,9 @@ def backward_kv(
                 S = product(sK, sQ)                             # line 11: S = scale Q K^T, transposed
                 S, F = apply(S, scores, batch, head, query + m0, key + n0)
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
-                P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
+                P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
                 if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                    visible = sees(sight, band, batch, head, m0, n0)
-                    P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
-                    F = where(visible, F, 0)
+                    P, F, dP = masked(P, F, dP, sight, band, batch, head, m0, n0)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
                 dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
                 if IN_TURN and m_block < m_blocks:
@@ -208,7 +203,8 @@ def backward_q(
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
-    band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
+    masked, band_at = mask_step_with_dp(mask, S_TILE), band_of(mask)
+    tested, steps = needs_test(mask), steps_to_next(mask)
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of = sight_step(mask), within_segment(score)
@@ -269,11 +265,9 @@ def backward_q(
                     fetch_v(stage, V, n_block * TILE_N)         # in flight while S and dQ are computed
             S = product(sQ, sK)                                 # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, query + m0, key + n0)
-            P = exp2(capped(S * to_log2(scale) - lse_log2, 0))  # line 13: P = exp(S - lse)
+            P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
             if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                visible = sees(sight, band, batch, head, m0, n0)
-                P, dP = where(visible, P, 0), where(visible, dP, 0)     # line 12: MASK
-                F = where(visible, F, 0)
+                P, F, dP = masked(P, F, dP, sight, band, batch, head, m0, n0)   # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue

@@ -31,25 +31,25 @@ from ...tile import (
     device,
     operand,
     positive_operand,
+    prefetch_tensor_map,
     stage,
     sync_warpgroup,
     tma_load,
 )
-from ...words.arguments import Matrix, SlopeSums, Statistic, TmaBias, TmaMatrix
+from ...words.arguments import Matrix, Statistic, TmaBias, TmaMatrix
 from ...words.spec import Spec
 from .. import tables
-from ..scores import SCORE, dtype_of_part, is_nonlinear, number_of_tma_bias, scores_type
+from ..scores import SCORE, dtype_of_part, number_of_tma_bias, scores_type
 from ..shared.dropout import DROPOUT, DROPS
 from ..shared.layouts import array_type, result_types, save_sums_step
 from ..shared.schedule import at_once
 from ..shared.visibility import MASK, several, sight_type
-from .forward import warp_specialised
+from ..shared.warps import source_of
 from .forward_tiles import ROWS, head_dims
 
 PART = 64  # rows and columns of a part of dQ
 CONSUMERS = 2
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
-PRODUCER = WARPGROUP * CONSUMERS  # its thread
+REGISTERS = 24, 240  # of a thread of the producer, and of a consumer
 ZERO = np.float32(0)
 
 
@@ -66,7 +66,7 @@ class BackwardArguments(NamedTuple):
 
 # -------------------------------------------------------------------------------------------------- what they share
 def kept_operand(dropout):
-    """The primitive (P, place): P Z as an operand, P marked by `dropout_steps`."""
+    """The primitive (P, place): P Z as an operand, P signed by `dropout_steps`."""
     return positive_operand if dropout else operand
 
 
@@ -95,6 +95,8 @@ def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
 
     @device
     def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, beside):
+        prefetch_tensor_map(mQ)
+        prefetch_tensor_map(mDO)
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
         for part in range(PARTS):
             n0 = tile.segment.first_key + tile.first + part * ROWS
@@ -132,16 +134,7 @@ def dtype_of_bias(work):
     return dtype_of_part(work, number_of_bias(work))
 
 
-def comes_with_dq(slopes, score, dropout):
-    """Whether the gradient of slopes does; slopes: the number of their part, or None."""
-    return slopes is not None and not (is_nonlinear(score) or dropout)
-
-
-def makes_slopes(work):
-    return comes_with_dq(work.slopes, work.score, work.problem.dropout)
-
-
-BIAS, SLOPE_SUMS = TmaBias(number_of_bias), SlopeSums(makes_slopes)
+BIAS = TmaBias(number_of_bias)
 STATISTICS_AND_NUMBERS = (
     Statistic("lse_log2", padded=True), Statistic("delta", padded=True), MASK, SCORE, DROPOUT, "group_size", "ds_scale",
     "scale_log2", "kept_scale", "at_once", "delta_scale",
@@ -158,7 +151,7 @@ def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
         *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, sight_type(mask),
         scores_type(score, dtype), DROPS, INDEX, *[number] * 3, INDEX, number,
     )  # fmt: skip
-    return warp_specialised(kernel, signature, CONSUMERS, shared, tiles)
+    return source_of(kernel, signature, CONSUMERS, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

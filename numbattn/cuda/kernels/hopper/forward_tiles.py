@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
-from ..scores import looks_up, number_of_tma_bias, parts_of
+from ..scores import ENTRIES, kind, looks_up, number_of_tma_bias, parts_of
 from ..shared.visibility import PACKED, has_band, is_looked_up
 from .choice import Row, first_of, words_of
 
@@ -84,7 +84,7 @@ def traits(work):
     found = {
         "tma-bias": number_of_tma_bias(work) is not None,
         "score-lookups": looks_up(work.score),
-        "table-alone": parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask),
+        "table-alone": is_table(work.score) and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
@@ -92,6 +92,12 @@ def traits(work):
         "narrow": work.keys < work.problem.seqlen_k,
     }
     return words_of(found)
+
+
+def is_table(score):
+    """Whether all that is done to S is to add a table's entries, by one offset for all matrices."""
+    parts = list(map(kind, parts_of(score)))
+    return len(parts) == 1 and parts[0].gradient == ENTRIES and not parts[0].offset
 
 
 def warpgroups(work):

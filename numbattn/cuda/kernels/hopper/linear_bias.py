@@ -51,7 +51,7 @@ class Side(NamedTuple):
 
 def is_linear_bias(score):
     """Whether, off the diagonal, the score is linear in the key: slopes, perhaps beside a sink."""
-    return [kind(part).weight for part in parts_of(score)] == ["distance"] and not looks_up(score)
+    return [kind(part).is_sloped for part in parts_of(score)] == [True] and not looks_up(score)
 
 
 def linear_bias_steps(score, layout, columns, ACC):

@@ -23,11 +23,9 @@ from ...tile import (
     SharedMemory,
     allocate,
     block_index,
-    capped,
     commit_copies,
     device,
     dot,
-    exp2,
     full,
     grid_size,
     index,
@@ -47,6 +45,7 @@ from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.recompute import recompute_capped
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, needs_test, several, sight_type
@@ -282,7 +281,7 @@ def given_steps(S_TILE):
     @device
     def P_of(S, statistics, queries, scores, batch, head, scale_log2):
         lse_log2 = load(statistics[0][batch, head][:queries], ROWS, 0)
-        return exp2(capped(S * scale_log2 - lse_log2, 0)), None
+        return recompute_capped(S, lse_log2, scale_log2), None
 
     @device
     def D_of(P, dP, seen, statistics, queries, batch, head):

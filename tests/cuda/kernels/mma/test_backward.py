@@ -135,7 +135,7 @@ FAULTS = {
         "sync_threads()                                      # all have read K": "pass  # all have read K",
         "        put(sdS, dS)\n        sync_threads()\n": "        put(sdS, dS)\n",
         "if needs_mask(sight": "if not needs_mask(sight",
-        "where(visible, P, 0)": "P",
+        "P, F = masked(P, F, sight": "_, F = masked(P, F, sight",
         "drops, batch, at.head, m0": "drops, 0, at.head, m0",
         "maximum(P, 0) if HAS_DROPOUT else P": "P",
         "dK * scale": "dK",

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .checks import library, words_for
+from ..checks import library, words_for
 
 Path: TypeAlias = tuple[str, ...]  # a name, and attributes of modules: ("params", "SLOPE")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.strict import compiled
+from numbattn.scores.compiled.strict import compiled
 
 REFUSED = {
     "a power of integers": (lambda s, batch, head, i, j: s + 2**-head, r"int \*\* int.*write float\(x\) \*\* y"),

@@ -21,7 +21,7 @@ from numbattn import reference
 from numbattn.cpu.forward import forward_kernel
 from numbattn.problem import DTYPES
 
-from .accuracy import assert_equal, check, random
+from ..accuracy import assert_equal, check, random
 
 B, H, M, N = 2, 4, 150, 270  # several tiles each way, with tails
 
@@ -735,16 +735,24 @@ def test_errors(call, error, message):
 
 
 FAULTS = {
-    "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
-    "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
-    "return j - own[..., None]": "return own[..., None] - j",
-    "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
-    "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
-    "if sum(isinstance(part, Sink) for part in parts) > 1": "if False",
-    "cuda/plan/test_scores.py": {
-        "BESIDE.keep(self, frame, part)": "pass",
+    "if sum(not part._has_step for part in parts) > 1": "if False",
+    "scores/softcap.py": {
+        "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
     },
-    "functions.py": {
+    "scores/alibi.py": {
+        "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
+    },
+    "scores/sink.py": {
+        "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
+    },
+    "scores/distance.py": {
+        "return j - own[..., None]": "return own[..., None] - j",
+        "return seqlen_k - seqlen_q if self.offset is None": "return 0 if self.offset is None",
+        "cuda/plan/test_scores.py": {
+            "ALIGNED.keep(self, frame, part)": "pass",
+        },
+    },
+    "scores/function.py": {
         "copies, _identity=self._identity)": "copies, _identity=Identity(self.function, self.derivative))",
         "test_what_was_minus_infinity_has_no_gradient": {
             "np.where(np.isneginf(S), 0, self._of_each(self._slope, S))": "self._of_each(self._slope, S)",

@@ -1,4 +1,5 @@
-"""Arrays of integers and booleans, as a function of the user's own reads them in plain Python."""
+"""What a function of the user's own reads in plain Python: arrays of integers and booleans. And what it may not return.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
+
 
 class Entries:
     """An array whose entries are Python's numbers: no 8 bits wrap around, and True - False is 1. In compiled code the
-    same is `wide.Wide`."""
+    same is `compiled.wide.Wide`."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

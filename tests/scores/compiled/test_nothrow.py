@@ -150,7 +150,7 @@ def test_what_never_fails_is_allowed(name):
 def test_nothing_is_checked_that_is_compiled_already(monkeypatch):
     score = na.Score(lambda s, batch, head, i, j: s - 0.125 * i)
     tile_function(score, np.float64)
-    monkeypatch.setattr("numbattn.element.may_fail", None)
+    monkeypatch.setattr("numbattn.scores.compiled.element.may_fail", None)
     monkeypatch.setattr("numbattn.cpu.function._tile_function", tile_function.__globals__["_tile_function"].__wrapped__)
     assert tile_function(score, np.float64) is not None     # from the disk
 
@@ -161,7 +161,7 @@ FAULTS = {
     "return found and found[1]": "return None",
     'return x in seen or x == "0"': "return True",
     "isinstance(typemap[value.value.name], types.BaseTuple)": "False",
-    "element.py": {
+    "scores/compiled/element.py": {
         'builder.assume(builder.icmp_signed(">=", args[0], ir.Constant(args[0].type, 0)))': "pass",
         "slope_of(identity) if derivative else value_of(identity)": "value_of(identity)",
     },

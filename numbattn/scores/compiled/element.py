@@ -1,13 +1,15 @@
 """A user's function of one element, compiled as kernels call it, and what it may not do."""
 
 from functools import lru_cache
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .checks import UserTypeError
-from .dual import compiled_of, derivative_of, naming, number_of
+from ...checks import UserTypeError
+from .derivative import compiled_of, derivative_of
+from .errors import naming, number_of
 from .nothrow import may_fail, reason
 from .strict import compiled
 from .wide import seen
@@ -36,19 +38,30 @@ def element_of(function):
 
 
 def value_of(identity):
-    """The element of a functions.Identity, compiled when it is called."""
+    """The element of a function.Identity, compiled when it is called."""
     return element_of(compiled_of(identity.function))
 
 
 def slope_of(identity):
-    """Its derivative."""
+    """The derivative of that element."""
     given = identity.derivative
     return element_of(derivative_of(identity.function) if given is None else compiled_of(given))
 
 
+def slope_in_python(identity: Any, function: Any, arrays: Any) -> Any:
+    """The derivative of a function without one of its own, (s, batch, head, i, j), for arrays of NumPy's."""
+    of_element = slope_of(identity)
+
+    def slope(*element):
+        with naming(function):
+            return of_element(*element, arrays)
+
+    return slope
+
+
 @lru_cache(maxsize=512)
 def check(identity, real, kinds, derivative=False):
-    """A TypeError where the function of a functions.Identity may raise an error, print or allocate memory, called with
+    """A TypeError where the function of a function.Identity may raise an error, print or allocate memory, called with
     s of this type and arrays of these types; or with `derivative` its derivative."""
     element = slope_of(identity) if derivative else value_of(identity)
     arguments = real, *[types.int64] * 4, types.Tuple(kinds)

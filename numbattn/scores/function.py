@@ -1,4 +1,4 @@
-"""Functions of the user's own as parts of a score: Score, and what it is known by."""
+"""Score: a function of the user's own as a part of a score; and what such functions are known by."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from .checks import Array, library, words_for
-from .entries import entries_of
+from ..checks import Array, library, words_for
+from ..values import shown
+from .entries import IS_A_MASK, entries_of
 from .frozen import frozen
-from .scores import Part, _checked
-from .values import shown
+from .parts import Part
 
 PLACE = "batch", "head", "i", "j"
-IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
-LOOKED_UP = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
+DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,6 +83,9 @@ class Score(Part):
     arrays: Sequence[Array] = ()
     _identity: Identity = field(init=False)
 
+    _is_nonlinear = True
+    _samples = (("function", lambda shape, dtype, gradient: Score(_far)),)
+
     def __post_init__(self) -> None:
         self._set(
             function=_function("Score function", self.function),
@@ -94,7 +95,9 @@ class Score(Part):
         for name, x in self._arrays().items():
             if library(x) and x.dtype == np.uint64:
                 raise TypeError(f"Score {name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
-            _checked(f"Score {name}", x, LOOKED_UP, "booleans, integers, float32 or float64")
+            if not library(x) or x.dtype not in DTYPES:
+                raise TypeError(f"Score {name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, "
+                                "integers, float32 or float64")
         for name, given in (("Score function", self.function), ("Score derivative", self.derivative)):
             _check_signature(name, given, len(self.arrays))
         self._set(_identity=Identity(self.function, self.derivative))
@@ -145,15 +148,9 @@ class Score(Part):
         derivative, arrays = self._identity.derivative, self._seen_arrays
         if derivative is not None:
             return lambda *element: derivative.python(*element, *arrays)
-        compiled: Any = import_module("numbattn.element")  # Numba is not imported before it is needed
-        dual: Any = import_module("numbattn.dual")
-        of_dual = compiled.slope_of(self._identity)
+        from .compiled.element import slope_in_python  # Numba is not imported before it is needed
 
-        def slope(*element: Any) -> Any:
-            with dual.naming(self.function):
-                return of_dual(*element, self.arrays)
-
-        return slope
+        return slope_in_python(self._identity, self.function, self.arrays)
 
     @property
     def _seen_arrays(self) -> tuple[Any, ...]:
@@ -171,7 +168,7 @@ class Score(Part):
 
 
 class Identity:
-    """Of functions as they are now: two are the same if they do the same, with the same values."""
+    """What functions are as they are now: two are the same if they do the same, with the same values."""
 
     def __init__(self, function: Callable[..., Any], derivative: Callable[..., Any] | None = None) -> None:
         self.function = frozen(function, "Score function")
@@ -191,6 +188,10 @@ class Identity:
         return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
 
 
+def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
+    return s / (1 + abs(i - j))
+
+
 def _function(name: str, function: Any) -> FunctionType:
     """A Python function; of a function that Numba has compiled, what it was made of."""
     function = getattr(function, "py_func", function)
@@ -206,7 +207,7 @@ def _arrays(given: Any) -> tuple[Any, ...]:
 
 
 def _check_signature(name: str, function: Callable[..., Any] | None, arrays: int) -> None:
-    """That it can be called as kernels call it, all by position."""
+    """Refuse a function that cannot be called as kernels call it, all by position."""
     if function is None:
         return
     try:

@@ -38,7 +38,7 @@ def _may_fail(name, functions, seen):
 
 
 def _name_of(callee, values):
-    """Of a function that is called; None where only its address is known."""
+    """The name of a function that is called; None where only its address is known."""
     if callee[0] == "@":
         return callee[1:].strip('"')
     found = UNRESOLVED.search(values.get(callee, ""))

@@ -149,7 +149,7 @@ FAULTS = {
     "return types.int64 if _is_narrow(kind) else kind": "return kind",
     "lambda x: widen(array_of(x).T)": "lambda x: array_of(x).T",
     "kind.copy(readonly=True)": "kind",
-    "entries.py": {
+    "scores/entries.py": {
         "return x.item() if isinstance(x, np.generic) else": "return x if isinstance(x, np.generic) else",
     },
 }

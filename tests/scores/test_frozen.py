@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import pytest
 
-from numbattn.frozen import frozen
+from numbattn.scores.frozen import frozen
 
 params, inner = ModuleType("params"), ModuleType("inner")
 C = 1.5
@@ -146,7 +146,7 @@ def test_linked():
 
 PROGRAM = """
 import types
-from numbattn.frozen import frozen
+from numbattn.scores.frozen import frozen
 params = types.ModuleType("params")
 params.SLOPE, params.f = {}, lambda s: s if s in {{"a", "b", "c"}} else s + params.SLOPE
 print(frozen(lambda s: params.f(s)).digest)

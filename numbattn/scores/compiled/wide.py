@@ -19,11 +19,11 @@ from numba.extending import (
     unbox,
 )
 
-from .entries import Entries, entries_of
+from ..entries import Entries, entries_of
 
 
 class Wide(types.IterableType):
-    """An array of integers whose entries are int64. In plain Python the same is `entries.Entries`."""
+    """An array of integers whose entries are int64. In plain Python the same is `..entries.Entries`."""
 
     def __init__(self, array):
         self.array = array

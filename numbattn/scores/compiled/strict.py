@@ -44,7 +44,7 @@ def round_to(x, digits):
 
 @overload(round_to)
 def _round_to(x, digits):
-    """As CPython, in float64."""
+    """The number that CPython returns, in float64."""
     if isinstance(x, types.Integer | types.Boolean):
         return lambda x, digits: round(x, digits)
     if isinstance(x, types.Float):

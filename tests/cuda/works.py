@@ -1,0 +1,37 @@
+"""What kernels are planned for, on devices that are not here."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from numbattn.cuda.plan.planner import DEVICES
+from numbattn.cuda.views import without_memory
+from numbattn.cuda.words.spec import Work
+from numbattn.cuda.words.steps import BEFORE
+from numbattn.problem import DTYPES, describe
+
+NAMED = {dtype.name: dtype for dtype in DTYPES}
+HOPPER = DEVICES[9, 0]
+
+
+def array(*shape, dtype=np.float16):
+    return without_memory(shape, np.dtype(dtype))
+
+
+def kernels(planned):
+    """Names of a Plan's kernels."""
+    return [step.key.name for step in planned.steps]
+
+
+def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=1000, seqlen_k=1000, device=HOPPER,
+         mask=(), keys=1000, nbytes=16, deterministic=False, score=(), resumes=False,
+         **fields):  # fmt: skip
+    """The Work of a kernel. batch: the axes of k before its last two, heads last; fields: of the Problem."""
+    dtype, (*lead, heads_k) = NAMED[dtype], batch
+    q = array(*lead, heads_k * group_size, seqlen_q, d, dtype=dtype)
+    k, v = (array(*batch, seqlen_k, size, dtype=dtype) for size in (d, e))
+    problem, _ = describe(q, k, v)
+    dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], dtype)
+    if resumes:
+        dtypes[BEFORE] = np.dtype(np.float32)
+    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score)
