@@ -16,7 +16,7 @@ from .tile.boxes import Place
 from .tile.layout import Layout
 from .tile.pipeline import Pipeline
 from .views import View, fits_tensor_map
-from .words.spec import NUMBERS
+from .words.numbers import NUMBERS
 from .words.steps import At, Plan, Step
 
 

@@ -23,7 +23,8 @@ from .build import build
 from .counters import Counters
 from .tile.alignment import VECTOR_BYTES
 from .views import for_tensor_map
-from .words.spec import NUMBERS, Device
+from .words.numbers import NUMBERS
+from .words.spec import Device
 from .words.steps import At
 
 LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z
@@ -31,7 +32,6 @@ USUAL_MEMORY = nullcontext()
 PROGRAMS = 4096  # that a device keeps
 WORD = 8  # bytes
 FORMATS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}
-KINDS = ["int32"] * 8 + ["uint32"] + ["uint64"] * 3 + ["int32"] * 5  # of NUMBERS, before the floats
 
 
 # ------------------------------------------------------------------------------------------------------------- device
@@ -158,14 +158,14 @@ class Program(threading.local):
         count = len(self.names) + len(self.moved)
         self.words = {(i, 0): i for i in range(len(self.names))}
         self.words |= {moved: len(self.names) + i for i, moved in enumerate(self.moved)}
-        kinds = [*KINDS, *[np.dtype(sum_dtype).name] * (len(NUMBERS) - len(KINDS))]
         self.slots, offset = {}, count * WORD
-        for name, kind in zip(NUMBERS, kinds, strict=True):
+        for name, given in NUMBERS.items():
+            kind = np.dtype(sum_dtype if given is float else given).name
             size = struct.calcsize(FORMATS[kind])
             offset += -offset % size
             self.slots[name] = kind, offset
             offset += size
-        layout = struct.Struct("".join(FORMATS[kind] for kind in ["uint64"] * count + kinds))
+        layout = struct.Struct("Q" * count + "".join(FORMATS[kind] for kind, _ in self.slots.values()))
         self.write, self.memory = layout.pack_into, ctypes.create_string_buffer(layout.size)
         kernels = [get_kernel(step.key, device) for step in plan.steps]
         self.configs = [Config.of(step.blocks, kernel.binary) for step, kernel in zip(plan.steps, kernels)]

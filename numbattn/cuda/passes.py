@@ -6,7 +6,6 @@ be captured in a CUDA graph. What follows from shapes, strides and kinds is plan
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,26 +15,47 @@ from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
+from . import kernels
 from .caches.gather import gather
-from .kernels import BACKWARD, FORWARD
-from .kernels.any.decode import reads
-from .plan.masks import lowered_mask, numbers_of
+from .plan.masks import lowered_mask
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
 from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
+from .words.numbers import numbers_of
+from .words.spec import Pass
 from .words.steps import BEFORE, Call, gradient_of_part
 from .words.tiers import latest
 
-LOG2_E = math.log2(math.e)
-NO_DROPS = 0, 0, 0, 0
+FORWARD = Pass(
+    "forward",
+    kernels.FORWARD,
+    takes=("q", "k", "v", BEFORE),
+    gives=("o", "lse"),
+)
+BACKWARD = Pass(
+    "backward",
+    kernels.BACKWARD,
+    takes=("q", "k", "v", "o", "lse", "do", "dlse"),
+    gives=("dq", "dk", "dv"),
+    with_score=True,
+)
+PASSES = FORWARD, BACKWARD
+ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has if its pass takes or gives them
+    "o": lambda problem, inputs: (problem.out_shape, problem.result_dtype),
+    "do": lambda problem, inputs: (problem.out_shape, problem.dtype),
+    "lse": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
+    "dq": lambda problem, inputs: (inputs.q.shape, problem.result_dtype),
+    "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
+    "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
+}
 
 
 class Passes:
     """The backend for arrays on GPUs. `current` returns the GPU of a call, normally a launch.GPU."""
 
-    def __init__(self, current: Any, forward: Any = FORWARD, backward: Any = BACKWARD) -> None:
-        self.current, self.forward_plan, self.backward_plan = current, partial(plan, forward), partial(plan, backward)
+    def __init__(self, current: Any, forward: Pass = FORWARD, backward: Pass = BACKWARD) -> None:
+        self.current, self.forward_pass, self.backward_pass = current, forward, backward
 
     def forward(self, problem, inputs, out=None, save=True, onto=None):
         """o, in `out` if given, and what the backward pass needs, if it is to be saved.
@@ -46,11 +66,11 @@ class Passes:
         gpu, given, held = self.current(), (problem, inputs), {}
         before, lse = onto or (None, None)
         if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
-            if reads(problem, gpu.device):
+            if any(route.reads(problem, gpu.device) for route in self.forward_pass.routes):
                 held = arrays_of(inputs.cache)
             else:
                 problem, inputs = dense(gpu, problem, inputs)
-        o = gpu.empty(problem.out_shape, problem.result_dtype) if out is None else out
+        o = gpu.empty(*ARRAYS["o"](problem, inputs)) if out is None else out
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o} | held
@@ -58,11 +78,11 @@ class Passes:
         if onto is not None:
             arrays[BEFORE] = before
         elif save:
-            lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
+            lse = gpu.empty(*ARRAYS["lse"](problem, inputs))
         if save:
             arrays["lse"] = lse
         strides = save, *strides, *[layout_of(x, 0) for x in held.values()]
-        if not run(gpu, self.forward_plan, problem, inputs, arrays, strides):
+        if not run(gpu, self.forward_pass, problem, inputs, arrays, strides):
             o[...] = 0 if onto is None else before
             if save and onto is None:
                 lse.fill(-math.inf)
@@ -71,25 +91,26 @@ class Passes:
     def backward(self, saved, do, dlse=None, deterministic=False):
         """The Gradients."""
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
-        gpu, (q, k, v, *_) = self.current(), inputs
-        dq, dk, dv = (gpu.empty(x.shape, problem.result_dtype) for x in (q, k, v))
-        arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "dk": dk, "dv": dv}
-        of_score = []
-        for number, part in enumerate(inputs.score):
-            held = [None] * len(part._weights)
-            if part._wants_gradient:
-                (x,) = part._weights
-                held = [gpu.empty(x.shape, problem.sum_dtype if problem.wide else x.dtype)]
-                (arrays[gradient_of_part(number)],) = held
-            of_score += held
+        gpu, pass_ = self.current(), self.backward_pass
+        made = {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
+        made |= gradients_of_score(problem, inputs.score)
+        results = {name: gpu.empty(*about) for name, about in made.items()}
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o, "lse": lse, "do": do, **results}
         if dlse is not None:
             arrays["dlse"] = dlse
         strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
-        if not run(gpu, self.backward_plan, problem, inputs, arrays, strides, deterministic, saved.whole):
-            for grad in (dq, dk, dv, *of_score):
-                if grad is not None:
-                    grad.fill(0)
-        return Gradients(dq, dk, dv, tuple(of_score))
+        if not run(gpu, pass_, problem, inputs, arrays, strides, deterministic, saved.whole):
+            for grad in results.values():
+                grad.fill(0)
+        of_score = [results.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
+        return Gradients(*[results[name] for name in pass_.gives], tuple(of_score))
+
+
+def gradients_of_score(problem, parts):
+    """Shape and dtype of the gradients of a score's arrays that are wanted, by name."""
+    wanted = [(number, *part._weights) for number, part in enumerate(parts) if part._wants_gradient]
+    dtype = problem.sum_dtype if problem.wide else None
+    return {gradient_of_part(number): (x.shape, dtype or x.dtype) for number, x in wanted}
 
 
 def arrays_of(cache):
@@ -111,49 +132,56 @@ def dense(gpu, problem, inputs):
     return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
-def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True, whole=False):
+def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False):
     """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
 
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
     are new and contiguous. whole: see problem.Saved.
     """
-    _, _, _, mask, scale, dropout, parts, _, origin, _ = inputs
-    score = of_mask = of_score = misaligned = ()
-    with gpu.scratch_memory((mask._holds_arrays or parts) and gpu.stream().is_capturing()):
-        if mask._holds_arrays:
-            masked, in_mask, of_mask = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
-            arrays.update(in_mask)
-        else:
-            masked = numbers_of(mask, problem.seqlen_q, problem.seqlen_k)
-        if problem.is_empty or not (masked.last_key and masked.last_query):
-            gpu.addresses(arrays)
-            return False
-        for part in parts:
-            lowered, in_part, of_part = lowered_part(part, len(score), problem)
-            arrays.update(in_part)
-            score, of_score = (*score, lowered), (*of_score, of_part)
+    with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
+        mask, score, found, lies = lower(problem, inputs)
+    arrays |= found
     addresses, odd = gpu.addresses(arrays)
-    if odd:
-        misaligned = tuple([address % VECTOR_BYTES for address in addresses])
+    if sees_nothing(problem, mask):
+        return False
+    misaligned = tuple([address % VECTOR_BYTES for address in addresses]) if odd else ()
     tier = latest.get()
-    key = plan_of, problem, masked[1:], score, deterministic, whole, strides, of_mask, of_score, misaligned, tier
+    key = pass_, problem, mask[1:], score, deterministic, whole, strides, lies, misaligned, tier
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan_of(problem, gpu.device, Call(layouts, *masked[1:], deterministic, score, tier, whole))
-        with naming(*[part.function for part in parts if isinstance(part, Score)]):
+        planned = plan(pass_, problem, gpu.device, Call(layouts, *mask[1:], deterministic, score, tier, whole))
+        with naming(*[part.function for part in inputs.score if isinstance(part, Score)]):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
+    numbers = numbers_of(mask.numbers, inputs.dropout, inputs.origin, inputs.scale)
+    launch(gpu, program, arrays, addresses, numbers, problem, inputs.score)
+    return True
+
+
+def sees_nothing(problem, mask):
+    return problem.is_empty or not (mask.last_key and mask.last_query)
+
+
+def lower(problem, inputs):
+    """A call's LoweredMask, each part of its score, Lowered, arrays of both by name, and where these lie."""
+    mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
+    if not inputs.score or sees_nothing(problem, mask):
+        return mask, (), arrays, lies
+    parts = [lowered_part(part, number, problem) for number, part in enumerate(inputs.score)]
+    for _, of_part, _ in parts:
+        arrays = arrays | of_part
+    return mask, tuple([part for part, _, _ in parts]), arrays, (lies, *[at for _, _, at in parts])
+
+
+def launch(gpu, program, arrays, addresses, numbers, problem, parts):
+    """Launch a Program, with what its Plan adds to the arrays of a call; parts: of the score."""
     planned, stream = program.plan, gpu.stream()
-    drops, kept_scale = (NO_DROPS, 1.0) if dropout is None else (dropout._numbers, dropout.scale)
-    ds_scale = scale if dropout is None else scale * kept_scale / 2
-    floats = scale, scale * LOG2_E, kept_scale, ds_scale, 2 / kept_scale, 1 / scale
-    numbers = *masked.numbers, *drops, *origin, *floats
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
         program([*addresses, gpu.sink, *counters], numbers, stream.ptr)
-        return True
+        return
     with gpu.scratch_memory(capturing):
         results = ()
         if planned.stand_ins:
@@ -165,7 +193,6 @@ def run(gpu, plan_of, problem, inputs, arrays, strides, deterministic=True, whol
             put(given, sum_to(whole[..., : given.shape[-1]], given.shape))
         if parts:
             finish_gradients(parts, arrays, temporaries, problem)
-    return True
 
 
 def add_stand_ins(gpu, planned, arrays):
@@ -189,21 +216,15 @@ def put(out, x):
 
 
 def plans(device, q, k, v, deterministic=False, **options):
-    """The Plans of attention_forward and attention_backward on a Device, all arrays but q, k and v contiguous.
-    Nothing is read."""
+    """The Plan of each of PASSES on a Device, all arrays but q, k and v contiguous. Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
-    masked, in_mask, _ = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
-    parts = [lowered_part(part, number, problem) for number, part in enumerate(inputs.score)]
-    score, arrays = tuple([lowered for lowered, _, _ in parts]), {"q": q, "k": k, "v": v, **in_mask}
-    for _, in_part, _ in parts:
-        arrays |= in_part
-    layouts = {name: layout_of(x, 0) for name, x in arrays.items()}
-    o, lse = contiguous(problem.out_shape, problem.dtype), contiguous(problem.lse_shape, problem.sum_dtype)
-    grads = {f"d{name}": contiguous(x.shape, x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
-    wanted = [(number, part._array) for number, part in enumerate(inputs.score) if part._wants_gradient]
-    grads |= {gradient_of_part(number): contiguous(x.shape, x.dtype) for number, x in wanted}
-    forward, backward = (
-        plan(routes, problem, device, Call(layouts | others, *masked[1:], deterministic, score, latest.get(), True))
-        for routes, others in ((FORWARD, {"o": o, "lse": lse}), (BACKWARD, {"o": o, "lse": lse, "do": o, **grads}))
-    )
-    return forward, backward
+    mask, score, found, _ = lower(problem, inputs)
+    given = {name: layout_of(x, 0) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
+
+    def planned(pass_):
+        made = {name: ARRAYS[name](problem, inputs) for name in (*pass_.takes, *pass_.gives) if name in ARRAYS}
+        made |= gradients_of_score(problem, inputs.score) if pass_.with_score else {}
+        layouts = {name: contiguous(*about) for name, about in made.items()} | given
+        return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True))
+
+    return tuple(map(planned, PASSES))

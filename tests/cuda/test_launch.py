@@ -14,7 +14,7 @@ from numbattn.cuda import launch as launching
 from numbattn.cuda.build import Key
 from numbattn.cuda.launch import EncodedTensorMap, current_gpu, get_kernel
 from numbattn.cuda.views import View
-from numbattn.cuda.words.spec import NUMBERS
+from numbattn.cuda.words.numbers import NUMBERS
 from numbattn.cuda.words.steps import At, Plan, Step
 
 from ..tools.graphs import capture, own_stream
@@ -108,7 +108,7 @@ def test_each_launch_has_its_own_addresses_numbers_and_stream(monkeypatch):
 
 
 def test_every_number_arrives(monkeypatch):
-    kinds = [*launching.KINDS, *["float32"] * (len(NUMBERS) - len(launching.KINDS))]
+    kinds = ["float32" if kind is float else kind.__name__ for kind in NUMBERS.values()]
     types = {"int32": I32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": F32}
     run, driver = launches(monkeypatch, NUMBERS, [(kind,) for kind in kinds], [types[kind] for kind in kinds])
     integers = -1, -(2**31), 2**31 - 1, 4, 5, 6, 7, 8, 2**32 - 1, 10, 2**64 - 1, 12, 13, -14, 15, 16, -17

@@ -3,6 +3,7 @@
 import re
 import zlib
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from types import SimpleNamespace
@@ -14,13 +15,13 @@ from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import backends, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
-from numbattn.cuda.kernels import BACKWARD, FORWARD, LARGE_BACKWARD, LARGE_FORWARD
-from numbattn.cuda.passes import Passes
+from numbattn.cuda.kernels import LARGE_BACKWARD, LARGE_FORWARD
+from numbattn.cuda.passes import BACKWARD, FORWARD, Passes
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.tile.alignment import VECTOR_BYTES
 from numbattn.cuda.views import for_tensor_map
-from numbattn.cuda.words.spec import NUMBERS
+from numbattn.cuda.words.numbers import NUMBERS
 from numbattn.cuda.words.steps import SINK_BYTES, At
 
 from . import ptx
@@ -47,9 +48,10 @@ def on(device, execute=execute, small=False):
     small: whether small matrices have kernels of their own, as they have on a device that is there. Else those for
     matrices of any size take these, too: a test needs few elements.
     """
-    gpu = GPU(device, execute)
-    routes = (FORWARD, BACKWARD) if small else (LARGE_FORWARD, LARGE_BACKWARD)
-    with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, *routes)):
+    gpu, passes = GPU(device, execute), (FORWARD, BACKWARD)
+    if not small:
+        passes = replace(FORWARD, routes=LARGE_FORWARD), replace(BACKWARD, routes=LARGE_BACKWARD)
+    with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, *passes)):
         yield gpu
     assert not gpu.counts.any(), "a kernel has left counters behind that are not 0"
 

@@ -15,7 +15,7 @@ from .mma import forward as forward_mma
 # Of each pass: the first Route that takes the work is taken
 LARGE_FORWARD = (
     *hopper.FORWARD,
-    Route(decode.takes, (decode.SPEC, combine.SPEC)),
+    Route(decode.takes, (decode.SPEC, combine.SPEC), reads=decode.reads),
     Route(forward_mma.takes, (forward_mma.SPEC,), MMA),
     Route(everything, (forward.SPEC,)),
 )

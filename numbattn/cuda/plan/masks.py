@@ -9,17 +9,17 @@ from ...masks import AnyOf, Window, arrays_of, band_of
 from ...values import clip
 from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
 from ..kernels.shared.visibility import FARTHEST
-from ..words.spec import SIDES
+from ..words.numbers import SIDES, MaskNumbers
 from ..words.steps import Lowered, array_of_mask
 from .known import KNOWN, lower_and_keep
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
 
 
-class MaskNumbers(NamedTuple):
+class LoweredMask(NamedTuple):
     """A mask without its arrays."""
 
-    numbers: tuple  # lo, hi, queries, keys, lo_shift, hi_shift, own_lo, own_hi
+    numbers: MaskNumbers
     keys: int  # the most that a query sees, by the band alone
     last_key: int  # no query sees this one or any after it
     grids: tuple  # (rows, columns) of a cell of each grid
@@ -27,25 +27,26 @@ class MaskNumbers(NamedTuple):
     intervals: tuple  # each part that gives intervals, Lowered
 
 
-@lru_cache(maxsize=1024)
-def numbers_of(mask, seqlen_q, seqlen_k):
-    """The MaskNumbers of a mask without arrays, which does not change."""
-    found, _ = numbers_and_arrays(mask, seqlen_q, seqlen_k)
-    return found
-
-
 def lowered_mask(mask, seqlen_q, seqlen_k):
-    """Its MaskNumbers, its arrays by name, and where these lie."""
+    """A LoweredMask, its arrays by name, and where these lie."""
+    if not mask._holds_arrays:
+        return without_arrays(mask, seqlen_q, seqlen_k)
     key = seqlen_q, seqlen_k
-    return KNOWN.get(mask, key) or lower_and_keep(mask, key, numbers_and_arrays, own_arrays)
+    return KNOWN.get(mask, key) or lower_and_keep(mask, key, mask_and_arrays, own_arrays)
+
+
+@lru_cache(maxsize=1024)
+def without_arrays(mask, seqlen_q, seqlen_k):
+    """The same of a mask that does not change."""
+    return *mask_and_arrays(mask, seqlen_q, seqlen_k), ()
 
 
 def own_arrays(mask):
     return arrays_of(mask) if mask._lasts else None
 
 
-def numbers_and_arrays(mask, seqlen_q, seqlen_k):
-    """The MaskNumbers of a mask, and its arrays by name: of edges of the band, of grids, of intervals."""
+def mask_and_arrays(mask, seqlen_q, seqlen_k):
+    """A LoweredMask, and its arrays by name: of edges of the band, of grids, of intervals."""
     sizes = seqlen_q, seqlen_k
     edges, arrays, shifts = mask._edges(*sizes), {}, {"lo": 0, "hi": 0}
     band = band_of([edge for edge in edges if isinstance(edge.at, int)], *sizes)
@@ -64,8 +65,8 @@ def numbers_and_arrays(mask, seqlen_q, seqlen_k):
     arrays.update(of_intervals)
     sizes = tuple([(grid.rows, grid.cols) for grid in grids])
     last_query = seqlen_q if "queries" in arrays else band.queries
-    numbers = *band, shifts["lo"], shifts["hi"], *own
-    return MaskNumbers(numbers, keys, last_key, sizes, last_query, intervals), arrays
+    numbers = MaskNumbers(*band, shifts["lo"], shifts["hi"], *own)
+    return LoweredMask(numbers, keys, last_key, sizes, last_query, intervals), arrays
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):

@@ -23,7 +23,8 @@ from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, 
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
 from ..words.arguments import AlignedMatrix, Matrix, TmaMatrix, Word
-from ..words.spec import BY_HEAD, NUMBERS, OWN, SHARED, SIDES, Device, Work
+from ..words.numbers import NUMBERS, SIDES
+from ..words.spec import BY_HEAD, OWN, SHARED, Device, Work
 from ..words.steps import (
     COUNTERS_ARRAY,
     END,
@@ -56,12 +57,11 @@ DEVICES = {  # a typical one of each compute capability, to plan for without a G
     (10, 0): Device(0, (10, 0), 148, 227 * KB),
     (12, 0): Device(0, (12, 0), 170, 99 * KB),
 }
-RESULTS = "o", "dq", "dk", "dv"
 
 
-def plan(routes, problem, device, call):
-    """The Plan of a pass by the first of these Routes that takes the work."""
-    return Planner(problem, device, call).plan(routes)
+def plan(pass_, problem, device, call):
+    """The Plan of a Pass."""
+    return Planner(pass_, problem, device, call).plan()
 
 
 def sharing(shapes):
@@ -73,8 +73,8 @@ def sharing(shapes):
 
 
 class Planner:
-    def __init__(self, problem, device, call):
-        self.problem, self.device, self.call = problem, device, call
+    def __init__(self, pass_, problem, device, call):
+        self.pass_, self.problem, self.device, self.call = pass_, problem, device, call
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
@@ -85,25 +85,25 @@ class Planner:
             CLASSES[part.kind.partition(" ")[0]].compiled_in(part.kind, self.layouts.get(array_of_part(number)))
             for number, part in enumerate(call.score)
         )
-        wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score) if part.gradient]
+        wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score)
+                  if part.gradient and pass_.with_score]  # fmt: skip
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
-        self.sink = sinks[0] if self.call.is_backward and sinks else None
-        self.wanted = [number for number, part in enumerate(call.score) if part.gradient and number != self.sink]
+        self.sink = sinks[0] if sinks else None
+        self.wanted = [number for number, _ in wanted if number != self.sink]
         self.segments = self.segments_of_packed()
 
-    def plan(self, routes):
-        chosen = self.first_of(*routes)
+    def plan(self):
+        chosen = self.first_of(*self.pass_.routes)
         arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Word)]
         # those of all steps first, since a stand-in takes an array's place in all of them: what needs most
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):
             argument.find(self, self.work(spec))
         for spec in chosen:
             self.add(spec)
-        if self.call.is_backward:
-            if SUMS_OF_DS in self.temporaries:
-                add_sum(self, SUMS_OF_DS)
-            for number, part in enumerate(self.call.score):
-                add_gradient(self, number, part)
+        if SUMS_OF_DS in self.temporaries:
+            add_sum(self, SUMS_OF_DS)
+        for number in self.wanted:
+            add_gradient(self, number)
         stand_ins = tuple(self.stand_ins.values())
         temporaries = tuple(sorted(self.temporaries.values(), key=lambda x: not x.is_zero))
         counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
@@ -156,7 +156,7 @@ class Planner:
     def score_gradients(self):
         """Whether gradients of arrays in the score, a sink's aside, are made of dS summed over all matrices, SHARED, or
         over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
-        if not self.call.is_backward or not self.wanted:
+        if not self.wanted:
             return ""
         shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
                   for number in self.wanted]  # fmt: skip
@@ -184,8 +184,7 @@ class Planner:
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        alone = self.call.is_backward and self.wanted
-        if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
+        if self.problem.dropout or self.wanted or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
         return 0 if by_head else offsets[0][-1] + 1
@@ -195,10 +194,10 @@ class Planner:
         """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved."""
         if name in self.stand_ins:
             return
-        given, is_result = self.layouts[name], name in RESULTS and not (name == "o" and self.call.is_backward)
+        given, is_result = self.layouts[name], name in self.pass_.gives
         shape, dtype, why = given.shape, given.dtype, None
         heads = self.problem.heads if heads == "q" else self.problem.heads_k
-        if name in ("dq", "dk", "dv") and shape[:-2] != (whole := self.batch(heads)):
+        if is_result and shape[:-2] != (whole := self.batch(heads)):
             shape, dtype, why = (*whole, *shape[-2:]), self.problem.sum_dtype, "summed over the axes that are broadcast"
         if not shape[-1]:
             shape, why = (*shape[:-1], 1), "has no features"

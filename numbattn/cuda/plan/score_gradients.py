@@ -25,7 +25,6 @@ from ..words.steps import (
     array_of_offset,
     gradient_of_part,
     partial_sums,
-    sums_by_row,
     sums_of_part,
 )
 
@@ -34,10 +33,8 @@ THREADS = 256  # that a multiprocessor holds whatever their registers
 EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not evenly
 
 
-def add_gradient(planner, number, part):
-    """The steps of the gradient of a part's array; one that comes with delta or dQ needs none."""
-    if not part.gradient or sums_by_row(number) in planner.temporaries:
-        return
+def add_gradient(planner, number):
+    """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
     if SUMS_OF_DS in planner.temporaries:
         if kind_of_part.gradient == ENTRIES:

@@ -88,26 +88,29 @@ O_BEFORE = OBefore()
 
 @dataclass(frozen=True)
 class Statistic(Word):
-    """An array (batch, heads, seqlen_q), or longer if it is padded: see `spec.Work.padded_length`."""
+    """An array (batch, heads, seqlen_q), or longer if it is padded: see `spec.Work.padded_length`.
+
+    One that the pass takes and the call does not give is not read, a result that is not wanted may go to the sink: both
+    are one row of it for all heads. Others are temporaries.
+    """
 
     name: str
     padded: bool = False
 
     def find(self, planner, work):
-        """Where the call has none: a temporary, or one row of the sink for all heads if it is not wanted."""
         name, shape, dtype = self.name, planner.problem.lse_shape, planner.problem.sum_dtype
-        if name in planner.layouts or name == "dlse":
+        if name in planner.layouts:
             return
         if self.padded:
             shape = *shape[:-1], work.padded_length
-        if name == "lse" and shape[-1] * dtype.itemsize <= SINK_BYTES:
+        fits = shape[-1] * dtype.itemsize <= SINK_BYTES
+        if name in planner.pass_.takes or (name in planner.pass_.gives and fits):
             planner.layouts[SINK] = contiguous(shape[-1:], dtype)
-            return
-        planner.add_temporary(name, shape, dtype)
+        else:
+            planner.add_temporary(name, shape, dtype)
 
     def flat(self, planner, work):
-        instead = {"lse": SINK, "dlse": "lse"}              # not wanted; not given, and no kernel reads it
-        name = self.name if self.name in planner.layouts else instead[self.name]
+        name = self.name if self.name in planner.layouts else SINK
         yield planner.at(name, own=1, rows=None if self.padded else work.problem.seqlen_q)
 
 

@@ -4,7 +4,7 @@
                           DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
 
 The arguments are in the order of the kernel's signature; their words are in arguments.py. A name alone is a number: one
-of NUMBERS, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's
+of numbers.py, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's
 `numbers` computes.
 """
 
@@ -14,16 +14,6 @@ from typing import Any, NamedTuple
 
 from .steps import BEFORE
 
-ORIGIN = "first_query", "first_key", "first_batch", "first_head", "heads_in_all"  # as numbattn.origin has them, int32
-NUMBERS = (
-    "lo", "hi", "queries", "keys", "lo_shift", "hi_shift",  # of the mask's band, int32
-    "own_lo", "own_hi",  # of windows that are aligned within segments: see kernels.any.intervals
-    "threshold", "offset", "key_low", "key_high",  # of dropout, uint32 and uint64
-    *ORIGIN,
-    "scale", "scale_log2", "kept_scale",  # floats of the sums' dtype
-    "ds_scale", "delta_scale", "inverse_scale",  # too: see kernels.hopper.backward_steps, kernels.scores
-)  # fmt: skip
-SIDES = NUMBERS[:4]
 SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
@@ -121,13 +111,29 @@ class Spec:
         return None
 
 
+def everything(work):
+    return True
+
+
+def nothing(problem, device):
+    return False
+
+
 class Route(NamedTuple):
     """Kernels that do a pass together, one after the other, and for which work they are."""
 
     takes: Callable  # (the first one's work) -> whether they can do it, and should
     specs: tuple
     tier: str = ""  # see words.tiers; none: they are for any
+    reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, where it lies
 
 
-def everything(work):
-    return True
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What is computed of a problem, and by which kernels. To the planner all passes are alike."""
+
+    name: str
+    routes: tuple  # the first Route that takes the work is taken
+    takes: tuple  # names of arrays; of those that a call may lack no kernel reads anything then
+    gives: tuple  # names of results; statistics among them that nobody wants go nowhere
+    with_score: bool = False  # whether it gives the gradients of the score's arrays, too

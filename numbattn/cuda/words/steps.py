@@ -114,10 +114,6 @@ class Call(NamedTuple):
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
 
-    @property
-    def is_backward(self):
-        return "do" in self.layouts
-
 
 def array_of_mask(number, which):
     """Its name: of those that give intervals."""

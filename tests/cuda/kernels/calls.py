@@ -8,7 +8,8 @@ import numpy as np
 from numbattn.cuda.kernels.any.tile_states import states_blocks, states_shape, tile_states
 from numbattn.cuda.kernels.shared.dropout import Drops
 from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, Sight
-from numbattn.cuda.words.spec import PADDED, SIDES
+from numbattn.cuda.words.numbers import SIDES
+from numbattn.cuda.words.spec import PADDED
 from numbattn.origin import Origin
 from numbattn.problem import describe
 from tests.accuracy import exact, plain, random

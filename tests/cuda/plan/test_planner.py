@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels import FORWARD, hopper, tables
+from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.mma import backward as backward_mma
 from numbattn.cuda.kernels.mma import forward as forward_mma
-from numbattn.cuda.passes import plans
+from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous
 from numbattn.cuda.words.steps import SINK, At, Call
@@ -578,9 +578,9 @@ FAULTS = {
         "BY_SEGMENT if segments else BY_QUERY": "BY_QUERY",
     },
     ("test_packed_arrays_are_computed_by_segment", "test_packed_arrays_on_other_gpus"): {
-        " and number != self.sink]": "]",
-        "alone = self.call.is_backward and self.wanted": "alone = self.wanted",
-        "self.problem.dropout or alone or not": "self.problem.dropout or not",
+        " if number != self.sink]": "]",
+        "if part.gradient and pass_.with_score": "if part.gradient",
+        "self.problem.dropout or self.wanted or not": "self.problem.dropout or not",
     },
     "cuda/plan/masks.py": {
         (

@@ -179,7 +179,4 @@ FAULTS = {
         "matrices, name = math.prod(heads) // tables": "matrices, name = 1",
         "of_heads.strides[-1:] * 2": "(0, 0)",
     },
-    "cuda/plan/test_planner.py::test_slopes_get_their_gradient_from_a_kernel_of_its_own": {
-        " or sums_by_row(number) in planner.temporaries": "",
-    },
 }

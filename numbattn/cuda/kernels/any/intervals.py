@@ -25,7 +25,8 @@ from ...tile import (
     thread_index,
 )
 from ...words.arguments import Word
-from ...words.spec import SIDES, Spec
+from ...words.numbers import SIDES
+from ...words.spec import Spec
 from ...words.steps import END, FIRST, OFFSETS, array_of_mask
 from ..scores import takes_offsets
 from ..shared.schedule import overlap_launches, place

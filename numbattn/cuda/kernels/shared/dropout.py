@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba.cuda import types
+from numba.cuda.np.numpy_support import from_dtype
 
 from ....dropout import ROUNDS, round_by
 from ...tile import (
@@ -21,6 +22,7 @@ from ...tile import (
     wide_product,
 )
 from ...words.arguments import Numbers
+from ...words.numbers import DropoutNumbers
 from .layouts import places_of
 from .origin import PLACE, PLACE_TYPES
 
@@ -49,8 +51,9 @@ class Drops(NamedTuple):
     origin: Any
 
 
-DROPS = types.NamedTuple([types.uint32, *[types.uint64] * 3, *PLACE_TYPES], Drops)
-DROPOUT = Numbers(("threshold", "offset", "key_low", "key_high", *PLACE))
+OWN_TYPES = [from_dtype(np.dtype(kind)) for kind in DropoutNumbers.__annotations__.values()]
+DROPS = types.NamedTuple([*OWN_TYPES, *PLACE_TYPES], Drops)
+DROPOUT = Numbers((*DropoutNumbers._fields, *PLACE))
 
 
 def keep_test(layout, transposed=False):

@@ -4,7 +4,7 @@ from numba.cuda import types
 
 from ....origin import Origin
 from ...tile import INDEX
-from ...words.spec import ORIGIN
+from ...words.numbers import ORIGIN
 
 PLACE = "first", *ORIGIN  # the first element of the batch of a launch, and the call's origin
 PLACE_TYPES = INDEX, types.NamedTuple([INDEX] * len(ORIGIN), Origin)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import numbattn as na
 from numbattn.cuda.kernels.any.intervals import QUERIES, Parts, count_of_gaps, intervals
-from numbattn.cuda.plan.masks import numbers_and_arrays
+from numbattn.cuda.plan.masks import mask_and_arrays
 from numbattn.cuda.words.steps import array_of_mask
 from numbattn.masks import All
 from numbattn.problem import DTYPES
@@ -40,7 +40,7 @@ MASKS = {
 def found(mask, m, n):
     """first and end for 2 x 3 matrices of m queries and n keys."""
     mask = mask._fit((2, 3, m, n))
-    masked, arrays = numbers_and_arrays(mask, m, n)
+    masked, arrays = mask_and_arrays(mask, m, n)
     parts = [
         tuple(
             np.int32(x) if x is not None else np.broadcast_to(held, (2, 3, *held.shape[2:]))

@@ -13,7 +13,7 @@ from numbattn import reference
 from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_step, slot_step
 from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, Sight
 from numbattn.cuda.plan import tier
-from numbattn.cuda.plan.masks import numbers_and_arrays
+from numbattn.cuda.plan.masks import mask_and_arrays
 from numbattn.cuda.tile import block_index, index, thread_index
 from numbattn.cuda.words.spec import PADDED
 from tests.accuracy import assert_equal, check, random
@@ -131,7 +131,7 @@ def test_sight(seed):
     right = max(right, -left)
     lengths = na.Lengths(int(rng.integers(41)), int(rng.integers(41)))
     mask = na.Segments(queries, keys) & na.Window(left, right) & na.Window(left + 9, right, offset) & lengths
-    (*sides, _, _, own_lo, own_hi), *_ = numbers_and_arrays(mask, 40, 40)[0]
+    (*sides, _, _, own_lo, own_hi), *_ = mask_and_arrays(mask, 40, 40)[0]
     packing = packing_of(queries, keys, 40, 40, own_lo, own_hi)
     sight, want = Sight(*map(np.int32, sides), packing=(packing,)), mask.dense(40, 40)
     for (m0, m_end), (n0, n_end) in zip(itertools.pairwise(queries), itertools.pairwise(keys)):

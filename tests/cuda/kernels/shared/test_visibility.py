@@ -20,7 +20,7 @@ from numbattn.cuda.kernels.shared.visibility import (
     queries_in_sight,
 )
 from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
-from numbattn.cuda.words.spec import SIDES
+from numbattn.cuda.words.numbers import SIDES
 from tests.tools.launch import launch
 
 from ..states import KEPT, TILE_M, TILE_N, WALKED, random_cells, shown, states_of

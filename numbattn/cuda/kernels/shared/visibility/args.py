@@ -7,7 +7,7 @@ from numba.cuda import types
 from .....masks import Bits, BlockSparse, Dense, Tail
 from ....tile import INDEX
 from ....words.arguments import Word
-from ....words.spec import SIDES
+from ....words.numbers import SIDES
 from ....words.steps import END, FIRST, array_of_mask
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail"}

@@ -1,7 +1,7 @@
 """The band: its edges for a matrix, what is in sight of a tile, and the test of its elements."""
 
 from ....tile import cols_between, device, maximum, minimum, row_index, where
-from ....words.spec import SIDES
+from ....words.numbers import SIDES
 from .args import diagonals_of, sides_of
 
 NOTHING = -1
