@@ -2,10 +2,9 @@
 
 from . import forks, sources  # noqa: F401  before all others, whose files are looked at
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
+from .caches.kv_cache import KVCache
 from .dropout import Dropout, dropout_mask
-from .functions import Score
 from .gradients import Gradients
-from .kv_cache import KVCache
 from .masks import (
     Bits,
     BlockSparse,
@@ -25,9 +24,13 @@ from .masks import (
 from .merging import merge, merge_vjp
 from .problem import Saved
 from .score_checks import check_score
-from .scores import Alibi, Bias, RelativeBias, Sink, Softcap
-
-__version__ = "0.1.0"
+from .scores.alibi import Alibi
+from .scores.bias import Bias
+from .scores.function import Score
+from .scores.relative import RelativeBias
+from .scores.sink import Sink
+from .scores.softcap import Softcap
+from .version import __version__
 
 __all__ = [
     "Alibi",

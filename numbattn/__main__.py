@@ -21,7 +21,7 @@ from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"
-HEAD_DIMS = 40, 24  # of the problem that is checked
+HEAD_DIMS = 40, 24  # of q and v in the problem that is checked
 CORES = {"wgmma": "tensor cores", "mma": "tensor cores", "fma": "CUDA cores"}
 TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
@@ -58,7 +58,7 @@ def _add_options(parser, command):
     parser.add_argument("--mask", choices=MASKS, default=default("none"), **several)
     parser.add_argument("--score", choices=SCORES, nargs="+", default=[], metavar="PART",
                         help=f"parts of the score, in this order: {', '.join(SCORES)}; their arrays have the dtype")
-    parser.add_argument("--no-gradient", action="store_true", help="of the arrays in the score")
+    parser.add_argument("--no-gradient", action="store_true", help="leave out the gradients of the arrays in the score")
     parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="gradients equal bit for bit from call to call")
     target = parser.add_mutually_exclusive_group()
@@ -71,9 +71,9 @@ def _add_options(parser, command):
         parser.add_argument("--head-dim-v", type=int, metavar="D", help="default: head_dim")
         parser.add_argument("--seqlen-k", type=int, metavar="N", help="of keys; default: seqlen")
         parser.add_argument("--devices", type=int, metavar="N",
-                            help="show instead what so many, over which sequences are split, compute and send")
+                            help="show instead what N devices, over which sequences are split, compute and send")
         parser.add_argument("--order", choices=["zigzag", "contiguous"], default="zigzag",
-                            help="which pieces of it each device has")
+                            help="which pieces of a sequence each device has")
     else:
         target.add_argument("--cpu", action="store_true",
                             help="for CPUs like this one, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name; "
@@ -86,11 +86,11 @@ def _add_options(parser, command):
 SHAPES = {"cpu": (1, 8, 64), "cuda": (1, 16, 128)}  # batch, heads, head_dim
 BENCHED = {"cpu": (("float32", 256), ("float32", 1024), ("float64", 512)),
            "cuda": (("float16", 1024), ("float16", 4096), ("float32", 2048))}  # fmt: skip
-PAUSE = 0.05  # seconds; the last one's threads spin for a while before they sleep
+PAUSE = 0.05  # seconds; the last run's threads spin for a while before they sleep
 
 
 def bench(args):
-    """Time both passes beside the standard formula and torch, and print the speed-ups."""
+    """Time both passes, the standard formula and torch, and print the speed-ups."""
     tiers, load = {"cpu": np} if why_no_gpu() else {"cpu": np, "cuda": import_module("cupy")}, _load()
     cases = [(tier, *case) for tier in tiers for case in product(BENCHED[tier], (False, True), ("forward", "both"))]
     rows, ups = [], {}
@@ -116,12 +116,12 @@ def bench(args):
 
 
 def _load():
-    """How many cores were busy in the last minute, where the system tells."""
+    """How many cores were busy in the last minute, if the system knows."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def _runs(xp, q, k, v, do, causal, backward):
-    """By name what computes forward, or both passes, and waits for it."""
+    """Functions by name that compute forward, or both passes, and wait for the result."""
     wait = (lambda: None) if xp is np else xp.cuda.Device().synchronize
     found = {
         "numbattn": partial(_numbattn, q, k, v, do if backward else None, causal),
@@ -153,7 +153,7 @@ def _formula(q, k, v, do, bias):
     scale = 1 / math.sqrt(q.shape[-1])
     S = scale * q @ k.mT
     S = S if bias is None else S + bias
-    P = np.exp(S - S.max(axis=-1, keepdims=True))  # of CuPy arrays it is cupy.exp
+    P = np.exp(S - S.max(axis=-1, keepdims=True))  # for CuPy arrays it is cupy.exp
     P = P / P.sum(axis=-1, keepdims=True)
     if do is None:
         return P @ v
@@ -172,7 +172,7 @@ def _torch(torch, tensors, do, causal, backward):
 
 
 def _shortest(runs, seconds):
-    """Seconds of each run, in rounds of all of them, for so long in all; the first, which may compile, is left out."""
+    """Shortest seconds of each run, in interleaved rounds for so long; first runs, which may compile, do not count."""
     end, taken = perf_counter() + seconds, {name: [] for name in runs}
     for run in runs.values():
         run()
@@ -186,7 +186,7 @@ def _shortest(runs, seconds):
 
 
 COMMANDS = {
-    "bench": (bench, "Show how fast this machine is beside the standard formula, and torch if it is installed."),
+    "bench": (bench, "Compare this machine's speed with the standard formula's, and with torch's if it is installed."),
     "plan": (plan, "Show what a call does on a GPU, here or not: kernels, tiles, registers, memory."),
     "compile": (compile_kernels, "Build kernels before they are needed. The cache that they go to may be copied."),
 }
@@ -194,7 +194,7 @@ COMMANDS = {
 
 # -------------------------------------------------------------------------------------------------------------- check
 def check(args):
-    """0 if all results of this machine are right."""
+    """Check this machine against the reference. Returns 0 if all results are right."""
     say(f"numbattn {na.__version__}, Python {platform.python_version()}, {platform.platform()}")
     for name in PACKAGES:
         say(f"  {name:13}{_version(name)}")
@@ -220,7 +220,7 @@ def check(args):
 
 
 def _errors(xp, dtype):
-    """The largest error of each pass, relative to the largest value, on a small problem with all a kernel can do."""
+    """The largest error of each pass, relative to the largest value, on a small problem with all options."""
     (d, e), rng = HEAD_DIMS, np.random.default_rng(0)
     q, k, v, do = (rng.standard_normal(shape).astype(dtype)
                    for shape in ((2, 4, 300, d), (2, 2, 270, d), (2, 2, 270, e), (2, 4, 300, e)))

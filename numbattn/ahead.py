@@ -1,4 +1,4 @@
-"""`python -m numbattn plan` and `compile`: what calls do, on this machine or another, before they are made."""
+"""`python -m numbattn plan` and `compile`: what calls do, here or on another machine, before they are made."""
 
 import argparse
 import textwrap
@@ -14,41 +14,18 @@ import numbattn as na
 from .checks import dtype_of_sums
 from .compiling import keep_quiet
 from .machine import cpu, kept, progress, say, table, why_no_gpu
+from .scores import Part
+from .values import kinds
 
-MASKS = {
-    "none": lambda m, n: None,
-    "causal": lambda m, n: na.Causal(),
-    "window": lambda m, n: na.Window(n // 8, 0),
-    "lengths": lambda m, n: na.Lengths(np.full((1, 1), n)),
-    "first": lambda m, n: na.First(np.full((1, 1), 4)),
-    "segments": lambda m, n: na.Segments(*_offsets(m, n)),
-    "causal-segments": lambda m, n: na.Causal() & na.Segments(*_offsets(m, n)),
-    "window-segments": lambda m, n: na.Window(n // 8, 0) & na.Segments(*_offsets(m, n)),
-    "prefix": lambda m, n: na.Prefix(np.full((1, 1), n // 4)),
-    "intervals": lambda m, n: na.Intervals(*np.broadcast_to(np.array([0, n])[:, None, None, None], (2, 1, 1, m))),
-    "dense": lambda m, n: na.Dense(np.broadcast_to(True, (1, 1, m, n))),
-    "bits": lambda m, n: na.Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32)))),
-    "blocks": lambda m, n: na.BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), bool), (128, 128)),
-}
-SCORES = {
-    "softcap": lambda shape, dtype, gradient: na.Softcap(30.0),
-    "alibi": lambda shape, dtype, gradient: na.Alibi(np.ones(shape[:1], dtype), gradient),
-    "bias": lambda shape, dtype, gradient: na.Bias(np.zeros(shape, dtype), gradient),
-    "bias-of-keys": lambda shape, dtype, gradient: na.Bias(np.zeros(shape[-1:], dtype), gradient),
-    "relative": lambda shape, dtype, gradient: na.RelativeBias(np.zeros((shape[0], 257), dtype), gradient),
-    "sink": lambda shape, dtype, gradient: na.Sink(np.ones(shape[:1], dtype), gradient),
-    "function": lambda shape, dtype, gradient: na.Score(_far),
-}
+
+def _samples(base):
+    """(name, function that makes it) of each sample of a mask, or of a part of a score, by name."""
+    return sorted(sample for kind in kinds(base) for sample in vars(kind).get("_samples", ()))
+
+
+MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
+SCORES = dict(_samples(Part))
 PASSES = ["forward", "backward"]
-
-
-def _offsets(m, n):
-    """Of eight segments: those of queries, and those of keys if they are others."""
-    return [np.linspace(0, length, 9).astype(np.int32) for length in ([m] if m == n else [m, n])]
-
-
-def _far(s, batch, head, i, j):
-    return s / (1 + abs(i - j))
 
 
 def capability(text):
@@ -72,7 +49,7 @@ def device_of(cc):
 
 
 def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
-    """Both passes for arrays of these shapes, of which there is no memory."""
+    """Plans of both passes for arrays of these shapes, which take no memory."""
     from numbattn.cuda.passes import plans as plans_of
     from numbattn.cuda.views import without_memory
 
@@ -83,7 +60,7 @@ def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), 
 
 def _call(dtype, q, k, mask, score, gradient):
     """The mask and the score of a call on arrays of these shapes."""
-    scores = *q[-3:-1], k[-2]  # their shape
+    scores = *q[-3:-1], k[-2]  # the scores' shape
     return {"mask": MASKS[mask](*scores[1:]), "score": [SCORES[part](scores, dtype, gradient) for part in score]}
 
 
@@ -138,7 +115,7 @@ def _plan_of_devices(count, order, shown, dtype, shapes, options):
 
 
 def _options(args):
-    """Of plans, but for the mask."""
+    """The arguments of `plans` after the mask."""
     return args.dropout, args.deterministic, args.score, not args.no_gradient
 
 
@@ -159,11 +136,11 @@ def _row(step, device):
     }  # fmt: skip
 
 
-MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, others 2048
+MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # per multiprocessor; 2048 elsewhere
 
 
 def compile_kernels(args):
-    """Build the kernels of all calls of these kinds, by several processes."""
+    """Build the kernels for all combinations of the options, in several processes."""
     say(_compile_for_cpus(args) if args.cpu else _compile_for_gpu(args))
     say(f"cache: {kept()}")
     return 0
@@ -180,14 +157,14 @@ def _compile_for_gpu(args):
 
 
 def _compile_for_cpus(args):
-    sums = {dtype_of_sums(np.dtype(name)).name: None for name in args.dtype}  # dtypes of 16 bits are read as float32
+    sums = {dtype_of_sums(np.dtype(name)).name: None for name in args.dtype}  # 16-bit dtypes are read as float32
     jobs = [(name, dtype, args.score, not args.no_gradient) for dtype in sums for name in args.passes]
     _in_processes(args.j, make_calls, jobs, unit="pass")
     return f"{' and '.join(args.passes)} with sums in {' and '.join(sums)}, for the CPU: {cpu()}"
 
 
 def make_calls(name, dtype, score, gradient):
-    """Make small calls of a pass: forward also one of few queries, which have a kernel of their own."""
+    """Make small calls of a pass: forward also one with few queries, which have their own kernel."""
     shape = 1, 2, 32, 8
     options = _call(dtype, shape, shape, "none", score, gradient)
     x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)

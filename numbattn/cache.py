@@ -1,10 +1,10 @@
-"""What was compiled, kept on disk between processes: files by kind and name, whole or not there.
+"""Compiled code kept on disk between processes: files by kind and name, each complete or absent.
 
-A file holds a digest of all the rest, a header in JSON, and machine code. Nothing is unpickled; but what is read is
-run: so it is taken only from files, in folders, that belong to the user or to root and that nobody else can write.
+A file holds a digest of all the rest, a header in JSON, and machine code. Nothing is unpickled, but what is read
+is run: so it is read only from files, in folders, that belong to the user or to root and that nobody else can write to.
 
-Processes may share the folder, and start on an empty one together. A damaged file is built again; a folder that is full
-or read-only is used as it is; where nothing can be kept, a warning says why, once.
+Processes may share the folder, and start together on an empty one. A damaged file is built again; a folder that is full
+or read-only is used as it is; if nothing can be kept, one warning says why.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ from . import sources
 
 VARIABLE = "NUMBATTN_CACHE_DIR"
 KINDS = "cpu", "cuda"
-NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # of our files; the longer ones are drafts
-MOST_BYTES = 256 << 20  # of each kind; the files unused for longest go first
+NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # names of our files; the longer ones are drafts
+MOST_BYTES = 256 << 20  # for each kind; the files unused for longest go first
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 REMEDY = f"Every process compiles again, unless that changes or {VARIABLE} names another folder"
-# follow no link, wait for no FIFO, leave line ends as they are
+# do not follow links, wait for FIFOs or translate line ends
 FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
-_warned: set[str] = set()  # of what is not kept: the variable's values
+_warned: set[str] = set()  # values of the variable with which a warning was given
 
 
 class Entry(NamedTuple):
-    """What is kept under a name."""
+    """The header and the code kept under a name."""
 
     header: dict[str, Any]
     code: bytes
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 def cache_dir(kind: str = "") -> Path:
     """The folder for one kind of compiled code: in $NUMBATTN_CACHE_DIR, or in the user's cache folder.
 
-    All in it is ours. OSError: the user has no home.
+    Everything in it is ours. Raises OSError if the user has no home.
     """
     try:
         return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("numbattn"), "numbattn", kind)
@@ -54,7 +54,7 @@ def cache_dir(kind: str = "") -> Path:
 
 
 def read(kind: str, name: str) -> Entry | None:
-    """What was written; None where there is nothing, nothing whole, or nothing to be trusted."""
+    """The entry that was written; None if there is none, or none that is complete and can be trusted."""
     if not sources.unchanged():
         return None
     try:
@@ -69,13 +69,13 @@ def read(kind: str, name: str) -> Entry | None:
     if _digest(name, content) != digest:
         return None
     with suppress(OSError):
-        os.utime(path)  # used just now
+        os.utime(path)  # marks it as used just now
     header, code = content.split(b"\n", 1)
     return Entry(json.loads(header), code)
 
 
 def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
-    """Keep code, and what JSON can say of it. Where that is not possible a warning says so, once."""
+    """Keep code with a header for JSON. If that is not possible, one warning says so."""
     if not sources.unchanged():
         _warn(f"the files in {sources.PACKAGE} are no longer those that were imported. A new process keeps it")
         return
@@ -84,7 +84,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
         folder = cache_dir(kind)
         for each in (*reversed(folder.parents[:2]), folder):
             each.mkdir(0o755, parents=True, exist_ok=True)
-        draft = folder / f"{name}.{uuid4().hex}"  # in the end renamed: who reads finds all of it or nothing
+        draft = folder / f"{name}.{uuid4().hex}"  # renamed in the end: readers find all of it or nothing
         try:
             with open(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(_digest(name, content) + b"\n" + content)
@@ -98,7 +98,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
 
 
 def clear() -> None:
-    """Remove all that was kept, by versions that kept it elsewhere, too; and folders, once they are empty."""
+    """Remove everything that was kept, also by versions that kept it elsewhere, and folders once they are empty."""
     with suppress(OSError):
         ours = cache_dir()
         for folder in [ours / kind for kind in KINDS] + [ours.parent / kind for kind in KINDS]:
@@ -121,7 +121,7 @@ def sizes() -> dict[str, list[int]]:
 
 def _open(path: Path, flags: int) -> int:
     """A descriptor of a regular file that nobody but the user and root may have written."""
-    for folder in path.parents[:3]:  # of a kind, ours, and the one that is named
+    for folder in path.parents[:3]:  # the kind's folder, ours, and the one that the variable names
         _check(folder, folder.stat())
     file = os.open(path, flags | FLAGS, 0o644)
     try:
@@ -136,7 +136,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _check(path: Path, state: os.stat_result) -> None:
-    if not hasattr(os, "geteuid"):  # Windows: the user's own folders are the user's
+    if not hasattr(os, "geteuid"):  # Windows: the user's folders are the user's alone
         return
     if state.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to user {state.st_uid}, whose code is not run")
@@ -156,11 +156,11 @@ def _warn(why: str) -> None:
 
 
 def _kept(folder: Path) -> list[tuple[int, int, Path]]:
-    """(when it was used, bytes, path) of each file of ours."""
+    """(time of last use, bytes, path) of each of our files."""
     found = []
     with suppress(OSError):
         for path in folder.iterdir():
-            with suppress(OSError):  # another process may be at it
+            with suppress(OSError):  # another process may be removing it
                 state = path.lstat()
                 if NAME.fullmatch(path.name) and stat.S_ISREG(state.st_mode):
                     found.append((state.st_mtime_ns, state.st_size, path))

@@ -1,4 +1,4 @@
-"""What a user is told of compiling: each kernel in a line of logging; on a terminal, once, why it takes so long."""
+"""What a user is told about compiling: a log line for each kernel; on a terminal, once, why it takes so long."""
 
 import logging
 import sys
@@ -13,14 +13,14 @@ from .cache import cache_dir
 
 LOGGER = logging.getLogger("numbattn")
 LOGGER.addHandler(logging.NullHandler())
-PATIENCE = 1.0  # seconds that it may compile without a word on a terminal
+PATIENCE = 1.0  # seconds of compiling without a word on a terminal
 
-_told: list[str] = []  # that it compiles
+_told: list[str] = []  # not empty once a terminal has been told
 
 
 @contextmanager
 def compiling(kind: str, what: str) -> Iterator[None]:
-    """Around what compiles: log how long it took, and where a person looks on say so while it takes long."""
+    """A context in which something compiles: logs how long it took, and tells a terminal if it takes long."""
     start, timer = perf_counter(), threading.Timer(PATIENCE, _tell, [kind])
     timer.daemon = True
     if sys.stderr and sys.stderr.isatty():
@@ -33,12 +33,12 @@ def compiling(kind: str, what: str) -> Iterator[None]:
 
 
 def keep_quiet() -> None:
-    """Say nothing of compiling on the terminal of this process."""
+    """Say nothing about compiling on this process's terminal."""
     _told.append("")
 
 
 def check_setting(name: str) -> None:
-    """Refuse to go on where a setting of Numba's has it compile nothing."""
+    """Refuse to go on if a setting of Numba's stops it from compiling."""
     numba: Any = import_module("numba")
     if getattr(numba.config, name, False):
         raise ImportError(f"NUMBA_{name} is set in the environment: numbattn needs Numba to compile its kernels")
@@ -47,6 +47,6 @@ def check_setting(name: str) -> None:
 def _tell(kind: str) -> None:
     if not _told:
         keep_quiet()
-        with suppress(OSError):  # there may be no place, and nobody may listen any more
+        with suppress(OSError):  # there may be no folder, and no terminal any more
             print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
                   file=sys.stderr)  # fmt: skip

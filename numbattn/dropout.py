@@ -1,6 +1,6 @@
-"""Dropout as a value: which elements of P are dropped is a function of (p, seed, offset) and the element's place.
+"""Dropout as a value: which elements of P are dropped depends only on (p, seed, offset) and their positions.
 
-Philox is written once, in operators only: it serves NumPy arrays, Numba's CPU code and CUDA device code alike.
+Philox is written once, with operators only, and serves NumPy arrays, Numba's CPU code and CUDA device code alike.
 """
 
 import math
@@ -30,7 +30,7 @@ def wide_product(word: Any, factor: Any) -> tuple[Any, Any]:
 
 
 def round_by(product: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., tuple[Any, ...]]:
-    """A round of Philox4x32: the next counter and the next key. product is `wide_product` of the words in question."""
+    """A round of Philox4x32: the next counter and the next key. product is `wide_product` for the words' type."""
 
     def philox_round(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
         (x_high, x_low), (y_high, y_low) = product(c0, M0), product(c2, M1)
@@ -54,7 +54,7 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[An
 
 @dataclass(frozen=True)
 class Dropout:
-    """Drop each element of P with probability `p`; scale the kept ones so that the mean stays.
+    """Drop each element of P with probability `p`; scale the kept ones so that the mean stays the same.
 
     A value, not a state: equal values drop equal elements, whatever the backend, dtype, tile size or memory layout,
     and the backward pass regenerates what the forward pass dropped. Change `offset` (or `seed`) from call to call.
@@ -72,7 +72,7 @@ class Dropout:
     Raises
     ------
     TypeError, ValueError
-        For what are no numbers, and for numbers beyond these.
+        For anything but numbers, and for numbers outside these bounds.
 
     Examples
     --------
@@ -134,13 +134,13 @@ def dropout_mask(dropout: Dropout, shape: Iterable[int]) -> NDArray[np.bool_]:
     Raises
     ------
     TypeError, ValueError
-        For what is no Dropout, or no shape.
+        For anything but a Dropout and a shape.
 
     Notes
     -----
     Element (i, j) of matrix b (in C order) takes the 16-bit number 4*((i//8)%2) + 2*((j//8)%2) + j%2 of the eight that
     Philox4x32-7 makes from the counter (4*(j//16) + (j//2)%4, 8*(i//16) + i%8, b, offset) and the seed; number 2w is
-    the low half of word w. One call so serves the eight elements of a 16 x 16 block that one thread of a tensor-core
+    the low half of word w. So one call serves the eight elements of a 16 x 16 block that one thread of a tensor-core
     accumulator holds.
 
     Examples

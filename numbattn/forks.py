@@ -1,10 +1,10 @@
-"""A fork waits for other threads that import or compile: of them none goes on in the child, where nobody would ever
-release what they held.
+"""A fork waits for other threads that import or compile: none of them goes on in the child, where nobody would ever
+release the locks they held.
 
-A lock that is made anew in the child would guard a compiler that another thread has left half-way.
+A new lock in the child would guard a compiler that another thread has left halfway.
 """
 
-import logging  # noqa: F401  at a fork the locks of what was imported last are taken first: Numba logs
+import logging  # noqa: F401  a fork takes the locks of what was imported last first: Numba logs
 import os
 import sys
 import threading
@@ -21,20 +21,20 @@ LOCKS = (  # in the order in which threads take them
 
 
 class Forks(threading.local):
-    """Those of a thread; a signal handler may fork within one."""
+    """The forks that a thread is in; a signal handler may fork within one."""
 
     def __init__(self) -> None:
         self.held: list[ExitStack] = []
 
     def before(self) -> None:
-        """Hold all locks, however far this comes: what raises here does not keep a process from forking."""
+        """Hold all locks, as far as this gets: an error in here does not keep a process from forking."""
         held = ExitStack()
         self.held.append(held)
         finished: set[str] = set()
         while begun := _begun() - finished:
             for name in begun:
                 with suppress(ImportError):
-                    import_module(name)  # waits for the thread that does
+                    import_module(name)  # waits for the thread that imports it
             finished |= begun
         for module, lock in LOCKS:
             if module in sys.modules:

@@ -1,4 +1,4 @@
-"""What `python -m numbattn` says of this machine, and how it prints."""
+"""What `python -m numbattn` says about this machine, and how it prints."""
 
 import platform
 import textwrap
@@ -10,16 +10,16 @@ from typing import Any
 from . import cache
 from .cuda.missing import EXTRAS
 
-NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda"}  # for a GPU: modules, packages
+NEEDED = {"cupy": "CuPy", "numba_cuda": "numba-cuda"}  # modules that a GPU needs: their packages
 
 
 def say(text: str) -> None:
-    """In lines of 80 columns."""
+    """Print text in lines of 80 columns."""
     print(textwrap.fill(text, 80, subsequent_indent="    "))
 
 
 def cpu() -> str:
-    """Its name."""
+    """The CPU's name."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -28,20 +28,20 @@ def cpu() -> str:
 
 
 def why_no_gpu() -> str | None:
-    """Why CuPy arrays cannot be computed with here; None where they can."""
+    """Why this machine cannot compute with CuPy arrays; None if it can."""
     missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if missing:
         return f"{' and '.join(missing)} not installed; {EXTRAS}"
     cuda = import_module("cupy").cuda.runtime
     try:
         count = cuda.getDeviceCount()
-    except cuda.CUDARuntimeError as error:  # no driver, or one that is too old, or no device
+    except cuda.CUDARuntimeError as error:  # no driver, too old a driver, or no device
         return str(error)
     return None if count else "CuPy finds no device"
 
 
 def gpus() -> Iterator[str]:
-    """A line for each."""
+    """A line about each GPU."""
     cuda = import_module("cupy").cuda.runtime
     for i in range(cuda.getDeviceCount()):
         about = cuda.getDeviceProperties(i)
@@ -61,12 +61,12 @@ def kept() -> str:
 
 
 def progress(items: Iterable[Any], **options: Any) -> Iterable[Any]:
-    """A bar, where tqdm is installed and somebody looks."""
+    """The items with a progress bar, if tqdm is installed and there is a terminal."""
     return import_module("tqdm").tqdm(items, disable=None, leave=False, **options) if find_spec("tqdm") else items
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The text of dictionaries, by tabulate where that is installed."""
+    """Dictionaries as the text of a table, by tabulate if it is installed."""
     if find_spec("tabulate"):
         return import_module("tabulate").tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)
     return "\n".join("\t".join(map(str, line)) for line in (rows[0], *(row.values() for row in rows)))

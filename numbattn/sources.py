@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 PACKAGE = Path(__file__).parent
+BACKENDS = "cpu", "cuda"  # neither has code of the other
 
 
 def unchanged() -> bool:
@@ -22,16 +23,16 @@ def unchanged() -> bool:
 
 
 @cache
-def digest(folder: str) -> str:
-    """Of the files in this package and below one of its folders: that of what was imported as long as `unchanged`."""
+def digest(backend: str) -> str:
+    """The digest of the files from which a backend's code comes: of what was imported as long as `unchanged`."""
     try:
-        return hashlib.sha256(b"".join(path.read_bytes() for path in _files() if _belongs(path, folder))).hexdigest()
+        return hashlib.sha256(b"".join(path.read_bytes() for path in _files() if _belongs(path, backend))).hexdigest()
     except OSError:
         return uuid4().hex  # of nothing else
 
 
-def _belongs(path: Path, folder: str) -> bool:
-    return path.parent == PACKAGE or PACKAGE / folder in path.parents or PACKAGE not in path.parents
+def _belongs(path: Path, backend: str) -> bool:
+    return not any(PACKAGE / other in path.parents for other in BACKENDS if other != backend)
 
 
 def _files() -> list[Path]:

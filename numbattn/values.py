@@ -18,7 +18,7 @@ MOST_KNOWN = 32  # entries of a Memo
 
 
 class Held(NamedTuple):
-    """An array that a value holds, with the shape it must have behind the batch axes and the largest value allowed."""
+    """An array that a value holds, with the shape it must have after the batch axes and the largest value allowed."""
 
     name: str
     array: Any
@@ -94,6 +94,11 @@ class Memo:
         known[key] = found
 
 
+def kinds(base: type[V]) -> list[type[V]]:
+    """All classes that derive from one, and itself."""
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+
+
 def given(**arrays: Any) -> tuple[Held, ...]:
     """Those that are not None, over the batch axes alone."""
     return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
@@ -136,7 +141,7 @@ def clip(x: Any, low: int, high: int) -> Any:
 
 
 def for_queries(x: Any) -> Any:
-    """A number, or an array with an axis of queries behind its own."""
+    """A number, or an array with an axis of queries after its own."""
     return x if isinstance(x, int) else x[..., None]
 
 

@@ -9,7 +9,8 @@ import numba
 import pytest
 
 import numbattn as na
-from numbattn import compiling, dual
+from numbattn import compiling
+from numbattn.scores.compiled.derivative import derivative_of
 
 
 class Terminal(io.StringIO):
@@ -75,7 +76,7 @@ def test_functions_of_scores_are_not_called_uncompiled(monkeypatch):
     score = na.Score(lambda s, batch, head, i, j: s / 3)
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
-        dual.derivative_of(score._identity.function)
+        derivative_of(score._identity.function)
 
 
 def test_the_handlers_are_the_users():

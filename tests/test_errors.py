@@ -506,7 +506,7 @@ FAULTS = {
         "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",
         "0 <= array.min() <= array.max() <= largest": "array.max() <= largest",
         '"0 or more" if largest == math.inf': '"0 or more" if False',
-        ("test_scores.py::test_numbers_and_lists_are_arrays", "test_scores.py::test_errors"): {
+        ("scores/test_parts.py::test_numbers_and_lists_are_arrays", "scores/test_parts.py::test_errors"): {
             "isinstance(value, int | np.integer) and not isinstance(value, bool):\n        value =":
                 "isinstance(value, int | np.integer):\n        value =",
             "array is not value and array.dtype.kind": "array.dtype.kind",

@@ -1,8 +1,8 @@
-"""What papers claim about FlashAttention, with a number, beside what this machine has measured.
+"""What papers claim about FlashAttention in numbers, and what this machine has measured of it.
 
 A claim names the runs of report.py that answer it, and a function from their results to the number found, as text, or
-None where a peer that it needs has not run. Few need no run: their function computes them. `why_not` says what is not
-reproduced, and why.
+None where a peer that it needs has not run. A few need no run: their function computes the number. `why_not` says what
+is not reproduced, and why.
 """
 
 from collections.abc import Callable
@@ -33,16 +33,16 @@ CLAIMS = {
               why_not="needs 8 A100, MLPerf's data and its code"),
         Claim("GPT-2 trains faster than Huggingface's", f"{FA}, abstract, section 4.1, Table 2",
               "small 3.5x, 2.7 for 9.5 days; medium 3.0x, 6.9 for 21.0 days", ("training",), answers.faster_training,
-              "GPT-2 small's size beside the standard formula in CuPy, for minutes; the days on 8 A100 were not run"),
+              "a model of GPT-2 small's size and the standard formula in CuPy, for minutes; not the days on 8 A100"),
         Claim("and faster than Megatron-LM's", f"{FA}, section 4.1, Table 2",
               "1.7x, 2.7 for 4.7 days; medium 1.8x, 6.9 for 11.5 days",
               why_not="needs Megatron-LM, whose fused kernels are not here"),
-        Claim("The perplexity is the same, the curves are, too", f"{FA}, section 4.1, Table 2",
+        Claim("The perplexity is the same, and so are the curves", f"{FA}, section 4.1, Table 2",
               "18.2 and 18.2; medium 14.3 and 14.2", ("training",), answers.same_losses,
               "losses on bytes after some hundred steps; OpenWebText " + DATA),
         Claim("At four times the context still faster than Megatron-LM at 1k", f"{FA}, section 4.2, Table 4",
               "30%; 1.7x, 1.6x and 1.3x at 1k, 2k and 4k; 2.7, 3.0 and 3.6 days", ("training",),
-              answers.longer_contexts, "beside the standard formula, not Megatron-LM"),
+              answers.longer_contexts, "compared with the standard formula, not Megatron-LM"),
         Claim("Longer contexts give a better perplexity", f"{FA}, abstract, section 4.2, Table 4",
               "0.7 better; 18.2, 17.6 and 17.5 at 1k, 2k and 4k", ("training",), answers.held_out_losses,
               "held-out bytes after some hundred steps; OpenWebText " + DATA),
@@ -72,22 +72,23 @@ CLAIMS = {
               ("long_range",), answers.steps_at(256), "a step runs; nothing was trained to this accuracy"),
     ],
     "Speed of attention": [
-        Claim("Attention of GPT-2 is faster than the standard", f"{FA}, section 1, Figure 1", "up to 7.6x",
+        Claim("GPT-2's attention is faster than the standard one", f"{FA}, section 1, Figure 1", "up to 7.6x",
               ("figure2",), answers.faster_attention),
         Claim("Faster than standard attention from 128 to 2K", f"{FA}, sections 1 and 4.3, Figure 3", "up to 3x",
               ("figure3",), answers.faster_than_standard),
         Claim("It scales to 64K", f"{FA}, sections 1 and 4.3, Figure 3", "64K", ("figure3",), answers.scales_to),
         Claim("Up to 512 nothing is as fast, or takes as little memory", f"{FA}, sections 1 and 4.3", "512",
               ("figure3",), answers.best_when_short, "its descendants in torch are among the others here"),
-        Claim("Approximations are faster from lengths on", f"{FA}, sections 1 and 4.3", "between 512 and 1024",
+        Claim("Approximations are faster beyond some length", f"{FA}, sections 1 and 4.3", "between 512 and 1024",
               ("figure3",), answers.overtaken,
               "linear attention without dropout and padding, which it does not know"),
-        Claim("Time grows quadratically, of many approximations linearly", f"{FA}, section 4.3", "quadratic, linear",
+        Claim("Time grows quadratically, linearly for many approximations", f"{FA}, section 4.3", "quadratic, linear",
               ("figure3",), answers.time_growth),
         Claim("Block-sparse attention is faster than dense", f"{FA}, section 1", "2-4x, up to 64k", ("figure3",),
               answers.sparse_over_dense),
-        Claim("and than all exact, sparse and approximate ones at all lengths", f"{FA}, section 4.3", "from 128 to 64K",
-              ("figure3",), answers.best_sparse, "Reformer, Smyrf, Performer, local attention, ... are not here"),
+        Claim("and faster than all exact, sparse and approximate ones at all lengths", f"{FA}, section 4.3",
+              "from 128 to 64K", ("figure3",), answers.best_sparse,
+              "Reformer, Smyrf, Performer, local attention, ... are not here"),
         Claim("Times in each setting, with and without dropout, padding and a mask",
               f"{FA}, appendix E, Tables 8 to 21", "a table for each setting",
               ("figure3",), answers.ranges, SETTINGS + "; its cells are not compared one by one"),
@@ -120,7 +121,7 @@ CLAIMS = {
         Claim("Accesses to slow memory are N²d²/M, not Nd + N²", f"{FA}, Theorem 2", "Θ(N²d²/M)", ("figure2",),
               answers.bytes_by_block, "on this GPU the slow memory is the L2 cache, see io_model.py"),
         Claim("In the backward pass, too", f"{FA}, Theorem 5", "Θ(N²d²/M)", ("figure2",), answers.bytes_decide,
-              "both passes together, beside the standard formula"),
+              "both passes together, compared with the standard formula"),
         Claim("No exact algorithm has fewer for all M", f"{FA}, Proposition 3", "Ω(N²d²/M)",
               why_not="a proof, nothing to measure"),
         Claim("Larger blocks are faster, until something else is slow", f"{FA}, section 3.2, Figure 2 middle",
@@ -184,8 +185,8 @@ CLAIMS = {
               ("costs",), answers.linear_memory),
     ],
 }  # fmt: skip
-SOURCES = """Numbers that texts on FlashAttention give, beside those of this page. “paper” is Dao et al. 2022, [arXiv
-2205.14135](https://arxiv.org/abs/2205.14135); “chapter” is “FlashAttention: Theory and Practice”, of a book on
+SOURCES = """Numbers that texts on FlashAttention give, and what this page says of them. “paper” is Dao et al. 2022,
+[arXiv 2205.14135](https://arxiv.org/abs/2205.14135); “chapter” is “FlashAttention: Theory and Practice”, of a book on
 inference on Apple's GPUs; “notes” are on a FlashAttention in Triton. The paper measured on A100s; the linked sections
 say what was measured here. “computed”: by numbattn on a CPU, or by its planner, when this page is made."""
 
@@ -196,7 +197,7 @@ def listed():
 
 
 def section(results, links):
-    """Markdown: a table for each group; `links` are what to call a run."""
+    """Markdown: a table for each group; `links` are the links to runs."""
     groups = [f"### {title}\n\n{table(claims, results, links)}" for title, claims in CLAIMS.items()]
     return "\n\n".join([SOURCES, *groups])
 

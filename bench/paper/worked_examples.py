@@ -33,7 +33,7 @@ def tiles():
 
 
 def large_scores():
-    """The weight of a score of 85 beside one of 90, over that one's."""
+    """The weight of a score of 85 relative to that of 90."""
     first, second = attend([[1]], [[90], [85]], np.eye(2))[0]
     return f"{second / first:.4f}"
 

@@ -1,4 +1,4 @@
-"""How all pictures look, and the words they share."""
+"""How all pictures look, and the wording they share."""
 
 import math
 
@@ -15,7 +15,7 @@ matplotlib.rcParams.update({
 })  # fmt: skip
 WIDTH = 8.8  # inches
 OURS = "numbattn"
-STYLES = {  # by the name that scripts give it: what it is called here, colour, marker, hatch of bars
+STYLES = {  # by the name in results: label, colour, marker, hatch of bars
     OURS: ("numbattn", "#08306b", "o", ""),
     "fa4": ("FlashAttention 4", "#b5385a", "^", "////"),
     "cudnn": ("cuDNN", "#2f9e6e", "D", "...."),
@@ -38,7 +38,7 @@ WORK = {"forward": (4, 4), "backward": (10, 8)}  # FLOP over batch heads seqlen^
 
 
 def panels(rows, columns, height, width=WIDTH, **options):
-    """A figure and its axes in two dimensions; height is of a row, in inches."""
+    """A figure and its axes in two dimensions; the height is that of a row, in inches."""
     figure = Figure((width, 0.6 + height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
@@ -67,7 +67,7 @@ def sorted_names(found):
 
 
 def lines(axis, xs, series):
-    """A line for each name; None where there is nothing."""
+    """A line for each name; None marks a missing value."""
     for name in sorted_names(series):
         label, colour, marker, _ = STYLES[name]
         ys = [math.nan if y is None else y for y in series[name]]
@@ -95,7 +95,7 @@ def powers_of_two(axis, xs):
 
 
 def logarithmic(axis, which="y", factor=1):
-    """Of ordinary numbers: 1, 2, 5, 10, or 1, 10, 100; to be called when all is drawn."""
+    """A logarithmic axis with ordinary numbers: 1, 2, 5, 10, or 1, 10, 100; call it when everything is drawn."""
     getattr(axis, f"set_{which}scale")("log")
     side, (low, high) = getattr(axis, f"{which}axis"), getattr(axis, f"get_{which}lim")()
     side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
@@ -104,7 +104,7 @@ def logarithmic(axis, which="y", factor=1):
 
 
 def table(rows, fold="Numbers"):
-    """A table that the page shows when it is asked to."""
+    """A table that the page shows when it is unfolded."""
     shown = tabulate(rows, headers="keys", tablefmt="github", missingval="-")
     return f"<details><summary>{fold}</summary>\n\n{shown}\n\n</details>"
 
@@ -114,12 +114,12 @@ def select(records, **wanted):
 
 
 def values(records, key):
-    """Those of a key, each once, sorted."""
+    """The records' values of a key, each once, sorted."""
     return sorted({record[key] for record in records})
 
 
 def geometric_mean(numbers):
-    """NaN of none."""
+    """The geometric mean, NaN of no numbers."""
     return math.exp(np.log(numbers).mean()) if numbers else math.nan
 
 
@@ -129,7 +129,7 @@ def span(numbers, digits=2):
 
 
 def summary(ratios):
-    """From the smallest to the largest, and the geometric mean."""
+    """The smallest to the largest ratio, and their geometric mean."""
     return f"{span(ratios)} times (geometric mean {geometric_mean(ratios):.2f})"
 
 
@@ -139,7 +139,7 @@ def listed(names):
 
 
 def over_best(rates):
-    """numbattn's rate over that of the fastest peer, and who that is; None where one of them has not run."""
+    """numbattn's rate over the fastest peer's, and that peer's name; None where one of them has not run."""
     others = {name: rate for name, rate in rates.items() if name != OURS}
     if OURS not in rates or not others:
         return None, None

@@ -66,8 +66,8 @@ def _latency(axes, records):
     longer = [min(others) / record["seconds"][OURS] for record in records
               if (others := [seconds for name, seconds in record["seconds"].items() if name != OURS])]
     first = records[0]
-    text = (f"From a call of the forward pass on an idle GPU to its result in {first['dtype']}, head_dim {head_dim}, "
-            f"{first['batch'] * first['seqlen']} tokens")
+    text = (f"Latency is the time from a forward call on an idle GPU to its result, in {first['dtype']}, head_dim "
+            f"{head_dim}, {first['batch'] * first['seqlen']} tokens")
     return f"{text}; the fastest other takes {span(longer)} times as long." if longer else f"{text}."
 
 
@@ -90,7 +90,7 @@ CACHES = "empty", "warm"
 
 # ----------------------------------------------------------------------------------------------------------- host time
 def host(results):
-    """Microseconds of a call by what it is called with."""
+    """Microseconds of a call by its options."""
     records = results["overhead"]
     dtypes = list(dict.fromkeys(record["dtype"] for record in records))
     calls = list(dict.fromkeys(record["call"] for record in records))
@@ -112,7 +112,7 @@ def host(results):
     others = [min(seconds for name, seconds in record["median"].items() if name != OURS)
               for record in first if len(record["median"]) > 1]  # fmt: skip
     title = f"A call keeps the host busy for {span([record['median'][OURS] for record in first], 0)} microseconds"
-    title += f", the fastest other's for {span(others, 0)}" if others else ""
-    text = ("From the call to its return, on arrays so small that the GPU hides nothing: batch 1, 2 heads of 64, "
-            "seqlen 64. Medians; the line goes to the 90th percentile.")
+    title += f", the fastest other for {span(others, 0)}" if others else ""
+    text = ("Time from a call to its return, on arrays so small that the GPU hides nothing: batch 1, 2 heads of 64, "
+            "seqlen 64. Marks are medians; the lines end at the 90th percentile.")
     return finish(figure, title), text

@@ -24,7 +24,7 @@ from .basics import (
 
 # ----------------------------------------------------------------------------------------------------------------- CPU
 def cpu(results):
-    """GFLOP/s on the CPU, under a product of matrices."""
+    """GFLOP/s on the CPU, with those of a matrix product as a limit."""
     records = results["speed"]
     kinds = [*product(values(records, "dtype"), dict.fromkeys(record["pass"] for record in records))]
     figure, axes = panels(1, len(kinds), 2)
@@ -37,7 +37,7 @@ def cpu(results):
              {name: [record[name] for record in chosen] for name in names})
         if "matmul" in results:
             axis.axhline(results["matmul"][dtype], linestyle="--", color="black", linewidth=1,
-                         label="product of matrices in NumPy")  # fmt: skip
+                         label="matrix product in NumPy")  # fmt: skip
         axis.set_title(f"{dtype}, {of}")
         axis.set_xlabel("seqlen")
     axes[0, 0].set_ylabel("GFLOP/s")
@@ -49,10 +49,10 @@ def cpu(results):
     if memory := results.get("memory"):
         last = memory[-1]
         parts.append(f"Forward and backward take {last['extra MB']:.0f} MB beyond the inputs at seqlen "
-                     f"{last['seqlen']}, where the scores alone would be {last['the scores alone, MB']:.0f} MB.")
+                     f"{last['seqlen']}, where the scores alone would take {last['the scores alone, MB']:.0f} MB.")
     if busy := results.get("busy"):
         slower = ", ".join(f"{label_of(row[''])} {row['slower by']:.1f}" for row in busy)
-        parts.append(f"Beside a process that is as busy on the same cores, a call is slower by a factor of: {slower}.")
+        parts.append(f"With an equally busy process on the same cores, a call is slower by a factor of: {slower}.")
     said = " ".join(parts)
     if sizes := results.get("sizes"):
         said += "\n\n" + _other_sizes(sizes)
@@ -65,7 +65,7 @@ LIBRARIES = {"torch": "torch", "numpy": "the formula in NumPy"}
 
 
 def _other_sizes(records):
-    """Sentences by kind of size, and a table of all."""
+    """A sentence for each kind of size, and a table of all sizes."""
     one = select(records, batch=1)
     kinds = {f"with head_dims of {span(values(one, 'head_dim'), 0)}": one,
              "with large batches": [x for x in records if x["batch"] > 1 and not x["pair_bias"]],
@@ -91,12 +91,12 @@ def _small_calls(rows):
               **{f"{label_of(name)}, us": f"{row[name]:.0f}" for name in (OURS, *LIBRARIES) if name in row}}
              for row in rows]  # fmt: skip
     over = {of: [row["numpy"] / row[OURS] for row in rows if row["call"].startswith(of)] for of in ("forward", "both")}
-    return (f"Small calls in float32 are, forward, {span(over['forward'])} times as fast as the formula in NumPy, with "
-            f"gradients {span(over['both'])} times.\n\n{table(shown)}")  # fmt: skip
+    return (f"Small calls in float32 are {span(over['forward'])} times as fast as the formula in NumPy forward, and "
+            f"{span(over['both'])} times with gradients.\n\n{table(shown)}")  # fmt: skip
 
 
 def decoding_cpu(results):
-    """How many times as fast as NumPy's formula one query is, by the number of keys."""
+    """One query's speed relative to NumPy's formula, by the number of keys."""
     records = results["records"]
     cells = list(dict.fromkeys((record["heads"], record["head_dim"]) for record in records))
     figure, axes = panels(1, len(cells), 2.1, sharey=True)
@@ -115,6 +115,6 @@ def decoding_cpu(results):
     ratios = [record["NumPy / numbattn"] for record in records]
     title = f"Decoding on a CPU is {span(ratios, 1)} times as fast as NumPy's formula"
     fastest = max(record["GB/s"] for record in records)
-    text = (f"One query on a CPU; up to {fastest:.0f} GB/s of K and V, each read once. A cache is a KVCache, whose "
-            "numbers the formula is given as they lie.")
+    text = (f"One query on a CPU, at up to {fastest:.0f} GB/s of K and V, each read once. “cache” is a KVCache; the "
+            "formula gets its numbers as they are stored.")
     return finish(figure, title), text

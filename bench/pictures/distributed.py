@@ -11,7 +11,7 @@ MASKS = {True: ("-", "full", "causal"), False: ("--", "none", "full")}  # line, 
 
 # ---------------------------------------------------------------------------------------------------------------- ring
 def ring(results):
-    """Of as many times one device's speed, by seqlen."""
+    """The share of perfect scaling by seqlen."""
     records, options = results["speed"], results["options"]
     passes, engines = (list(dict.fromkeys(record[key] for record in records)) for key in ("pass", "engine"))
     seqlens = values(records, "seqlen")
@@ -30,18 +30,19 @@ def ring(results):
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 0].set_ylabel("speed / n times one device's")
     longest = select(records, seqlen=seqlens[-1])
-    told = ", ".join(f"{of} {span([x['of devices'] for x in select(longest, **{'pass': of})])}" for of in passes)
+    told = ", ".join(f"{of} {span([100 * x['of devices'] for x in select(longest, **{'pass': of})], 0)}%"
+                     for of in passes)  # fmt: skip
     ranks, devices = records[0]["ranks"], records[0]["at once"]
     text = (
-        f"A sequence split in zigzag over {ranks} ranks, {options['heads']} heads of {options['head_dim']} on "
-        f"{options['heads_k']} of keys in {options['dtype']}: the time of one device with all of it, over {devices} "
-        f"times that of the ring, until the last rank has its results. {_memory(results['checks'])}Relative RMS "
-        f"errors against float64, at seqlen {span(values(results['errors'], 'seqlen'), 0)}, the worst of o, dq, dk and "
-        f"dv: {span([_worst_ratio(x['rms']) for x in results['errors']])} times one device's. Two runs with "
+        f"A sequence split in zigzag over {ranks} ranks, {options['heads']} query heads of {options['head_dim']} over "
+        f"{options['heads_k']} key heads in {options['dtype']}: the time of one device for the whole sequence over "
+        f"{devices} times the ring's, until the last rank has its results. {_memory(results['checks'])}Relative RMS "
+        f"errors against float64 at seqlen {span(values(results['errors'], 'seqlen'), 0)}, the worst of o, dq, dk and "
+        f"dv, are {span([_worst_ratio(x['rms']) for x in results['errors']])} times one device's. Two runs with "
         f"deterministic=True are equal bit for bit in {sum(x['equal'] for x in results['checks'])} of "
         f"{len(results['checks'])} cases.\n\n" + table([*map(_row, records)])
     )
-    return finish(figure, f"{ranks} ranks, {seqlens[-1]} tokens: {told} of {devices} times one device's speed"), text
+    return finish(figure, f"{ranks} ranks, {seqlens[-1]} tokens: {told} of perfect scaling"), text
 
 
 def _memory(checks):
@@ -49,8 +50,8 @@ def _memory(checks):
     one, of_ring = (1e-9 * largest["bytes"][peer] for peer in ("one", "ring"))
     if not one:
         return ""
-    return (f"Both passes of {largest['seqlen']} tokens take {one:.1f} GB beyond the inputs on one device, at most "
-            f"{of_ring:.1f} GB on each of the ring. ")  # fmt: skip
+    return (f"Both passes of {largest['seqlen']} tokens take {one:.1f} GB beyond the inputs on one device, and at "
+            f"most {of_ring:.1f} GB on each device of the ring. ")  # fmt: skip
 
 
 def _worst_ratio(errors):
@@ -66,7 +67,7 @@ def _row(record):
 
 # --------------------------------------------------------------------------------------------------------------- model
 def ring_model(results):
-    """Kernels against messages by the number of GPUs, and what comes of them in three schemes."""
+    """Kernels and messages by the number of GPUs, and the speed that follows in three schemes."""
     records, args = results["records"], results["arguments"]
     gpus, schemes = values(records, "gpus"), list(dict.fromkeys(record["scheme"] for record in records))
     figure, axes = panels(1, 3, 2.4)
@@ -84,32 +85,32 @@ def ring_model(results):
                       label=scheme)  # fmt: skip
         axis.set_ylim(0, 1.05)
         axis.set_title(of)
-    axes[0, 1].set_ylabel("of as many times one GPU's speed")
+    axes[0, 1].set_ylabel("share of perfect scaling")
     for axis in axes[0]:
         powers_of_two(axis, gpus)
         axis.set_xlabel("GPUs")
     last = {x["scheme"]: x["share"] for x in select(records, gpus=gpus[-1], **{"pass": "forward"})}
-    told = ", ".join(f"{scheme} {share:.2f}" for scheme, share in last.items())
+    told = ", ".join(f"{scheme} {share:.0%}" for scheme, share in last.items())
     hides = {x["link"]: select(results["hides"], link=x["link"]) for x in results["hides"]}
     within, between = (f"{forward['tokens']:.0f} ({backward['tokens']:.0f} in backward)"
                        for forward, backward in (hides["within"], hides["between"]))  # fmt: skip
     rates = "{:.0f} and {:.0f} TFLOP/s".format(*args["tflops"]) if args["tflops"] else "see above"
     text = (
-        f"Nothing here is measured but the rates: a model of {args['seqlen']} causal tokens in zigzag, {args['heads']} "
-        f"heads of {args['head_dim']} on {args['heads_k']} of keys in bfloat16, on nodes of {args['node']} GPUs. "
+        f"Only the rates are measured here: a model of {args['seqlen']} causal tokens in zigzag, {args['heads']} query "
+        f"heads of {args['head_dim']} over {args['heads_k']} key heads in bfloat16, on nodes of {args['node']} GPUs. "
         f"Kernels run as fast as on one GPU at such lengths ({rates}); a GPU receives {args['within']:.0f} GB/s from "
-        f"its node and {args['between']:.0f} GB/s from others; a step starts in {args['start']:.0f} microseconds, "
-        f"which is assumed. A step of the ring hides its message from {within} tokens a GPU on within a node, from "
-        f"{between} on between nodes. Ring: keys go from each GPU to each other one, as `numbattn.distributed` sends "
-        "them. Two levels: they come once to a node, and go round in it. Ulysses in a node: its GPUs exchange tokens "
-        "for heads, and the ring is one of nodes. The last two are not built.\n\n"
+        f"its node and {args['between']:.0f} GB/s from others; a step is assumed to start in {args['start']:.0f} "
+        f"microseconds. A step of the ring hides its message within a node from {within} tokens per GPU on, and "
+        f"between nodes from {between} on. Ring: keys go from each GPU to every other one, as `numbattn.distributed` "
+        "sends them. Two levels: keys reach each node once and then go around in it. Ulysses in a node: its GPUs "
+        "exchange tokens for heads, and the ring is one of nodes. The last two are not implemented.\n\n"
         + table([{"pass": of, "GPUs": n, "tokens a GPU": f"{model[0]['tokens']:.0f}",
                   "kernel / message within / between, ms": " / ".join(f"{1e3 * model[0][x]:.3f}" for x in LINKS),
                   **{x["scheme"]: f"{x['share']:.2f}" for x in model}}
                  for of, n in product(("forward", "backward"), gpus)
                  if (model := select(records, gpus=n, **{"pass": of}))])
     )  # fmt: skip
-    return finish(figure, f"On paper, {gpus[-1]} GPUs: {told} of as many times one's speed"), text
+    return finish(figure, f"On paper, with {gpus[-1]} GPUs: {told} of perfect scaling"), text
 
 
 LINKS = "kernel", "within", "between"

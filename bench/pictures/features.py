@@ -37,13 +37,13 @@ def scores(results):
     title = f"With a score, a pass takes up to {most:.1f} times as long; what a mask hides is not computed"
     ours, theirs = (pairs["seconds"][name] * 1e3 for name in (OURS, "cupy"))
     text = (
-        f"Left: {cost}; the dot is the largest head_dim and seqlen, the line goes from the least to the most of all; "
-        "backward includes the gradients of a score's arrays, where it has one; FlashAttention 4's time is over "
-        "numbattn's without a score. Right: the time with a mask over that "
-        f"without, beside the share of the scores that it shows ({shown}). A pair bias that {pairs['batch']} rows of a "
-        f"batch share, forward and backward with its gradient ({pairs['dtype']}, {pairs['heads']} heads of "
-        f"{pairs['head_dim']}, seqlen {pairs['seqlen']}): {ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB, the "
-        f"standard formula in CuPy {theirs:.0f} ms and {pairs['bytes']['cupy'] / 1e6:.0f} MB."
+        f"Left: {cost}; the dot is the largest head_dim and seqlen, the line spans all of them; backward includes the "
+        "gradients of a score's arrays, if it has any; FlashAttention 4's time is relative to numbattn's without a "
+        "score. Right: the time with a mask relative to the time without, against the share of the scores that it "
+        f"shows ({shown}). A pair bias shared by {pairs['batch']} rows of a batch, forward and backward with its "
+        f"gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), takes "
+        f"{ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} ms "
+        f"and {pairs['bytes']['cupy'] / 1e6:.0f} MB."
     )
     return finish(figure, title), text
 
@@ -132,20 +132,20 @@ def packed(results):
                        if (found := [record["seconds"][name] / record["seconds"][OURS] for record in records
                                      if name in record["seconds"] and OURS in record["seconds"]]))  # fmt: skip
     text = (f"32768 tokens of 2048 features in {records[0]['dtype']}, TFLOP/s on what is visible: "
-            "sequences of 512, of 4096, of 3 to 2047 (uniform), of 40 to 3413 (lognormal), and one of 31744 beside "
-            "64 of 16 (one long). numbattn over the fastest other: "
+            "sequences of 512, of 4096, of 3 to 2047 (uniform), of 40 to 3413 (lognormal), and one of 31744 with "
+            "64 of 16 (one long). numbattn's speed over the fastest other's: "
             f"{'; '.join(f'{of} {summary(found)}' for of, found in ratios.items())}.")  # fmt: skip
-    return finish(figure, title), text + (f" Time over that of the packed ones: {within}." if within else "")
+    return finish(figure, title), text + (f" Time relative to the packed call: {within}." if within else "")
 
 
 RENAMED = {"torch": "flash"}  # torch.nn.attention.varlen is that
-WITHIN = {"dense": "as an array with a batch axis, where they are of one length",
-          "padded": "each padded to the longest, with Lengths"}  # fmt: skip
+WITHIN = {"dense": "as an array with a batch axis, where all lengths are equal",
+          "padded": "padded to the longest, with Lengths"}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding
 def decoding(results):
-    """TB/s of K and V by cell: beside the peers, and numbattn's variants."""
+    """TB/s of K and V by cell, compared with the peers; and numbattn's variants."""
     records, options = results["records"], results["options"]
     cells = ["{batch} x {keys}, {head_dim}".format(**r) + f", {r['queries']} queries" * (r["queries"] > 1)
              for r in records]  # fmt: skip
@@ -174,10 +174,10 @@ def decoding(results):
     ratios = [ratio for ratio, _ in map(over_best, rates) if ratio]
     title = (f"Decoding reads up to {max(found[OURS] for found in rates):.1f} TB/s"
              + (f", {span(ratios)} times the fastest other's" if ratios else ""))  # fmt: skip
-    text = (f"One query, if not said otherwise, for each of 32 heads on {options['heads_k']} of keys in "
+    text = (f"One query, unless stated otherwise, for each of 32 query heads over {options['heads_k']} key heads in "
             f"{options['dtype']}; K and V come from memory, not from the L2 cache. Right: with the lengths of "
-            "the sequences in an array on the GPU, all of them equal (lengths) or from a tenth of the keys to all of "
-            "them (ragged, by what is visible); with a KVCache, in pages of so many tokens or of 8 bits.\n\n"
+            "the sequences in an array on the GPU, all equal (lengths) or from a tenth of the keys to all of them "
+            "(ragged, relative to what is visible); with a KVCache, in pages of so many tokens, or in 8 bits.\n\n"
             + table([{"batch x keys, head_dim": cell, **{label_of(name): f"{record['TB/s'][name]:.2f}"
                                                          for name in names if name in record["TB/s"]}}
                      for cell, record in zip(cells, records)]))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Many small attentions on a GPU, beside a copy of the same bytes."""
+"""Many small attentions on a GPU, compared with a copy of the same bytes."""
 
 from itertools import product
 
@@ -31,7 +31,7 @@ CALLED = {False: "called", True: "in a graph"}
 
 
 def small(results):
-    """Shares of a copy's bandwidth by seqlen; the marks are means over head_dims, the lines go over all of them."""
+    """Shares of a copy's bandwidth by seqlen; the marks are means over head_dims, the lines span all of them."""
     cells = _cells(results)
     dtypes, seqlens = list(dict.fromkeys(cell["dtype"] for cell in cells)), values(cells, "seqlen")
     figure, axes = panels(len(DRAWN), len(dtypes), 1.6, sharex=True, sharey=True)
@@ -54,7 +54,7 @@ def small(results):
     logarithmic(axes[0, 0], "y", 100)
     figure.supylabel("% of a copy's bandwidth", fontsize=8)
     told = ", ".join(f"{words} {share:.0%}" for words, share in zip(DRAWN.values(), _shares(cells)))
-    title = f"Of the speed of a copy of the same bytes: {told}"
+    title = f"Speed relative to a copy of the same bytes: {told}"
     parts = [_of_cells(cells, dtypes), *_of_batches(results.get("batches")), *_of_variants(results.get("variants"))]
     return finish(figure, title), f"{' '.join(parts)}\n\n{table(_rows(cells, names))}"
 
@@ -84,7 +84,7 @@ def _shares(cells):
 
 
 def _one_torch(seconds):
-    """torch is who is fastest of its kernels."""
+    """The fastest of torch's kernels stands for torch."""
     theirs = [seconds[name] for name in TORCH if name in seconds]
     others = {name: s for name, s in seconds.items() if name not in TORCH}
     return {**others, "torch": min(theirs)} if theirs else others
@@ -101,16 +101,16 @@ def _of_cells(cells, dtypes):
         if best := _over_best(select(cells, dtype=dtype)):
             told.append(f"{dtype} {summary(best)}")
     text = (
-        f"{first['heads']} heads of {span(values(cells, 'head_dim'), 0)}, in batches of which each array has "
+        f"{first['heads']} heads of {span(values(cells, 'head_dim'), 0)}, in batches such that each array takes "
         f"{_array_bytes(first) >> 20} MiB; a bias is a number for each head and pair of a query and a key, the "
-        "same for all of the batch. The limit is a copy on the GPU, in the same run, that reads and writes as "
+        "same for the whole batch. The limit is a copy on the GPU, in the same run, that reads and writes as "
         "many bytes as q, k, v and o have, or, backward, q, k, v, do and three gradients. Marks are geometric "
-        "means over head_dims, lines go from the least to the most; torch is the fastest of its kernels."
+        "means over head_dims, lines span the range; torch is the fastest of its kernels."
     )
     if told:
         text += f" numbattn's speed over that of the fastest other: {'; '.join(told)}."
     if costs := _costs_of_gradient(cells):
-        text += f" With the bias' gradient a backward pass takes {span(costs)} times as long as without."
+        text += f" With the bias's gradient a backward pass takes {span(costs)} times as long as without."
     return text
 
 
@@ -126,7 +126,7 @@ def _array_bytes(cell):
 
 
 def _costs_of_gradient(cells):
-    """Time over that of the same call without the gradient."""
+    """Time relative to the same call without the gradient."""
     found = []
     for cell in select(cells, bias="with gradient"):
         same = {key: cell[key] for key in ("dtype", "batch", "seqlen", "head_dim", "pass")}
@@ -137,12 +137,12 @@ def _costs_of_gradient(cells):
 def _of_batches(records):
     """A sentence, if there are records."""
     if records:
-        told = [f"of {batch}, {how}, {summary(best)}"
+        told = [f"batch {batch}, {how}, {summary(best)}"
                 for batch, (graph, how) in product(values(records, "batch"), CALLED.items())
                 if (best := _over_best(select(records, batch=batch, graph=graph)))]  # fmt: skip
         yield (
-            "The same of smaller batches, called one after the other, or as a CUDA graph of many calls, in which "
-            f"there is no host time: {'; '.join(told)}."
+            "The same for smaller batches, called one after the other, or as a CUDA graph of many calls, which takes "
+            f"no host time: {'; '.join(told)}."
         )
 
 
@@ -152,11 +152,11 @@ def _of_variants(records):
         names = dict.fromkeys(name for record in records for name in record["seconds"] if name != "plain")
         sizes = " and ".join(dict.fromkeys("{batch} x {heads} x {seqlen} x {head_dim}".format(**x) for x in records))
         told = "; ".join(f"{name} {span(found)}" for name in names if (found := _ratios(records, name, "plain")))
-        yield f"Time over that of a plain call, each pass, in {records[0]['dtype']}, {sizes}: {told}."
+        yield f"Time relative to a plain call, each pass, in {records[0]['dtype']}, {sizes}: {told}."
 
 
 def _rows(cells, names):
-    """A row for each size, in a cell the microseconds of a copy and of all peers."""
+    """A row for each size; a cell has the microseconds of a copy and of all peers."""
     rows = {}
     head = f"microseconds: {' / '.join(['copy', *map(label_of, names)])} (batch x seqlen, head_dim)"
     for cell in cells:

@@ -1,4 +1,4 @@
-"""Half precision, float32 and float64 on a GPU: speed beside the peers, and errors."""
+"""Half precision, float32 and float64 on a GPU: speed compared with the peers, and errors."""
 
 import math
 from itertools import product
@@ -68,26 +68,27 @@ def speed(results):
                  f"slower in {sum(ratio < 1 for ratio in ratios)}")  # fmt: skip
     text = (
         f"In {first['dtype']}, batch * seqlen = {first['batch'] * first['seqlen']} tokens, heads * head_dim = "
-        f"{first['heads'] * first['head_dim']}, beside {listed(peers)}. In a cell, above and as its colour: "
-        "numbattn's speed over that of the fastest of them; below: numbattn's TFLOP/s, of causal attention half the "
-        f"work counted; in italics where another one is faster, with its name. All that a call does is included.\n\n"
+        f"{first['heads'] * first['head_dim']}, compared with {listed(peers)}. The upper number in a cell, and "
+        "its colour, is numbattn's speed over that of the fastest of them; the lower number is numbattn's TFLOP/s, "
+        "with causal attention counted as half the work. Where another library is faster, the cell is in italics and "
+        "names it. Times include everything that a call does.\n\n"
         + table(speed_rows(records))
     )
     return finish(figure, title), text
 
 
 def deterministic(results):
-    """The same of gradients that are equal bit for bit from call to call."""
+    """The same for gradients that are equal bit for bit from call to call."""
     figure, text = speed(results)
-    return figure, f"numbattn with deterministic=True, the others as by default. {text}"
+    return figure, f"numbattn runs with deterministic=True, the others with their defaults. {text}"
 
 
 def mma(results):
-    """The same of the kernels for GPUs before and after Hopper."""
+    """The same for the kernels of GPUs before and after Hopper."""
     figure, text = speed(results)
     gpu = results["machine"]["gpu"]["name"]
-    return figure, (f"Half precision from compute capability 8.0 on, by mma.sync, on an {gpu} in place of Hopper's own "
-                    f"kernels (--tier mma); other GPUs were not measured. {text}")  # fmt: skip
+    return figure, (f"The half-precision kernels for compute capability 8.0 and later, by mma.sync, on an {gpu} in "
+                    f"place of Hopper's own (--tier mma); other GPUs were not measured. {text}")  # fmt: skip
 
 
 def speed_rows(records):
@@ -111,7 +112,7 @@ def rates_of(record, peers):
 
 
 def rooflines(results):
-    """TFLOP/s by seqlen, of the usual head_dim, under what the GPU allows."""
+    """TFLOP/s by seqlen at the usual head_dim, under what the GPU allows."""
     head_dims = values(results["speed"], "head_dim")
     head_dim = 128 if 128 in head_dims else head_dims[-1]
     records = select(results["speed"], head_dim=head_dim)
@@ -137,8 +138,8 @@ def rooflines(results):
     best = {of: max(share for name, share in shares if name == of) for of, _ in shares}
     reached = ", ".join(f"{of} {share:.0%}" for of, share in best.items())
     title = f"head_dim {head_dim}" + f", long sequences: {reached} of what the GPU can do" * bool(best)
-    text = (f"The same at head_dim {head_dim}. The roofline is the data sheet's TFLOP/s of products, and its memory "
-            "bandwidth with every array read or written once; exponentials are not in it.")
+    text = (f"The same at head_dim {head_dim}. The roofline is the data sheet's TFLOP/s for matrix products and its "
+            "memory bandwidth, with every array read or written once; exponentials are not included.")
     return finish(figure, title), text
 
 
@@ -168,15 +169,16 @@ def accuracy(results):
     spans = "; ".join(f"{label_of(name)} {span(over[name])}" for name in sorted_names(over))
     best = [errors[OURS][0] / min(others) for errors in (record["errors"] for record in records)
             if (others := [rms for name, (rms, _) in errors.items() if name != OURS])]  # fmt: skip
-    text = (f"Against the plain formula in float64, {records[0]['heads']} heads, the worst of o or of dq, dk, dv, at "
-            f"head_dim {' and '.join(map(str, values(records, 'head_dim')))}, causal and not. numbattn's RMS error "
-            f"over theirs, cell by cell: {spans}.")
-    return finish(figure, f"RMS errors are {geometric_mean(best):.2f} times the least of the others, in the mean"), text
+    text = (f"Errors against the plain formula in float64, with {records[0]['heads']} heads at head_dim "
+            f"{' and '.join(map(str, values(records, 'head_dim')))}, causal and not; the worst of o, or of dq, dk, dv. "
+            f"numbattn's RMS error over theirs, cell by cell: {spans}.")
+    title = f"RMS errors are on average {geometric_mean(best):.2f} times those of the most exact other"
+    return finish(figure, title), text
 
 
 # ----------------------------------------------------------------------------------------------------- float32, float64
 def floats(results):
-    """TFLOP/s of dtypes for which there are no hand-tuned kernels."""
+    """TFLOP/s in dtypes for which there are no hand-tuned kernels."""
     records = results["speed"]
     kinds = [*product(values(records, "dtype"), dict.fromkeys(record["pass"] for record in records))]
     figure, axes = panels(1, len(kinds), 2)
@@ -197,6 +199,6 @@ def floats(results):
     means = "; ".join(f"{dtype} {', '.join(told)}" for dtype, told in means.items())
     first = records[0]
     spans = "; ".join(f"{dtype} {of} {summary(found)}" for (dtype, of), found in ratios.items())
-    text = (f"Batch {first['batch']}, {first['heads']} heads, seqlen {first['seqlen']}, of causal attention half the "
-            f"work counted. numbattn's speed over that of the fastest other: {spans}.")
+    text = (f"Batch {first['batch']}, {first['heads']} heads, seqlen {first['seqlen']}; causal attention counts as "
+            f"half the work. numbattn's speed over that of the fastest other: {spans}.")
     return finish(figure, f"Speed over the fastest other's: {means}"), text

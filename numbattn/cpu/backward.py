@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gradients import Gradients, sum_to
-from ..scores import Sink
 from ..values import rounded
 from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_of, tiles_of
 from .compile import Kernel
@@ -14,7 +13,7 @@ from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
 from .record import Later, Record, data_address
-from .score import curved_in, score, steps_of
+from .score import nonlinear_in, score, steps_of
 from .score_gradients import merged, pull_back, shapes_of, shares_of, sums_for
 from .subnormals import flush_subnormals, restore
 from .tile import (
@@ -51,7 +50,7 @@ def backward(saved, do, dlse=None, deterministic=True):
         numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
-    scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=curved_in(inputs.score))
+    scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=nonlinear_in(inputs.score))
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score))
     work = plan.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
@@ -121,7 +120,7 @@ def gradients_of_score(saved, do, dlse, summed):
             yield from [None] * len(part._weights)
             continue
         (array,) = part._weights
-        if isinstance(part, Sink):
+        if not part._has_step:
             delta = np.einsum("...mc,...mc->...m", *[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         else:
@@ -271,7 +270,7 @@ def load_queries(at, given):
 
 @inline
 def differentiate_tile(scratch, given, at, n0, n_end):
-    """P Z and dS behind the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
+    """P Z and dS after the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
     batch, head, dtype, one = at.batch, at.head, given.lse.dtype, given.lse.dtype.type(1)
     state = tile_state(given.sight, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end

@@ -12,10 +12,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..dual import INSTEAD, naming
-from ..element import check, slope_of, value_of
-from ..strict import Compiler, compiled
-from ..wide import seen
+from ..scores.compiled.element import check, slope_of, value_of
+from ..scores.compiled.errors import naming
+from ..scores.compiled.numpy_functions import INSTEAD
+from ..scores.compiled.strict import Compiler, compiled
+from ..scores.compiled.wide import seen
 from .compile import c_function
 from .record import data_address, reader
 from .tile import INT64, contiguous_view
@@ -35,7 +36,7 @@ def tile_function(score, dtype, derivative=False):
 
 
 def applied(score, S):
-    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, behind a numbattn.Score, as kernels compute it."""
+    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, after a numbattn.Score, as kernels compute it."""
     function, record = tile_function(score, S.dtype), record_of(score.arrays)
     tiles = np.array(S.swapaxes(-2, -1), order="C")  # of all keys x all queries
     *_, heads, keys, queries = tiles.shape
@@ -46,7 +47,7 @@ def applied(score, S):
 
 @lru_cache(maxsize=256)
 def _tile_function(identity, kinds, dtype, derivative):
-    """identity: a scores.Identity of function and derivative; kinds: the types of the arrays."""
+    """identity: a function.Identity; kinds: the types of the arrays."""
 
     def make():
         check(identity, numba.from_dtype(dtype), kinds, derivative)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scores import Sink
+from ..scores import steps_of
 from .record import Later
-from .score import ALIBI, CAP, FUNCTION, RELATIVE, matrix_of, offset_of
+from .score import KIND, SLOPES, by_kind, row_of
+from .scores import KINDS, matrix_of
 from .tile import contiguous_view, inline, tile
 from .transposition import transpose
 
@@ -31,8 +32,7 @@ class Shares(NamedTuple):
 
 def shapes_of(parts):
     """The shape of the array of each step, with rows and columns; None where its gradient is not wanted."""
-    steps = [part for part in parts if not isinstance(part, Sink)]
-    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps])
+    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps_of(parts)])
 
 
 def shares_of(problem, shapes):
@@ -111,28 +111,29 @@ def merged(dx, firsts):
 
 
 # ---------------------------------------------------------------------------------------------------------- gradients
+collect = by_kind([kind.collect for kind in KINDS])
+
+
 @inline
 def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
-    """dS behind the score becomes that before it, step by step, and is added to the gradients of arrays on the way.
+    """dS after the score becomes that before it, step by step, and is added to the gradients of arrays on the way.
 
     aligned: the offset of the tile's queries within their segment.
     """
-    curved = steps.curved
     for step in range(steps.caps.size - 1, -1, -1):
-        kind = steps.numbers[step, 0]
-        if kind in (CAP, FUNCTION):
-            curved -= 1
-            multiply_by_slopes(dS, tile(slopes[curved * dS.size : (curved + 1) * dS.size], dS.shape[0], dS.shape[1]))
+        own = steps.numbers[step, SLOPES]
+        if own >= 0:
+            multiply_by_slopes(dS, tile(slopes[own * dS.size : (own + 1) * dS.size], dS.shape[0], dS.shape[1]))
         elif sums.numbers[step, 0] >= 0:
             number, rows, cols, stride = sums.numbers[step]
             place = sums.addresses[number] + sums.places[number, batch, head] + chunk * stride
-            first = n0 - m0 - offset_of(steps, step, batch, head, aligned)
-            if rows > 1 and cols > 1 and kind != ALIBI and kind != RELATIVE:
+            if rows > 1 and cols > 1:
                 whole = contiguous_view(place, rows, cols, cols, dS.dtype)
                 transpose(whole[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
             else:
-                dx, reach = contiguous_view(place, rows, cols, cols, np.float64), steps.numbers[step, 5]
-                collect(dx, dS, kind, first, reach, m0, n0)
+                row = row_of(steps, step, batch, head, aligned)
+                dx = contiguous_view(place, rows, cols, cols, np.float64)
+                collect(steps.numbers[step, KIND], dx, dS, row, batch, head, m0, n0)
 
 
 @inline
@@ -141,22 +142,3 @@ def multiply_by_slopes(dS, slopes):
     for j in range(dS.shape[0]):
         for i in range(dS.shape[1]):
             dS[j, i] = dS[j, i] * slopes[j, i] if dS[j, i] != 0 else dS.dtype.type(0)
-
-
-@inline
-def collect(dx, dS, kind, first, reach, m0, n0):
-    """Add a tile of dS to the gradient of numbers that many elements share. first: how far the first key is behind the
-    own key of the first query."""
-    if kind == ALIBI:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, 0] -= abs(first + j - i) * dS[j, i]
-    elif kind == RELATIVE:
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
-    else:
-        one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
-        for j in range(dS.shape[0]):
-            for i in range(dS.shape[1]):
-                dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dual import naming
-from ..eight_bits import bits_of
-from ..functions import Score
+from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
+from ..scores.compiled.errors import naming
+from ..scores.function import Score
 from .caches.gather import gather
 from .kernels import BACKWARD, FORWARD
 from .kernels.any.decode import reads

@@ -9,9 +9,9 @@ from zlib import crc32
 
 import numpy as np
 
-from ..functions import Score
 from ..masks import Mask
 from ..scores import Part
+from ..scores.function import Score
 from ..values import shown
 from .messages import Gather
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..api import _run
+from ..backends import run
 from ..fitting import check_mask, check_part
-from ..masks import Causal, First, Lengths, Mask, Prefix, Tail, Window, cropped
+from ..masks import Mask, cropped
 from ..origin import FAR, Crop
 from ..problem import Inputs, Problem, describe, mask_of
-from ..scores import Alibi, Part, RelativeBias, Sink, Softcap, as_parts, sink_of
+from ..scores import Part, as_parts, names, sink_of, steps_of
 from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all
 from .messages import Like
@@ -22,8 +22,6 @@ from .pieces import Piece
 from .ring import Messages
 from .share import Call, Place, Share, _facts, near_by, pieces_by_rank
 from .totals import Output
-
-MASKS, SCORES = (Causal, Window, Lengths, First, Prefix, Tail), (Softcap, Alibi, RelativeBias, Sink)  # beside caches
 
 
 def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
@@ -42,7 +40,7 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     facts = yield from agreed(place.rank, own)
     mask, score = yield from near_by(mask, score)
     lengths = None
-    if inputs.cache is not None and (mask._leaves or not all(isinstance(part, Softcap | Sink) for part in score)):
+    if inputs.cache is not None and (mask._leaves or any(part._knows_places for part in score)):
         lengths = yield from gathered(place, [inputs.cache.lengths])
 
     def blocks_of() -> list[tuple[Problem, Inputs]]:
@@ -53,7 +51,7 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     blocks = yield from agreed_fit(place.rank, facts, blocks_of)
     queries, part, whole = slice(0, problem.seqlen_q), Output(problem, q), Output(problem, q)
     for block, given in blocks:
-        o, saved = _run(block, "forward", block, given)
+        o, saved = run(block, "forward", block, given)
         part.add(queries, o, saved.lse)
     part.settle()
     for o, lse in (yield from gathered(place, [part.whole, part.lse])):
@@ -82,9 +80,9 @@ def blocks_of_arrays(
 def block_of_cache(
     place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], lengths: Any
 ) -> tuple[Problem, Inputs]:
-    """The call with the rank's cache. Its tokens are behind those of the ranks before it, which for each sequence are
+    """The call with the rank's cache. Its tokens come after those of the ranks before it, which for each sequence are
     so many; lengths: of all ranks, or None where they do not matter."""
-    q, parts = inputs.q, [part for part in score if not isinstance(part, Sink)]
+    q, parts = inputs.q, steps_of(score)
     if lengths is not None:
         counts = [of_rank[:, None].astype(np.int64) for (of_rank,) in lengths]
         first, seqlen_k = (sum(some, np.zeros_like(counts[0])) for some in (counts[: place.rank], counts))
@@ -98,15 +96,13 @@ def check_beside_cache(problem: Problem, mask: Mask, score: tuple[Part, ...]) ->
     """Refuse what does not fit, and what has columns for keys, which are others in each sequence."""
     shape = *problem.batch, problem.seqlen_q, FAR
     for leaf in mask._leaves:
-        if not isinstance(leaf, MASKS):
-            raise ValueError(f"mask: got {leaf} beside KVCaches of several ranks, expected {_names(MASKS)}, or what & "
-                             "and | make of them")
+        if not leaf._crops_by_sequence:
+            raise ValueError(f"mask: got {leaf} with KVCaches of several ranks, expected masks such as Causal, Window, "
+                             "Lengths, First, Prefix and Tail, or what & and | make of them")
         check_mask(leaf._fit(shape), shape, problem.xp)
     for part in score:
-        if not isinstance(part, SCORES):
-            raise ValueError(f"score: got {part} beside KVCaches of several ranks, expected {_names(SCORES)}")
+        if not part._crops_by_sequence:
+            allowed = ", ".join(names(lambda kind: kind._crops_by_sequence))
+            raise ValueError(f"score: got {part} with KVCaches of several ranks, expected {allowed}")
         check_part(part, shape, problem.xp)
 
-
-def _names(kinds: tuple[type, ...]) -> str:
-    return ", ".join(kind.__name__ for kind in kinds)

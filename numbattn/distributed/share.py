@@ -13,7 +13,8 @@ from ..masks import All, Mask, cropped
 from ..masks.logic import Joined
 from ..origin import Origin
 from ..problem import Inputs, Problem, describe, mask_of, refuse_cache
-from ..scores import Part, Sink, Softcap, as_parts, sink_of
+from ..scores import Part, as_parts, sink_of, steps_of
+from ..scores.sink import Sink
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import ALIKE, LENGTHS, ROWS, Facts, agreed, agreed_fit, options
 from .messages import Near
@@ -33,7 +34,7 @@ class Place(NamedTuple):
         """The rank whose keys this one has in a step."""
         return (self.rank - step) % self.ranks
 
-    def behind(self, step: int) -> int:
+    def after(self, step: int) -> int:
         """The rank that has the keys of this one."""
         return (self.rank + step) % self.ranks
 
@@ -87,8 +88,8 @@ class Share:
 
     @property
     def parts(self) -> list[Part]:
-        """Of the score, those that a block of scores has: a sink is beside all keys."""
-        return [part for part in self.score if not isinstance(part, Sink)]
+        """The parts of the score that a block of scores has: a sink is one logit for all keys."""
+        return steps_of(self.score)
 
     @property
     def holds_arrays(self) -> bool:
@@ -98,8 +99,8 @@ class Share:
     @cached_property
     def joins(self) -> bool:
         """Whether a call may have several pieces: whether nothing in it depends on where they are, but for a mask."""
-        of_scores_alone = all(isinstance(part, Softcap) for part in self.parts)
-        return of_scores_alone and not (self.problem.dropout or self.mask._holds_arrays)
+        knows_places = any(part._knows_places for part in self.parts)
+        return not (knows_places or self.problem.dropout or self.mask._holds_arrays)
 
     def hop(self, step: int) -> Hop:
         """What the rank computes in a step."""
@@ -107,7 +108,7 @@ class Share:
 
     def other_hop(self, step: int) -> Hop:
         """What another rank computes in a step, with the keys of this one."""
-        return self.between(self.place.behind(step), self.place.rank)
+        return self.between(self.place.after(step), self.place.rank)
 
     def between(self, rank: int, source: int) -> Hop:
         """With a rank's queries and another one's keys, as all ranks know it."""

@@ -40,6 +40,9 @@ class BlockSparse(Mask):
     block_size: tuple[int, int] = (64, 64)
 
     _is_interval = False
+    _samples = (
+        ("blocks", lambda m, n: BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), np.bool_), (128, 128))),
+    )
 
     def __post_init__(self) -> None:
         check_array("BlockSparse blocks", self.blocks, np.bool_)

@@ -32,6 +32,7 @@ class Dense(Mask):
 
     _is_interval = False
     _axis_of_queries = -2
+    _samples = (("dense", lambda m, n: Dense(np.broadcast_to(True, (1, 1, m, n)))),)
 
     def __post_init__(self) -> None:
         check_array("Dense visible", self.visible, np.bool_, ndim=1)
@@ -70,6 +71,7 @@ class Bits(Mask):
 
     _is_interval = False
     _axis_of_queries = -2
+    _samples = (("bits", lambda m, n: Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32))))),)
 
     def __post_init__(self) -> None:
         check_array("Bits words", self.words, np.uint32)
@@ -174,3 +176,6 @@ class Bits(Mask):
                              f"{-(-crop.seqlen_k // 32)}, for {crop.seqlen_k} keys")
         first = crop.first_key // 32
         return Bits(crop.of_queries("mask: Bits words", self.words)[..., first : first + -(-crop.keys // 32)])
+
+
+Mask._kind_drawn = Bits

@@ -16,9 +16,9 @@ from .base import Interval, Mask, Rows, broadcast
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Mask):
-    """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal behind a prefix that all see.
+    """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal after a prefix that all see.
 
-    It needs no `Causal` beside it, which would hide the prefix.
+    It needs no `Causal` with it, which would hide the prefix.
 
     Parameters
     ----------
@@ -42,6 +42,9 @@ class Prefix(Mask):
 
     lengths: Integers
     offset: Integers | None = None
+
+    _crops_by_sequence = True
+    _samples = (("prefix", lambda m, n: Prefix(np.full((1, 1), n // 4))),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -90,6 +93,7 @@ class Intervals(Mask):
     end: Integers
 
     _axis_of_queries = -1
+    _samples = (("intervals", lambda m, n: Intervals(*(np.broadcast_to(x, (1, 1, m)) for x in (0, n)))),)
 
     def __post_init__(self) -> None:
         self._set(

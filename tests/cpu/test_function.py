@@ -119,7 +119,7 @@ FAULTS = {
     "cols, cols, real) if derivative else S": "cols, cols, real) if not derivative else S",
     "of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "of_element(S[j, i], batch, head, i, j, arrays)",
     "(data_address(x), *x.shape": "(data_address(x), *x.shape[::-1]",
-    "test_scores.py::test_what_was_minus_infinity_has_no_gradient": {
+    "scores/test_parts.py::test_what_was_minus_infinity_has_no_gradient": {
         "derivative and S[j, i] == hidden": "False",
     },
 }

@@ -1,4 +1,4 @@
-"""How gradients of arrays are shared out among blocks. What they are: see test_scores."""
+"""How gradients of arrays are shared out among blocks. What they are: see tests/scores."""
 
 import math
 
@@ -73,13 +73,10 @@ FAULTS = {
     "sums // count, prepend": "sums, prepend",
     "if more <= room:": "if True:",
     "dx if len(dx) == len(firsts) else ": "dx[: len(firsts)] if True else ",
-    "test_scores.py": {
-        "first = n0 - m0 - offset_of(steps, step, batch, head, aligned)": "first = n0 - m0",
-        "0 if one_key else n0 + j] += dS": "n0 + j] += dS",
+    "scores/test_parts.py": {
         "if dS[j, i] != 0 else dS.dtype.type(0)": "",
-        "dx[0, 0] -= abs": "dx[0, 0] += abs",
         "range(steps.caps.size - 1, -1, -1)": "range(steps.caps.size)",
-        "            curved -= 1\n": "",
+        "slopes[own * dS.size : (own + 1) * dS.size]": "slopes[: dS.size]",
         "whole[m0 : m0 + dS.shape[1], n0": "whole[: dS.shape[1], n0",
     },
     "cpu/test_backward.py::test_blocks_add_to_sums_of_their_own": {

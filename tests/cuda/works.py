@@ -24,7 +24,7 @@ def kernels(planned):
 
 
 def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=1000, seqlen_k=1000, device=HOPPER,
-         mask=(), keys=1000, nbytes=16, deterministic=False, score=(), slopes=None, resumes=False,
+         mask=(), keys=1000, nbytes=16, deterministic=False, score=(), resumes=False,
          **fields):  # fmt: skip
     """The Work of a kernel. batch: the axes of k before its last two, heads last; fields: of the Problem."""
     dtype, (*lead, heads_k) = NAMED[dtype], batch
@@ -34,4 +34,4 @@ def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=
     dtypes = dict.fromkeys(["o", "dq", "dk", "dv"], dtype)
     if resumes:
         dtypes[BEFORE] = np.dtype(np.float32)
-    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score, slopes=slopes)
+    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score)

@@ -3,7 +3,7 @@
 from numbattn import distributed as nad
 from tests.problems import LIMITS, Problem, present
 
-UNEQUAL = "without an offset beside Segments of unequal queries and keys"  # what is refused
+UNEQUAL = "without an offset within Segments of unequal queries and keys"  # what is refused
 
 
 class SplitProblem(Problem):

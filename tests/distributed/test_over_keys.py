@@ -102,11 +102,11 @@ def test_lengths_travel_where_they_matter(rng):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"mask": np.ones((1, 90), bool)}, "mask: got Dense.* beside KVCaches of several ranks, expected Causal, Window, "),
-    ({"mask": na.Segments([0, 1])}, "mask: got Segments.* beside KVCaches of several ranks"),
-    ({"mask": na.Lengths(1) & na.Intervals([0], [9])}, "mask: got Intervals.* beside KVCaches of several ranks"),
-    ({"score": na.Bias(np.ones(90))}, "score: got Bias.* beside KVCaches of several ranks, expected Softcap, Alibi, R"),
-    ({"score": na.Score(lambda s, b, h, i, j: s - j)}, "score: got Score.* beside KVCaches of several ranks"),
+    ({"mask": np.ones((1, 90), bool)}, "mask: got Dense.* of several ranks, expected masks such as Causal"),
+    ({"mask": na.Segments([0, 1])}, "mask: got Segments.* with KVCaches of several ranks"),
+    ({"mask": na.Lengths(1) & na.Intervals([0], [9])}, "mask: got Intervals.* with KVCaches of several ranks"),
+    ({"score": na.Bias(np.ones(90))}, "score: got Bias.* of several ranks, expected Alibi, RelativeBias, S"),
+    ({"score": na.Score(lambda s, b, h, i, j: s - j)}, "score: got Score.* with KVCaches of several ranks"),
     ({"mask": na.Causal(np.zeros(3, int))}, r"mask: Causal offset: got the shape \(3,\)"),
     ({"mask": na.Lengths(np.zeros((3, 1), int))}, r"mask: Lengths keys: got the shape \(3, 1\), expected \(2 or 1, 2"),
     ({"mask": na.Tail(np.ones((2, 2), bool))}, r"mask: got booleans of the shape \(2, 2\), which do not broadcast"),
@@ -133,12 +133,13 @@ def test_errors(rng):
 
 
 FAULTS = {
-    "mask._leaves or not all": "not all",
+    "mask._leaves or any(": "any(",
+    "if not part._crops_by_sequence": "if False",
     "counts[: place.rank], counts": "counts[: place.rank + 1], counts",
     "lengths is not None:": "False:",
     "share.check()": "pass",
     "mask=mask, scale=inputs.scale, score=parts, wide=True": "mask=mask, scale=inputs.scale, score=parts",
-    "if not isinstance(part, Sink)]": "]",
+    "parts = inputs.q, steps_of(score)": "parts = inputs.q, list(score)",
     "whole.add_sink(sink_of(score))": "pass",
     "check_mask(leaf._fit(shape), shape, problem.xp)": "pass",
     '"seqlen_q": problem.seqlen_q,': "",

@@ -277,7 +277,7 @@ def test_ranks_may_hold_their_own_rows_alone(rng, kind):
 def test_what_is_not_distributed(rng):
     ring = nad.Simulated(2)
     q, k = ring.split(np.zeros((64, 8))), ring.split(np.zeros((96, 8)))
-    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset beside Segments of unequal"):
+    with pytest.raises(ValueError, match=r"score: got Alibi.* without an offset within Segments of unequal"):
         nad.attention(ring, q, k, k, mask=na.Segments([0, 64], [0, 96]), score=na.Alibi(1.0))
 
 
@@ -328,10 +328,10 @@ FAULTS = {
     "delta - (0 if dlse is None else dlse)": "delta",
     "if dx is not None and not alone": "if dx is not None",
     "distributed/share.py": {
-        "if not isinstance(part, Sink)]": "]",
+        "return steps_of(self.score)": "return list(self.score)",
         "Origin(crop.first_query, crop.first_key,": "Origin(crop.first_query, crop.first_query,",
-        "not (self.problem.dropout or self.mask._holds_arrays)": "not self.mask._holds_arrays",
-        "all(isinstance(part, Softcap) for part in self.parts)": "True",
+        "knows_places or self.problem.dropout or": "knows_places or",
+        "any(part._knows_places for part in self.parts)": "False",
         "cropped(self.mask, crop) if self.mask._holds_arrays else block.mask": "block.mask",
         "mask if mask._axis_of_queries is None else All()": "mask",
         "any(rows not in (1, seqlen_q) for rows in of_value)": "False",

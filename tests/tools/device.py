@@ -12,7 +12,7 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
-from numbattn import api, cache
+from numbattn import backends, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.kernels import BACKWARD, FORWARD, LARGE_BACKWARD, LARGE_FORWARD
 from numbattn.cuda.passes import Passes
@@ -49,7 +49,7 @@ def on(device, execute=execute, small=False):
     """
     gpu = GPU(device, execute)
     routes = (FORWARD, BACKWARD) if small else (LARGE_FORWARD, LARGE_BACKWARD)
-    with patch.dict(api.BACKENDS, numpy=Passes(lambda: gpu, *routes)):
+    with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, *routes)):
         yield gpu
     assert not gpu.counts.any(), "a kernel has left counters behind that are not 0"
 

@@ -23,7 +23,7 @@ APPROXIMATIONS = "linformer", "linear", "block-sparse"
 
 
 def figure2(results):
-    """FLOPs, bytes and time beside the standard formula; time by the size of blocks, and by sparsity."""
+    """FLOPs, bytes and time relative to the standard formula; time by the size of blocks, and by sparsity."""
     parts = {part: select(results["records"], part=part) for part in ("left", "block-size", "sparsity")}
     figure, axes = panels(1, 3, 2.4)
     over, left = _work(axes[0, 0], parts["left"])
@@ -31,16 +31,15 @@ def figure2(results):
     _sparsity(axes[0, 2], parts["sparsity"])
     title = "Bytes decide: {GFLOP:.2f} times the FLOPs, {bytes:.2f} of the bytes, {ms:.2f} of the time".format(**over)
     shapes = {part: shape_words(records[0]["shape"]) for part, records in parts.items()}
-    text = (f"Left: forward and backward, {shapes['left']}, over the standard formula's, with the "
-            f"numbers themselves above the bars; {left}. Middle: forward by "
-            f"the number of queries that a block keeps, {shapes['block-size']}; dashed, what goes from L2 to the "
-            f"multiprocessors, {moved}. Right: both passes by the share of blocks that are "
-            f"visible, {shapes['sparsity']}, beside that share of the time of dense attention.")
+    text = (f"Left: forward and backward, {shapes['left']}, relative to the standard formula, with the "
+            f"numbers themselves above the bars; {left}. Middle: forward by the number of queries that a block keeps, "
+            f"{shapes['block-size']}; dashed: bytes from L2 to the multiprocessors, {moved}. Right: both passes by the "
+            f"share of blocks that are visible, {shapes['sparsity']}, with that share of dense attention's time.")
     return finish(figure, title), text
 
 
 def bytes_of(records, counter="dram", predicted="dram"):
-    """Of each record, and what they are: measured if all of them are, and predicted if not."""
+    """The bytes of each record, and where they are from: measured if all of them are, predicted if not."""
     if all(counter in record["measured"] for record in records):
         return [record["measured"][counter] for record in records], "measured"
     return [record["predicted"][predicted] for record in records], "predicted"
@@ -55,7 +54,7 @@ def shape_words(shape):
 
 
 def _work(axis, records):
-    """numbattn's over the standard formula's, and where bytes are from."""
+    """Draw numbattn's work over the standard formula's; returns the ratios, and where the bytes are from."""
     found, (nbytes, where) = {}, bytes_of(records)
     for record, count in zip(records, nbytes):
         found[record["peer"]] = {"GFLOP": record["predicted"]["flops"] / 1e9, "GB of DRAM": count / 1e9,
@@ -74,7 +73,7 @@ def _work(axis, records):
 
 
 def _block_sizes(axis, records):
-    """Returns what the bytes are."""
+    """Draw time and bytes by block size; returns where the bytes are from."""
     other = axis.twinx()
     records = sorted(records, key=lambda record: record["tile_m"])
     nbytes, where = bytes_of(records, *TO_MULTIPROCESSORS)
@@ -132,15 +131,15 @@ def figure3(results):
     longest = max(n for n in seqlens if (OURS, n) in ran and ("standard", n) in ran)
     ours, standard = ran[OURS, longest], ran["standard", longest]
     faster, smaller = standard["seconds"]["both"] / ours["seconds"]["both"], standard["bytes"] / ours["bytes"]
-    title = f"At seqlen {longest} {faster:.1f} times as fast as the standard formula, in 1/{smaller:.0f} of its memory"
+    title = f"At seqlen {longest}: {faster:.1f} times as fast as the standard formula, in 1/{smaller:.0f} of its memory"
     overtaken = [f"{label_of(name)} from {n}" for name in APPROXIMATIONS if (n := _overtakes(ran, name, seqlens))]
     shape = ours | {"batch": max(values(records, "batch"))}
-    text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}; a line ends where memory does, or "
-            "after a length that takes more than a second, and who does not know a setting is not in it. Rabe and "
-            "Staats, Linformer and linear attention are written as formulas of arrays. In the table: ms of forward "
-            "and backward / MB beyond the inputs.").format(**shape)
+    text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}. A line ends where memory does, or "
+            "after a length that takes more than a second; peers that do not support a setting are left out of it. "
+            "Rabe and Staats, Linformer and linear attention are written as array formulas. In the table: ms of "
+            "forward and backward / MB beyond the inputs.").format(**shape)
     if overtaken:
-        text += f" In the first setting what approximates is faster than exact attention: {', '.join(overtaken)}."
+        text += f" In the first setting these are faster than dense exact attention: {', '.join(overtaken)}."
     return finish(figure, title), f"{text}\n\n{table(_rows(records))}"
 
 
@@ -168,7 +167,7 @@ def _by_seqlen(axis, records, value):
 
 
 def _overtakes(ran, name, seqlens):
-    """From which length on it is faster than numbattn; None if it is not at the longest."""
+    """The length from which on it is faster than numbattn; None if it is slower at the longest."""
     found = None
     for n in seqlens:
         if (name, n) in ran and (OURS, n) in ran:

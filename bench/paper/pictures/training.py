@@ -29,11 +29,11 @@ def training(results):
     long = tokens_per_second(ran[OURS, longest]) / tokens_per_second(ran["standard", shortest])
     held_out = ", ".join(f"{ran[OURS, n]['validation']:.3f} at {n}" for n in contexts if (OURS, n) in ran)
     text = (f"{options['layers']} layers of {options['heads']} heads of 64, {options['dtype']} products, on bytes; "
-            f"steps of {options['tokens']} tokens, or of one sequence. Of the standard formula's speed: "
-            f"{', '.join(f'{x:.2f} times at context {n}' for n, x in times.items())}; at context {longest} {long:.2f} "
-            f"times that of the standard formula at {shortest}. The means of {SMOOTHED} steps' losses are at most "
-            f"{max(distances):.4f} bits per byte apart. On text that is held out, after at most {options['steps']} "
-            f"steps: {held_out}.")  # fmt: skip
+            f"a step has {options['tokens']} tokens, or one sequence. Speed relative to the standard formula: "
+            f"{', '.join(f'{x:.2f} times at context {n}' for n, x in times.items())}; at context {longest}, {long:.2f} "
+            f"times the standard formula's at {shortest}. Averaged over {SMOOTHED} steps, the losses differ by at most "
+            f"{max(distances):.4f} bits per byte. On held-out text, after at most {options['steps']} steps: "
+            f"{held_out}.")  # fmt: skip
     full = [f"{words(record['attention'])} at {record['context']}" for record in results["records"]
             if record["failed"]]  # fmt: skip
     return finish(figure, title), text + (f" Out of memory: {', '.join(full)}." if full else "")
@@ -48,7 +48,7 @@ def tokens_per_second(record):
 
 
 def _losses(axis, difference, ran, contexts):
-    """Returns the largest distance at each context."""
+    """Draw losses and their differences; returns the largest difference at each context."""
     found = []
     for n, colour in zip(contexts, ["#08306b", "#f0a830", "#2f9e6e", "#b5385a", "#9a86c9"]):
         ours, standard = (smoothed(ran[name, n]["losses"]) for name in (OURS, "standard"))
@@ -59,7 +59,7 @@ def _losses(axis, difference, ran, contexts):
         difference.plot(apart, color=colour, linewidth=1, label=f"context {n}")
         found.append(abs(apart).max())
     axis.set_ylabel("bits per byte")
-    axis.set_title("loss; broad: the standard formula")
+    axis.set_title("loss; broad lines: the standard formula")
     difference.set_title("loss, numbattn - standard formula")
     for side in (axis, difference):
         side.set_xlabel("step")
@@ -67,7 +67,7 @@ def _losses(axis, difference, ran, contexts):
 
 
 def smoothed(losses):
-    """Means of so many steps, or of all."""
+    """Means over SMOOTHED steps, or over all if there are fewer."""
     count = min(SMOOTHED, len(losses))
     return np.convolve(losses, np.full(count, 1 / count), "valid")
 
@@ -82,7 +82,7 @@ def _by(axis, key, ran, xs, value):
 
 # ---------------------------------------------------------------------------------------------------------- long range
 def long_range(results):
-    """Accuracy by seconds of training; a step by the pixels of an image."""
+    """Accuracy by seconds of training; time and memory of a step by the pixels of an image."""
     tasks, steps = select(results["records"], part="tasks", failed=None), select(results["records"], part="steps")
     names = list(dict.fromkeys(record["task"] for record in tasks))
     figure, axes = panels(1, len(names) + 2, 2.4)
@@ -99,32 +99,32 @@ def long_range(results):
     options, name = results["arguments"], "Path-X" if at == PATH_X else f"{at} pixels"
     if ("standard", at) in ran:
         ours, standard = ran[OURS, at], ran["standard", at]
-        title = (f"A step at {name} takes the standard formula {standard['seconds'] / ours['seconds']:.1f} times as "
-                 f"long, and {standard['bytes'] / ours['bytes']:.1f} times the memory")
+        title = (f"A step on {name} takes the standard formula {standard['seconds'] / ours['seconds']:.1f} times as "
+                 f"long and {standard['bytes'] / ours['bytes']:.1f} times the memory")
     else:
-        title = f"At {name} a step takes {1e3 * ran[OURS, at]['seconds']:.0f} ms; the standard formula has no room"
+        title = f"On {name} a step takes {1e3 * ran[OURS, at]['seconds']:.0f} ms; the standard formula does not fit"
     text = (f"{options['layers']} layers of {options['heads']} heads of 64, {options['dtype']} products, "
-            f"{options['tokens']} tokens a step. {' '.join(reached)} Path-X is {PATH_X} pixels.")
+            f"{options['tokens']} tokens a step. {' '.join(reached)} Path-X has {PATH_X} pixels.")
     if full:
-        text += f" The standard formula is out of memory from {full[0]} pixels on."
-    text += " From random weights, on labels alone, transformers do not learn Path-X (arXiv 2310.02980)."
+        text += f" The standard formula runs out of memory from {full[0]} pixels on."
+    text += " Trained from random weights on labels alone, transformers do not learn Path-X (arXiv 2310.02980)."
     return finish(figure, title), text
 
 
 def _curves(axis, records):
-    """Returns a sentence."""
+    """Draw accuracies; returns a sentence."""
     first, said = records[0], []
     for record in records:
         (label, colour, marker, _), name = STYLES[record["attention"]], words(record["attention"])
         seconds, steps, accuracies = zip(*record["curve"])
         axis.plot(seconds, [100 * x for x in accuracies], color=colour, marker=marker, label=label)
-        said.append(f"{100 * accuracies[-1]:.1f} % with {name} after {steps[-1]} steps, {seconds[-1]:.0f} s")
+        said.append(f"{100 * accuracies[-1]:.1f}% with {name} after {steps[-1]} steps, {seconds[-1]:.0f} s")
     axis.axhline(100 * first["guess"], color="black", linestyle="--", linewidth=1, label="the most frequent answer")
     axis.set_xlabel("s of training")
     axis.set_ylabel("accuracy, %")
     task = TASKS[first["task"]]
     axis.set_title(f"{task}, {first['seqlen']} tokens")
-    return f"{task}: {', '.join(said)}; always the most frequent answer {100 * first['guess']:.1f} %."
+    return f"{task}: {', '.join(said)}; always giving the most frequent answer: {100 * first['guess']:.1f}%."
 
 
 def documents(results):
@@ -151,11 +151,11 @@ def documents(results):
     right.set_xlabel("s of training")
     right.set_ylabel("accuracy, %")
     best, options = max(range(len(seqlens)), key=accuracies.__getitem__), results["arguments"]
-    title = (f"{accuracies[best]:.0f} % of documents of {seqlens[best]} bytes are recognised, of {seqlens[0]} bytes "
-             f"{accuracies[0]:.0f} %")
+    title = (f"{accuracies[best]:.0f}% of documents of {seqlens[best]} bytes are recognised, and "
+             f"{accuracies[0]:.0f}% of those of {seqlens[0]} bytes")
     seconds = math.ceil(max(record["curve"][-1][0] for record in records))
-    text = (f"Which of {records[0]['classes']} packages of Python's standard library a text is from, of files that are "
-            f"held out; {options['layers']} layers of {options['heads']} heads of 64, {options['tokens']} tokens a "
+    text = (f"Which of {records[0]['classes']} packages of Python's standard library a held-out text comes from; "
+            f"{options['layers']} layers of {options['heads']} heads of 64, {options['tokens']} tokens a "
             f"step, at most {seconds} s of training for each length: "
-            f"{', '.join(f'{x:.1f} % at {n}' for x, n in zip(accuracies, seqlens))}.")  # fmt: skip
+            f"{', '.join(f'{x:.1f}% at {n}' for x, n in zip(accuracies, seqlens))}.")  # fmt: skip
     return finish(figure, title), text

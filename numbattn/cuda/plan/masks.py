@@ -7,7 +7,7 @@ import numpy as np
 
 from ...masks import AnyOf, Window, arrays_of, band_of
 from ...values import clip
-from ..kernels.any.intervals import CLOSE, LOWERED, LOWERED_WITHIN, OPEN, OR
+from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
 from ..kernels.shared.visibility import FARTHEST
 from ..words.spec import SIDES
 from ..words.steps import Lowered, array_of_mask
@@ -85,22 +85,24 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
                 arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
         found.append(Lowered(kind, tuple(numbers)))
 
+    def add_lowered(part, own, is_within=False):
+        """A mask that is a part as it is: whether it is one."""
+        kind, values = lowered(part, own, is_within) or ("", {})
+        if kind:
+            add(kind, **values)
+        return bool(kind)
+
     def add_all(mask):
         """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
         for part in mask._others:
-            if type(part) in LOWERED:
-                kind, values = LOWERED[type(part)](part, mask._keys_to_last(seqlen_q, seqlen_k) - seqlen_q)
-                add(kind, **values)
-            elif isinstance(part, AnyOf):
+            if isinstance(part, AnyOf):
                 for sign, alternative in zip((OPEN, OR), part.of, strict=True):
                     add(sign)
                     add_alternative(alternative)
                 add(CLOSE)
-        for part in mask._within:
-            if type(part) in LOWERED_WITHIN:
-                kind, values = LOWERED_WITHIN[type(part)](part)
-                add(kind, **values)
-        return own_band([part for part in mask._within if type(part) not in LOWERED_WITHIN])
+            else:
+                add_lowered(part, lambda: mask._keys_to_last(seqlen_q, seqlen_k) - seqlen_q)
+        return own_band([part for part in mask._within if not add_lowered(part, None, is_within=True)])
 
     def add_alternative(mask):
         add("band", **mask._band(seqlen_q, seqlen_k)._asdict())

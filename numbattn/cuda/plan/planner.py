@@ -8,8 +8,6 @@ from ..build import Key
 from ..kernels.any.intervals import SEGMENTS, count_of_gaps, has_offsets
 from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.any.tile_states import STATES, states_shape
-from ..kernels.hopper.backward_steps import comes_with_dq
-from ..kernels.hopper.forward_tiles import is_for_hopper
 from ..kernels.scores import (
     ALIGNED,
     BY_QUERY,
@@ -44,7 +42,7 @@ from ..words.steps import (
     array_of_part,
     gradient_of_part,
 )
-from ..words.tiers import WGMMA, is_allowed
+from ..words.tiers import is_allowed
 from .score_gradients import add_gradient, add_sum
 
 UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
@@ -88,8 +86,6 @@ class Planner:
             for number, part in enumerate(call.score)
         )
         wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score) if part.gradient]
-        slopes = [number for number, part in wanted if part.weight]
-        self.slopes = slopes[0] if self.call.is_backward and len(slopes) == 1 else None
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
         self.sink = sinks[0] if self.call.is_backward and sinks else None
         self.wanted = [number for number, part in enumerate(call.score) if part.gradient and number != self.sink]
@@ -147,7 +143,7 @@ class Planner:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
-            tuple(part.kind for part in self.call.intervals), self.slopes, self.sink, self.mask_by_head(),
+            tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
             self.score_gradients(), self.score_added(), self.call.whole, segments,
         )  # fmt: skip
 
@@ -188,9 +184,7 @@ class Planner:
         if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
             return 0
         offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        by_wgmma = is_for_hopper(self) and is_allowed(WGMMA, self.call.tier)
-        with_dq = by_wgmma and comes_with_dq(self.slopes, self.score, self.problem.dropout)
-        alone = self.call.is_backward and self.wanted and not (self.wanted == [self.slopes] and with_dq)
+        alone = self.call.is_backward and self.wanted
         if self.problem.dropout or alone or not all(kind(part).is_packed for part in self.score):
             return 0
         by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)

@@ -56,7 +56,7 @@ def add_gradient(planner, number, part):
     lead = shape[:-2] if is_matrix else shape
     sizes = planner.problem.seqlen_q, planner.problem.seqlen_k
     sums_cols, sums_rows = cols < sizes[1], cols == sizes[1] and rows < sizes[0]
-    about |= {"weight": kind_of_part.weight, "sums_cols": sums_cols, "sums_rows": sums_rows}
+    about |= {"sums_cols": sums_cols, "sums_rows": sums_rows}
     tiles = planner.fitting(gradient_spec(planner, own, **about))
     rounded_twice = planner.layouts[own].dtype != planner.problem.sum_dtype and len(planner.axes) > 1
     fits = is_matrix and len(shape) > 1 and (rows, cols) == (sizes[0], 1 if sums_cols else sizes[1])
@@ -70,7 +70,7 @@ def add_gradient(planner, number, part):
 
 
 def gradient_spec(planner, own, **about):
-    """That of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
+    """The Spec of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
     about |= {"out_dtype": planner.layouts[own].dtype.name}
     return first_spec(planner, bias_route(own, **about), spec_of(bias_gradient, own, **about))
 

@@ -1,52 +1,52 @@
 """The tile language: attention on the registers of a GPU, written like the paper.
 
 A kernel is a Python function over tiles; all unrolling happens inside. Layouts and places in shared memory are made
-while the kernel is being made, and captured. Every word has two meanings, see `world`; `simulate` runs a kernel on the
-plain one. Numbers take the dtype of the tile that they meet.
+before the kernel, which captures them. Every word has two meanings, see `world`; `simulate` runs a kernel with the
+plain one. Numbers take the dtype of the tile that they are combined with.
 
 | word | what it does | PTX |
 |---|---|---|
-| simt, mma, wgmma, copy_layout | who holds which elements of a tile: a Layout, of two Axis | |
-| load, save | a tile from global memory, and to it | ld.global, st.global |
-| aligned, rows_between, lines_of | promises of a matrix, of rows of one, of a vector in lines | |
-| heads_as_rows, rows_of_pages | several as one | |
+| simt, mma, wgmma, copy_layout | which thread holds which elements of a tile: a Layout of two Axis | |
+| load, save | a tile from global memory, or to it | ld.global, st.global |
+| aligned, rows_between, lines_of | promises about a matrix, some of its rows, a vector in lines | |
+| heads_as_rows, rows_of_pages | several matrices as one | |
 | has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
-| SharedMemory, allocate, columns | places in shared memory, the tiles there, some columns of one | |
-| put, get, clear | a tile to shared memory, from there; zeros | st.shared, stmatrix, ld.shared |
+| SharedMemory, allocate, columns | places in shared memory, the tiles there, some columns of a tile | |
+| put, get, clear | a tile to shared memory, or from there; zeros | st.shared, stmatrix, ld.shared |
 | put_number, get_number | an integer, likewise | st.shared, ld.shared |
-| full, row_index, col_index, diagonal_index, cols_between | a number everywhere; where elements lie | mov, add |
-| fold_index | in which of the tiles of a folded layout | mov, add |
-| + - * / // & | ^ ~ << >> < <= == != abs | of tiles, vectors and numbers | add.f32 ... |
-| exp2, log2, reciprocal, sqrt | of float32; of float64 libdevice's | ex2, lg2, rcp, sqrt.approx.ftz |
-| exp, log, tanh | by these | ex2, lg2, rcp, fma |
-| maximum, minimum, capped, where | of tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
-| map_elements | any function of numbers and places | |
-| row_max, row_sum, part_sum | along the rows: by a warp; by each thread | max, add, shfl.bfly |
-| convert, bitcast | another dtype; the same bits as one | cvt, mov |
-| rescaled, spread, wide_product | by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
-| column_halves, beside | of a tile | |
-| transposed_halves | of words in two lanes, a 2x2 matrix | shfl.bfly, prmt |
-| dot | a product of tiles; (positive_)operand, wgmma_wait: of a warpgroup | fma, mma.sync, wgmma |
+| full, row_index, col_index, diagonal_index, cols_between | a number everywhere; positions of elements | mov, add |
+| fold_index | the tile of a folded layout that a row is in | mov, add |
+| + - * / // & | ^ ~ << >> < <= == != abs | arithmetic of tiles, vectors and numbers | add.f32 ... |
+| exp2, log2, reciprocal, sqrt | in float32; in float64 by libdevice | ex2, lg2, rcp, sqrt.approx.ftz |
+| exp, log, tanh | by those | ex2, lg2, rcp, fma |
+| maximum, minimum, capped, where | for tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
+| map_elements | any function of an element and its position | |
+| row_max, row_sum, part_sum | along the rows: by a warp, or by each thread | max, add, shfl.bfly |
+| convert, bitcast | another dtype; the same bits as another dtype | cvt, mov |
+| rescaled, spread, wide_product | scaling by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
+| column_halves, beside | a tile's halves, and the tile of two halves | |
+| transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
+| dot | a product of tiles; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load(_part, _pages), tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
-| bulk_add | to sums of tiles, to which many blocks add, in the background | cp.reduce.async.bulk |
+| bulk_add | to sums of tiles that many blocks add to, in the background | cp.reduce.async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
-| add_registers; add_lines, load_lines | to such sums, at once; the same in lines | red.global, ld.global |
-| prefetch_tensor_map, fence_async_proxy | before these | prefetch.tensormap, fence.proxy |
+| add_registers; add_lines, load_lines | to such sums, immediately; the same in lines | red.global, ld.global |
+| prefetch_tensor_map, fence_async_proxy | before all these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
-| index, shape, opaque, always, lowest_bit, ballot | numbers that count; bits | mov, bfind, vote.ballot |
-| of_first_lane | a number of one lane in all of a warp | shfl.idx |
-| sync_threads, sync_warp, sync_warpgroup(s) | what others have written is seen | bar.sync, bar.warp.sync |
+| index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
+| of_first_lane | one lane's number in all lanes of a warp | shfl.idx |
+| sync_threads, sync_warp, sync_warpgroup(s) | makes what others have written visible | bar.sync, bar.warp.sync |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
-| increase_registers, decrease_registers | of a warpgroup | setmaxnreg |
+| increase_registers, decrease_registers | register reallocation of a warpgroup | setmaxnreg |
 
-In the examples of words, TILE is a layout of 2x4, x the tile of ARRAY, 0 to 7, and show(f) what f makes of x;
-run(kernel, *arrays) simulates one warp and returns the last array. PLACE is where such a tile lies in shared memory,
-BOXES where boxes of 8x64 float16 lie, RING a pipeline of two stages of four int32 with one reader.
+In the words' examples TILE is a layout of 2x4, x the tile of ARRAY, 0 to 7, and show(f) shows f(x); run(kernel,
+*arrays) simulates one warp and returns the last array. PLACE is the place of such a tile in shared memory, BOXES that
+of boxes of 8x64 float16, RING a pipeline of two stages of four int32 with one reader.
 """
 
 from .. import compiler  # noqa: F401, before anything of numba.cuda

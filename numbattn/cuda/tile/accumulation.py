@@ -1,11 +1,11 @@
-"""Sums of tiles in global memory, to which many blocks add: an array of float32 that holds tiles in register order.
+"""Sums of tiles in global memory that many blocks add to: an array of float32 that holds tiles in register order.
 
-Register order is that of a layout: four registers of thread 0, of thread 1, ..., then the next four of each. Threads so
+Register order is that of a layout: four registers of thread 0, of thread 1, ..., then the next four of each. So threads
 move 512 bytes of a tile at a time, and only a tile of the same layout finds its elements again. A tile is put into
-shared memory in that order, and from there added in the background, by one thread's order. Or each thread adds its own
-registers, one by one before 9.0: there they are better in lines, one register of thread 0, of thread 1, ...
+shared memory in that order and added from there in the background, started by one thread. Or each thread adds its own
+registers, before 9.0 one by one: then lines are faster, one register of thread 0, of thread 1, ...
 
-Shared memory alone holds float64 in that order, too: two registers of each thread.
+Shared memory, but not global memory, also holds float64 in that order: two registers of each thread.
 
     >>> TILE = simt(2, 64, 32, 16, 4)
     >>> PLACE = SharedMemory().tile(1, 128, np.float32)
@@ -42,7 +42,7 @@ RUN = 4  # registers of float32 that are moved at once
 
 
 def _places(layout, run=RUN):
-    """Of this thread's registers in a tile."""
+    """Elements of a tile that this thread's registers are."""
     i = np.arange(prod(layout.slots))
     return (i // run * layout.threads + my_index() % layout.threads) * run + i % run
 
@@ -56,7 +56,7 @@ def _check(word, layout, holder, cols=None, dtype="float32", run=RUN):
 
 
 def _check_shared(word, shared, layout, dtype):
-    """Returns how many registers are moved at once."""
+    """Check the place; returns how many registers are moved at once."""
     plan = shared.plan
     check_dtype(word, dtype, FLOATS)
     _check(word, layout, plan, plan.cols, name_of(dtype), plan.vector)
@@ -67,7 +67,7 @@ def _check_shared(word, shared, layout, dtype):
 
 @primitive
 def put_registers(shared, tile):
-    """A tile into shared memory, a place of one row, in register order. See `accumulation`.
+    """Put a tile into shared memory, a place of one row, in register order. See `accumulation`.
 
     >>> LINE = SharedMemory().tile(1, 128, np.float32)
     >>> ROW, LAYOUT = simt(1, 128, 32, 32, 4), simt(2, 64, 32, 16, 2)
@@ -99,7 +99,7 @@ def put_registers(shared, tile):
 
 @primitive
 def get_registers(shared, layout):
-    """A tile from shared memory, where it lies in register order. See `accumulation`.
+    """Get a tile from shared memory, where it is in register order. See `accumulation`.
 
     >>> LINE = SharedMemory().tile(1, 128, np.float32)
     >>> ROW, LAYOUT = simt(1, 128, 32, 32, 4), simt(2, 64, 32, 16, 2)
@@ -123,7 +123,7 @@ def get_registers(shared, layout):
 
 @primitive
 def load_registers(array, number, layout):
-    """Tile number `number` of those that lie in an array in register order. See `accumulation`.
+    """Load tile number `number` of an array of tiles in register order. See `accumulation`.
 
     >>> LAYOUT = simt(2, 64, 32, 16, 2)
     >>> show(lambda x: load_registers(np.arange(256, dtype=np.float32), 1, LAYOUT))[0, :6]
@@ -141,7 +141,7 @@ def load_registers(array, number, layout):
 
 @primitive
 def add_registers(array, number, tile):
-    """Add a tile to number `number` of those that lie in an array in register order. See `accumulation`.
+    """Add a tile to number `number` of an array of tiles in register order. See `accumulation`.
 
     >>> LAYOUT = simt(2, 64, 32, 16, 2)
     >>> def kernel(sums, y):
@@ -162,7 +162,7 @@ def add_registers(array, number, tile):
 
 @primitive
 def load_lines(array, number, layout):
-    """Tile number `number` of those that lie in an array in lines. See `accumulation`.
+    """Load tile number `number` of an array of tiles in lines. See `accumulation`.
 
     >>> LAYOUT = simt(2, 64, 32, 16, 2)
     >>> show(lambda x: load_lines(np.arange(256, dtype=np.float32), 1, LAYOUT))[0, :6]
@@ -180,7 +180,7 @@ def load_lines(array, number, layout):
 
 @primitive
 def add_lines(array, number, tile):
-    """Add a tile to number `number` of those that lie in an array in lines. See `accumulation`.
+    """Add a tile to number `number` of an array of tiles in lines. See `accumulation`.
 
     >>> LAYOUT = simt(2, 64, 32, 16, 2)
     >>> def kernel(sums, y):
@@ -214,7 +214,7 @@ def _load(array, layout, run):
 
 
 def _add(array, tile, run):
-    """By atomics of one float32, or of four where the GPU has these."""
+    """Add by atomics on one float32, or on four where the GPU has these."""
 
     def generate(b, memory, number, value):
         registers = [x for row in unpack(b, tile, value) for x in row]
@@ -232,7 +232,7 @@ def _add(array, tile, run):
 
 @primitive
 def bulk_add(array, number, shared):
-    """Start to add a tile in shared memory to number `number` of those in an array. By one thread, as `tma_store`.
+    """Start to add a tile in shared memory to number `number` of an array of tiles. By one thread, like `tma_store`.
 
     >>> LINE, ROW = SharedMemory().tile(1, 4, np.float32), simt(1, 4, 32, 4, 1)
     >>> def kernel(sums):

@@ -1,4 +1,4 @@
-"""The types of arrays in global memory, and what is promised of them."""
+"""The types of arrays in global memory, and what is promised about them."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .fragment import ANY, LLVM, constant, name_of
 @constant
 @dataclass(frozen=True)
 class Alignment:
-    """What is promised of a matrix in global memory, so that vectors may be moved: see `aligned`.
+    """What is promised about a matrix in global memory, so that vectors may be moved: see `aligned`.
 
     See `tile.alignment`. Alignment(0) promises nothing.
 
@@ -32,8 +32,8 @@ class Alignment:
 
 
 class MatrixType(types.Type):
-    """A matrix in global memory of which something is promised. With a fold its rows are those of several matrices,
-    with a page_size those of pages, of which a table has the numbers."""
+    """A matrix in global memory with a promise. With a fold its rows are those of several matrices, with a page_size
+    those of pages, whose numbers a table has."""
 
     def __init__(self, dtype, alignment, fold=0, page_size=0):
         self.dtype, self.alignment, self.fold, self.page_size = dtype, alignment, fold, page_size
@@ -41,7 +41,7 @@ class MatrixType(types.Type):
 
     @property
     def llvm(self):
-        """Address, extents and strides; of several matrices or pages, how many and the stride from one to the next;
+        """Address, extents and strides; for several matrices or pages, how many and the stride from one to the next;
         the table's address and stride."""
         pointer = ir.PointerType(memory_type(self.dtype), GLOBAL)
         several = [I32, I64] * bool(self.fold or self.page_size)
@@ -56,7 +56,7 @@ class MatrixModel(core_models.PrimitiveModel):
 
 
 def stored(dtype):
-    """Numba's dtype of an array -> that of the numbers in it."""
+    """The dtype of an array's numbers, from Numba's dtype of the array."""
     return types.bfloat16 if dtype == types.uint16 else dtype
 
 
@@ -65,7 +65,7 @@ def memory_type(dtype):
 
 
 def check_array(word, array, layout=None, takes=ANY):
-    """Global memory of which a tile of this layout, or any part of a matrix, may be moved."""
+    """Check that a tile of this layout, or any part of a matrix, may be moved from or to this array."""
     if isinstance(array, types.Type) and not isinstance(array, types.Array | MatrixType):
         raise TypingError(f"{word}: got {array}, expected an array")
     ndim = getattr(array, "ndim", 2)

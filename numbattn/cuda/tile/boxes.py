@@ -1,9 +1,9 @@
 """Tiles in shared memory as the tensor memory accelerator (TMA) writes them and wgmma reads them.
 
-A tile is cut into boxes of 128-byte rows, one box behind the other. Within 8 rows the 16-byte chunks of a row are
-swizzled: chunk c of row r lies where chunk c ^ (r % 8) would. So ldmatrix and cp.async meet no bank conflicts either.
-Padded rows do not start at multiples of 128 bytes: to these, cp.async asks the L2 cache for half as much again (H200),
-which makes what loads a tile in each turn of a loop a tenth slower.
+A tile is cut into boxes of 128-byte rows, one box after the other. Within 8 rows the 16-byte chunks of a row are
+swizzled: chunk c of row r lies where chunk c ^ (r % 8) would. So ldmatrix and cp.async have no bank conflicts either.
+Padded rows do not start at multiples of 128 bytes: for them cp.async asks the L2 cache for half as much again (H200),
+which makes a loop that loads a tile in each turn a tenth slower.
 """
 
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ ALIGNMENT = ROW_BYTES * PERIOD
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tile lies in a block's shared memory, or several of them, one behind the other: stages."""
+    """The place in a block's shared memory of a tile, or of several, one after the other: stages."""
 
     rows: int
     cols: int
     dtype: np.dtype
-    offset: int  # bytes
+    offset: int  # in bytes
     stages: int = 1
     transposed: bool = False
 
-    kind = ""  # in messages
+    kind = ""  # its name in messages
 
     def __str__(self):
         return f"{self.dtype} {self.kind}{self.rows}x{self.cols}{'.T' * self.transposed} at {self.offset}"
@@ -41,44 +41,44 @@ class Place:
 
     @property
     def stride(self):
-        """Bytes from a stage to the next one."""
+        """Bytes from one stage to the next."""
         return self.nbytes
 
     @property
     def end(self):
-        """Bytes of shared memory up to behind the last stage."""
+        """Bytes of shared memory up to the end of the last stage."""
         return self.offset + self.stages * self.stride
 
     @property
     def vector(self):
-        """Elements in 16 bytes."""
+        """Number of elements in 16 bytes."""
         return VECTOR_BYTES // self.dtype.itemsize
 
     @property
     def factor(self):
-        """The dtype in which products take it."""
+        """The dtype in which products use the elements."""
         return self.dtype
 
 
 @constant
 @dataclass(frozen=True)
 class Boxes(Place):
-    """The place of a tile of boxes; each stage has room for a tile of `room` columns, too."""
+    """The place of a tile of boxes; each stage has room for a tile of `room` columns."""
 
     room: int = 0
 
     kind = "boxes "
 
     def of_columns(self, cols):
-        """Where tiles of so many columns may take the place of these."""
+        """The place of tiles with so many columns that may be stored here instead."""
         return replace(self, cols=cols, room=max(self.cols, self.room))
 
     def of_stages(self, stages):
-        """So many of these tiles at a time as one stage each: only to count the stages of what fills them."""
+        """These tiles with so many stages of several each: only to count the stages of what fills them."""
         return replace(self, stages=stages)
 
     def parts(self, cols):
-        """Its parts of so many columns, part p of stage s as stage s * (parts of a stage) + p."""
+        """The tile's parts of so many columns: part p of stage s is stage s * (parts of a stage) + p."""
         return replace(self, cols=cols, stages=self.stages * (self.cols // cols), room=0)
 
     @property
@@ -87,7 +87,7 @@ class Boxes(Place):
 
     @property
     def width(self):
-        """Columns of a box."""
+        """Number of columns of a box."""
         return ROW_BYTES // self.dtype.itemsize
 
     @property
@@ -96,23 +96,23 @@ class Boxes(Place):
 
     @property
     def box(self):
-        """Of a tensor map of (batch, heads, rows, columns)."""
+        """Shape of a box of a tensor map of (batch, heads, rows, columns)."""
         return 1, 1, self.rows, self.width
 
     @property
     def nbytes(self):
-        """Of one stage."""
+        """Bytes of one stage."""
         return -(-self.cols // self.width) * self.box_bytes
 
     def place(self, row, col):
-        """Elements in memory from the first one to that at (row, col). Operators only, see Axis.base."""
+        """Elements in memory from the first one to the one at (row, col). Operators only, see Axis.base."""
         chunk_bits = (PERIOD - 1) * self.vector
         box = (col >> self.width.bit_length() - 1) * (self.rows * self.width)
         return box + row * self.width + ((col & self.width - 1) ^ (row * self.vector & chunk_bits))
 
 
 def fits_pages(rows, page_size):
-    """Whether `tma_load_pages` loads tiles of so many rows."""
+    """Whether `tma_load_pages` can load tiles of so many rows."""
     return page_size % PERIOD == 0 and (rows % page_size == 0 or page_size % rows == 0)
 
 
@@ -125,7 +125,7 @@ def box_runs(b, plan, layout):
 
 
 def box_places(b, plan, layout, pointer):
-    """See `shared_memory.shared_places`: rows that are a period apart, and boxes, are a sum away."""
+    """As `shared_memory.shared_places`: rows that are a period apart, and boxes, are one addition away."""
     row0, col0, starts = Index(b, base(b, layout.rows)), Index(b, base(b, layout.cols)), {}
 
     def found(down, across):
@@ -138,7 +138,7 @@ def box_places(b, plan, layout, pointer):
 
 
 def put_matrices(b, plan, layout, pointer, rows):
-    """Sums of a warpgroup into boxes: by 16x16, four matrices of 8x8 at a time, each lane with a row of one of them."""
+    """Put a warpgroup's sums into boxes: by 16x16, four 8x8 matrices at a time, each lane with a row of one."""
     lane = Index(b, b.and_(thread_index(b), I32(31)))
     first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
     row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
@@ -151,8 +151,8 @@ def put_matrices(b, plan, layout, pointer, rows):
 
 
 def get_matrices(b, plan, layout, pointer):
-    """A warpgroup's share of boxes of 2-byte elements, as they lie or transposed: by 16x16, four matrices of 8x8 at a
-    time, each lane with a row in memory of one of them."""
+    """Get a warpgroup's share of boxes of 2-byte elements, as stored or transposed: by 16x16, four matrices of 8x8 at
+    a time, each lane with a row in memory of one of them."""
     lane = Index(b, b.and_(thread_index(b), I32(31)))
     first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
     dtype, form = LLVM[element_type(plan.dtype)], ".trans" if plan.transposed else ""

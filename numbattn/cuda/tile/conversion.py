@@ -1,4 +1,4 @@
-"""From one dtype to another."""
+"""Conversion from one dtype to another."""
 
 import ml_dtypes
 import numpy as np
@@ -29,12 +29,12 @@ WORDS_OF_32 = frozenset({"float32", "int32", "uint32"})
 
 
 def round_to(dtype, values):
-    """Registers or memory to another dtype, to the nearest even: plain Python's."""
+    """Convert registers or memory to another dtype, rounded to nearest even, in plain Python."""
     return values.astype(dtype)
 
 
 def emit_convert(b, source, target, x):
-    """One register to another dtype."""
+    """Convert one register to another dtype."""
     if source == target:
         return x
     to = LLVM[target]
@@ -62,12 +62,12 @@ def emit_convert(b, source, target, x):
 
 
 def emit_pair(b, dtype, values, relu=False):
-    """Two float32 registers, rounded to float16 or bfloat16, in one: the first in the low half."""
+    """Round two float32 registers to float16 or bfloat16 in one register: the first in the low half."""
     return asm(b, f"cvt.rn{'.relu' * relu}.{HALVES[dtype]}x2.f32 $0, $1, $2;", I32, values[1], values[0])
 
 
 def left_pairs(b, dtype, rows, relu=False):
-    """Pairs of columns as a left operand has them: for each 8 columns one of every row of slots."""
+    """Pairs of columns as a left operand has them: for each 8 columns, one pair for every row of slots."""
     return [emit_pair(b, dtype, row[c : c + 2], relu) for c in range(0, len(rows[0]), 2) for row in rows]
 
 
@@ -96,13 +96,13 @@ def halves_of(b, pair):
 
 # ------------------------------------------------------------------------------------------------- elements of 8 bits
 def widen(dtype, values):
-    """int8, or uint8, which are float8_e4m3fn, as float16 or bfloat16: plain Python's."""
+    """Widen int8, or uint8, which is float8_e4m3fn, to float16 or bfloat16, in plain Python."""
     return (values.view(ml_dtypes.float8_e4m3fn) if values.dtype == np.uint8 else values).astype(dtype)
 
 
 def emit_widened(b, source, target, word, i, j):
-    """Bytes i and j of a register, (0, 1) and (2, 3) or (0, 2) and (1, 3), as two of float16 or bfloat16: exact, only
-    that NaN of float8 may become 480."""
+    """Widen bytes i and j of a register, (0, 1) and (2, 3) or (0, 2) and (1, 3), to two float16 or bfloat16: exactly,
+    except that NaN in float8 may become 480."""
     return WIDEN[source, target](b, word, i, j)
 
 
@@ -112,7 +112,7 @@ def _int8_as_float16(b, word, i, j):
 
 
 def _int8_as_bfloat16(b, word, i, j):
-    """128 plus the low 7 bits, less 128, or less 256 of negative numbers."""
+    """128 plus the low 7 bits, minus 128, or minus 256 for negative numbers."""
     pair = _spread(b, word, i, j, above=0x43)
     low, base = b.and_(pair, _both(0xFF7F)), b.and_(pair, _both(0xFF80))
     return _fma_of_pairs(b, "bf16", base, _both(0xBF80), low)
@@ -131,7 +131,7 @@ def _float8_as_bfloat16(b, word, i, j):
 
 
 def _float8_as(b, kind, pair, shift, bits, factor):
-    """Exponent and mantissa are moved to where they belong; then only the exponent's bias is too small."""
+    """Move exponent and mantissa to where they belong; a factor then corrects the exponent's bias."""
     size = b.and_(b.lshr(pair, I32(shift)), _both(bits))
     return _fma_of_pairs(b, kind, b.or_(b.and_(pair, _both(0x8000)), size), _both(factor), _both(0x8000))
 
@@ -143,7 +143,7 @@ WIDEN = {
 
 
 def _spread(b, word, i, j, above=None, below=None):
-    """Bytes i and j, each with a known byte above or below it."""
+    """Bytes i and j of a register, each with a known byte above or below it."""
     known, select = (below, f"{j}4{i}4") if above is None else (above, f"4{j}4{i}")
     return asm(b, f"prmt.b32 $0, $1, $2, 0x{select};", I32, word, _both(known * 0x0101))
 
@@ -158,7 +158,7 @@ def _fma_of_pairs(b, kind, x, y, z):
 
 @primitive
 def convert(x, dtype):
-    """A tile, or a number, in another dtype: np.float32, np.int32, ... Floats are rounded to the nearest.
+    """Convert a tile, or a number, to another dtype: np.float32, np.int32, ... Floats are rounded to nearest.
 
     >>> show(lambda x: convert(x, np.int32) // 2)
     array([[0, 0, 1, 1],
@@ -188,7 +188,7 @@ def _check_convert(x, dtype):
 
 @primitive
 def bitcast(x, dtype):
-    """A tile of 32-bit numbers, its bits read as those of another such dtype.
+    """Reinterpret the bits of a tile of 32-bit numbers as another such dtype.
 
     >>> show(lambda x: bitcast(x, np.uint32) >> 23)         # exponents: 127 is that of 1
     array([[  0, 127, 128, 128],

@@ -18,10 +18,10 @@ from .world import primitive
 
 @primitive
 def copy_async(shared, matrix, layout, first):
-    """put(shared, load(matrix, layout, first)), past the registers and in the background: see `wait_copies`.
+    """put(shared, load(matrix, layout, first)), bypassing the registers, in the background: see `wait_copies`.
 
-    The tile and the matrix are of one dtype; a tile that is transposed is a column. GPUs before 8.0, and elements of
-    less than 4 bytes that are not aligned to 4, take the way through the registers.
+    The tile and the matrix have the same dtype; a transposed tile must be a column. GPUs before 8.0, and elements of
+    less than 4 bytes that are not aligned to 4, go through the registers.
 
     >>> def kernel(x, y):
     ...     copy_async(allocate(PLACE), x, TILE, 0)
@@ -60,8 +60,8 @@ def copy_async(shared, matrix, layout, first):
             return []
 
         def copy_rows():
-            """Two instructions a row, and two a vector: addresses are sums with what is known, and of what lies outside
-            nothing is read, so that none is clamped."""
+            """Copy by two instructions a row and two a vector: addresses are sums with constants, and nothing outside
+            is read, so that none is clamped."""
             target_of, (row0, col0) = shared_places(b, plan, layout, pointer), source.start(layout, first)
             runs = layout.cols.runs(min(source.width, plan.vector))
             acrosses = [layout.cols.offsets[run[0]] for run in runs]
@@ -107,15 +107,15 @@ def _check_copy(plan, matrix, layout):
 
 
 def emit_copy(b, nbytes, target, place, left, down=0, to=0, of=0):
-    """`nbytes` from address place + of in global memory to target + to in shared memory; zeros unless down < left."""
-    how = "cg" if nbytes == VECTOR_BYTES else "ca"  # past the first cache, which only takes vectors
+    """Copy `nbytes` from global address place + of to target + to in shared memory; zeros unless down < left."""
+    how = "cg" if nbytes == VECTOR_BYTES else "ca"  # bypassing the L1 cache is for vectors only
     copy = f"cp.async.{how}.shared.global.L2::128B [$0+{to}], [$1+{of}], {nbytes}, ends;"
     asm(b, f"{{ .reg .pred ends; setp.le.s32 ends, $2, {down}; {copy} }}", VOID, target, place, left, effect=True)
 
 
 @primitive
 def commit_copies():
-    """What this thread has copied by `copy_async` since it last came here is a group: see `wait_copies`.
+    """Make a group of what this thread has copied by `copy_async` since the last call: see `wait_copies`.
 
     >>> PLACES = SharedMemory().tile(2, 4, np.float32, stages=2)
     >>> def first_of_two(x):
@@ -143,9 +143,9 @@ def commit_copies():
 
 @primitive
 def wait_copies(pending=0):
-    """What this thread has copied by `copy_async` is there. The others know after the next barrier.
+    """Wait until what this thread has copied by `copy_async` is there. The others know after the next barrier.
 
-    pending: so many of the last groups may still be on their way, a literal; see `commit_copies`.
+    pending: how many of the last groups may still be on their way, a literal; see `commit_copies`.
 
     >>> PLACES = SharedMemory().tile(2, 4, np.float32, stages=2)
     >>> def doubled(x):

@@ -1,4 +1,4 @@
-"""Fragments out of nothing: constants, row and column numbers."""
+"""Fragments made from scratch: constants, row and column numbers."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def row_index(layout, first):
 
 @primitive
 def fold_index(layout):
-    """Row vector of int32: in which of the tiles that a folded layout consists of each row lies, see `Layout.folded`.
+    """Row vector of int32: the tile of a folded layout that each row is in, see `Layout.folded`.
 
     >>> show(lambda x: fold_index(TILE.folded(1)))
     array([[0],
@@ -108,9 +108,9 @@ def emit_positions(b, out, axis, first):
 
 @primitive
 def diagonal_index(layout, first):
-    """Tile of column - row + first, of int32, or of floats if `first` is one: on which diagonal each element lies.
+    """Tile of column - row + first, of int32, or of floats if `first` is one: the diagonal of each element.
 
-    It takes an instruction each and, unlike the difference of two vectors, no registers.
+    It takes one instruction for each element and, unlike the difference of two vectors, no registers.
 
     >>> show(lambda x: diagonal_index(TILE, np.float32(0.5)))
     array([[ 0.5,  1.5,  2.5,  3.5],
@@ -139,7 +139,7 @@ def diagonal_index(layout, first):
 
 
 def _check_diagonal(first):
-    """The dtype."""
+    """Check the start; returns the dtype."""
     if not is_number(first):
         raise TypingError(f"diagonal_index: got {first}, expected a number")
     doubles, singles = (float, types.float64), (np.float32, types.float32)
@@ -169,9 +169,9 @@ def col_index(layout, first):
 
 @primitive
 def cols_between(layout, start, first, last):
-    """Which columns of a tile that starts at column `start` lie between the row vectors first and last, ends included.
+    """Which columns of a tile that starts at column `start` are between the row vectors first and last, both included.
 
-    As (col_index(layout, start) >= first) & ..., but the columns take no registers.
+    Like (col_index(layout, start) >= first) & ..., but the columns take no registers.
 
     >>> show(lambda x: cols_between(TILE, 0, row_index(TILE, 0), row_index(TILE, 1)))
     array([[ True,  True, False, False],
@@ -189,7 +189,7 @@ def cols_between(layout, start, first, last):
     axis = out.layout.cols
 
     def slots_before(b, position):
-        """The number of this thread's slots before a position of its own."""
+        """The number of this thread's slots before one of its positions."""
         inside = emit_minimum(b, types.int32, emit_maximum(b, types.int32, position, I32(0)), I32(axis.size))
         run, period = axis.run, axis.period
         return b.add(
@@ -198,12 +198,12 @@ def cols_between(layout, start, first, last):
         )
 
     def slots_from(b, slot, word):
-        """A bit for each slot of a word, from number `slot` on."""
+        """A word with a bit for each slot from number `slot` on."""
         left = emit_maximum(b, types.int32, b.sub(slot, I32(32 * word)), I32(0)) if word else slot
-        return asm(b, "shl.b32 $0, $1, $2;", I32, I32(-1), left)  # nothing is left after 32, other than LLVM's
+        return asm(b, "shl.b32 $0, $1, $2;", I32, I32(-1), left)  # shifting by 32 gives 0, unlike LLVM's shift
 
     def truths(b, first, last):
-        """One for each slot, a bit of a word: a test of one bit, where the two ends would take a comparison each."""
+        """A truth for each slot from a bit of a word: one bit test, where the two ends would take a comparison each."""
         begin, end = slots_before(b, first), slots_before(b, b.add(last, I32(1)))
         for slot in range(axis.slots):
             if slot % 32 == 0:

@@ -1,4 +1,4 @@
-"""Tiles and numbers, element by element: the larger one, a choice; and what serves several elements at once."""
+"""Tiles and numbers, element by element: maxima, choices, and values that serve several elements at once."""
 
 from dataclasses import replace
 from functools import cache, partial, reduce
@@ -48,7 +48,7 @@ emit_maximum, emit_minimum = emit_extremum("max", ">"), emit_extremum("min", "<"
 
 
 class Extremum(Operation):
-    """Of two numbers, too: an index if both are integers, else a float, of 32 bits if no operand is one of 64."""
+    """`maximum` or `minimum`; two integers give an index, other numbers a float, of 32 bits unless one has 64."""
 
     def __call__(self, x, y):
         if not (is_number(x) and is_number(y)):
@@ -108,7 +108,7 @@ _capped = Operation("capped", lambda x, limit: np.where(x > limit, limit, x), em
 
 @primitive
 def capped(x, limit):
-    """x, but the limit where x is larger; unlike in `minimum` a NaN stays.
+    """x, or the limit where x is larger; unlike in `minimum` a NaN stays.
 
     >>> show(lambda x: capped(x, 3))
     array([[0., 1., 2., 3.],
@@ -154,7 +154,7 @@ def wide_product(x, factor):
 
 @primitive
 def where(condition, x, y):
-    """x where the condition, a tile of truths, holds, else y: tiles or numbers, one tile at least.
+    """x where the condition, a tile of truths, holds, and y elsewhere: tiles or numbers, at least one tile.
 
     >>> show(lambda x: where(x > 2, x, -1))
     array([[-1., -1., -1.,  3.],
@@ -187,7 +187,7 @@ def _check_where(condition, x, y):
 def spread(x, layout):
     """Element (i, j) is element (i & ~rows, j & ~cols) of x, whose layout is layout.without(rows, cols).
 
-    So a value that serves a group of elements is computed once: every thread has what it needs.
+    A value that serves a group of elements is computed once: every thread already has what it needs.
 
     >>> PAIRS = TILE.without(cols=1)
     >>> show(lambda x: spread(col_index(PAIRS, 0), TILE.col_vector()))
@@ -211,7 +211,7 @@ def spread(x, layout):
 
 
 def _coarse_slots(fine, coarse):
-    """For each slot of the fine rows and columns the slot of the coarse ones."""
+    """The coarse slot for each slot of the fine rows and columns."""
     slots = []
     for small, large in ((coarse.rows, fine.rows), (coarse.cols, fine.cols)):
         mask = large.position_bits() & ~small.position_bits()
@@ -228,7 +228,7 @@ def _coarse_index(fine, coarse):
 
 @primitive
 def column_halves(x):
-    """The left and the right half of a tile's columns; `beside` puts them together again. Nothing moves.
+    """The left and the right half of a tile's columns; `beside` puts them together again. No data moves.
 
     >>> show(lambda x: column_halves(x)[1] + 10, simt(2, 4, 32, 2, 1))
     array([[12., 13.],
@@ -259,7 +259,7 @@ def _half(x):
 
 @primitive
 def beside(left, right, layout):
-    """A tile of this layout from its `column_halves`.
+    """The tile of this layout that has these `column_halves`.
 
     >>> LAYOUT = simt(2, 4, 32, 2, 1)
     >>> def swapped(x):
@@ -293,9 +293,9 @@ def _check_beside(left, right, layout):
 
 @primitive
 def transposed_halves(x, lane):
-    """The 16-bit halves of uint32 in two lanes, whose numbers differ in the bit `lane`, as a 2x2 matrix, transposed.
+    """Transpose the 2x2 matrix of the 16-bit halves of uint32 in two lanes whose numbers differ in the bit `lane`.
 
-    The lane without the bit gets both low halves, the other one both high ones; lower is that of the lane without it.
+    The lane without the bit gets both low halves, the other one both high ones, each with the former lane's half below.
 
     >>> show(lambda x: transposed_halves(convert(x, np.uint32) + 16 * 2**16, 4) & 0xFFFF)
     array([[ 0,  1,  2,  3],
@@ -335,7 +335,7 @@ def _check_halves(x, lane):
 
 @primitive
 def rescaled(x, factor):
-    """x * factor, a row vector of x. Rows in the same registers of a warp take no time if it is 1 for all of them.
+    """x * factor, a row vector of x. Rows in the same registers of a warp take no time if their factors are all 1.
 
     >>> show(lambda x: rescaled(x, row_max(x, 0)))
     array([[ 0.,  3.,  6.,  9.],
@@ -350,7 +350,7 @@ def rescaled(x, factor):
     _check_rescaled(x, factor)
 
     def differs(b, factors):
-        """Whether one of them is not 1, in any lane of this warp."""
+        """Whether any factor is not 1 in any lane of this warp."""
         others = [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for f in factors]
         other = b.zext(reduce(b.or_, others), I32)
         text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
@@ -363,7 +363,7 @@ def rescaled(x, factor):
         def products(at):
             return [b.fmul(value, f) for row, f in zip(rows[at], factors[at]) for value in row]
 
-        together = count if x.layout.unit == "mma" else 1       # of mma.sync all rows: one vote, one branch
+        together = count if x.layout.unit == "mma" else 1       # with mma.sync all rows: one vote, one branch
         parts = [slice(first, first + together) for first in range(0, count, together)]
         wanted = [differs(b, factors[at]) for at in parts]
         flat = [value for at, some_other in zip(parts, wanted)

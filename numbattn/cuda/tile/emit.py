@@ -1,4 +1,4 @@
-"""LLVM for one thread: the few idioms that all lowerings are made of."""
+"""LLVM for one thread: the few idioms that all lowerings are built from."""
 
 from itertools import chain
 
@@ -13,14 +13,14 @@ SHARED_MEMORY = "numbattn_shared"
 
 
 def capability():
-    """The compute capability that is compiled for."""
+    """The compute capability that code is compiled for."""
     return ConfigStack().top().compute_capability
 
 
 def asm(b, text, result, *operands, effect=False):
     """One PTX instruction on registers: asm(b, "ex2.approx.ftz.f32 $0, $1;", F32, x). A list of types: many results.
 
-    `effect`: it touches memory or other threads, so that it stays where it is.
+    `effect`: it touches memory or other threads and therefore stays where it is.
     """
     results = result if isinstance(result, list) else [] if result == VOID else [result]
     constraints = ["=" + LETTERS[r] for r in results] + [LETTERS[o.type] for o in operands] + ["~{memory}"] * effect
@@ -34,9 +34,9 @@ def asm(b, text, result, *operands, effect=False):
 
 
 def asm_in_place(b, text, values, *operands):
-    """As `asm`, with effect, for an instruction that changes `values`: $0... in its text, and then the operands.
+    """As `asm`, with effect, for an instruction that changes `values`: $0... in its text; operands come after them.
 
-    Values of None are only results.
+    Where a value is None, it is a result only.
     """
     kinds = [F32 if value is None else value.type for value in values]
     old = [(i, value) for i, value in enumerate(values) if value is not None]
@@ -50,7 +50,7 @@ def asm_in_place(b, text, values, *operands):
 
 
 def call(b, name, result, *operands):
-    """A function of LLVM or libdevice."""
+    """Call a function of LLVM or libdevice."""
     function = b.module.globals.get(name)
     if function is None:
         function = ir.Function(b.module, ir.FunctionType(result, [o.type for o in operands]), name)
@@ -58,7 +58,7 @@ def call(b, name, result, *operands):
 
 
 def special_register(b, name):
-    """The value of %tid, %ctaid or %nctaid, which LLVM then knows not to be negative."""
+    """The value of %tid, %ctaid or %nctaid, in such a way that LLVM knows it is not negative."""
     found = call(b, f"llvm.nvvm.read.ptx.sreg.{name}", I32)
     found.set_metadata("range", b.module.add_metadata([I32(0), I32(2**31 - 1)]))
     return found
@@ -89,12 +89,12 @@ def is_power_of_two(x):
 
 
 def sign_of(b, x):
-    """-1 or 0: a negative x is divided as ~x. LLVM drops it where it knows that x is not negative."""
+    """-1 for negative x, else 0: a negative x is divided as ~x. LLVM drops it if it knows that x is not negative."""
     return b.ashr(x, ir.Constant(x.type, x.type.width - 1))
 
 
 class Index:
-    """A 32-bit LLVM value with the operators that places in layouts and in memory are made of."""
+    """A 32-bit LLVM value with the operators that positions in layouts and in memory are computed with."""
 
     def __init__(self, b, value):
         self.b, self.value = b, value
@@ -130,7 +130,7 @@ def is_first_holder(b, layout):
 
 
 def shuffle_xor(b, x, mask):
-    """x of the lane whose number differs in the bits of `mask`."""
+    """The value x of the lane whose number differs in the bits of `mask`."""
     text = f"shfl.sync.bfly.b32 $0, $1, {mask}, 0x1f, 0xffffffff;"
     if x.type not in (F64, I64):
         return asm(b, text, x.type, x, effect=True)
@@ -145,12 +145,12 @@ def size_of(element):
 
 
 def word_of(element):
-    """What vectors are made of: 16-bit elements go in pairs, or eight of them would take two instructions."""
+    """The type that vectors are made of: 16-bit elements go in pairs, or eight of them would take two instructions."""
     return (I32, 2) if element == I16 else (element, 1)
 
 
 def load_vector(b, place, width, inside=None):
-    """`width` consecutive elements by one load that is aligned to its size: list of values; 0 where not `inside`."""
+    """List of `width` consecutive elements, by one load aligned to its size; 0 where not `inside`."""
     element, space = place.type.pointee, place.type.addrspace
     word, per_word = word_of(element) if width > 1 else (element, 1)
     if width == 1:
@@ -176,7 +176,7 @@ def vector_of(b, values):
 
 
 def store_vector(b, values, place):
-    """Consecutive elements by one store that is aligned to its size."""
+    """Store consecutive elements by one store aligned to its size."""
     element, space = place.type.pointee, place.type.addrspace
     if len(values) == 1:
         b.store(values[0], place, align=size_of(element))
@@ -198,22 +198,22 @@ def shared_memory(b, offset):
 
 
 def in_own_block(b, values, compute):
-    """compute(), values like `values`, in a basic block of its own.
+    """compute(), which returns values like `values`, in its own basic block.
 
     Within a block ptxas moves loads up as far as it can, and runs out of registers. So this one is entered by a branch
-    that is always taken, which ptxas cannot know; on the other way the values would be `values`.
+    that is always taken, which ptxas cannot know; if it were not, the result would be `values`.
     """
     return computed_if(b, always(b), values, compute)
 
 
 def always(b):
-    """A condition that holds, which ptxas cannot know."""
+    """A condition that always holds, which ptxas cannot know."""
     size = asm(b, "mov.u32 $0, %dynamic_smem_size;", I32)
     return b.icmp_unsigned("!=", size, ir.Constant(I32, -1))
 
 
 def computed_if(b, condition, values, compute):
-    """compute(), values like `values`, behind a branch; without the condition it is `values`."""
+    """compute(), which returns values like `values`, if the condition holds, else `values`: a branch."""
     before, body, after = b.block, b.append_basic_block("computed"), b.append_basic_block("computed_end")
     b.cbranch(condition, body, after)
     b.position_at_end(body)
@@ -229,7 +229,7 @@ def computed_if(b, condition, values, compute):
 
 
 def loop(b, ks, registers, turn):
-    """for k in ks: registers = turn(k, registers), rows of them. Not unrolled."""
+    """for k in ks: registers = turn(k, registers), for rows of registers. Not unrolled."""
     before, body, after = b.block, b.append_basic_block("dot"), b.append_basic_block("dot_end")
     b.branch(body)
     b.position_at_end(body)

@@ -3,7 +3,7 @@
 Broadcasting is NumPy's: an axis of two operands is the same Axis, or ONE in one of them. Numbers take the fragment's
 dtype; fragments of two dtypes do not mix (see `convert`). Nothing computes in float16 and bfloat16: they are storage.
 
-What is a mistake in one meaning of a word is one in the other: both call the same check, of Fragments or FragmentTypes.
+A mistake in one meaning of a word is one in the other: both call the same check, on Fragments or FragmentTypes.
 """
 
 import zlib
@@ -39,13 +39,13 @@ NUMBERS, BITS, ANY = FLOATS | INTEGERS, INTEGERS | TRUTHS, FLOATS | HALF_FLOATS 
 
 
 def element_type(dtype):
-    """Numba's name of a NumPy dtype."""
+    """Numba's type for a NumPy dtype."""
     return types.bfloat16 if dtype == bfloat16 else numpy_support.from_dtype(np.dtype(dtype))
 
 
 @cache
 def name_of(dtype):
-    """Of one of NumPy's or Numba's."""
+    """Name of a NumPy or Numba dtype."""
     return dtype.name.removeprefix("__nv_")
 
 
@@ -83,7 +83,7 @@ def check_tile(word, x, takes=ANY):
 
 
 def check_operands(word, takes, *operands):
-    """Tiles of one dtype and numbers. Returns the dtype, and the layout of them together."""
+    """Check tiles of one dtype and numbers. Returns the dtype, and the layout of the result."""
     tiles = []
     for x in operands:
         if is_tile(x):
@@ -105,7 +105,7 @@ def _check_tiles(word, takes, dtypes, layouts):
 
 
 def check_repeats(word, x, layout):
-    """A tile or vector that may be repeated to fill a layout."""
+    """Check a tile or vector that may be repeated to fill a layout."""
     both = broadcast(layout, x.layout)
     if both.shape != layout.shape:
         raise TypingError(f"{word}: {x.layout} does not fit into {layout}")
@@ -117,7 +117,7 @@ A_NUMBER = (int, float, np.integer, np.floating, np.bool_, types.Integer, types.
 
 # ------------------------------------------------------------------------------------------------- plain Python
 class Fragment:
-    """registers: array of layout.slots."""
+    """This thread's registers, an array of shape layout.slots."""
 
     __slots__ = ("layout", "registers")
     __array_ufunc__ = None  # np.float32(2) * fragment is ours
@@ -185,7 +185,7 @@ constant(Layout)
 
 
 def registers(b, ty, value, slots=None):
-    """The registers of a fragment as a list of rows; broadcast to `slots`. A scalar is a single one."""
+    """The registers of a fragment as a list of rows, broadcast to `slots`. A scalar is a single register."""
     if isinstance(ty, FragmentType):
         rows, cols = ty.layout.slots
         flat = [b.extract_value(value, i) for i in range(rows * cols)]
@@ -215,12 +215,12 @@ def is_signed(dtype):
 # ---------------------------------------------------------------------------------------------------------------- both
 @dataclass(frozen=True)
 class Operation:
-    """An operation on each element of tiles and numbers, one tile at least: called in plain Python, or lowered.
+    """An operation on each element of tiles and numbers, at least one tile: called in plain Python, or lowered.
 
     Attributes
     ----------
     word : str
-        What errors call it.
+        Its name in errors.
     plain : function of NumPy arrays
     emit : emit(builder, dtype, *registers) -> register
     takes : names of dtypes

@@ -1,6 +1,6 @@
 """Functions of a tile of floats, element by element.
 
-In float32 they are the fast instructions of the GPU, which take numbers below 1.2e-38 for 0, in float64 libdevice's.
+In float32 they use the GPU's fast instructions, which treat numbers below 1.2e-38 as 0; in float64 libdevice.
 """
 
 from functools import wraps
@@ -14,7 +14,7 @@ from .world import primitive
 
 
 def function(plain, emit):
-    """Decorates the docstring of a function of one tile of floats."""
+    """Decorate a stub whose docstring describes a function of one tile of floats."""
 
     def decorate(described):
         operation = Operation(described.__name__, plain, emit, FLOATS)
@@ -30,7 +30,7 @@ def function(plain, emit):
 
 
 def emit_instruction(name):
-    """One of float32's; libdevice's function of that name in float64."""
+    """Emit the fast instruction in float32, libdevice's function in float64, of these two names."""
 
     def emit(b, dtype, x):
         ptx, libdevice = name

@@ -1,9 +1,9 @@
 """Moving tiles between global memory, shared memory and registers.
 
-Global memory is NumPy-like arrays of two axes, or one, with any strides: `mQ[batch, head]`. float16, float32, float64,
-integers and booleans are themselves; uint16 is bfloat16, which the compiler has no arrays of. What leaves registers is
-rounded to what the memory holds. Rows and columns of a tile beyond the end of an array read as 0 and are not written,
-and nothing is read there: addresses are clamped. Arrays are not empty.
+Global memory is NumPy-like arrays of two axes, or one, with any strides: `mQ[batch, head]`. uint16 arrays hold
+bfloat16, which the compiler has no arrays of; all others hold their own dtype. What leaves registers is rounded to the
+memory's dtype. Rows and columns of a tile beyond the end of an array read as 0 and are not written; nothing is read
+there, because addresses are clamped. Arrays are not empty.
 """
 
 from functools import partial
@@ -45,15 +45,15 @@ FEW = 8  # elements that are looked up together: more would take more registers
 
 
 def places(layout, row=0, col=0):
-    """Rows and columns of this thread's registers, to index with."""
+    """Rows and columns of this thread's registers, as indices."""
     rows, cols = layout.positions(my_index())
     return rows + int(row) if row else rows, cols + int(col) if col else cols
 
 
 @primitive
 def load(matrix, layout, first):
-    """Rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end. In a folded layout each
-    of its tiles has these rows, but of `heads_as_rows` its own ones.
+    """Load rows first... of a matrix, or elements first... of a vector, as a tile; 0 beyond the end. In a folded layout
+    each of its tiles gets these rows, but from `heads_as_rows` its own ones.
 
     >>> show(lambda x: load(ARRAY, TILE, 1))
     array([[4., 5., 6., 7.],
@@ -67,7 +67,7 @@ def load(matrix, layout, first):
 
 
 def _read(matrix, layout):
-    """The layout in which rows are where they are read."""
+    """The layout whose row positions are those that are read."""
     return layout if isinstance(matrix, HeadRows) or getattr(matrix, "fold", 0) else layout.indices
 
 
@@ -102,7 +102,7 @@ def load(matrix, layout, first):
 
 
 def _loaded(b, dtype, values):
-    """Memory holds booleans in bytes, registers in bits."""
+    """An element as registers hold it: booleans are bytes in memory, bits in registers."""
     return [b.icmp_unsigned("!=", value, I8(0)) for value in values] if dtype == types.boolean else values
 
 
@@ -110,7 +110,7 @@ def _loaded(b, dtype, values):
 def has_bits(matrix, rows, cols, bits):
     """Whether some of these bits are set in the integers matrix[rows, cols]; outside of the matrix none are.
 
-    rows, cols and bits are vectors of int32, bits may be a number. A truth takes a bit of a register.
+    rows, cols and bits are vectors of int32; bits may be a number. A truth takes one bit of a register.
 
     >>> WORDS = np.array([[1, 2], [3, 0]], np.uint8)
     >>> show(lambda x: has_bits(WORDS, row_index(TILE, 0), col_index(TILE, 0) >> 1, 2))
@@ -168,7 +168,7 @@ def _check_bits(matrix, rows, cols, bits):
 
 @primitive
 def take(vector, places):
-    """Elements of a vector: a tile of int32 says which. None lies outside.
+    """Elements of a vector at the indices in a tile of int32, none of which is out of bounds.
 
     >>> show(lambda x: take(np.array([5.0, 6.0, 7.0]), minimum(col_index(TILE, 0), 2)))
     array([[5., 6., 7., 7.]])
@@ -202,7 +202,7 @@ def _check_take(vector, places):
 
 @primitive
 def save(matrix, tile, first):
-    """A tile to rows first... of a matrix, or a row or column vector to elements first... of a vector.
+    """Save a tile to rows first... of a matrix, or a row or column vector to elements first... of a vector.
 
     >>> run(lambda y: save(y, row_index(TILE, 5), 0), np.zeros(2))
     array([5., 6.])

@@ -1,7 +1,7 @@
-"""Numbers that count threads, rows, columns and tiles: 32-bit integers that stay 32-bit.
+"""Numbers that count threads, rows, columns and tiles: 32-bit integers that stay 32 bits wide.
 
-In plain Python an index is an np.int32, which with a Python number makes another one: NumPy's rule. Numba would make
-64 bits of the sum of two int32, so that compiled it is a type of its own, with the same rule. `//` and `%` are those of
+In plain Python an index is an np.int32, and with a Python number it makes another one: NumPy's rule. Numba would make
+the sum of two int32 64 bits wide, so compiled code has a type of its own with the same rule. `//` and `%` expect
 numbers that are not negative.
 """
 
@@ -22,7 +22,7 @@ from .world import primitive
 
 
 class Counting(types.Type):
-    """The base of types of integers that say where elements of arrays are."""
+    """The base of the types of integers that index arrays."""
 
 
 class IndexType(Counting):
@@ -30,7 +30,7 @@ class IndexType(Counting):
         super().__init__("index")
 
     def unify(self, typingctx, other):
-        """Of two values that a variable has, on two ways to a line."""
+        """The type of a variable that has two types, on two paths to a line."""
         return self if isinstance(other, types.Integer) else None
 
 
@@ -106,7 +106,7 @@ def lowest_bit(word):
 
 @primitive
 def opaque(x):
-    """An index of which the compiler knows nothing: a loop that counts with it is not unrolled.
+    """An index that is opaque to the optimiser: a loop that counts with it is not unrolled.
 
     >>> opaque(index(3))
     np.int32(3)
@@ -121,7 +121,7 @@ def opaque(x):
 
 @primitive
 def always():
-    """True, which the compiler does not know: `if always():` makes a basic block, across whose ends it moves nothing.
+    """True, opaque to the optimiser: `if always():` makes a basic block, across whose ends it moves nothing.
 
     >>> always()
     True
@@ -215,7 +215,7 @@ for op in bool, operator.truth:
 
 
 def _takes_indices(function, plain):
-    """A function of Numba's own, for which indices are integers of the type `plain`."""
+    """Let a function of Numba's own take indices as integers of the type `plain`."""
 
     @infer_global(function)
     class Template(AbstractTemplate):
@@ -231,7 +231,7 @@ _takes_indices(slice, types.intp)
 
 # ------------------------------------------------------------------------------------------------- elements of arrays
 def _plain(ty):
-    """The type of an element's place, with Numba's own integers."""
+    """The type that Numba indexes arrays with in place of `ty`."""
     if isinstance(ty, types.BaseTuple):
         return types.Tuple.from_types([_plain(part) for part in ty])
     return types.intp if isinstance(ty, Counting) else ty

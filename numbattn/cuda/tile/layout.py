@@ -1,4 +1,4 @@
-"""Where the elements of a tile live: in which thread, in which register. Pure Python, the same in both worlds."""
+"""Where the elements of a tile are: in which thread, in which register. Pure Python, the same in both worlds."""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -9,7 +9,7 @@ WARP_BITS = 5
 WARP = 1 << WARP_BITS  # threads
 WARPGROUP_BITS = 7
 WARPGROUP = 1 << WARPGROUP_BITS
-WARPGROUP_ROWS = 64  # of its sums
+WARPGROUP_ROWS = 64  # of a warpgroup's sums
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Axis:
     fields : tuple of (shift, bits, weight)
         base(t) is the sum of ((t >> shift) & (2**bits - 1)) * weight.
     offsets : tuple of int
-        One for each slot, relative to the base. No offset has a bit in common with a base.
+        One offset for each slot, relative to the base. No offset has a bit in common with a base.
     fold : int
-        After how many positions, a power of two, indices start again from 0, see `Layout.folded`; 0 if never.
+        Number of positions, a power of two, after which indices start again from 0, see `Layout.folded`; 0: never.
 
     >>> axis = Axis(8, fields=((0, 2, 2),), offsets=(0, 1))
     >>> [[axis.base(thread) + offset for offset in axis.offsets] for thread in range(4)]
@@ -38,7 +38,7 @@ class Axis:
     fold: int = 0
 
     def base(self, thread):
-        """Operators only: it serves ints, NumPy arrays and LLVM values alike."""
+        """The first position of a thread. Operators only: serves ints, NumPy arrays and LLVM values alike."""
         total = 0
         for shift, bits, weight in self.fields:
             total = total + ((thread >> shift) & ((1 << bits) - 1)) * weight
@@ -62,16 +62,16 @@ class Axis:
 
     @property
     def run(self):
-        """The slots that lie side by side."""
+        """The number of slots with adjacent positions."""
         return next((slot for slot in range(1, self.slots) if self.offsets[slot] != slot), self.slots)
 
     @property
     def period(self):
-        """The positions from one run to the next."""
+        """The distance from one run to the next."""
         return self.offsets[self.run] if self.run < self.slots else self.size
 
     def runs(self, width):
-        """The slots in groups that lie side by side, aligned to their length, a power of two up to `width`."""
+        """The slots in groups of adjacent positions, aligned to their length, a power of two up to `width`."""
         groups, slot = [], 0
         while slot < self.slots:
             n = width
@@ -89,7 +89,7 @@ class Axis:
         )
 
     def half(self):
-        """The axis of either half, each of half the slots of every thread."""
+        """The axis of either half, with half of every thread's slots."""
         size, slots = self.size // 2, self.slots // 2
         left, right = self.offsets[:slots], self.offsets[slots:]
         if not left or right != tuple(offset + size for offset in left):
@@ -97,14 +97,14 @@ class Axis:
         return Axis(size, self.fields, left)
 
     def position_bits(self):
-        """The bits that occur in any position."""
+        """The bits that occur in positions."""
         found = 0
         for part in [weight << i for _, bits, weight in self.fields for i in range(bits)] + list(self.offsets):
             found |= part
         return found
 
     def without(self, mask):
-        """The axis of the positions p & ~mask: one slot for all the slots that fall together."""
+        """The axis of the positions p & ~mask: one slot for all the slots that coincide."""
         fields = tuple(
             (shift + i, 1, weight << i)
             for shift, bits, weight in self.fields
@@ -125,7 +125,7 @@ class Axis:
         return self._picked(log2(self.fold), self.size)
 
     def _picked(self, low, end):
-        """The axis of the bits of positions from number `low` on, as far as these are less than `end`."""
+        """The axis of the bits of positions from number `low` on, up to positions less than `end`."""
         bits = [(shift + i, 1, weight << i) for shift, bits, weight in self.fields for i in range(bits)]
         fields = tuple((shift, 1, weight >> low) for shift, _, weight in bits if weight >> low and weight < end)
         return Axis(self.size, fields, tuple(offset % end >> low for offset in self.offsets))
@@ -136,10 +136,10 @@ ONE = Axis(1)  # an axis that broadcasts: row vectors have cols=ONE, column vect
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tile is dealt to `threads` threads: each holds rows.slots x cols.slots elements.
+    """How a tile is dealt out to `threads` threads: each holds rows.slots x cols.slots elements.
 
     `unit` says who multiplies into such a tile: "fma", CUDA cores, "mma", the tensor cores warp by warp, or
-    "wgmma", the tensor cores for a warpgroup: its threads count from 0, whichever of a block's it is.
+    "wgmma", the tensor cores for a warpgroup, whose threads count from 0, whichever of the block's it is.
 
     >>> print(TILE, TILE.row_vector().shape, TILE.col_vector().shape, TILE.row_parts().shape)
     fma 2x4 in 1x1 registers (2, 1) (1, 4) (2, 4)
@@ -170,7 +170,7 @@ class Layout:
 
     @cache  # noqa: B019, layouts are few
     def positions(self, thread):
-        """Rows and columns of a thread's registers, to index a tile with."""
+        """Rows and columns of a thread's registers, as indices of a tile."""
         rows, cols = (axis.base(thread) + np.array(axis.offsets) for axis in (self.rows, self.cols))
         return rows[:, None], cols[None, :]
 
@@ -180,7 +180,7 @@ class Layout:
         return not any(thread >> bit & 1 for bit in self.idle_bits())
 
     def folded(self, queries):
-        """The layout whose rows are those of several tiles, one below the other, of so many rows each, a power of two:
+        """The layout whose rows are those of several tiles, one below the other, `queries` rows each, a power of two:
         `row_index` counts within each, `fold_index` says which.
 
         >>> layout = simt(8, 4, 8, 1, 4).folded(4)
@@ -191,34 +191,34 @@ class Layout:
 
     @cached_property
     def indices(self):
-        """The layout in which rows are where `row_index` says."""
+        """The layout whose row positions are those of `row_index`."""
         return replace(self, rows=self.rows.within) if self.rows.fold else self
 
     @cache  # noqa: B019
     def row_vector(self):
-        """The layout of one value a row, held by every thread that has a part of the row."""
+        """The layout of one value per row, held by every thread that has a part of the row."""
         return Layout(self.rows, ONE, self.threads)
 
     @cache  # noqa: B019
     def col_vector(self):
-        """The layout of one value a column."""
+        """The layout of one value per column."""
         return Layout(ONE, self.cols, self.threads)
 
     @cache  # noqa: B019
     def row_parts(self):
-        """The layout of one value a row AND thread: what is left to add up once each thread has summed its own."""
+        """The layout of one value per row AND thread: what remains to be added up once each thread has its own sums."""
         bits = self.row_lane_bits()
         parts = Axis(1 << len(bits), tuple((bit, 1, 1 << i) for i, bit in enumerate(bits)))
         return Layout(self.rows, parts, self.threads)
 
     @cached_property
     def holders(self):
-        """The threads that a block needs for somebody to hold each element."""
+        """The number of threads needed so that each element is held by one."""
         return 1 << max(self.rows.thread_bits | self.cols.thread_bits, default=-1) + 1
 
     @cached_property
     def has_whole_rows(self):
-        """Whether no row is shared by several warps."""
+        """Whether each row belongs to a single warp."""
         return max(self.cols.thread_bits, default=0) < WARP_BITS
 
     @cache  # noqa: B019
@@ -229,17 +229,17 @@ class Layout:
         return sorted(self.cols.thread_bits)
 
     def neighbours_lane(self):
-        """In what the numbers of two lanes differ that hold the rows i and i + 1 of an even i; None if no two do."""
+        """The difference between the numbers of two lanes that hold rows i and i + 1 for even i; None if no two do."""
         lanes = (1 << shift for shift, bits, weight in self.rows.fields if weight == 1 and bits and shift < WARP_BITS)
         return next(lanes, None)
 
     def idle_bits(self):
-        """The bits of the thread number on which nothing depends: threads that differ in them alone hold copies."""
+        """The bits of the thread number that nothing depends on: threads that differ only in them hold copies."""
         return sorted(set(range(log2(self.threads))) - self.rows.thread_bits - self.cols.thread_bits)
 
     @cache  # noqa: B019
     def by_fours(self):
-        """The layout in which each four lanes of a warp hold four neighbouring columns, not twice two: see `dot`.
+        """The layout in which groups of four lanes hold four neighbouring columns each, not twice two: see `dot`.
 
         >>> mma(16, 32, 32).by_fours().cols
         Axis(size=32, fields=((0, 2, 4),), offsets=(0, 1, 2, 3, 16, 17, 18, 19), fold=0)
@@ -259,7 +259,7 @@ def log2(n):
 
 
 def deal(size, shift, hands, run):
-    """An axis dealt in runs to `hands` hands in turn; bits `shift`... of the thread number say which hand it is."""
+    """An axis dealt out in runs to `hands` hands in turn; bits `shift`... of the thread number are the hand."""
     hands = min(hands, size // run)
     bits = log2(hands)
     if size % (hands * run):
@@ -271,7 +271,7 @@ def deal(size, shift, hands, run):
 def simt(rows, cols, threads, lanes_per_row, vector, row_vector=1):
     """Accumulators on CUDA cores: each row in `lanes_per_row` neighbouring lanes, in runs of `vector` columns.
 
-    The rows are dealt to the groups of lanes in turn, `row_vector` at a time.
+    The rows are dealt out to the groups of lanes in turn, `row_vector` at a time.
 
     >>> layout = simt(8, 32, 32, lanes_per_row=4, vector=2)
     >>> layout.slots, layout.cols.offsets, layout.cols.base(1)
@@ -296,8 +296,8 @@ def copy_layout(rows, cols, threads, vector):
 def mma(rows, cols, threads, across=1):
     """Accumulators on the tensor cores, as mma.sync m16n8 and wgmma hold them: 16 rows a warp, one below the other.
 
-    `across` warps share these rows: 8 columns are dealt to each in turn. As many groups of warps have all of the rows,
-    one group after the other, each as in mma(rows, cols, threads // across).
+    `across` warps share these rows: each gets 8 columns in turn. The groups of `across` warps have all of the rows, one
+    group after the other, each as in mma(rows, cols, threads // across).
 
     >>> mma(64, 32, 128).slots, mma(64, 32, 128).cols.offsets
     ((2, 8), (0, 1, 8, 9, 16, 17, 24, 25))

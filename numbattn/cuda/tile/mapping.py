@@ -1,7 +1,8 @@
-"""Any function of numbers, for each element of a tile.
+"""Any function of numbers, applied to each element of a tile.
 
 The function is compiled by Numba and sees what it would see elsewhere: floats and integers. Row and column of an
-element come as a Place, an integer that is a float, too: converted one by one, they would take as long as exponentials.
+element are passed as a Place, an integer that is also a float: converting them one by one would take as long as an
+exponential.
 """
 
 import math
@@ -14,7 +15,8 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
 from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
-from ...dual import FUNCTIONS, Dual, logaddexp
+from ...scores.compiled.dual import FUNCTIONS, Dual
+from ...scores.compiled.numpy_functions import logaddexp
 from .elementwise import emit_minimum
 from .emit import F32, I32, base, call
 from .fragment import FLOATS, Fragment, check_tile, fragment, registers
@@ -23,19 +25,19 @@ from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
 
 FREE = ("nsz",)  # integers have one 0
-SMALL = 2**24  # up to here a constant leaves a Place one: farther it is no float32, and many of them are no int32
+SMALL = 2**24  # a sum with a constant up to this is a Place; larger ones may be no float32, and sums of many no int32
 
 
 class PlaceType(Counting):
-    """Where an element is. Sums and differences of such numbers, and with small constants, are such numbers again; with
-    other integers they have 64 bits."""
+    """The position of an element. Sums and differences of positions, and with small constants, are positions again;
+    with other integers they have 64 bits."""
 
     def __init__(self, real):
         self.real = real
         super().__init__(f"Place({real})")
 
     def unify(self, typingctx, other):
-        """Of two values that a variable has, on two ways to a line."""
+        """The type of a variable that has two types, on two paths to a line."""
         if isinstance(other, types.Integer):
             return types.int64
         return other if isinstance(other, types.Float | Dual) else None
@@ -43,8 +45,8 @@ class PlaceType(Counting):
 
 @register_model(PlaceType)
 class PlaceModel(core_models.PrimitiveModel):
-    """An int32; and as a float, exact below 2**24, what depends on the thread and what to add, which is known to the
-    compiler: so the difference of two takes one addition for each element, and no vector is kept."""
+    """An int32; and as a float, exact below 2**24, a part that the thread decides and a constant known to the compiler:
+    the difference of two takes one addition for each element, and no vector is kept."""
 
     def __init__(self, manager, ty):
         real = manager.lookup(ty.real).get_value_type()
@@ -96,7 +98,7 @@ def to_dual(context, b, source, target, x):
 
 # ---------------------------------------------------------------------------------------------------------- operators
 def emit_sum(name):
-    """Of "add" or "sub"."""
+    """Emit "add" or "sub"."""
 
     def emit(b, x, y):
         (one, *ones), (other, *others) = parts_of(b, x), parts_of(b, y)
@@ -126,12 +128,12 @@ def emit_abs(b, x):
 
 
 def collapsed(b, x):
-    """The same, its two parts added."""
+    """The same value with its two parts added."""
     real = real_of(b, x)
     return place(b, b.extract_value(x, 0), real, ir.Constant(real.type, 0.0))
 
 
-KEPT = {  # of Places and integers a Place again
+KEPT = {  # operations on Places and integers that give a Place again
     operator.add: emit_sum("add"), operator.sub: emit_sum("sub"),
     operator.neg: emit_negative, operator.pos: lambda b, x: x, abs: emit_abs,
     min: emit_chosen("<"), max: emit_chosen(">"),
@@ -152,7 +154,7 @@ def is_small(x):
 
 
 def _define(function, kept=None):
-    """What a function is of Places: that of integers; of floats if it is one of theirs, or another argument is one."""
+    """Define a function of Places: as of integers, or as of floats if it takes floats or another argument is one."""
 
     @infer_global(function)
     class Template(AbstractTemplate):
@@ -188,11 +190,11 @@ for _function in operator.add, operator.sub, operator.mul, operator.floordiv, op
 # ------------------------------------------------------------------------------------------------------------ the word
 @primitive
 def map_elements(function, x, row, col, shape, others):
-    """function(element, i, j, *others) of each element of a tile of floats from row and column on.
+    """function(element, i, j, *others) for each element of a tile of floats that starts at (row, column).
 
-    The function is a device function, or any that Numba compiles, of numbers: i and j, and indices among the others,
-    are integers. Elements beyond the matrix of this shape may be given an i and j inside of it: so what the function
-    looks up is there. Its result is converted to the tile's dtype.
+    The function is a device function, or any other that Numba compiles, of numbers: i and j, and indices among the
+    others, are integers. Elements beyond the matrix of this shape may be given an i and j within it, so what the
+    function looks up exists. Its result is converted to the tile's dtype.
 
     >>> @device
     ... def above(s, i, j, shift):
@@ -234,7 +236,7 @@ def map_elements(context, function, x, row, col, shape, others):
 
 
 def positions(b, axis, first, size, real):
-    """Where this thread's elements are on an axis, as Places. Their integers are less than the size."""
+    """The positions of this thread's elements on an axis, as Places. Their integers are less than the size."""
     start, last = b.add(first, base(b, axis)), b.sub(size, I32(1))
     start_real = b.sitofp(start, real)
     return [

@@ -1,4 +1,4 @@
-"""Matrices in global memory: what is promised of them, several as one, and the registers that they come down to."""
+"""Matrices in global memory: promises about them, several as one, and the registers that they are made of."""
 
 import numpy as np
 from llvmlite import ir
@@ -16,7 +16,7 @@ from .world import primitive
 
 @primitive
 def aligned(matrix, alignment):
-    """The matrix, with a promise from the host: vectors are moved instead of elements.
+    """The matrix with a promise from the host: vectors are moved instead of elements.
 
     >>> show(lambda x: load(aligned(ARRAY, Alignment(16)), TILE, 0))
     array([[0., 1., 2., 3.],
@@ -44,8 +44,8 @@ def aligned(matrix, alignment):
 
 @primitive
 def rows_between(array, batch, head, first, end, alignment):
-    """aligned(array[batch, head][first:end], alignment), where no number is negative or beyond the array: nothing is
-    compared, which counts in a loop.
+    """aligned(array[batch, head][first:end], alignment), where no number is negative or out of bounds: nothing is
+    compared, which matters in a loop.
 
     >>> show(lambda x: load(rows_between(ARRAY[None, None], 0, 0, 1, 2, Alignment(16)), TILE, 0))
     array([[4., 5., 6., 7.],
@@ -73,8 +73,8 @@ def rows_between(array, batch, head, first, end, alignment):
 
 @primitive
 def lines_of(array, batch, head, length):
-    """array[batch, head], a vector, as a matrix of lines of this length, a literal. They are contiguous, each starts at
-    a multiple of 16 bytes, and no number is negative or beyond the array.
+    """array[batch, head], a vector, as a matrix of lines of this length, a literal. Lines are contiguous, each begins
+    at a multiple of 16 bytes, and no number is negative or out of bounds.
 
     >>> show(lambda x: load(lines_of(ARRAY.reshape(1, 1, -1), 0, 0, 4), TILE, 1))
     array([[4., 5., 6., 7.],
@@ -113,7 +113,7 @@ def _parts(b, ty, value):
 
 
 def _moved(b, data, numbers, strides):
-    """The address so many strides further along each axis."""
+    """The address that is so many strides further along each axis."""
     at = b.bitcast(data, ir.PointerType(I8, GLOBAL))
     for number, stride in zip(numbers, strides):
         at = b.gep(at, [b.mul(b.zext(number, I64), stride)])
@@ -128,14 +128,14 @@ def _packed(b, ty, parts):
 
 
 def elements(array, inside, *places):
-    """Of an array, which may be empty, at these places, where they are `inside`; 0 elsewhere."""
+    """Elements of an array, which may be empty, at these indices where they are `inside`; 0 elsewhere."""
     found = np.zeros(inside.shape, array.dtype)
     found[inside] = array[tuple(x[inside] for x in np.broadcast_arrays(*places))]
     return found
 
 
 class HeadRows:
-    """In plain Python: matrices (heads, queries, columns) as one, row number r is row r % fold of matrix r // fold."""
+    """In plain Python: matrices (heads, queries, columns) as one, whose row r is row r % fold of matrix r // fold."""
 
     ndim = 2
 
@@ -159,10 +159,10 @@ class HeadRows:
 
 @primitive
 def heads_as_rows(heads, alignment, fold):
-    """Matrices (heads, queries, columns) as one matrix for tiles of a folded layout, see `Layout.folded`: row number r
-    is row r % fold of matrix r // fold. Rows that no matrix has are as rows beyond the end.
+    """Matrices (heads, queries, columns) as one matrix for tiles of a folded layout, see `Layout.folded`: row r
+    is row r % fold of matrix r // fold. Rows that no matrix has count as rows beyond the end.
 
-    alignment: of all matrices, see `aligned`; fold: a power of two, at least the number of queries.
+    alignment: that of all matrices, see `aligned`; fold: a power of two, at least the number of queries.
 
     >>> HEADS = np.arange(4, dtype=np.float32).reshape(2, 1, 2)
     >>> show(lambda x: load(heads_as_rows(HEADS, Alignment(0), 2), simt(4, 2, 8, 2, 1), 0))
@@ -214,10 +214,10 @@ class PagedRows:
 
 @primitive
 def rows_of_pages(pages, table, count, alignment, page_size):
-    """Matrices (pages, page_size, columns) as one matrix of `count` rows, to read: row r is row r % page_size of the
+    """Matrices (pages, page_size, columns) as one matrix of `count` rows, read-only: row r is row r % page_size of the
     page table[r // page_size]. Page numbers are clamped.
 
-    alignment: of all pages, see `aligned`; table: a vector of int32.
+    alignment: that of all pages, see `aligned`; table: a vector of int32.
 
     >>> PAGES = np.arange(8, dtype=np.float32).reshape(4, 1, 2)
     >>> TABLE = np.array([2, 0, 99], np.int32)
@@ -256,7 +256,7 @@ def _check_pages(pages, table):
 
 
 class GlobalMatrix:
-    """The registers that a matrix comes down to: its address, its shape, its strides in bytes.
+    """The registers that a matrix is made of: its address, its shape, its strides in bytes.
 
     A vector is a matrix of one column, or of one row where `layout` has a single row. With a fold there are several:
     see `heads_as_rows`; or pages: see `rows_of_pages`.
@@ -283,13 +283,13 @@ class GlobalMatrix:
 
     @property
     def width(self):
-        """Elements that may be moved at once."""
+        """Number of elements that may be moved at once."""
         return max(1, self.alignment // size_of(self.data.type.pointee))
 
     def clamped(self, layout, first, down, across):
-        """Pointer to a register's element, or to another one where it lies outside, and whether it lies inside.
+        """Pointer to a register's element, or to another one if it is out of bounds, and whether it is inside.
 
-        The tile starts at `first`, see `first_of`; the register is that of the offsets `down` and `across`.
+        The tile starts at `first`, see `first_of`; the register is the one at offsets `down` and `across`.
         """
         b = self.b
         row0, col0 = self.start(layout, first)
@@ -307,11 +307,11 @@ class GlobalMatrix:
         return b.and_(b.icmp_signed("<", head, self.heads), b.icmp_signed("<", query, self.rows))
 
     def split(self, row):
-        """Of a folded matrix: which matrix, and its row."""
+        """A folded matrix's row: which matrix, and which row of it."""
         return self.b.lshr(row, I32(log2(self.fold))), self.b.and_(row, I32(self.fold - 1))
 
     def in_page(self, row):
-        """Of a matrix in pages: the number of a row's page, clamped, and its row there."""
+        """A row of a matrix in pages: its page's number, clamped, and the row there."""
         b, size = self.b, I32(self.page_size)
         at = b.mul(b.zext(b.udiv(row, size), I64), self.table_stride)
         (page,) = load_vector(b, b.bitcast(b.gep(b.bitcast(self.table, ir.PointerType(I8, GLOBAL)), [at]),
@@ -342,7 +342,7 @@ class GlobalMatrix:
 
 
 def as_matrix(array, layout):
-    """What the plain meanings index: two axes, bfloat16 as such."""
+    """What the plain meanings index: a matrix, with bfloat16 as its own dtype."""
     if isinstance(array, HeadRows | PagedRows):
         return array
     array = np.asarray(array)
@@ -354,5 +354,5 @@ def as_matrix(array, layout):
 
 
 def first_of(layout, ndim, first):
-    """Where a tile starts: the number counts along the axis of a vector, down the rows of a matrix."""
+    """(row, column) where a tile starts: `first` counts along a vector, and down the rows of a matrix."""
     return (0, first) if ndim == 1 and layout.rows.size == 1 else (first, 0)

@@ -1,7 +1,7 @@
 """Operators on tiles: + - * / // unary - abs, comparisons, & | ^ ~ << >>, also in place.
 
-`/` is of floats, `//` of integers: it rounds down, and what it divides by is positive. & | ^ ~ are of integers and
-truths, shifts of integers.
+`/` is for floats, `//` for integers: it rounds down and takes positive divisors. & | ^ ~ are for integers and truths,
+shifts for integers.
 """
 
 import operator
@@ -15,7 +15,7 @@ from .emit import F32, call, floor_divided
 from .fragment import BITS, FLOATS, INTEGERS, NUMBERS, Fragment, FragmentType, Operation, is_float, is_signed
 from .integers import COMPARISONS
 
-ARITHMETIC = {  # of two: LLVM's instruction for integers, by whether they are signed or not, and for floats
+ARITHMETIC = {  # binary: LLVM's instructions for signed integers, unsigned integers and floats
     operator.add: (NUMBERS, "add", "add", "fadd"), operator.sub: (NUMBERS, "sub", "sub", "fsub"),
     operator.mul: (NUMBERS, "mul", "mul", "fmul"), operator.truediv: (FLOATS, None, None, "fdiv"),
     operator.floordiv: (INTEGERS, floor_divided, "udiv", None), operator.and_: (BITS, "and_", "and_", None),
@@ -34,7 +34,7 @@ def emit_binary(signed, unsigned, floats):
 
 def emit_comparison(sign):
     def emit(b, dtype, x, y):
-        if is_float(dtype):  # as in NumPy, NaN differs from everything
+        if is_float(dtype):  # as in NumPy, NaN is unequal to everything
             return (b.fcmp_unordered if sign == "!=" else b.fcmp_ordered)(sign, x, y)
         return (b.icmp_signed if is_signed(dtype) else b.icmp_unsigned)(sign, x, y)
 
@@ -57,7 +57,7 @@ def emit_abs(b, dtype, x):
 
 
 def _overload(function, operation, *inputs):
-    """Tell the compiler what an operator is of tiles; of anything else it is asked elsewhere."""
+    """Tell the compiler what an operator does with tiles; anything else is looked up elsewhere."""
 
     @infer_global(function)
     class Template(AbstractTemplate):

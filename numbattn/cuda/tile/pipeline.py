@@ -38,13 +38,13 @@ A producer and a consumer, and the tile on its way back:
     >>> bool((run(kernel, x, np.zeros_like(x), threads=256) == 2 * x).all())
     True
 
-A Stage is one use of a stage: its index, and whether that stage goes through an even or an odd round (its phase). Each
-stage has two barriers (mbarrier): `filled` counts loads and their bytes, or the warpgroups that have committed it;
-`free` counts the warpgroups that have released it.
+A Stage is one use of a stage: its index, and whether that stage is in an even or an odd round (its phase). Each stage
+has two barriers (mbarrier): `filled` counts loads and their bytes, or the warpgroups that have committed it; `free`
+counts the warpgroups that have released it.
 
-An mbarrier is waited for by the parity of its phase, which is also that of the phase two before. So who waits has to
+A wait for an mbarrier names the parity of a phase, which is also that of the phase two before. So whoever waits has to
 know that the phase in between is over. A consumer that reads a stage in every round knows. Where consumers take turns,
-each acquires a stage before it waits: its last reader has then seen it filled.
+each acquires a stage before it waits: then its last reader has seen it filled.
 """
 
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ BARRIER_BYTES = 8
 @constant
 @dataclass(frozen=True)
 class Pipeline:
-    """Where the stages and their barriers lie, how many warpgroups read each of them, and how it is filled.
+    """The places of stages and their barriers, how many warpgroups read each stage, and how it is filled.
 
     >>> shared = SharedMemory()
     >>> print(Pipeline.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=1))
@@ -79,16 +79,16 @@ class Pipeline:
     """
 
     tile: Boxes
-    barriers: int  # offset in shared memory: those of `filled` first, then those of `free`
+    barriers: int  # offset in shared memory: first those of `filled`, then those of `free`
     readers: int
-    fills: int = 1  # loads, or commits, until a stage is filled
+    fills: int = 1  # number of loads, or commits, that fill a stage
 
     def __str__(self):
         return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers"
 
     @property
     def end(self):
-        """Bytes of shared memory up to behind the last barrier."""
+        """Bytes of shared memory up to the end of the last barrier."""
         return self.barriers + 2 * self.tile.stages * BARRIER_BYTES
 
     @classmethod
@@ -98,7 +98,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Stage:
-    """In plain Python."""
+    """One use of a stage, in plain Python."""
 
     pipeline: Pipeline
     index: int
@@ -117,12 +117,12 @@ class Stage:
 
     @property
     def parities(self):
-        """Where the barrier of `filled` keeps its parity, one for each warpgroup that fills: a wait reads them."""
+        """Where the barrier of `filled` keeps its parity, one for each warpgroup that fills: a wait reads it."""
         at, granule = self.pipeline.barriers + self.index * BARRIER_BYTES, simulator.GRANULE
         return simulator.shared_memory().granules[at // granule : (at + BARRIER_BYTES) // granule]
 
     def next_round(self):
-        """The stage is filled anew: who still waits for the round before would wait for ever."""
+        """The stage is filled anew: whoever still waits for the round before would wait for ever."""
         parities = self.parities
         mine = simulator.thread_index() // WARPGROUP % len(parities)
         simulator.shared_memory().note_write(parities[mine : mine + 1], of=(0, 2))
@@ -144,7 +144,7 @@ class StageType(types.Type):
 
 @register_model(StageType)
 class StageModel(core_models.PrimitiveModel):
-    """The stage and the parity of its round."""
+    """The stage's index and the parity of its round."""
 
     def __init__(self, manager, ty):
         super().__init__(manager, ty, ir.LiteralStructType([I32, I32]))
@@ -167,7 +167,7 @@ def emit_barrier(b, pipeline, index, free):
 
 @primitive
 def init_pipelines(*pipelines):
-    """Make pipelines ready: by all threads of a block, before a barrier of the block. See `pipeline`.
+    """Initialise pipelines: by all threads of a block, before a barrier of the block. See `pipeline`.
 
     >>> def kernel(y):
     ...     init_pipelines(RING)
@@ -220,7 +220,7 @@ def stage(pipeline, index):
 
 @primitive
 def advance(stage, steps=1):
-    """The use so many stages further on, up to as many as there are. See `pipeline`.
+    """The use `steps` stages further on, at most as many as there are. See `pipeline`.
 
     >>> def kernel(y):
     ...     S = stage(RING, 0)
@@ -249,7 +249,7 @@ def advance(stage, steps=1):
 
 
 def emit_wait(b, barrier, parity):
-    """Until the barrier's phase of this parity is over."""
+    """Wait until the barrier's phase of this parity is over."""
     text = """{
         .reg .pred over;
     again:
@@ -320,7 +320,7 @@ def wait(stage):
 
 @primitive
 def release(stage):
-    """This warpgroup has read the stage. All of its threads come here; what the first of them knows is what counts.
+    """Say that this warpgroup has read the stage. All of its threads call this; what the first of them knows counts.
 
     >>> def kernel(y):
     ...     init_pipelines(RING)
@@ -346,7 +346,7 @@ def emit_arrival(b, pipeline, index, free):
 
 
 def emit_arrival_of_warpgroup(b, stage, value, free):
-    """By its first thread."""
+    """Arrive at a barrier by the warpgroup's first thread."""
     first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
     with b.if_then(first):
         emit_arrival(b, stage.pipeline, unpack(b, value)[0], free)

@@ -1,9 +1,9 @@
-"""Products of tiles, added to a fragment: `dot`. The layout of the sum says who multiplies.
+"""Products of tiles, added to a fragment: `dot`. The sum's layout says which unit multiplies.
 
-On CUDA cores ("fma") both operands lie in shared memory, of any dtype; they are converted on the way. On the
+On CUDA cores ("fma") both operands are in shared memory, of any dtype; they are converted on the way. On the
 tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
-may also be a fragment, whose accumulator registers are what the unit wants as its left operand. Beside a fragment the
-right one may be of 8 bits, widened in registers. Either operand may be transposed: `sK.T`.
+may also be a fragment, whose accumulator registers are what the unit takes as its left operand. With a fragment the
+right one may have 8 bits, widened in registers. Either operand may be transposed: `sK.T`.
 """
 
 from itertools import product
@@ -31,13 +31,13 @@ from .world import primitive
 
 @primitive
 def dot(acc, x, y):
-    """acc + x @ y, summed in acc's dtype. A layout in acc's place is a tile of zeros, float64 if y is, else float32.
+    """acc + x @ y, summed in acc's dtype. A layout as acc stands for a tile of zeros, float64 if y is, else float32.
 
-    y is a tile in shared memory, x one too, or, on tensor cores, a fragment: it is rounded to y's dtype. Where a
-    warpgroup multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
+    y is a tile in shared memory; so is x, or, on tensor cores, a fragment that is rounded to y's dtype. If a warpgroup
+    multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
 
-    y may be of 8 bits, if it is widened: see `SharedMemory.tile`. Beside y.T, x is then a fragment of a layout
-    `by_fours`; beside y, the sum is.
+    y may have 8 bits if it is widened: see `SharedMemory.tile`. With y.T, x is then a fragment with a layout
+    `by_fours`; with y, the sum has such a layout.
 
     >>> SUMS = simt(2, 2, 32, 2, 1)
     >>> def kernel(x, z):
@@ -65,7 +65,7 @@ def dot(acc, x, y):
 
 
 def whole_rows(x):
-    """This thread's rows of a fragment, with the columns that other lanes hold."""
+    """This thread's rows of a fragment, including the columns that other lanes hold."""
     bits, me = sum(1 << bit for bit in x.layout.row_lane_bits()), my_index() % WARP
     rows = np.empty((x.layout.rows.slots, x.layout.cols.size), x.dtype)
     for lane, registers in gather_lanes(x.registers).items():
@@ -94,7 +94,7 @@ def _check_operands(x, y):
 
 
 def _check(acc, x, y):
-    """In either world: acc has a layout, y a plan, the place of a tile in shared memory, x one or the other."""
+    """Check operands in either world: acc has a layout, y a plan, the place of a shared tile, x one or the other."""
     left, right, layout = getattr(x, "plan", None) or x.layout, y.plan, acc.layout
     if (left.shape[0], right.shape[1]) != layout.shape or left.shape[1] != right.shape[0]:
         (m, k), (l, n) = left.shape, right.shape
@@ -113,13 +113,13 @@ def check_fma(layout, total, x, right):
 
 
 def depth_step(total):
-    """Of k, in one turn of the loop."""
+    """How much of k one turn of the loop takes."""
     return VECTOR_BYTES // np.dtype(total).itemsize
 
 
 # ----------------------------------------------------------------------------------------------------- CUDA cores
 def reader(b, tile, pointer, axis, along, dtype):
-    """How a thread reads its part of an operand: read(k, count) -> [slot][k, k + 1, ...], registers of `dtype`.
+    """The reader of a thread's part of an operand: read(k, count) -> [slot][k, k + 1, ...], registers of `dtype`.
 
     `axis` deals out the operand's axis number `along`; the other one is k. What is contiguous in memory is read in
     vectors: along k, or along the slots.

@@ -38,7 +38,7 @@ def _reduce_rows(word, function, x, seed):
 
 
 def _over_lanes(function, value, bits):
-    """Of the lanes whose numbers differ in these bits, by twos as a GPU does, only that all of them meet at once."""
+    """Combine the lanes whose numbers differ in these bits, in pairs as a GPU does, though all of them meet at once."""
     if not bits:
         return value
     values, peers = gather_lanes(value), [my_index() % WARP]
@@ -72,12 +72,12 @@ def _lower_reduction(word, emit, chains=1):
 
 
 def given(seed):
-    """None for an argument that is left out, compiled."""
+    """A compiled call's argument, or None if it is left out."""
     return None if isinstance(seed, types.NoneType | types.Omitted) else seed
 
 
 def _check(word, x, seed):
-    """That the seed, if there is one, suits the tile. Returns the layout of the sums."""
+    """Check that the seed, if there is one, suits the tile. Returns the layout of the sums."""
     check_tile(word, x, REDUCED)
     out = x.layout.row_vector()
     if seed is not None:
@@ -88,7 +88,7 @@ def _check(word, x, seed):
 
 
 def fold(b, emit, dtype, values, chains=1):
-    """All of them together, in so many chains of operations that do not wait for each other."""
+    """Fold all values into one, in so many chains of operations that do not wait for each other."""
     totals = values[:chains]
     for i, value in enumerate(values[chains:]):
         totals[i % chains] = emit(b, dtype, totals[i % chains], value)
@@ -129,7 +129,7 @@ row_sum = row_sum.lowering(_lower_reduction("row_sum", emit_add))
 
 @primitive
 def part_sum(x, seed=None):
-    """What this THREAD holds of each row, plus `seed`, such a sum. `row_sum` ends it: only then do lanes meet.
+    """The sum of what this THREAD holds of each row, plus `seed`, such a sum. Lanes meet only in the final `row_sum`.
 
     The sums have the layout x.layout.row_parts(): a column for each lane that has a part of the row.
 
@@ -158,7 +158,7 @@ def part_sum(x, seed=None):
 
 
 def _check_part(x, seed):
-    """That the seed, if there is one, suits the tile. Returns the layout of the sums."""
+    """Check that the seed, if there is one, suits the tile. Returns the layout of the sums."""
     check_tile("part_sum", x, REDUCED)
     out = x.layout.row_parts()
     if seed is not None:

@@ -53,11 +53,11 @@ from .world import primitive
 class SharedTile(Place):
     """The place of a row-major tile.
 
-    Rows are 16 bytes longer than they look: a column of 16-byte vectors so touches every bank.
+    Rows are 16 bytes longer than they look, so a column of 16-byte vectors touches every bank.
     """
 
-    widened: Any = None  # the dtype that products widen elements of 8 bits to
-    whole: int = 0  # columns of the tile of which these are some; 0 if they are all
+    widened: Any = None  # the dtype to which products widen 8-bit elements
+    whole: int = 0  # columns of the whole tile of which these are a part; 0 if they are all
 
     def __str__(self):
         widened = f", widened to {self.widened}" if self.widened is not None else ""
@@ -74,20 +74,20 @@ class SharedTile(Place):
 
     @property
     def nbytes(self):
-        """Of one stage."""
+        """Bytes of one stage."""
         return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
 
     def place(self, row, col):
-        """Elements in memory from the first one to that at (row, col)."""
+        """Elements in memory from the first one to the one at (row, col)."""
         return row * self.pitch + col
 
     def steps(self):
-        """Elements in memory from one row of the shape to the next, and from one column to the next."""
+        """Distance in memory, in elements, from one row of the shape to the next, and from one column to the next."""
         return (1, self.pitch) if self.transposed else (self.pitch, 1)
 
 
 class SharedMemory:
-    """Hands out places in the shared memory of a kernel, while the kernel is being made.
+    """Hands out places in a kernel's shared memory, before the kernel is made.
 
     >>> shared = SharedMemory()
     >>> print(shared.tile(4, 8, np.float16), "and", shared.boxes(8, 64, np.float16), "of", shared.nbytes)
@@ -98,9 +98,9 @@ class SharedMemory:
         self.nbytes = 0
 
     def tile(self, rows, cols, dtype, stages=1, at=None, widened=None):
-        """A tile, or several, behind all others, or where the tile `at` lies.
+        """The place of a tile, or of several, after all others or where the tile `at` is.
 
-        widened: float16 or bfloat16, in which `dot` takes elements of int8, or of uint8, which are float8_e4m3fn.
+        widened: float16 or bfloat16, to which `dot` widens int8, or uint8, which is float8_e4m3fn.
         """
         check_dtype("tile", np.dtype(dtype), ANY - TRUTHS)
         if widened is not None:
@@ -112,24 +112,24 @@ class SharedMemory:
         return tile
 
     def boxes(self, rows, cols, dtype, stages=1, room=0, at=None):
-        """A tile of boxes, or several, behind all others or where boxes `at` lie, each with room for one of `room`
-        columns, too."""
+        """The place of a tile of boxes, or of several, after all others or where the boxes `at` are, each with room for
+        `room` columns."""
         offset = self.reserve(0, BOX_ALIGNMENT) if at is None else at.offset
         plan = Boxes(rows, cols, np.dtype(dtype), offset, stages, room=room)
         self.nbytes = max(self.nbytes, plan.end)
         return plan
 
     def reserve(self, nbytes, align=VECTOR_BYTES):
-        """The offset of bytes behind all others."""
+        """The offset of new bytes after all others."""
         start = -(-self.nbytes // align) * align
         self.nbytes = start + nbytes
         return start
 
 
 class Tile:
-    """A tile in simulated shared memory: every access is noted. The element at (row, col) lies at places[row, col].
+    """A tile in simulated shared memory: every access is recorded. The element at (row, col) is at places[row, col].
 
-    `work` is what reads or writes in the background, see simulator.SharedMemory.
+    `work` is the background work that reads or writes, see simulator.SharedMemory.
     """
 
     def __init__(self, plan, memory, values, granules, places):
@@ -179,7 +179,7 @@ def _tile_transposed(tile):
 
 @primitive
 def allocate(plan, stage=0):
-    """The tile of which `plan` is the place; tile.T is it transposed.
+    """The tile whose place is `plan`; tile.T is its transpose.
 
     >>> LAYOUT = simt(4, 2, 32, 2, 1)
     >>> def transposed(x):
@@ -211,7 +211,7 @@ def _tile(plan, stage, memory):
 
 @lru_cache
 def _places_in(plan):
-    """Where the elements of a tile lie, counted from its first one: array of [row, col]."""
+    """Positions of a tile's elements in memory, counted from the first one: array of [row, col]."""
     rows, cols = np.ogrid[: plan.rows, : plan.cols]
     return plan.place(rows, cols)
 
@@ -229,7 +229,7 @@ def emit_stage(b, plan, stage):
 
 @primitive
 def columns(tile, part, parts):
-    """The columns of one of so many parts of a tile, a literal; each part is of whole vectors of 16 bytes.
+    """The columns of one of `parts` parts of a tile, a literal; each part has whole vectors of 16 bytes.
 
     >>> WIDE = SharedMemory().tile(2, 8, np.float32)
     >>> def kernel(x, y):
@@ -271,7 +271,7 @@ def check_shape(name, plan, layout):
 
 
 def shared_runs(b, plan, layout):
-    """How a thread walks over its part of a tile in memory: (rows of slots, columns of slots, element) for each run."""
+    """How a thread walks over its part of a tile in memory: (rows of slots, columns of slots, element) by run."""
     if isinstance(plan, Boxes):
         yield from box_runs(b, plan, layout)
         return
@@ -288,14 +288,14 @@ def shared_runs(b, plan, layout):
 
 
 def shared_base(b, plan, layout):
-    """Element at which this thread's part starts."""
+    """The element at which this thread's part starts."""
     down, across = plan.steps()
     return b.add(b.mul(base(b, layout.rows), I32(down)), b.mul(base(b, layout.cols), I32(across)))
 
 
 def shared_places(b, plan, layout, pointer):
-    """(down, across) -> where the element of a thread's part lies that is so many rows and columns from its first one:
-    a pointer of a few, and elements from there."""
+    """A function (down, across) -> place of the element that is so many rows and columns from the first one of a
+    thread's part: one of a few pointers, and elements from there."""
     if isinstance(plan, Boxes):
         return box_places(b, plan, layout, pointer)
     (down_step, across_step), start = plan.steps(), b.gep(pointer, [shared_base(b, plan, layout)])
@@ -303,13 +303,13 @@ def shared_places(b, plan, layout, pointer):
 
 
 def by_matrices(plan, layout):
-    """Whether matrices of 8x8 are moved: boxes of two bytes, by warpgroups."""
+    """Whether 8x8 matrices are moved: for boxes of 2-byte elements, by warpgroups."""
     return isinstance(plan, Boxes) and layout.unit == "wgmma" and layout.rows.slots == 2 and plan.dtype.itemsize == 2
 
 
 @primitive
 def put(shared, tile):
-    """A tile from registers into shared memory, rounded to the dtype there. Transposed: see `allocate`.
+    """Put a tile from registers into shared memory, rounded to the dtype there. For the transpose see `allocate`.
 
     >>> HALVES = SharedMemory().tile(2, 4, np.float16)
     >>> def rounded(x):
@@ -353,7 +353,7 @@ def put(shared, tile):
 
 @primitive
 def clear(shared, first, threads=WARPGROUP):
-    """Zeros to rows first... of a tile of boxes, by the threads of a warpgroup, or of a warp.
+    """Write zeros to rows first... of a tile of boxes, by the threads of a warpgroup, or of a warp.
 
     >>> LAYOUT = simt(8, 64, 128, 16, 4)
     >>> def kernel(y):
@@ -386,7 +386,7 @@ def clear(shared, first, threads=WARPGROUP):
             row = b.add(b.and_(thread_index(b), I32(count - 1)), I32(above))
             with b.if_then(b.and_(b.icmp_signed(">=", row, first), b.icmp_signed("<", row, I32(plan.rows)))):
                 for at in range(0, plan.nbytes, plan.box_bytes):
-                    for chunk in range(0, ROW_BYTES, CHUNK_BYTES):  # swizzled or not, it is the whole row
+                    for chunk in range(0, ROW_BYTES, CHUNK_BYTES):  # swizzled or not, the whole row is written
                         words = b.add(b.mul(row, I32(ROW_BYTES // 4)), I32((at + chunk) // 4))
                         store_vector(b, [I32(0)] * (CHUNK_BYTES // 4), b.gep(start, [words]))
 
@@ -400,7 +400,7 @@ def _check_clear(plan):
 
 @primitive
 def get(shared, layout):
-    """A tile from shared memory into registers, of the dtype there. The layout need not be that of who put it there.
+    """Get a tile from shared memory into registers, in the dtype there, in any layout.
 
     >>> LAYOUT = simt(2, 4, 32, 2, 1)
     >>> def sums_of_lanes(x):
@@ -437,7 +437,7 @@ def get(shared, layout):
 # ---------------------------------------------------------------------------------------------------------- a number
 @primitive
 def put_number(shared, number):
-    """An integer into a tile of one int32, by one thread; all threads may `get_number` behind a barrier.
+    """Put an integer into a tile of one int32, by one thread; all threads may `get_number` after a barrier.
 
     >>> NUMBER = SharedMemory().tile(1, 1, np.int32)
     >>> def kernel(y):
@@ -460,7 +460,7 @@ def put_number(shared, number):
 
 @primitive
 def get_number(shared):
-    """The integer in a tile of one int32: see `put_number`.
+    """Get the integer in a tile of one int32: see `put_number`.
 
     >>> NUMBER = SharedMemory().tile(1, 1, np.int32)
     >>> def kernel(y):

@@ -1,10 +1,10 @@
-"""Run a kernel in Python, one simulated GPU thread at a time: in a debugger, or to find what a GPU would not tell.
+"""Run a kernel in Python, one simulated GPU thread at a time: in a debugger, or to find what a GPU would not show.
 
 `simulate(kernel, grid, threads, shared_bytes, *arguments)` takes the same function as the compiler, NumPy arrays and
-scalars. A thread runs until it must wait, then hands the baton on; so a run is deterministic, or shuffled by a seed.
+scalars. A thread runs until it must wait, then passes the baton on, so a run is deterministic, or shuffled by a seed.
 
-Shared memory knows who wrote and read each of its words, and what each thread can know of it: every thread carries a
-vector clock, which barriers merge. A read of what nobody wrote, and two accesses that no barrier orders, are errors
+Shared memory knows who wrote and read each of its granules, and what each thread can know of that: every thread has a
+vector clock, and barriers merge these. A read of what nobody wrote, and two accesses that no barrier orders, are errors
 that name the threads, whatever order the threads happened to run in. When no thread can go on, the error says who waits
 for what. Units that copy or multiply in the background count as threads of their own.
 """
@@ -19,8 +19,8 @@ import numpy as np
 from .layout import WARP
 
 GRANULE = 2  # bytes of shared memory that share one record
-WORKERS = 32  # units of a block, at most, that work in the background
-PAGE_BITS = 10  # of granules: by pages it is quickly seen that nobody has read something lately
+WORKERS = 32  # at most so many units of a block work in the background
+PAGE_BITS = 10  # of granules in a page: pages quickly show that nobody has read something lately
 
 
 class RaceError(RuntimeError):
@@ -49,11 +49,11 @@ class DeadlockError(RuntimeError):
     """
 
 
-_running = threading.local()  # .thread: the simulated one, which is quicker to find than by current_thread()
+_running = threading.local()  # .thread: the simulated thread, found faster than by current_thread()
 
 
 class Stopped(BaseException):
-    """Ends a thread after another one has failed."""
+    """Raised in a thread to end it after another one has failed."""
 
 
 # ------------------------------------------------------------------------------------------- what primitives call
@@ -68,7 +68,7 @@ def block():
 
 
 def exchange(value, mask):
-    """`value` of the lane whose number differs in the bits of `mask`. All lanes of a warp have to come."""
+    """The `value` of the lane whose number differs in the bits of `mask`. All lanes of a warp have to call this."""
     return _meet_in_warp(value)[thread_index() ^ mask]
 
 
@@ -92,7 +92,7 @@ def shared_memory():
 
 
 def barrier(what, count, kind=None):
-    """The block's barrier of this name, for `count` arrivals."""
+    """The block's barrier with this name, for `count` arrivals."""
     block = _running.thread.block
     if what not in block.barriers:
         block.barriers[what] = (kind or Barrier)(what, count)
@@ -100,13 +100,13 @@ def barrier(what, count, kind=None):
 
 
 class SharedMemory:
-    """Bytes, and for each granule and thread the time of the last access.
+    """Bytes of shared memory, and for each granule and thread the time of the last access.
 
-    Time is counted by each thread for itself: clocks[0, t, u] is the time of thread u up to which thread t is sure that
-    everything has happened, clocks[1, t, u] that up to which it has also been shared with the units that work in the
-    background, clocks[2, t, u] that up to which at least thread u waits for no barrier any more. A unit in the
+    Each thread counts its own time: clocks[0, t, u] is the time of thread u up to which thread t is sure that all has
+    happened, clocks[1, t, u] the time up to which it has also been shared with the units that work in the
+    background, clocks[2, t, u] the time up to which at least thread u no longer waits for a barrier. A unit in the
     background is a thread of its own, known by a name. Its time is the number of its last piece of work: a thread that
-    has seen the end of (unit, number) knows all up to that number.
+    has seen the end of (unit, number) knows everything up to that number.
     """
 
     def __init__(self, nbytes, threads):
@@ -117,28 +117,28 @@ class SharedMemory:
         self.written = np.zeros(granules, np.int32)
         pages = mmap.mmap(-1, 4 * (threads + WORKERS) * granules + 1)  # zeros that take no time until they are touched
         self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
-        self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # of each page
-        self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way here
-        self.fetches = {}  # what that is, for each thread: group by group, the last one open
+        self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # per page
+        self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way to a granule
+        self.fetches = {}  # what each thread fetches: group by group, the last one open
         self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
-        self.numbers = {f"thread {number}": number for number in range(threads)}  # and of the units, behind them
+        self.numbers = {f"thread {number}": number for number in range(threads)}  # and the units' numbers, after them
         self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipelines
 
     def merge(self, threads):
-        """A barrier for these threads: each knows what all have done so far."""
+        """Merge the clocks of these threads at a barrier: each knows what all have done so far."""
         self.clocks[:, threads] = self.clocks[:, threads].max(axis=1, keepdims=True)
         self.clocks[0, threads, threads] += 1
 
     def tell(self):
-        """What this thread knows, for others to `learn`; not what it does from now on."""
+        """What this thread knows now, for others to `learn`."""
         me = thread_index()
         known = self.clocks[:, me].copy()
         self.clocks[0, me, me] += 1
         return known
 
     def tell_waits(self):
-        """As `tell`, but only that this thread waits no more."""
+        """Like `tell`, but only that this thread no longer waits."""
         known, me = np.zeros_like(self.clocks[:, 0]), thread_index()
         known[2, me] = self.clocks[0, me, me]
         self.clocks[0, me, me] += 1
@@ -149,11 +149,11 @@ class SharedMemory:
         np.maximum(mine, known, out=mine)
 
     def knows(self, known):
-        """Whether this thread has learned of all that."""
+        """Whether this thread has learned all of that."""
         return (known <= self.clocks[:, thread_index()])[0].all()
 
     def share(self):
-        """What this thread has written is shared with the units that work in the background."""
+        """Share what this thread has written with the units that work in the background."""
         me = thread_index()
         self.clocks[1, me, me] = self.clocks[0, me, me]
         self.clocks[0, me, me] += 1
@@ -168,21 +168,21 @@ class SharedMemory:
         return unit, self.clocks[0, unit, unit]
 
     def note_end(self, unit, number):
-        """This thread knows that a unit's work up to this number has ended."""
+        """This thread now knows that a unit's work has ended up to this number."""
         mine = self.clocks[:, thread_index(), unit]
         np.maximum(mine, number, out=mine)
 
     def note_fetch(self, granules):
-        """What was written just now arrives when this thread waits for it."""
+        """Record that what was written just now arrives when this thread waits for it."""
         self.fetched_by[granules] = thread_index()
         self.fetches.setdefault(thread_index(), [[]])[-1].append(granules)
 
     def note_group(self):
-        """What this thread fetches from now on is another group."""
+        """Begin another group for what this thread fetches from now on."""
         self.fetches.setdefault(thread_index(), [[]]).append([])
 
     def note_arrival(self, pending=None):
-        """All that this thread has fetched is there; or what is not in the last `pending` groups or in the open one."""
+        """All that this thread has fetched is there, but for the last `pending` groups and the open one."""
         groups = self.fetches.pop(thread_index(), [[]])
         end = len(groups) if pending is None else max(len(groups) - 1 - pending, 0)
         for granules in (x for group in groups[:end] for x in group):
@@ -200,7 +200,7 @@ class SharedMemory:
             raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
 
     def note_read(self, granules, work=None, by=None):
-        """By this thread, or by a piece of work that it starts, or that the threads in `by` start together."""
+        """Record a read by this thread, or by work that it starts, or that the threads in `by` start together."""
         self._demand_arrival(granules)
         me, writer = thread_index(), self.writer[granules]
         if (writer < 0).any():
@@ -211,7 +211,7 @@ class SharedMemory:
         self.read[who, granules] = self.last_read[who, _pages(granules)] = when
 
     def note_write(self, granules, work=None, of=(0,)):
-        """of: what is to be known of those who have read, see `clocks`; one of these is enough."""
+        """Record a write. of: what must be known of those who have read, see `clocks`; one of these is enough."""
         self._demand_arrival(granules)
         me = thread_index()
         self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
@@ -223,7 +223,7 @@ class SharedMemory:
         self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 
     def _demand_written(self, granules, writer, what, work, by=None):
-        """That this thread knows it, or all the threads in `by` do; and where work begins, that it has been shared."""
+        """Check that this thread, or all in `by`, know of it; and where work begins, that it has been shared."""
         fresh, written = writer < 0, self.written[granules]
         all_know = self.clocks[:, thread_index()] if by is None else self.clocks[:, by].min(1)
         for time, missing in enumerate(("barrier between", "fence_async_proxy() before the barrier")[: 1 + bool(work)]):
@@ -241,13 +241,13 @@ class SharedMemory:
 
 
 def _pages(granules):
-    """All on which some of these lie, and those between."""
+    """The pages of these granules, and those in between."""
     return slice(granules.min() >> PAGE_BITS, (granules.max() >> PAGE_BITS) + 1) if granules.size else slice(1)
 
 
 # ------------------------------------------------------------------------------------------------ threads, barriers
 class Meeting:
-    """A barrier for the threads in `members`: those of a block, the lanes of a warp. Each may bring a value for all."""
+    """A barrier for the threads in `members`: a block's threads, or a warp's lanes. Each may bring a value for all."""
 
     def __init__(self, what, members):
         self.what, self.members, self.posts, self.waiting = what, set(members), {}, []
@@ -273,28 +273,28 @@ class Meeting:
         self.waiting = []
 
     def leave(self, thread):
-        """An ended thread is not waited for."""
+        """A thread has ended: do not wait for it."""
         self.members.discard(thread.number)
         if self.waiting and len(self.posts) == len(self.members):
             self.open()
 
 
 class Barrier:
-    """Opens each time that `count` have arrived. Who waits for that learns what they knew."""
+    """A barrier that opens each time `count` threads have arrived. Those that wait for it learn what these knew."""
 
     def __init__(self, what, count):
         self.what, self.count = what, count
-        self.arrived, self.told = 0, np.int32(0)  # in this phase; what they and those before them know
-        self.ends = []  # for each phase that is over: what was told by then
+        self.arrived, self.told = 0, np.int32(0)  # number in this phase; what they and those before them know
+        self.ends = []  # what was told by the end of each phase that is over
         self.waiting = []
 
     @property
     def phases(self):
-        """Those that are over."""
+        """The number of phases that are over."""
         return len(self.ends)
 
     def arrive(self, known=None):
-        """known: what they learn from this thread, by default all that it knows."""
+        """Arrive. known: what others learn from this thread, by default all that it knows."""
         self.told = np.maximum(self.told, shared_memory().tell() if known is None else known)
         self.arrived += 1
         if self.arrived == self.count:
@@ -304,7 +304,7 @@ class Barrier:
             self.waiting = []
 
     def wait(self, phase):
-        """Until a phase is over, by its number; -1 is over from the start.
+        """Wait until a phase is over, by its number; phase -1 is over from the start.
 
         On a GPU a phase is known by its parity alone, so a wait for the phase after the next one would end at once.
         """
@@ -352,7 +352,7 @@ class Thread(threading.Thread):
         block.leave(self)
 
     def dismiss(self):
-        """There are no more blocks."""
+        """End: there are no more blocks."""
         self.block = None
         self.baton.release()
         self.join()
@@ -375,7 +375,7 @@ class Block:
         return self.warps[thread.number // WARP]
 
     def run(self):
-        """Returns an error, if there has been one."""
+        """Run the block; returns an error, if there was one."""
         for thread in self.threads:
             thread.block = self
         self.pass_on()
@@ -383,7 +383,7 @@ class Block:
         return self.failure
 
     def pass_on(self):
-        """Hand the baton to a thread that is ready."""
+        """Pass the baton to a thread that is ready."""
         if not self.alive:
             self.finished.release()
             return
@@ -394,7 +394,7 @@ class Block:
         self.ready.popleft().baton.release()
 
     def wait(self, gate):
-        """Called by a thread: wait until somebody has put it among the ready ones, and its turn has come."""
+        """Called by a thread: wait until somebody has made it ready and its turn has come."""
         thread = _running.thread
         thread.gate = gate
         self.pass_on()

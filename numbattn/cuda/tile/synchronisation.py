@@ -1,7 +1,7 @@
 """Which thread this is; barriers, atomics, dependent launch, register reallocation.
 
-Of the 16 named barriers that a block has, number 0 is that of the whole block; then comes one for several warpgroups,
-and one for each of them.
+A block has 16 named barriers: number 0 is for the whole block, the next for several warpgroups, then one for each
+warpgroup.
 """
 
 import numpy as np
@@ -62,7 +62,7 @@ def grid_size(axis=0):
 
 
 def demand_literal(word, x):
-    """What the compiler has to know: an index of the kernel's is none."""
+    """Check an argument that the compiler has to know: an index computed in the kernel will not do."""
     if not isinstance(x, int):
         raise TypingError(f"{word}: got {x}, expected a literal")
 
@@ -85,7 +85,7 @@ grid_size = grid_size.lowering(_lower_register("nctaid"))
 
 @primitive
 def sync_threads():
-    """What the threads of this block have written, to shared or global memory, is now seen by all of them: see `put`.
+    """Wait for this block's threads: what they have written to shared or global memory is now seen by all. See `put`.
 
     >>> def kernel(x, y):
     ...     x[thread_index()] = thread_index()
@@ -113,7 +113,7 @@ def emit_element(b, ty, value, index):
 
 @primitive
 def atomic_add(array, index, value):
-    """Add to an element of an array of integers, in one step for all threads of the grid. Returns what was there.
+    """Add to an element of an array of integers, in one step for all threads of the grid. Returns the old value.
 
     >>> run(lambda count: atomic_add(count, 0, 2), np.zeros(1, np.int32))
     array([64], dtype=int32)
@@ -133,7 +133,7 @@ def atomic_add(array, index, value):
 
 @primitive
 def atomic_inc(array, index, last):
-    """As `atomic_add` of 1, but after `last` comes 0.
+    """Like `atomic_add` of 1, but `last` is followed by 0.
 
     >>> run(lambda count: atomic_inc(count, 0, 4), np.zeros(1, np.int32))       # 32 = 6 * 5 + 2
     array([2], dtype=int32)
@@ -161,7 +161,7 @@ def _check_atomic(word, array, takes):
 
 @primitive
 def sync_warp():
-    """What the lanes of this warp have written to shared memory is now seen by all of them. As `sync_threads`.
+    """Wait for the lanes of this warp: what they have written to shared memory is now seen by all. Like `sync_threads`.
 
     >>> def kernel(x, y):
     ...     if thread_index() < 32:  # one warp of two
@@ -184,7 +184,7 @@ def sync_warp():
 
 @primitive
 def ballot(truth):
-    """Which lanes of this warp say yes: a bit for each of them, as uint32.
+    """The lanes of this warp whose argument is true: a bit for each of them, as uint32.
 
     >>> run(lambda y: save(y, full(TILE, ballot(thread_index() < 3)), 0), np.zeros((1, 2)))
     array([[7., 7.]])
@@ -221,7 +221,7 @@ def warpgroup_of():
 
 
 def emit_warpgroup(b):
-    """By a shuffle, so that ptxas knows that it is the same in all lanes."""
+    """The warpgroup's index, by a shuffle, so that ptxas knows that it is the same in all lanes."""
     number = b.lshr(emit_thread_index(b), I32(WARPGROUP_BITS))
     return asm(b, "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", I32, number, effect=True)
 
@@ -245,7 +245,7 @@ def warpgroup_index():
 
 @primitive
 def sync_warpgroup():
-    """What the threads of this warpgroup have written to shared memory is now seen by all of them. As `sync_threads`.
+    """Wait for this warpgroup: what its threads have written to shared memory is now seen by all. Like `sync_threads`.
 
     >>> LAYOUT = simt(2, 4, 128, 4, 1)
     >>> def kernel(x, y):
@@ -270,7 +270,7 @@ def sync_warpgroup():
 
 @primitive
 def sync_warpgroups(count):
-    """As `sync_threads`, for the block's first `count` warpgroups together, a literal.
+    """Like `sync_threads`, for the block's first `count` warpgroups together, a literal.
 
     >>> def kernel(x, y):
     ...     x[thread_index()] = thread_index()
@@ -294,9 +294,9 @@ def sync_warpgroups(count):
 
 @primitive
 def wait_on_dependencies():
-    """Until the stream's kernel before this one is over, and what it has written is seen: see build.Source.overlaps.
+    """Wait until the stream's previous kernel is over and what it has written is seen: see build.Source.overlaps.
 
-    Before Hopper it is over when this one starts, and there is nothing to wait for.
+    Before Hopper it is over when this one starts, so there is nothing to wait for.
 
     >>> def kernel(x, y):
     ...     wait_on_dependencies()  # x is what the kernel before this one has written
@@ -313,7 +313,7 @@ def wait_on_dependencies():
 
 @primitive
 def launch_dependents():
-    """As far as this block is concerned, the stream's next kernel may start, if it overlaps: it waits for this one.
+    """Let the stream's next kernel start, as far as this block is concerned, if it overlaps: it waits for this one.
 
     >>> def kernel(x, y):
     ...     wait_on_dependencies()
@@ -336,7 +336,7 @@ def emit_for_overlap(b, what):
 
 @primitive
 def decrease_registers(left):
-    """Each thread of this warpgroup gives back registers, so that it has `left` of them.
+    """Release registers of this warpgroup, so that each thread keeps `left` of them.
 
     >>> def kernel(y):
     ...     if warpgroup_index() == 0:
@@ -350,7 +350,7 @@ def decrease_registers(left):
 
 @primitive
 def increase_registers(count):
-    """Each thread of this warpgroup gets registers, so that it has `count` of them, once others have given so many.
+    """Get registers for this warpgroup, so that each thread has `count` of them, once others have released enough.
 
     >>> def kernel(y):
     ...     if warpgroup_index() == 0:

@@ -30,7 +30,7 @@ from .layout import Layout
 
 
 def check_mma(layout, total, x, right):
-    """layout, total: of the sum; x: the left operand; right: the place of the right one. The same in both worlds."""
+    """Check a product, in both worlds. layout, total: the sum's; x: the left operand; right: the right one's place."""
     dtype, left = name_of(right.factor), x.layout if is_tile(x) else getattr(x, "plan", None)
     wants = "float64" if dtype == "float64" else "float32"
     given = name_of(x.dtype if is_tile(x) else left.dtype) if left else None
@@ -52,14 +52,14 @@ def check_mma(layout, total, x, right):
 
 
 def check_order(layout, left, right):
-    """A register of a right operand of 8 bits has four neighbours of a row: of k, or of the sum's columns."""
+    """Check that a register of an 8-bit right operand has four neighbours in a row: in k, or in the sum's columns."""
     widened = right.dtype != right.factor
     if widened and not isinstance(left, Layout):
-        raise TypingError(f"dot: beside {right}, which is widened, the left operand is a fragment")
+        raise TypingError(f"dot: with {right}, which is widened, the left operand is a fragment")
     for what, found, along in (("the left operand", left, right.transposed), ("the sum", layout, not right.transposed)):
         by_fours = widened and along
         if isinstance(found, Layout) and by_fours != (found.cols.run == 4):
-            raise TypingError(f"dot: beside {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
+            raise TypingError(f"dot: with {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
 
 
 def emit_mma(acc, x, y):
@@ -76,9 +76,9 @@ def emit_mma(acc, x, y):
 
 
 class Pieces:
-    """An accumulator in the pieces of 16x8 that one instruction adds to: four registers (0, 1), (8, 9) rows apart.
+    """An accumulator as pieces of 16x8 that one instruction adds to: four registers (0, 1), (8, 9) rows apart.
 
-    A piece is named by the slot of its first row and by its first column. Of a layout by_fours it has every second
+    A piece is named by the slot of its first row and by its first column. With a layout by_fours it has every second
     column of 16.
     """
 
@@ -100,8 +100,8 @@ class Pieces:
         return slice(c, c + apart + 1, apart)
 
     def left_operand(self, b, dtype, r, k):
-        """What is a left operand of 16x16, whichever columns of the 16 from k on a lane holds: the sums of one product
-        are that of the next."""
+        """Registers as a left operand of 16x16, whichever of the 16 columns from k on a lane holds: the sums of one
+        product are the left operand of the next."""
         slot = k // 4
         fours = [row[slot : slot + 4] for row in self.registers[r : r + 2]]
         pairs = [four[i : i + 2] for i in (0, 2) for four in fours]
@@ -125,9 +125,10 @@ def bits_of_lane(b, shift, bits):
 
 
 def ldmatrix(b, pointer, offset, transposed=False):
-    """Four 8x8 matrices of 16-bit elements, lanes 8i... giving the rows of matrix i: four registers of two elements.
+    """Load four 8x8 matrices of 16-bit elements, lanes 8i... giving the rows of matrix i: four registers of two
+    elements.
 
-    They lie `offset` elements after the pointers. Added here, or every sum would sit in a register across a loop.
+    They are `offset` elements after the pointers: added here, or every sum would stay in a register across a loop.
     """
     form, nbytes = ".trans" if transposed else "", offset * size_of(pointer.type.pointee)
     text = f"ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{$0, $1, $2, $3}}, [$4+{nbytes}];"
@@ -145,7 +146,7 @@ def matrix_lane(b, line, first, second):
 
 
 def mma_sync(b, shape, kind, d, a, c):
-    """d + a @ c: of 16x16 and 16x8 elements if `shape` is m16n8k16."""
+    """d + a @ c: 16x16 by 16x8 elements if `shape` is m16n8k16."""
     total = {F32: "f32", F64: "f64"}[d[0].type]
     names = iter(range(len(d) + len(a) + len(c) + len(d)))
     vectors = ("{" + ", ".join(f"${next(names)}" for _ in part) + "}" for part in (d, a, c, d))
@@ -175,12 +176,12 @@ def emit_halves(b, sums, x, left, y, y_pointer):
 
 
 def packed(b, pair):
-    """Two registers of 16 bits as one."""
+    """Two 16-bit registers as one."""
     return b.bitcast(vector_of(b, pair), I32)
 
 
 def left_reader(b, tile, pointer, first_row):
-    """Reads the 2x2 matrices at (row, k) of a left operand; a thread gets neighbours of a row."""
+    """A reader of the 2x2 matrices at (row, k) of a left operand; a thread gets neighbours in a row."""
     if isinstance(tile.plan, Boxes):
         return boxes_reader(b, tile.plan, pointer, (first_row, I32(0)), 8, tile.plan.transposed)
     down, across = tile.plan.steps()
@@ -190,8 +191,8 @@ def left_reader(b, tile, pointer, first_row):
 
 
 def right_reader(b, tile, pointer, first_col, beside):
-    """The same of a right operand, at (k, column), neighbours of a column; matrices of a row are `beside` columns
-    apart, 8 but where those between are other warps'."""
+    """The same for a right operand, at (k, column), neighbours in a column; matrices of a row are `beside` columns
+    apart: 8, or more if those in between are other warps'."""
     if isinstance(tile.plan, Boxes):
         return boxes_reader(b, tile.plan, pointer, (I32(0), first_col), beside, not tile.plan.transposed)
     down, across = tile.plan.steps()
@@ -201,8 +202,8 @@ def right_reader(b, tile, pointer, first_col, beside):
 
 
 def boxes_reader(b, plan, pointer, first, beside, transposed):
-    """Either of an operand in boxes, of the warp's rows and columns from `first` on: 64 bytes of a row have an address
-    each of 16 columns, since the swizzle is an exclusive or; rows and boxes are a sum away."""
+    """Either reader for an operand in boxes, with the warp's rows and columns from `first` on: 64 bytes of a row have
+    an address for each 16 columns, since the swizzle is an exclusive or; rows and boxes are one addition away."""
     line, below, right = (Index(b, bits_of_lane(b, *bits)) for bits in ((0, 3), (3, 1), (4, 1)))
     row, col = Index(b, first[0]) + below * 8, Index(b, first[1]) + right * beside
     if plan.transposed:
@@ -213,7 +214,7 @@ def boxes_reader(b, plan, pointer, first, beside, transposed):
         if plan.transposed:
             at_row, at_col = at_col, at_row
         box, within = divmod(at_col, plan.width)
-        if within not in starts:  # no bit of a lane's columns
+        if within not in starts:  # which has no bit of a lane's columns
             starts[within] = b.gep(pointer, [plan.place(row, col ^ within).value])
         return ldmatrix(b, starts[within], (box * plan.rows + at_row) * plan.width, transposed)
 
@@ -235,11 +236,11 @@ def emit_bytes(b, sums, x, left, y, y_pointer):
 
 
 def bytes_reader(b, tile, factor, pointer):
-    """Reads what four right operands of 16x8 are made of, at (k, n): yields for each its first column of the sum, its
-    first k, counted from there, and its registers.
+    """A reader of what four right operands of 16x8 are made of, at (k, n): yields for each its first column of the sum,
+    its first k, counted from there, and its registers.
 
-    A lane gets four neighbours of a key's row, all of one column's k; or transposed, as pairs of 16 bits, two
-    neighbours of each of two rows, of which the first ones belong to one operand, the others to another one.
+    A lane gets four neighbours in a key's row, all for one column's k; or transposed, as 16-bit pairs, two neighbours
+    in each of two rows, the first of which belong to one operand and the others to another one.
     """
     down, across = tile.plan.steps()
     pitch = max(down, across)
@@ -266,7 +267,7 @@ def bytes_reader(b, tile, factor, pointer):
 
 # -------------------------------------------------------------------------------- tensor cores: float32 and float64
 def emit_words(b, sums, x, left, y, y_pointer):
-    """Elements that fill registers, 8 of k to an instruction: the product is added chunk by chunk of k, see WORDS."""
+    """The product of elements that fill registers, 8 of k per instruction: added chunk by chunk of k, see WORDS."""
     in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
     add, chunk = WORDS[y.dtype]
     order = order_of_k(y, in_registers)
@@ -286,14 +287,14 @@ def emit_words(b, sums, x, left, y, y_pointer):
         return part.registers
 
     rest = depth % chunk
-    if depth > rest:  # ptxas moves loads up as far as it can, and runs out of registers: not beyond a turn
+    if depth > rest:  # ptxas moves loads up as far as it can and runs out of registers: not beyond a turn
         sums.registers = loop(b, range(0, depth - rest, chunk), sums.registers, turn)
     if rest:
         sums.registers = turn(I32(depth - rest), sums.registers, rest)
 
 
 def by_columns(b, sums, add):
-    """add(n) for every 8 columns of a warp, 16 of them in a basic block."""
+    """add(n) for every 8 columns of a warp, 16 columns in each basic block."""
     starts = sums.layout.cols.offsets[::2]
     for i in range(0, len(starts), 2):
         columns = starts[i : i + 2]
@@ -313,7 +314,7 @@ def by_columns(b, sums, add):
 
 
 def left_words(words):
-    """Two words of a line and two of the one 8 below, in the order of the instruction."""
+    """Two words of a line and two of the line 8 below, in the order of the instruction."""
     return [*words[::2], *words[1::2]]
 
 
@@ -335,7 +336,7 @@ def add_singles(b, sums, lefts, ys):
 
 
 def products(b, lefts, rights):
-    """The sums over k of the large and of the small terms of lefts[row of pieces][k] times rights[k]."""
+    """The sums over k of the large and the small terms of lefts[row of pieces][k] times rights[k]."""
     found = [([F32(0.0)] * 4, [F32(0.0)] * 4) for _ in lefts]
     for (y_high, y_low), *xs in zip(rights, *lefts):
         for i, (x_high, x_low) in enumerate(xs):
@@ -351,9 +352,9 @@ def mma_tf32(b, d, a, c):
 
 
 def split(b, values):
-    """float32 registers as sums of two of TF32: the nearest ones, of 10 bits of mantissa, and what they leave.
+    """float32 registers as sums of two TF32 numbers: the nearest ones, with 10 bits of mantissa, and the rest.
 
-    Of the rest, whose sign is as good as random, the unit drops a 12th bit. Two cvt.rna.tf32, six instructions in all,
+    The unit drops a 12th bit of the rest, whose sign is as good as random. Two cvt.rna.tf32, six instructions in all,
     are no better.
     """
     bits = [b.bitcast(x, I32) for x in values]
@@ -363,7 +364,7 @@ def split(b, values):
 
 
 def add_doubles(b, sums, lefts, ys):
-    """Add a chunk's product, lefts[row of pieces][step of k]. Sums are rounded to the nearest, as on CUDA cores."""
+    """Add a chunk's product, lefts[row of pieces][step of k]. Sums are rounded to nearest, as on CUDA cores."""
 
     def add(n):
         for i, right in enumerate(ys.blocks(n, 0, len(lefts[0]))):
@@ -374,7 +375,7 @@ def add_doubles(b, sums, lefts, ys):
 
 
 def mma_f64(b, d, a, c):
-    """d + a @ c, of 16x8 and 8x8 elements. What there is on 8.x does a quarter of it: half of the rows, half of k."""
+    """d + a @ c, 16x8 by 8x8 elements. The instruction of 8.x does a quarter of it: half of the rows, half of k."""
     if capability() >= (9, 0):
         return mma_sync(b, "m16n8k8", "f64", d, a, c)
     halves = [d[:2], d[2:]]
@@ -383,11 +384,11 @@ def mma_f64(b, d, a, c):
     return halves[0] + halves[1]
 
 
-WORDS = {types.float32: (add_singles, 64), types.float64: (add_doubles, 32)}  # how a chunk of k is added, its length
+WORDS = {types.float32: (add_singles, 64), types.float64: (add_doubles, 32)}  # how chunks of k are added; their length
 
 
 def order_of_k(y, in_registers):
-    """The order that suits the right operand, of which there is more to read, unless x lies in registers already."""
+    """The order of k that suits the right operand, of which there is more to read, unless x is in registers already."""
     if in_registers or y.plan.steps()[0] != 1:
         return 2
     if y.dtype == types.float32:
@@ -396,14 +397,15 @@ def order_of_k(y, in_registers):
 
 
 class WordReader:
-    """Reads float32 or float64 in blocks of 8 lines, rows of the left operand or columns of the right one, by 8 of k.
+    """A reader of float32 or float64 in blocks of 8 lines, rows of the left operand or columns of the right one, by 8
+    of k.
 
-    Lane 4g + t gets two elements of line g. Which two is free, if both operands agree. By `order`:
+    Lane 4g + t gets two elements of line g. Any two will do, if both operands agree. By `order`:
 
-    1: k = t and t + 4, what ldmatrix gives of float32 where k is contiguous.
-    2: k = 2t and 2t + 1, what lanes hold of a sum; and where lines are contiguous all lanes read from different banks.
-    4: k = 4t and 4t + 1, in the next block 4t + 2 and 4t + 3: where k is contiguous, lanes so read 16 bytes of float64
-       from different banks.
+    1: k = t and t + 4, what ldmatrix gives for float32 if k is contiguous.
+    2: k = 2t and 2t + 1, what lanes hold of a sum; and if lines are contiguous all lanes read from different banks.
+    4: k = 4t and 4t + 1, in the next block 4t + 2 and 4t + 3: if k is contiguous, lanes read 16 bytes of float64 from
+       different banks.
     """
 
     def __init__(self, b, tile, pointer, along, first_line, order, apart):
@@ -418,18 +420,18 @@ class WordReader:
         self.matrices = b.gep(pointer, [b.add(first, matrix_lane(b, self.line_step, 4, self.offset(*apart)))])
 
     def at(self, k):
-        """The reader of what starts at k."""
+        """The reader that starts at k."""
         moved, step = copy(self), self.b.mul(k, I32(self.k_step))
         moved.words, moved.matrices = (self.b.gep(start, [step]) for start in (self.words, self.matrices))
         return moved
 
     def offset(self, line, k):
         if self.order == 4 and k % 16:
-            k += 2 - 8  # the second half of 16 lies between the first one's
+            k += 2 - 8  # the second half of 16 columns lies between those of the first
         return line * self.line_step + k * self.k_step
 
     def blocks(self, line, k, count):
-        """The elements of `count` blocks, one after the other, loaded as they are asked for."""
+        """The elements of `count` blocks, one after the other, loaded on demand."""
         places = [(line + i * self.apart[0], k + i * self.apart[1]) for i in range(count)]
         if self.k_step == 1 and self.order == 1:
             for place, _ in zip(places[::2], places[1::2]):

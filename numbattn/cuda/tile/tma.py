@@ -1,4 +1,4 @@
-"""The tensor memory accelerator (TMA): tiles of boxes, copied in the background by one thread's order."""
+"""The tensor memory accelerator (TMA): tiles of boxes, copied in the background on one thread's order."""
 
 import numpy as np
 from numba.cuda import types
@@ -42,7 +42,7 @@ def prefetch_tensor_map(matrices):
 
 @primitive
 def tma_load(stage, matrices, batch, head, row):
-    """Start to copy rows `row`... of a matrix into the stage; beyond the matrix are zeros. By one thread.
+    """Start to copy rows `row`... of a matrix into the stage, zeros beyond the matrix. By one thread.
 
     matrices: a tensor map of (batch, heads, rows, columns), with boxes of (1, 1, rows of the tile, 128 bytes). In plain
     Python an array of that shape. See `pipeline`.
@@ -72,7 +72,7 @@ def check_boxes(word, plan):
 
 
 def _start_load(stage, shared, values):
-    """Write them in the background; who waits for the stage learns of that, too."""
+    """Write elements in the background; whoever waits for the stage learns of it, too."""
     memory, filled = simulator.shared_memory(), stage.barrier(free=False)
     stage.next_round()
     unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
@@ -83,7 +83,7 @@ def _start_load(stage, shared, values):
 
 
 def _rows(matrices, plan, batch, head, row):
-    """The part of a matrix that a tile covers; dtypes are those of the tile, whatever the array calls its bits."""
+    """The part of a matrix that a tile covers, in the tile's dtype, whatever the array calls its bits."""
     matrix = np.asarray(matrices)[batch, head].view(plan.dtype)
     return matrix[int(row) : int(row) + plan.rows, : plan.cols]
 
@@ -104,8 +104,8 @@ def tma_load(stage, matrices, batch, head, row):
 
 @primitive
 def tma_load_part(stage, shared, matrices, batch, head, row, col):
-    """Start to copy a part of a matrix, from (row, col) on, into a tile of boxes that goes with the stage; beyond the
-    matrix are zeros. By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`.
+    """Start to copy a part of a matrix, from (row, col) on, into a tile of boxes that goes with the stage, zeros beyond
+    the matrix. By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`.
 
     >>> shared, LAYOUT = SharedMemory(), simt(8, 64, 32, 8, 8)
     >>> PLACE = shared.boxes(8, 64, np.float16)
@@ -146,11 +146,11 @@ def tma_load_part(stage, shared, matrices, batch, head, row, col):
 
 @primitive
 def tma_load_pages(stage, pages, table, head, row, page_size):
-    """As `tma_load`, of a matrix in pages: its row r is row r % page_size of the page table[r // page_size].
+    """Like `tma_load`, for a matrix in pages: its row r is row r % page_size of the page table[r // page_size].
 
     pages: a tensor map of (pages, heads, page_size, columns), with boxes of as many rows as the tile, or a page if that
-    has fewer: a multiple of 8, from which `row` on they lie in one page. table: a vector of int32. Beyond the table is
-    the last page again; a page that does not exist is zeros.
+    has fewer: a multiple of 8, such that from `row` on each box is in one page. table: a vector of int32. Beyond the
+    table comes the last page again; a page that does not exist is zeros.
 
     >>> shared, LAYOUT = SharedMemory(), simt(16, 64, 32, 8, 8)
     >>> PIPELINE = Pipeline.within(shared, shared.boxes(16, 64, np.float16), readers=1)
@@ -177,7 +177,7 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
 
 
 def _parts(word, plan, page_size):
-    """The first rows of the parts of a tile that are loaded from a page each."""
+    """The first rows of a tile's parts, each loaded from one page."""
     check_boxes(word, plan)
     if not fits_pages(plan.rows, page_size):
         raise TypingError(f"{word}: {plan} is no tile of pages of {page_size} rows")
@@ -195,7 +195,7 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
         index, _ = unpack(b, value)
         filled, pointer = emit_expect(b, stage.pipeline, index, I32(plan.nbytes)), emit_stage(b, plan, index)
         rows = [b.add(row, I32(down)) for down in parts]
-        found = [emit_page(b, table, numbers, b.udiv(row, I32(size))) for row in rows]     # all before the first load
+        found = [emit_page(b, table, numbers, b.udiv(row, I32(size))) for row in rows]     # read before the first load
         for down, row, page in zip(parts, rows, found):
             emit_load(b, plan, pointer, tensor_map, page, head, b.urem(row, I32(size)), I32(0), filled, down)
 
@@ -204,13 +204,13 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
 
 
 def emit_page(b, ty, table, place):
-    """An element of a table, or the last one."""
+    """An element of a table, or its last one."""
     last = b.sub(b.trunc(b.extract_value(data_models.lookup(ty).get(b, table, "shape"), 0), I32), I32(1))
     return b.load(emit_element(b, ty, table, b.select(b.icmp_signed("<", place, last), place, last)))
 
 
 def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled, down=0):
-    """The loads of a tile's boxes, or of a part of each, from the tile's row `down` on."""
+    """Emit the loads of a tile's boxes, or of a part of each, from the tile's row `down` on."""
     text = (
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[$0], [$1, {$2, $3, $4, $5}], [$6];"
@@ -220,14 +220,14 @@ def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled, down=
 
 
 def emit_expect(b, pipeline, index, nbytes):
-    """A load of so many bytes begins. Returns the barrier that it arrives at."""
+    """Announce a load of so many bytes; returns the barrier that it arrives at."""
     filled = emit_barrier(b, pipeline, index, False)
     asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
     return filled
 
 
 def boxes_of(b, plan, pointer, down=0):
-    """The first column and the address of each box of a tile, of its row `down`."""
+    """The first column of each box of a tile, and the address of its row `down`."""
     start = b.add(b.ptrtoint(pointer, I32), I32(down * ROW_BYTES))
     for i, col in enumerate(range(0, plan.cols, plan.width)):
         yield I32(col), b.add(start, I32(i * plan.box_bytes))
@@ -238,7 +238,7 @@ def bulk_load(stage, shared, line, first):
     """Start to copy elements `first`... of a line into a row-major tile of one row that goes with the stage.
 
     By one thread; the stage is filled once all its loads are there, see `Pipeline.fills`. The line is contiguous and
-    long enough, what is copied lies at a multiple of 16 bytes.
+    long enough, and what is copied starts at a multiple of 16 bytes.
 
     >>> def kernel(line, y):
     ...     init_pipelines(RING)
@@ -281,7 +281,8 @@ def bulk_load(stage, shared, line, first):
 
 @primitive
 def fence_async_proxy():
-    """What this thread has written to shared memory may be stored by TMA, or multiplied by wgmma, after a barrier.
+    """After this and a barrier, what this thread has written to shared memory may be stored by TMA or multiplied by
+    wgmma.
 
     >>> LAYOUT = simt(8, 64, 32, 8, 8)
     >>> def kernel(y):
@@ -322,7 +323,7 @@ def tma_store(matrices, shared, batch, head, row):
 
 
 def start_store(shared):
-    """What lies there, read in the background."""
+    """Read a tile in the background."""
     return shared.read(slice(None), slice(None), shared.memory.start_work(_stores()))
 
 
@@ -346,7 +347,7 @@ def tma_store(matrices, shared, batch, head, row):
 
 
 def emit_commit(b):
-    """Who waits for this thread's stores waits for those up to here."""
+    """Commit: whoever waits for this thread's stores waits for those up to here."""
     asm(b, "cp.async.bulk.commit_group;", VOID, effect=True)
 
 

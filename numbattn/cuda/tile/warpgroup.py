@@ -1,6 +1,6 @@
-"""Products of a warpgroup on Hopper's tensor cores, which run on while the warpgroup does something else.
+"""Products by a warpgroup on Hopper's tensor cores, which run while the warpgroup does something else.
 
-`dot` starts one, of two tiles in shared memory or of an `operand` in registers and a tile; `wgmma_wait` waits for it.
+`dot` starts one of two tiles in shared memory, or of an `operand` in registers and a tile; `wgmma_wait` waits for it.
 Until then the sum must not be touched and the tiles must not change.
 
     >>> shared, SUMS, ROWS = SharedMemory(), wgmma(64), simt(64, 64, 128, 16, 4)
@@ -45,7 +45,7 @@ SWIZZLE_128 = 1 << 30  # in the upper half of a descriptor
 
 @dataclass(frozen=True)
 class Operand:
-    """What `operand` makes, in plain Python: only `dot` takes it."""
+    """What `operand` returns in plain Python: only `dot` takes it."""
 
     layout: Layout
     registers: np.ndarray
@@ -56,7 +56,7 @@ class Operand:
 
 
 class OperandType(types.Type):
-    """A tile in registers as a left operand: its neighbours in a row, rounded, in pairs."""
+    """A tile in registers as a left operand: neighbours in a row, rounded, in pairs."""
 
     def __init__(self, layout, dtype):
         self.layout, self.dtype = layout, dtype
@@ -94,7 +94,7 @@ def operand(tile, plan):
 
 @primitive
 def positive_operand(tile, plan):
-    """As `operand`, with 0 for negative sums: that takes no time of its own.
+    """Like `operand`, with 0 for negative sums: it takes no extra time.
 
     >>> Y, SUMS = SharedMemory().boxes(64, 64, np.float16), wgmma(64)
     >>> def kernel(y, z):
@@ -137,7 +137,7 @@ def _check_operand(tile, plan):
 
 
 class InFlight(Fragment):
-    """A sum that is not there yet, of a product in plain Python: only `dot` and `wgmma_wait` take it."""
+    """The sum of a product in plain Python that is not there yet: only `dot` and `wgmma_wait` take it."""
 
     __slots__ = ("sums", "work")
 
@@ -154,12 +154,12 @@ class InFlight(Fragment):
 
 
 class Products(Barrier):
-    """Where the threads of a warpgroup meet for each product: there have been as many as phases."""
+    """The barrier at which a warpgroup's threads meet for each product: there have been as many products as phases."""
 
     def __init__(self, what, count):
         super().__init__(what, count)
-        self.of, self.shares = None, []  # the next one: layout and right operand, what those who have come bring
-        self.sums = None  # of the last one
+        self.of, self.shares = None, []  # the next product: layout, right operand, and what threads bring
+        self.sums = None  # those of the last product
 
 
 def _products():
@@ -167,9 +167,10 @@ def _products():
 
 
 def start_product(acc, x, y):
-    """acc + x @ y, in flight, in plain Python: each thread brings its registers, the last to come multiplies for all.
+    """acc + x @ y, in flight, in plain Python: each thread brings its registers, and the last to come multiplies for
+    all.
 
-    The product is a piece of work, see simulator.SharedMemory.
+    The product is a piece of background work, see simulator.SharedMemory.
     """
     products, at = _products(), places(acc.layout)
     work = shared_memory().unit(products.what), products.phases + 1
@@ -194,17 +195,17 @@ def start_product(acc, x, y):
 
 
 def meet_for_product():
-    """All threads of the warpgroup have done their share: after `wgmma_wait` one knows it of all, and that none of
-    them waits for what came before. Else it orders nothing."""
+    """All threads of the warpgroup have done their share: after `wgmma_wait` a thread knows that of all, and that none
+    of them waits for anything earlier. Otherwise it orders nothing."""
     _products().sync(shared_memory().tell_waits())
 
 
 @primitive
 def wgmma_wait(tile, later):
-    """The sum of a product, once all products that were started but the `later` last ones are there.
+    """The sum of a product, once all products that were started are there, except for the last `later` ones.
 
-    It stays in flight if it is one of those itself: what the ones before have read is free then.
-    ptxas moves the wait up, before all that does not need it to be over. `later` is a literal. See `warpgroup`.
+    It stays in flight if it is one of those itself; then what earlier ones have read is free.
+    ptxas moves the wait up, before everything that does not need it to be over. `later` is a literal. See `warpgroup`.
 
     >>> X, SUMS = SharedMemory().boxes(64, 64, np.float16), wgmma(64)
     >>> def kernel(x, y, z):
@@ -248,7 +249,7 @@ def _check_wait(tile):
 
 
 def check_wgmma(layout, total, x, right):
-    """layout, total: of the sum; x: the left operand; right: the place of the right one. The same in both worlds."""
+    """Check a product, in both worlds. layout, total: the sum's; x: the left operand; right: the right one's place."""
     (rows, cols), depth = layout.shape, right.shape[0]
     in_registers = isinstance(x, Operand | OperandType)
     if not in_registers and not hasattr(x, "plan"):
@@ -266,7 +267,7 @@ def check_wgmma(layout, total, x, right):
 
 
 def emit_wgmma(acc, x, y):
-    """generate(builder, registers or None, left, right) starts a product and returns the registers of its sum."""
+    """generate(builder, registers or None, left, right), which starts a product and returns the sum's registers."""
     (rows, cols), depth, in_registers = acc.layout.shape, y.plan.shape[0], isinstance(x, OperandType)
 
     def generate(b, value, left, right):
@@ -284,7 +285,7 @@ def emit_wgmma(acc, x, y):
 
 
 def in_order(rows):
-    """Registers as the instruction counts them: two of a row, two of the row 8 below, then the next 8 columns."""
+    """Registers in the instruction's order: two of a row, two of the row 8 below, then the next 8 columns."""
     upper, lower = rows
     return [register for c in range(0, len(upper), 2) for register in (*upper[c : c + 2], *lower[c : c + 2])]
 
@@ -294,7 +295,7 @@ def by_rows(sums):
 
 
 def multiply(b, kind, cols, sums, left, right):
-    """sums + left @ right, 16 of k; sums of None start at zero."""
+    """sums + left @ right, for 16 of k; None as sums is zeros."""
     names = [f"${i}" for i in range(len(sums) + len(left.operands) + len(right.operands))]
     d, x, y = names[: len(sums)], names[len(sums) : -len(right.operands)], names[-len(right.operands) :]
     text = (
@@ -306,7 +307,7 @@ def multiply(b, kind, cols, sums, left, right):
 
 
 class InRegisters:
-    """A left operand of 16 of k in registers."""
+    """A left operand in registers, 16 of k at a time."""
 
     turned = ""
 
@@ -321,10 +322,10 @@ class InRegisters:
 
 
 class InShared:
-    """An operand of 16 of k in shared memory, by the descriptor that wgmma takes.
+    """An operand in shared memory, 16 of k at a time, as the descriptor that wgmma takes.
 
-    Its rows are contiguous along k, or else it is turned: contiguous along the other axis. What is known beforehand
-    goes into the instruction: in registers, ptxas would keep a descriptor for each k across a loop.
+    Its rows are contiguous along k, or it is turned: contiguous along the other axis. Constants go into the
+    instruction: in registers, ptxas would keep a descriptor for each k across a loop.
     """
 
     def __init__(self, b, plan, pointer, k_axis, k=0):
@@ -336,7 +337,7 @@ class InShared:
         else:
             box, col = divmod(k, plan.width)
             nbytes = box * plan.box_bytes + col * plan.dtype.itemsize
-        # from box to box of a turned operand; else it is not looked at
+        # from box to box of a turned operand; otherwise ignored
         lead = plan.box_bytes if is_turned else CHUNK_BYTES
         self.low = (lead >> 4 << 16) + (nbytes >> 4)
         self.high = SWIZZLE_128 | ALIGNMENT >> 4  # from 8 rows to the next 8

@@ -1,6 +1,6 @@
 """The two meanings of every word of the tile language.
 
-A primitive is defined twice, one below the other: as plain Python, which says what ONE thread does, and as a lowering,
+A primitive is defined twice, one below the other: in plain Python, which says what ONE thread does, and as a lowering,
 which says the same in LLVM. Its name is the Python function. A kernel that calls it runs in plain Python, thread by
 thread, under `simulate`; in the same kernel the compiler finds the lowering. So kernels and device functions are
 ordinary Python, and one process may simulate what it then compiles.
@@ -15,7 +15,7 @@ from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_temp
 
 
 class primitive:
-    """Decorates the plain meaning of a word; its `lowering` decorates the other one.
+    """Decorate the plain meaning of a word; `lowering` of the result decorates the other one.
 
     A lowering takes the types of the arguments and returns the signature and emit(builder, *values), which emits code
     and returns the LLVM value of the result, None for no result.
@@ -25,7 +25,7 @@ class primitive:
         self.meaning = meaning
 
     def lowering(self, lower):
-        """Tell the compiler what the Python function is, as `numba.cuda.extending.intrinsic` does of a name."""
+        """Tell the compiler what the Python function means, as `numba.cuda.extending.intrinsic` does for a name."""
 
         def with_context(typingctx, *types):
             found = lower(*types)
@@ -37,7 +37,7 @@ class primitive:
         return self._define(with_context, [*inspect.signature(lower).parameters.values()])
 
     def calling(self, lower):
-        """As `lowering`, for a word that calls a function which it is given: Numba's contexts come first, for both."""
+        """Like `lowering`, for a word that calls a function it is given: Numba's contexts come first, for both."""
         return self._define(lower, [*inspect.signature(lower).parameters.values()][1:])
 
     def _define(self, lower, parameters):
@@ -64,7 +64,7 @@ class primitive:
 
 
 def device(function):
-    """A function over tiles that kernels may call: compiled, it is inlined.
+    """Decorate a function over tiles that kernels may call; the compiler inlines it.
 
     >>> @device
     ... def softplus(x):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..views import View, contiguous
-from .steps import BEFORE, COUNTERS_ARRAY, SINK, SINK_BYTES, At, array_of_part, sums_by_row
+from .steps import BEFORE, COUNTERS_ARRAY, SINK, SINK_BYTES, At, array_of_part
 
 
 class Word:
@@ -124,24 +124,6 @@ class MatrixSums(Word):
 
     def flat(self, planner, work):
         yield planner.at(self.name, own=1)
-
-
-@dataclass(frozen=True)
-class SlopeSums(Word):
-    """Sums for the gradient of slopes, (batch, heads, rows), rows of "q" or of "k", where a kernel makes some."""
-
-    are_made: Callable  # (work) -> whether it makes them
-    rows: str = "q"
-
-    def find(self, planner, work):
-        if self.are_made(work):
-            rows = work.problem.seqlen_q if self.rows == "q" else work.problem.seqlen_k
-            shape = *work.problem.lse_shape[:-1], rows
-            planner.add_temporary(sums_by_row(work.slopes), shape, work.problem.sum_dtype)
-
-    def flat(self, planner, work):
-        if self.are_made(work):
-            yield planner.at(sums_by_row(work.slopes), own=1)
 
 
 @dataclass(frozen=True)

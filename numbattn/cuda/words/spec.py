@@ -54,7 +54,6 @@ class Work(NamedTuple):
     deterministic: bool = True  # whether results are to be equal bit for bit from call to call
     score: tuple = ()  # kinds, see kernels.scores
     intervals: tuple = ()  # kinds, see kernels.any.intervals
-    slopes: int | None = None  # the number of the only Alibi whose gradient is wanted
     sink: int | None = None  # of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
     score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none

@@ -142,7 +142,7 @@ def gradient_of_part(number):
 
 
 def sums_by_row(number):
-    """The name of what the gradient of a sink is summed from, or of slopes if it comes with dQ: numbers of rows."""
+    """The name of what the gradient of a sink is summed from: numbers of rows."""
     return f"sums of score {number} by row"
 
 

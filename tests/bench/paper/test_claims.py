@@ -1,4 +1,4 @@
-"""What the papers claim: what stands beside it is of the results, or it is said why nothing does."""
+"""What the papers claim: the number next to it comes from the results, or there is a reason why there is none."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_without_results_nothing_is_reproduced(claim):
     (answers.backward_flops, "figure2", "10 N²d"),
     (answers.bytes_by_block, "figure2", "16.0 times fewer bytes with blocks 16 times as large (predicted)"),
     (answers.faster_than_standard, "figure3", "2.5 times as fast as in CuPy, at 128 to 256"),
-    (answers.several_gpus, "ring", "0.91 to 0.94 of 2 times one GPU's speed, at 65536"),
+    (answers.several_gpus, "ring", "91 to 94% of perfect scaling on 2 GPUs, at 65536"),
     (answers.rabe_staats, "figure3",
      "2.67 times as long for Rabe and Staats as for the standard formula, at 128 to 256"),
     (answers.memory_of("linformer"), "figure3", "3.0 times as much for Linformer, at 128 to 512"),

@@ -1,7 +1,7 @@
 import pytest
 
-from tests import test_scores
 from tests.masks import calls
+from tests.scores import test_parts
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,7 @@ def sizes(monkeypatch):
     """Sets how many batches, heads, queries and keys the scores and masks of these tests are of, and their arrays."""
 
     def set_sizes(*sizes):
-        for module in (test_scores, calls):
+        for module in (test_parts, calls):
             for name, size in zip("BHMN", sizes):
                 monkeypatch.setattr(module, name, size)
 

@@ -7,8 +7,8 @@ import pytest
 from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, index, load, map_elements, save
-from numbattn.dual import derivative_of, linked
-from numbattn.frozen import frozen
+from numbattn.scores.compiled.derivative import derivative_of, linked
+from numbattn.scores.frozen import frozen
 from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
 

@@ -345,7 +345,7 @@ def merge_steps(shared, head_dim_v, rows_of, ACC):
 
 def heads_step(score, layout, ACC):
     """The device function (S, scores, work, n0) -> S behind all parts of the score, of each head by its own."""
-    LAYOUT, (apply, *_) = layout, score_steps(score, layout, ACC, behind=len(score))
+    LAYOUT, (apply, *_) = layout, score_steps(score, layout, ACC, after=len(score))
 
     @device
     def alike(S, scores, work, n0):

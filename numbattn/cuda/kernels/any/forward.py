@@ -69,7 +69,7 @@ def forward(
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, behind=len(score))
+    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, after=len(score))
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     sight_of, scores_of = sight_step(mask), within_segment(score)

@@ -1,12 +1,10 @@
 """The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.masks`.
 
-`visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in: "segments",
-"intervals", "prefix", and of each segment "within", a prefix, and "first", its first keys, with the names behind it of
-what is an array.
+`visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in, each a word of
+KINDS, which is followed by the names of those of its values that are arrays.
 
-What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. There are two
-kinds more in it: "band", and "window", which is aligned within segments. Of both there is one interval again, but for
-the gap between them, which is written beside it.
+What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. Of both there is
+one interval again, but for the gap between them, which is written, too.
 """
 
 from functools import reduce
@@ -69,23 +67,39 @@ class IntervalsWord(Word):
             yield planner.at(OFFSETS, own=1)
         for number, part in enumerate(planner.call.intervals):
             for which, x in enumerate(part.numbers):
-                yield planner.at(array_of_mask(number, which), own=own_axes(part.kind)) if x is None else x
+                yield planner.at(array_of_mask(number, which), own=int(kind_of(part.kind).has_rows)) if x is None else x
 
 
 INTERVALS = IntervalsWord()
 
 
-def own_axes(part):
-    """How many axes its arrays have beside those of the batch."""
-    return int(part.split()[0] in ("segments", "intervals"))
+class Kind(NamedTuple):
+    """A kind of part."""
+
+    names: tuple = ()  # of its values: numbers, or arrays over the batch axes
+    step: Any = None  # (number of the part, names of arrays) -> the device function (mask, batch, head, i, segment) of
+    # the keys [first, end) that it shows
+    has_rows: bool = False  # whether its values are arrays with an axis of their own after those of the batch
+    of: Any = None  # the class of masks that are lowered to it
+    is_within: bool = False  # whether that is where they are aligned within segments, or where they are not
+    lower: Any = None  # (mask, own) -> its values; own(): the own key of query 0
+
+
+def kind_of(part):
+    return KINDS[part.split()[0]]
+
+
+def lowered(mask, own, is_within=False):
+    """The name of the kind of a mask, and its values by name; None for a mask that is of no kind."""
+    if (name := BY_MASK.get((type(mask), is_within))) is None:
+        return None
+    return name, dict(zip(KINDS[name].names, KINDS[name].lower(mask, own), strict=True))
 
 
 def part_types(part):
     """The types of what a part needs."""
-    kind, *arrays = part.split()
-    if own_axes(part):
-        return LINE, LINE                                       # offsets of queries, of keys; first and end
-    return tuple(EDGE if name in arrays else INDEX for name in NAMES[kind])
+    kind, arrays = kind_of(part), part.split()[1:]
+    return tuple(LINE if kind.has_rows else EDGE if name in arrays else INDEX for name in kind.names)
 
 
 def count_of_gaps(parts):
@@ -138,7 +152,7 @@ def steps_of(parts):
             steps = [*outside, either(unions, one, reduce(both, steps))]
             unions += 1
         elif kind != "segments":
-            steps.append(STEPS[kind](number, arrays))
+            steps.append(KINDS[kind].step(number, arrays))
     return steps
 
 
@@ -162,9 +176,9 @@ def segments(number):
                 low = middle + 1
             else:
                 high = middle
-        at, behind = maximum(low - 1, 0), minimum(low, count - 1)   # the same where there is no segment
-        first, end = inside(keys[at], seqlen_k), inside(keys[behind], seqlen_k)
-        own = i + end - inside(queries[behind], seqlen_q)
+        at, after = maximum(low - 1, 0), minimum(low, count - 1)   # the same where there is no segment
+        first, end = inside(keys[at], seqlen_k), inside(keys[after], seqlen_k)
+        own = i + end - inside(queries[after], seqlen_q)
         return QuerySegment(first, end, own)
 
     return segment_of
@@ -247,7 +261,7 @@ def first_keys(number, arrays):
 
 
 def band(number, arrays):
-    lo_of, hi_of, queries_of, keys_of = (number_of(name in arrays) for name in NAMES["band"])
+    lo_of, hi_of, queries_of, keys_of = (number_of(name in arrays) for name in SIDES)
 
     @device
     def seen(mask, batch, head, i, segment):
@@ -279,19 +293,19 @@ def number_of(is_array):
     return of_array if is_array else of_all
 
 
-LOWERED = {  # masks: (mask, the own key of query 0) -> its kind, and what that takes, by name
-    Intervals: lambda mask, own: ("intervals", {"first": mask.first, "end": mask.end}),
-    Prefix: lambda mask, own: (
-        "prefix", {"length": mask.lengths, "offset": own if mask.offset is None else mask.offset}
-    ),
+KINDS = {
+    "segments": Kind(("queries", "keys"), has_rows=True),
+    "intervals": Kind(("first", "end"), given, True, Intervals, lower=lambda mask, own: (mask.first, mask.end)),
+    "prefix": Kind(("length", "offset"), prefix, of=Prefix, lower=lambda mask, own: (
+        mask.lengths, own() if mask.offset is None else mask.offset
+    )),
+    "within": Kind(("length",), within, of=Prefix, is_within=True, lower=lambda mask, own: (mask.lengths,)),
+    "first": Kind(("n",), first_keys, of=First, is_within=True, lower=lambda mask, own: (mask.n,)),
+    "band": Kind(SIDES, band),  # within an `|`
+    "window": Kind(SIDES[:2], window),  # the same, aligned within segments
+    **dict.fromkeys((OPEN, OR, CLOSE), Kind()),
 }  # fmt: skip
-LOWERED_WITHIN = {  # masks that are aligned within segments
-    Prefix: lambda mask: ("within", {"length": mask.lengths}),
-    First: lambda mask: ("first", {"n": mask.n}),
-}
-NAMES = {"prefix": ("length", "offset"), "within": ("length",), "first": ("n",), "band": SIDES, "window": SIDES[:2]}
-NAMES |= dict.fromkeys((OPEN, OR, CLOSE), ())
-STEPS = {"intervals": given, "prefix": prefix, "within": within, "first": first_keys, "band": band, "window": window}
+BY_MASK = {(kind.of, kind.is_within): name for name, kind in KINDS.items()}
 SPEC = Spec(
     intervals,
     (INTERVALS, "seqlen_q", "seqlen_k"),

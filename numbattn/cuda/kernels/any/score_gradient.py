@@ -17,13 +17,11 @@ from ...tile import (
     aligned,
     allocate,
     block_index,
-    capped,
     commit_copies,
     convert,
     copy_async,
     device,
     dot,
-    exp2,
     full,
     grid_size,
     index,
@@ -33,20 +31,22 @@ from ...tile import (
     row_sum,
     save,
     shape,
-    simt,
     sync_threads,
     wait_copies,
     where,
 )
 from ...words.arguments import Matrix, Own, Statistic
 from ...words.spec import Spec
-from ..scores import SCORE, distance_steps, entry_steps, parts_of, score_steps
+from ..scores import SCORE, entry_steps, kind, parts_of, score_steps
+from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, array_type, buffers, sum_type, sums
+from ..shared.recompute import recompute_capped
 from ..shared.shares import score_matrix, share_of
 from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test
 from ..tables import parameters, rows_of
-from .backward import TILES_Q, UNDER_PRESSURE_Q, source
+from .backward import source
+from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
 OWN_TYPES = [INDEX] * len(OWN_NUMBERS)
@@ -125,7 +125,7 @@ def sum_step(
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
-    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, behind=behind)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, after=behind)
 
     @device
     def lengths_of(given, at):
@@ -166,7 +166,7 @@ def sum_step(
             fetch(given, following, end, mQ, mK, SHARED_Q, COPY_Q, SHARED_K, COPY_K)
             lse_log2, D = load(mLse[batch, head][:length_q], ROWS, m0), load(mDelta[batch, head][:length_q], ROWS, m0)
             S, F = apply(S, scores, batch, head, m0, n0)
-            P = exp2(capped(S * to_log2(scores.scale) - lse_log2, 0))   # line 13
+            P = recompute_capped(S, lse_log2, to_log2(scores.scale))    # line 13
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # line 20
             band = band_at(sight, batch, head)
@@ -184,56 +184,6 @@ def plain_sum(total, dS, given, batch, head, m0, n0, walk):
     return total + dS
 
 
-class Diagonal(NamedTuple):
-    """A diagonal of tiles in the score matrices of a Share: the queries of tile m_block, m_first <= m_block < m_end,
-    and the keys from n_first + tile_m * (m_block - m_first) on."""
-
-    number: Any
-    share: Any
-    m_first: Any
-    m_end: Any
-    n_first: Any
-
-
-def diagonal_steps(tile_m, tile_n, threads):
-    """Device functions: how many diagonals of tiles a score matrix has; number `item` of those of all shares; and
-    sums along the diagonals of a tile, from the lower left on, that is in `plain` with shifted rows: its columns."""
-    TILE_M, TILE_N, PER_TILE = tile_m, tile_n, tile_m // tile_n
-    DIAGONALS = simt(tile_n, tile_m, threads, threads // tile_n, 1)
-    ALONG = DIAGONALS.row_vector()
-
-    @device
-    def sizes(seqlen_q, seqlen_k):
-        """The number of tiles along either axis, and of diagonals that start below the first tile."""
-        m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
-        return m_blocks, n_blocks, PER_TILE * (m_blocks - 1)
-
-    @device
-    def count(seqlen_q, seqlen_k):
-        _, n_blocks, before = sizes(seqlen_q, seqlen_k)
-        return before + n_blocks
-
-    @device
-    def diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads):
-        m_blocks, n_blocks, before = sizes(seqlen_q, seqlen_k)
-        diagonals = before + n_blocks
-        number, share = item % diagonals, share_of(item // diagonals, parts, own_batches, own_heads, batches, heads)
-        m_first = maximum(before - number + PER_TILE - 1, 0) // PER_TILE
-        m_end = minimum((before - number + n_blocks + PER_TILE - 1) // PER_TILE, m_blocks)
-        n_first = (number + PER_TILE * m_first - before) * TILE_N
-        return Diagonal(number, share, m_first, m_end, n_first)
-
-    @device
-    def sum_along(target, plain, adds):
-        for at in range(0, TILE_M + TILE_N, TILE_N):
-            sums = row_sum(load(plain.T, DIAGONALS, at))
-            if adds:
-                sums = sums + load(target, ALONG, at)
-            save(target, sums, at)
-
-    return count, diagonal_of, sum_along
-
-
 class Rectangle(NamedTuple):
     """Tiles of the score matrices of a Share: of queries from m_first to m_end, of keys from n_first to n_end."""
 
@@ -244,8 +194,8 @@ class Rectangle(NamedTuple):
     n_end: Any
 
 
-def bias_gradient(*, out_dtype, weight, sums_rows, sums_cols, **about):
-    """The gradient of part number `behind`, or with the weight "distance", of slopes.
+def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
+    """The gradient of part number `behind`.
 
     sums_rows: over all queries, up to the rows of a tile, which are left to be summed; sums_cols: over all keys.
     """
@@ -253,7 +203,7 @@ def bias_gradient(*, out_dtype, weight, sums_rows, sums_cols, **about):
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     ROWS = S_TILE.row_vector()
-    own_key, distance = distance_steps(parts_of(score)[behind], behind, S_TILE, ACC)
+    weighted = kind(parts_of(score)[behind]).weighted_sum(behind, S_TILE, ACC)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
@@ -263,10 +213,9 @@ def bias_gradient(*, out_dtype, weight, sums_rows, sums_cols, **about):
 
     @device
     def weighted_sum(total, dS, given, batch, head, m0, n0, walk):
-        key, offsets = own_key(given.scores, batch, head, m0)
-        return total - dS * distance(key, offsets, n0)
+        return weighted(total, dS, given.scores, batch, head, m0, n0)
 
-    _, shared, sum_of = sum_step(keys_of, weighted_sum if weight == "distance" else plain_sum, **about)
+    _, shared, sum_of = sum_step(keys_of, plain_sum if weighted is None else weighted_sum, **about)
 
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds

@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
+"""Attention backward on Hopper: dQ, bitwise reproducible. See `backward_steps`."""
 
 from typing import Any, NamedTuple
 
@@ -9,77 +9,62 @@ from ...tile import (
     SharedMemory,
     acquire,
     advance,
-    allocate,
     block_index,
     clear,
-    decrease_registers,
     device,
     dot,
-    exp2,
     fence_async_proxy,
     full,
-    increase_registers,
-    init_pipelines,
     load,
     minimum,
     opaque,
     operand,
     prefetch_tensor_map,
     release,
-    row_sum,
-    save,
     shape,
     stage,
-    sync_threads,
     sync_warpgroup,
-    thread_index,
     tma_load,
-    tma_load_part,
     wait,
     warpgroup_index,
     wgmma,
     wgmma_wait,
-    where,
 )
 from ...words.arguments import Matrix
 from ...words.spec import Spec
-from ..scores import place_of_part, score_steps_ahead, slopes_steps, within_segment
+from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
-from ..shared.schedule import at_once, overlap_launches, place_grouped
+from ..shared.recompute import mask_step, recompute
+from ..shared.schedule import at_once, place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.visibility import (
     band_of,
-    element_test,
     has_key_lengths,
     has_query_lengths,
     needs_test,
-    several,
 )
+from ..shared.warps import warp_specialised
 from ..tables import is_under_pressure
 from .backward_steps import (
     BIAS,
-    CONSUMER_REGISTERS,
     CONSUMERS,
-    FLOATS,
     GIVEN,
-    PRODUCER,
-    PRODUCER_REGISTERS,
+    REGISTERS,
     ROWS,
-    SLOPE_SUMS,
     STATISTICS_AND_NUMBERS,
     ZERO,
     BackwardArguments,
     WgmmaTiles,
     dtype_of_bias,
-    makes_slopes,
     save_step,
     size_of,
     source,
     with_results,
 )
 from .forward_steps import clear_step
-from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
+from .tma_bias import load_bias_step
+from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
 
 
 class Kept(NamedTuple):
@@ -91,14 +76,12 @@ class Kept(NamedTuple):
     band: Any  # of keys that they see
 
 
-def backward_q(
+def hopper_backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
-    slopes=None,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
-    stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K. slopes: the
-    number of the part whose slopes have a gradient, which is left to be summed over the queries.
+    stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K.
     """
     dtype = DTYPES[dtype]
     S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
@@ -114,9 +97,8 @@ def backward_q(
     K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * HAS_TMA_BIAS)
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
     TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
-    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    mark, dS_of = dropout_steps(S_TILE, dropout)
-    (start_slopes, add_slopes), MAKES_SLOPES = slopes_steps(slopes, score, S_TILE, np.float32), slopes is not None
+    band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
+    sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
@@ -131,16 +113,18 @@ def backward_q(
         return WorkTile(batch, head, m_block, first, end, segment)
 
     @device
-    def load_bias(K, biases, work, n0):
-        """The bias of both consumers goes with K."""
-        for consumer in range(CONSUMERS):
-            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
-            m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
-            tma_load_part(K, place, biases[0], work.batch, work.head, m0, n0)
+    def bias_of(consumer, where):
+        work, n0 = where
+        return work.batch, work.head, work.segment.first_query + work.m_block * TILE_M + consumer * ROWS, n0
+
+    load_bias = load_bias_step(SHARED_B, CONSUMERS, bias_of)
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, biases, sight, work, head_k):
+    def load_tiles(mQ, mK, mV, mDO, biases, sight, tile, head_k):
         """The producer, one thread."""
+        prefetch_tensor_map(mK)
+        prefetch_tensor_map(mV)
+        work = work_tile(sight, *tile)
         Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for consumer in range(CONSUMERS):
             m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
@@ -153,7 +137,7 @@ def backward_q(
             acquire(K)
             tma_load(K, mK, work.batch, head_k, n0)
             if HAS_TMA_BIAS:
-                load_bias(K, biases, work, n0)
+                load_bias(K, biases, (work, n0))
             acquire(V)
             tma_load(V, mV, work.batch, head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
@@ -169,28 +153,25 @@ def backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(sums, S, found, kept, K, V, tile, n_block, args):
+    def step(dQ, S, found, kept, K, V, tile, n_block, args):
         """dQ of a tile of keys, in flight."""
-        (dQ, slopes), (batch, head, m0, n0) = sums, (tile.batch, tile.head, tile.m0, n_block * TILE_N)
+        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
         S, F = scored(S, here, tile, args.scores, n_block)
-        P = exp2(S * args.scale_log2 - kept.lse)                # line 13: P = exp(S - lse)
+        P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
         if tested(args.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
-            visible = sees(args.sight, kept.band, batch, head, m0, n0)
-            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
-        P = mark(P, args.drops, batch, head, m0, n0)                            # line 14
+            P, F = masked(P, F, args.sight, kept.band, batch, head, m0, n0)     # line 12: MASK
+        P = sign_dropped(P, args.drops, batch, head, m0, n0)                            # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)
-        row, col = place_of(tile, n0)
-        slopes = add_slopes(slopes, dS, args.scores, batch, head, row, col)
-        return dot(dQ, operand(dS, SHARED_K), K.tile), slopes   # line 21: dQ += dS K
+        return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
 
     @device
-    def compute(mDQ, mSlopes, mLse, mDelta, work, scale, args):
+    def compute(mDQ, mLse, mDelta, tile, scale, args):
         """The consumers, whole warpgroups."""
-        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work
+        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work_tile(args.sight, *tile)
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.sight, batch, head)
         tile = ConsumerTile(batch, head, m0, m_block, first, n_blocks, segment)
         sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
@@ -205,61 +186,48 @@ def backward_q(
             sync_warpgroup()
         padded_row = segment.first_padded_row + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, padded_row), load(mDelta[batch, head], ROW_VECTOR, padded_row)
-        sums, kept = (full(Q_TILE, ZERO), start_slopes()), Kept(dO, lse, D, band)
+        dQ, kept = full(Q_TILE, ZERO), Kept(dO, lse, D, band)
         n_block = next_n_block(tile, args.sight, first)
         if n_block < n_blocks:
             found = looked_up(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(tile, args.sight, opaque(n_block + 1))
             while after < n_blocks:
-                dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, args)
+                dQ = step(dQ, S, found, kept, K, V, tile, n_block, args)
                 found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
-                sums = wgmma_wait(dQ, 1), slopes
+                dQ = wgmma_wait(dQ, 1)
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(tile, args.sight, opaque(n_block + 1))
-            dQ, slopes = step(sums, S, found, kept, K, V, tile, n_block, args)
-            sums = wgmma_wait(dQ, 0), slopes
+            dQ = wgmma_wait(step(dQ, S, found, kept, K, V, tile, n_block, args), 0)
             release(K)
-        dQ, slopes = sums
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
-        if MAKES_SLOPES:
-            save(mSlopes[0][batch, head][first:end], row_sum(slopes), m0)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
+    own_pipelines = Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
+
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mSlopes, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
+        begin()
         batches, heads, seqlen_q, _ = shape(mDQ)
         m_blocks = tiles_of(sight.packing, seqlen_q)
-        tile, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
-        init_pipelines(Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE)
-        overlap_launches()
-        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - tile, seqlen_q)  # heaviest first, if causal
+        number, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
+        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - number, seqlen_q)   # heaviest first, if causal
         sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
-        if m_block * TILE_M >= m_end:                           # a slot without a tile
-            return
-        sync_threads()
-        if warpgroup_index() == CONSUMERS:
-            decrease_registers(PRODUCER_REGISTERS)
-            if thread_index() == PRODUCER:
-                prefetch_tensor_map(mK)
-                prefetch_tensor_map(mV)
-                work = work_tile(sight, segment, batch, head, m_block, m_end)
-                load_tiles(mQ, mK, mV, mDO, biases, sight, work, head // group_size)
-        else:
-            increase_registers(CONSUMER_REGISTERS)
-            scores = scores_of(scores, segment)
-            args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
-            work = work_tile(sight, segment, batch, head, m_block, m_end)
-            compute(mDQ, mSlopes, mLse, mDelta, work, scale, args)
+        if m_block * TILE_M < m_end:                            # else a slot without a tile
+            tile = segment, batch, head, m_block, m_end
+            args = BackwardArguments(sight, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
+            given = mQ, mK, mV, mDO, biases, sight, tile, head // group_size
+            take_roles((mDQ, mLse, mDelta, tile, scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
-    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, (several(FLOATS, MAKES_SLOPES),))
+    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -279,13 +247,12 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    slopes = place_of_part(work.score, work.slopes) if makes_slopes(work) else None
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "slopes": slopes}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work)}
 
 
 SPEC = Spec(
-    backward_q,
-    (*GIVEN, BIAS, Matrix("dq"), SLOPE_SUMS, *STATISTICS_AND_NUMBERS),
+    hopper_backward_q,
+    (*GIVEN, BIAS, Matrix("dq"), *STATISTICS_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
     numbers=at_once,

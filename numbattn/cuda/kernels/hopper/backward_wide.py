@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `gradients`."""
+"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `backward_steps`."""
 
 import numpy as np
 
@@ -10,42 +10,33 @@ from ...tile import (
     allocate,
     clear,
     commit,
-    decrease_registers,
     device,
     dot,
-    exp2,
     fence_async_proxy,
     full,
     get,
     get_registers,
-    increase_registers,
-    init_pipelines,
     operand,
-    prefetch_tensor_map,
     put_registers,
     release,
     stage,
-    sync_threads,
     sync_warpgroup,
-    thread_index,
     wait,
     warpgroup_index,
     wgmma,
     wgmma_wait,
-    where,
 )
 from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import key_lengths, keys_step, queries_steps
-from ..shared.schedule import overlap_launches
+from ..shared.recompute import mask_step, recompute
 from ..shared.segments import keys_of
-from ..shared.visibility import band_of, element_test, has_key_lengths, has_query_lengths
+from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
+from ..shared.warps import warp_specialised
 from .backward_steps import (
-    CONSUMER_REGISTERS,
     CONSUMERS,
-    PRODUCER,
-    PRODUCER_REGISTERS,
+    REGISTERS,
     ROWS,
     ZERO,
     BackwardArguments,
@@ -61,7 +52,9 @@ from .backward_steps import (
 from .forward_steps import clear_step
 
 
-def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
+def hopper_backward_wide(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes,
+):  # fmt: skip
     """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
@@ -76,15 +69,14 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
     P_PIPELINE = Pipeline.within(shared, SHARED_P, readers=1)
     TILE_M = tile_m
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
-    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
-    (mark, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
+    (sign_dropped, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(
         score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
     )  # fmt: skip
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
-    keys_of_block, load_tiles = keys_step(mask, ROWS), loader(pipelines, first_queries, next_queries)
-    scores_of = within_segment(score)
+    keys_of_block, scores_of = keys_step(mask, tile_n), within_segment(score)
 
     @device
     def product(X, Y, other, tile, at, args):
@@ -113,12 +105,11 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         """P for the other consumer; dV in flight."""
         batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
         S, F = apply(S, found, args.scores, batch, at.head, row, col)
-        P = exp2(S * args.scale_log2 - get(allocate(SHARED_LSE, Q.index), COLS))    # line 13: P = exp(S - lse)
+        P = recompute(S, get(allocate(SHARED_LSE, Q.index), COLS), args.scale_log2) # line 13: P = exp(S - lse)
         if needs_mask(args.sight, tile, at, tile.first):
             band = band_at(args.sight, batch, at.head)
-            visible = sees(args.sight, band, batch, at.head, m0, tile.first)
-            P, F = where(visible, P, 0), where(visible, F, 0)   # line 12: MASK
-        P = mark(P, args.drops, batch, at.head, m0, tile.first)                         # line 14
+            P, F = masked(P, F, args.sight, band, batch, at.head, m0, tile.first)   # line 12: MASK
+        P = sign_dropped(P, args.drops, batch, at.head, m0, tile.first)                         # line 14
         acquire(sP)
         put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest
         sync_warpgroup()
@@ -188,41 +179,41 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
         first, end = keys_of(tile.segment)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 
+    @device
+    def compute(mDK, mDV, tile, scale, args):
+        """Both consumers, whole warpgroups."""
+        K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        wait(K)
+        wait(V)
+        if CLEARS_KEYS:
+            left = longest(args.sight, tile) - tile.first
+            if warpgroup_index() == 0:
+                clear(K.tile, left)
+            else:
+                clear(V.tile, left)
+            fence_async_proxy()
+            sync_warpgroup()
+        if warpgroup_index() == 0:
+            compute_v(mDV, K, V, tile, args)
+        else:
+            compute_k(mDK, K, V, tile, scale, args)
+
+    own_pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE
+    load_tiles = loader(pipelines, first_queries, next_queries)
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
+
     def kernel(
         mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
-        init_pipelines(K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE)
-        overlap_launches()
+        begin()
         tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
-        if tile.first >= tile.end:
-            return
-        sync_threads()
-        if warpgroup_index() == CONSUMERS:
-            decrease_registers(PRODUCER_REGISTERS)
-            if thread_index() == PRODUCER:
-                prefetch_tensor_map(mQ)
-                prefetch_tensor_map(mDO)
-                load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, 0)
-        else:
-            increase_registers(CONSUMER_REGISTERS)
-            K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-            wait(K)
-            wait(V)
-            if CLEARS_KEYS:
-                left = longest(sight, tile) - tile.first
-                if warpgroup_index() == 0:
-                    clear(K.tile, left)
-                else:
-                    clear(V.tile, left)
-                fence_async_proxy()
-                sync_warpgroup()
-            scores = scores_of(scores, tile.segment)
-            args = BackwardArguments(sight, scores, drops, scale_log2, kept_scale, delta_scale)
-            if warpgroup_index() == 0:
-                compute_v(mDV, K, V, tile, args)
-            else:
-                compute_k(mDK, K, V, tile, scale, args)
+        if tile.first < tile.end:                               # else a slot without a tile
+            args = BackwardArguments(
+                sight, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
+            )  # fmt: skip
+            given = mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, ()
+            take_roles((mDK, mDV, tile, scale, args), (given,))
 
     return source(kernel, dtype, out_dtypes, mask, score, shared, given)
 
@@ -230,4 +221,4 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2)}
 
-SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"))
+SPEC = keys_spec(hopper_backward_wide, WIDE, with_results("dk", "dv"))

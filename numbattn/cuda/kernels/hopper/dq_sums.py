@@ -41,50 +41,50 @@ def wait_for_store():
 
 
 def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
-    """Device functions of a consumer of `backward_kv`, which computes one part of each dQ: to share dS, to compute the
-    part, to put it into shared memory, and what is left at the end. E: the stage of dS. late: see `backward_kv`."""
+    """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: to publish dS, to
+    start the part, to store it, and to drain what is left at the end. sdS: the stage of dS. late: as dq_late there."""
     DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
     TILE_M, ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols, SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
     LATE, PLACES = late, 1 + late                               # of a consumer
 
     @device
-    def dq_place(E, part):
-        """Where a consumer puts its part of dQ; with two places, that of dS in stage E."""
-        return allocate(SHARED_DQ, E.index % PLACES * CONSUMERS + part)
+    def dq_place(sdS, part):
+        """Where a consumer puts its part of dQ; with two places, that of this stage of dS."""
+        return allocate(SHARED_DQ, sdS.index % PLACES * CONSUMERS + part)
 
     @device
-    def send_dq(E, of, mSums, tile):
+    def send_dq(sdS, of, mSums, tile):
         """dQ of the tile of queries `of`, if it is one, from shared memory to the sums in global memory."""
         part = warpgroup_index()
         if of.m_blocks > 0 and is_first_of_warpgroup():
             first = tile.segment.first_padded_row // TILE_M + of.m_block
-            bulk_add(mSums[tile.batch, of.head], first * CONSUMERS + part, dq_place(E, part))
+            bulk_add(mSums[tile.batch, of.head], first * CONSUMERS + part, dq_place(sdS, part))
 
     @device
-    def add_dq(E, of, mSums, tile):
+    def add_dq(sdS, of, mSums, tile):
         """The same, as soon as the whole warpgroup has put it."""
         fence_async_proxy()
         sync_warpgroup()
-        send_dq(E, of, mSums, tile)
+        send_dq(sdS, of, mSums, tile)
 
     @device
-    def share(dS, E, sent, mSums, tile):
+    def publish_ds(dS, sdS, sent, mSums, tile):
         """Let all consumers read dS. If dQ is late, send that of the tile of queries `sent`, put a step ago."""
-        acquire(E)
+        acquire(sdS)
         wait_for_store()                                        # the next dQ may be put
-        put(allocate(SHARED_DS, E.index * CONSUMERS + warpgroup_index()), dS)
+        put(allocate(SHARED_DS, sdS.index * CONSUMERS + warpgroup_index()), dS)
         fence_async_proxy()
         sync_warpgroup()
-        commit(E)
+        commit(sdS)
         if LATE:
-            send_dq(E, sent, mSums, tile)
+            send_dq(sdS, sent, mSums, tile)
 
     @device
-    def dq_part(E):
+    def start_dq(sdS):
         """dS K of all keys of the block, in flight: the 64 queries and 64 columns that are this consumer's."""
         part = warpgroup_index()
-        rows, cols, first = part // COL_PARTS, part % COL_PARTS, E.index * CONSUMERS
-        wait(E)
+        rows, cols, first = part // COL_PARTS, part % COL_PARTS, sdS.index * CONSUMERS
+        wait(sdS)
         dQ = dot(Q_TILE, allocate(DS_PARTS, first * ROW_PARTS + rows).T, allocate(K_PARTS, cols))
         for consumer in range(1, CONSUMERS):
             dS, K = (first + consumer) * ROW_PARTS + rows, consumer * COL_PARTS + cols
@@ -92,29 +92,29 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         return dQ
 
     @device
-    def put_dq(dQ, E, of, mSums, tile):
+    def store_dq(dQ, sdS, of, mSums, tile):
         """dQ of the tile of queries `of` to shared memory and, unless it is late, on to the sums."""
-        release(E)
+        release(sdS)
         if LATE:
-            put_registers(dq_place(E, warpgroup_index()), dQ)
+            put_registers(dq_place(sdS, warpgroup_index()), dQ)
         elif of.m_blocks > 0:
-            put_registers(dq_place(E, warpgroup_index()), dQ)
-            add_dq(E, of, mSums, tile)
+            put_registers(dq_place(sdS, warpgroup_index()), dQ)
+            add_dq(sdS, of, mSums, tile)
 
     @device
-    def finish_dq(E, walk, mSums, tile):
+    def drain_dq(sdS, walk, mSums, tile):
         """The dQ of the last tile of queries, and what is not sent yet."""
-        dQ = wgmma_wait(dq_part(advance(E, 1)), 0)
+        dQ = wgmma_wait(start_dq(advance(sdS, 1)), 0)
         if LATE:
-            add_dq(E, walk.last, mSums, tile)
+            add_dq(sdS, walk.last, mSums, tile)
         wait_for_store()
         sync_warpgroup()
-        put_dq(dQ, advance(E, 1), walk.at, mSums, tile)
+        store_dq(dQ, advance(sdS, 1), walk.at, mSums, tile)
         if LATE:
-            add_dq(advance(E, 1), walk.at, mSums, tile)
+            add_dq(advance(sdS, 1), walk.at, mSums, tile)
         wait_for_store()
 
-    return share, dq_part, put_dq, finish_dq
+    return publish_ds, start_dq, store_dq, drain_dq
 
 
 SPEC = round_spec(lambda work: DqPart(PART, PART, WARPGROUP, across=1))

@@ -13,11 +13,8 @@ computes exponentials, or is in its epilogue, the tensor cores work for the othe
 import numpy as np
 from numba.cuda import types
 
-from ...build import Source, TensorMapArgument
 from ...tile import (
     INDEX,
-    WARP,
-    WARPGROUP,
     Alignment,
     Pipeline,
     SharedMemory,
@@ -25,17 +22,10 @@ from ...tile import (
     advance,
     aligned,
     allocate,
-    decrease_registers,
     device,
     dot,
     fence_async_proxy,
-    increase_registers,
-    init_pipelines,
-    maximum,
-    minimum,
-    opaque,
     operand,
-    prefetch_tensor_map,
     put,
     read,
     release,
@@ -44,10 +34,8 @@ from ...tile import (
     save,
     shape,
     stage,
-    sync_threads,
     sync_warp,
     sync_warpgroup,
-    thread_index,
     wait,
     warpgroup_index,
     wgmma,
@@ -64,42 +52,34 @@ from ..scores import (
     scores_type,
     sink_steps,
     softmax_score_steps,
-    within_segment,
 )
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
-from ..shared.schedule import overlap_launches
-from ..shared.segments import queries_of, sight_step
+from ..shared.segments import queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, start_step
-from ..shared.visibility import (
-    MASK,
-    PACKED,
-    band_of,
-    has_key_lengths,
-    is_looked_up,
-    several,
-    sight_type,
-)
+from ..shared.visibility import MASK, PACKED, several, sight_type
+from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, of_o
 from .forward_producer import TILES_AHEAD, producer_steps
 from .forward_steps import (
     ForwardAccumulators,
     ForwardArguments,
     Pipelines,
-    clear_step,
+    key_tile_steps,
     mask_steps,
     record_steps,
     share_steps,
+    within_step,
 )
 from .forward_tiles import ROWS, head_dims, numbers, rows
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
-from .walk import ConsumerTile, block_steps, place_of, score_tile_steps
+from .walk import ConsumerTile, block_steps, score_tile_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
 
-def forward(
+def hopper_forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
     bias_dtype="", resumes=False,
 ):  # fmt: skip
@@ -122,7 +102,7 @@ def forward(
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
     HAS_TMA_BIAS, HAS_LINEAR_BIAS = bool(bias_dtype), is_linear_bias(score)
-    IS_PACKED, IS_LOOKED_UP, ROWS_OF = PACKED in mask, is_looked_up(mask), Alignment(0 if IS_STAGED else VECTOR_BYTES)
+    IS_PACKED, ROWS_OF = PACKED in mask, Alignment(0 if IS_STAGED else VECTOR_BYTES)
     SHARED_B = shared.boxes(ROWS, tile_n, DTYPES.get(bias_dtype, dtype), stages * consumers * HAS_TMA_BIAS)
     SHARED_C = shared.boxes(tile_n, DEPTH, DTYPES["bfloat16"], int(HAS_LINEAR_BIAS))
     K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * HAS_TMA_BIAS)
@@ -133,52 +113,23 @@ def forward(
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
     schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
-    CONSUMERS, TILE_N, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = consumers, tile_n, REGISTERS[consumers]
-    LN2 = ACC(LN_2)
-    LOADER, SCHEDULER = WARPGROUP * consumers, WARPGROUP * consumers + WARP      # threads of different warps
+    CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
-    (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
-    sight_of, scores_of, drop = sight_step(mask, ROWS), within_segment(score), drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
-    band_at, clear_keys = band_of(mask), clear_step(tile_n, consumers, has_key_lengths(mask))
+    within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
+    clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
     start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
-
-    @device
-    def clear_beyond(V, tile, sight, n_block):
-        """In the last tile of a work tile; also by consumers that skip it."""
-        clear_keys(V, band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N)
-
-    @device
-    def skip(K, V, tile, sight, n_block, end):
-        """Release tiles of keys unread; also returns the first one from `end` on."""
-        while n_block < end:
-            wait(K)
-            clear_beyond(V, tile, sight, n_block)
-            wait(V)
-            sync_warpgroup()                                    # no warp may miss a phase of the pipeline
-            release(K)
-            release(V)
-            K, V = advance(K, 1), advance(V, 1)
-            n_block = next_n_block(tile, sight, opaque(n_block + 1))
-        return K, V, n_block
 
     @device
     def left_operand(P, tile, args, n_block):
         dropped = drop(P, args.drops, tile.batch, tile.head, tile.m0, n_block * TILE_N)     # line 14: dropout(P)
         return operand(dropped, SHARED_V)
-
-    @device
-    def n_block_range(tile, sight):
-        """The tiles of keys [first, end) that this consumer reads, at least one."""
-        first, end = blocks_in_sight(sight, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
-        if IS_LOOKED_UP or first >= end:
-            first = tile.n_block
-        return first, minimum(maximum(end, first + 1), tile.n_blocks)
 
     def step_with(masks):
         BY_PRODUCT = HAS_LINEAR_BIAS and not masks
@@ -289,16 +240,6 @@ def forward(
         return K, V, next_tile
 
     @device
-    def within(args, tile):
-        """The arguments, with what a segment's queries see, and the linear bias of these rows."""
-        (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
-        linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
-        return ForwardArguments(
-            args.by_rows, args.before, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
-            args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
-        )  # fmt: skip
-
-    @device
     def compute(args):
         """The consumers, whole warpgroups."""
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
@@ -314,56 +255,40 @@ def forward(
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             sync_warp()                                         # reconverge: the first thread did more
 
+    begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
+
     def kernel(
         mQ, mK, mV, mO, biases, ragged, before, mLse, sight, scores, drops, counters, group_size, scale_log2,
         kept_scale, at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
-        matrices = batches * heads
-        init_pipelines(WORK_PIPELINE, Q_PIPELINE, O_PIPELINE, K_PIPELINE, V_PIPELINE)
         put_columns()
-        overlap_launches()
-        sync_threads()
-        if warpgroup_index() == CONSUMERS:
-            decrease_registers(PRODUCER_REGISTERS)
-            if thread_index() == SCHEDULER:
-                prefetch_tensor_map(mQ)
-                if IS_STAGED:
-                    prefetch_tensor_map(mO)
-                schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending)
-            if thread_index() == LOADER:
-                prefetch_tensor_map(mK)
-                prefetch_tensor_map(mV)
-                if HAS_TMA_BIAS:
-                    prefetch_tensor_map(biases[0])
-                load(mK, mV, biases, sight, group_size, heads_per_tile)
-        else:
-            increase_registers(CONSUMER_REGISTERS)
-            by_rows = ragged if IS_STAGED else (mO,)
-            args = by_rows, before, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
-            compute(ForwardArguments(*args))
+        begin()
+        by_rows = ragged if IS_STAGED else (mO,)
+        args = by_rows, before, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
+        of_loader = mK, mV, biases, sight, group_size, heads_per_tile
+        sizes = seqlen_q, heads, batches * heads
+        of_scheduler = mQ, mO, sight, counters, *sizes, at_once, heads_per_tile, ascending
+        take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
 
-    number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
-    signature = types.void(
-        *[types.uint64] * 3, types.uint64 if IS_STAGED else matrix, several(types.uint64, HAS_TMA_BIAS),
-        several(matrix, IS_PACKED), before_type(ACC, resumes), array_type(ACC, 3), sight_type(mask),
-        scores_type(score, dtype), DROPS,
-        types.uint32[:], INDEX, number, number, *[INDEX] * 3,
-    )  # fmt: skip
+    signature = signature_of(dtype, out_dtypes, mask, score, resumes, HAS_TMA_BIAS, IS_STAGED)
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
-    return warp_specialised(kernel, signature, consumers, shared, tiles)
+    return source_of(kernel, signature, consumers, shared, tiles)
 
 
-def warp_specialised(kernel, signature, consumers, shared, tiles):
-    """The Source of a kernel with a producer behind its consumers; tiles: of its tensor maps, its first arguments;
-    None for one that is no tensor map."""
-    maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles) if tile is not None)
-    threads = WARPGROUP * (consumers + 1)
-    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
+def signature_of(dtype, out_dtypes, mask, score, resumes, has_tma_bias, is_staged):
+    """The types of the kernel's arguments."""
+    ACC = sum_type(dtype)
+    number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
+    return types.void(
+        *[types.uint64] * 3, types.uint64 if is_staged else matrix, several(types.uint64, has_tma_bias),
+        several(matrix, PACKED in mask), before_type(ACC, resumes), array_type(ACC, 3), sight_type(mask),
+        scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number, *[INDEX] * 3,
+    )  # fmt: skip
 
 
 SPEC = Spec(
-    forward,
+    hopper_forward,
     (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("o"), TmaBias(number_of_tma_bias),
      RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2",
      "kept_scale", "at_once", "heads_per_tile", "ascending"),

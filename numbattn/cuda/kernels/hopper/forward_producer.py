@@ -1,4 +1,4 @@
-"""The producer of Hopper's `forward`, two threads: a scheduler that draws work tiles, and a loader of K and V."""
+"""The producer of `hopper_forward`, two threads: a scheduler that draws work tiles, and a loader of K and V."""
 
 from ...tile import (
     acquire,
@@ -11,11 +11,11 @@ from ...tile import (
     index,
     minimum,
     opaque,
+    prefetch_tensor_map,
     read,
     release,
     stage,
     tma_load,
-    tma_load_part,
     tma_store,
     tma_store_wait,
     wait,
@@ -25,6 +25,7 @@ from ..shared.segments import count_step, sight_step, slot_step
 from ..shared.visibility import PACKED
 from .forward_steps import record_steps, share_steps
 from .forward_tiles import ROWS
+from .tma_bias import load_bias_step
 from .walk import WorkTile, block_steps
 
 BY_CONSUMER = -1  # in place of a row: TMA does not store this O
@@ -68,6 +69,9 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     @device
     def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
         """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
+        prefetch_tensor_map(mQ)
+        if IS_STAGED:
+            prefetch_tensor_map(mO)
         W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
         m_blocks = tiles_of(sight.packing, seqlen_q)
         heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
@@ -102,18 +106,20 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
             Q, count = advance(Q, 1), opaque(count + 1)
 
     @device
-    def load_bias(K, biases, work, n0, heads_per_tile):
-        """The bias of all consumers' tiles of S goes with K."""
-        consumer = index(0)
-        while consumer < CONSUMERS:
-            head, m0 = share_of(work, consumer, heads_per_tile)
-            place = allocate(SHARED_B, K.index * CONSUMERS + consumer)
-            tma_load_part(K, place, biases[0], work.batch, head, work.segment.first_query + m0, n0)
-            consumer = opaque(consumer + 1)
+    def bias_of(consumer, where):
+        work, n0, heads_per_tile = where
+        head, m0 = share_of(work, consumer, heads_per_tile)
+        return work.batch, head, work.segment.first_query + m0, n0
+
+    load_bias = load_bias_step(SHARED_B, consumers, bias_of)
 
     @device
     def load(mK, mV, biases, sight, group_size, heads_per_tile):
         """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
+        prefetch_tensor_map(mK)
+        prefetch_tensor_map(mV)
+        if HAS_TMA_BIAS:
+            prefetch_tensor_map(biases[0])
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         while True:
             wait(W)
@@ -128,7 +134,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 acquire(K)
                 tma_load(K, mK, work.batch, head_k, n0)
                 if HAS_TMA_BIAS:
-                    load_bias(K, biases, work, n0, heads_per_tile)
+                    load_bias(K, biases, (work, n0, heads_per_tile))
                 K = advance(K, 1)
                 acquire(V)
                 tma_load(V, mV, work.batch, head_k, n0)

@@ -1,33 +1,41 @@
-"""What the consumers, the scheduler and the loader of Hopper's `forward` pass to each other, and steps of both."""
+"""What the consumers, the scheduler and the loader of `hopper_forward` pass to each other, and steps of both."""
 
 from typing import Any, NamedTuple
 
 from ...tile import (
     Pipeline,
+    advance,
     clear,
     device,
     fence_async_proxy,
     index,
+    maximum,
+    minimum,
     opaque,
+    release,
+    sync_warpgroup,
     sync_warpgroups,
     wait,
     warpgroup_index,
     where,
 )
-from ..shared.segments import Segment, whole
+from ..scores import within_segment
+from ..shared.segments import Segment, sight_step, whole
 from ..shared.visibility import (
     FARTHEST,
     PACKED,
     band_of,
     element_test,
+    has_key_lengths,
+    is_looked_up,
     needs_test,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile
+from .walk import WorkTile, block_steps, place_of
 
 
 class Pipelines(NamedTuple):
-    """Of shared memory."""
+    """The pipelines of the kernel."""
 
     Q: Pipeline  # in its buffers O is staged
     K: Pipeline
@@ -152,3 +160,57 @@ def clear_step(rows, consumers, has_lengths):
         pass
 
     return clear_beyond if has_lengths else keep
+
+
+def key_tile_steps(mask, tile_n, consumers):
+    """Device functions for the tiles of keys of a work tile: (V, tile, sight, n_block) clears the last one beyond the
+    keys; (K, V, tile, sight, n_block, end) releases tiles unread; (tile, sight) -> those that a consumer reads."""
+    TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
+    blocks_in_sight, next_n_block = block_steps(mask, tile_n)
+    clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
+
+    @device
+    def clear_beyond(V, tile, sight, n_block):
+        """In the last tile of a work tile; also by consumers that skip it."""
+        clear_keys(V, band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N)
+
+    @device
+    def skip(K, V, tile, sight, n_block, end):
+        """Release tiles of keys unread; also returns the first one from `end` on."""
+        while n_block < end:
+            wait(K)
+            clear_beyond(V, tile, sight, n_block)
+            wait(V)
+            sync_warpgroup()                                    # no warp may miss a phase of the pipeline
+            release(K)
+            release(V)
+            K, V = advance(K, 1), advance(V, 1)
+            n_block = next_n_block(tile, sight, opaque(n_block + 1))
+        return K, V, n_block
+
+    @device
+    def n_block_range(tile, sight):
+        """The tiles of keys [first, end) that this consumer reads, at least one."""
+        first, end = blocks_in_sight(sight, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
+        if IS_LOOKED_UP or first >= end:
+            first = tile.n_block
+        return first, minimum(maximum(end, first + 1), tile.n_blocks)
+
+    return clear_beyond, skip, n_block_range
+
+
+def within_step(mask, score, linear_bias_of):
+    """The device function (args, tile): the arguments with what a segment's queries see, and the linear bias of these
+    rows."""
+    sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
+
+    @device
+    def within(args, tile):
+        (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
+        linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
+        return ForwardArguments(
+            args.by_rows, args.before, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
+            args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
+        )  # fmt: skip
+
+    return within

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
-from ..scores import looks_up, number_of_tma_bias, parts_of
+from ..scores import ENTRIES, kind, looks_up, number_of_tma_bias, parts_of
 from ..shared.visibility import PACKED, has_band, is_looked_up
 from .choice import Row, first_of, words_of
 
@@ -84,7 +84,7 @@ def traits(work):
     found = {
         "tma-bias": number_of_tma_bias(work) is not None,
         "score-lookups": looks_up(work.score),
-        "table-alone": parts_of(work.score) == ["relative"] and not (work.problem.dropout or work.mask),
+        "table-alone": is_table(work.score) and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
@@ -92,6 +92,12 @@ def traits(work):
         "narrow": work.keys < work.problem.seqlen_k,
     }
     return words_of(found)
+
+
+def is_table(score):
+    """Whether all that is done to S is to add a table's entries, by one offset for all matrices."""
+    parts = list(map(kind, parts_of(score)))
+    return len(parts) == 1 and parts[0].gradient == ENTRIES and not parts[0].offset
 
 
 def warpgroups(work):
@@ -119,7 +125,7 @@ def heads_per_tile(row, work):
 
 
 def busy(row, work):
-    """Of the multiprocessors' time the share that is spent on queries, where all work tiles take equally long: they
+    """The share of the multiprocessors' time that is spent on queries, where all work tiles take equally long: they
     wait for the last ones, whose rows may be beyond the queries."""
     if is_uneven(work):
         return 1
@@ -150,7 +156,7 @@ def is_for_hopper(work):
 
 
 def numbers(work, tiles):
-    """at_once, heads_per_tile and ascending: see `forward`."""
+    """at_once, heads_per_tile and ascending: see `hopper_forward`."""
     together = heads_per_tile(tiles, work)
     at_once = matrices_in_l2(work.problem.head_dim) if has_band(work.problem) or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)

@@ -1,7 +1,7 @@
 """Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over a share of what a piece serves.
 
-As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
-that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
+As `score_gradient`: `hopper_bias_gradient` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
+that is summed stays in shared memory; `hopper_diagonal_sums` for tables. S, P and dP are computed anew for each tile,
 64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
 the next one meanwhile.
 """
@@ -19,14 +19,10 @@ from ...tile import (
     allocate,
     block_index,
     convert,
-    decrease_registers,
     device,
     dot,
-    exp2,
     full,
     grid_size,
-    increase_registers,
-    init_pipelines,
     load,
     minimum,
     prefetch_tensor_map,
@@ -34,10 +30,8 @@ from ...tile import (
     save,
     shape,
     stage,
-    sync_threads,
     sync_warpgroup,
     sync_warpgroups,
-    thread_index,
     tma_load,
     tma_load_part,
     wait,
@@ -49,16 +43,27 @@ from ...tile import (
 from ...words.arguments import Own, Statistic, TmaBias
 from ...words.spec import Route, Spec
 from ...words.tiers import WGMMA
-from ..any.score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
-from ..scores import SCORE, dtype_of_tma_bias, kind, number_of_tma_bias, score_steps_ahead, scores_type
+from ..any.score_gradient import OWN_NUMBERS, DsArguments
+from ..scores import (
+    ENTRIES,
+    SCORE,
+    dtype_of_tma_bias,
+    kind,
+    number_of_tma_bias,
+    parts_of,
+    score_steps_ahead,
+    scores_type,
+)
+from ..shared.diagonals import Diagonal, diagonal_steps
 from ..shared.layouts import DTYPES, array_type
-from ..shared.schedule import overlap_launches
+from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
 from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
+from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
-from .backward_steps import CONSUMERS, FLOATS, GIVEN, PRODUCER, ROWS, ZERO, WgmmaTiles, save_step, size_of
-from .forward import warp_specialised
+from .backward_steps import CONSUMERS, FLOATS, GIVEN, ROWS, ZERO, WgmmaTiles, save_step, size_of
 from .forward_tiles import head_dims, is_for_hopper
+from .tma_bias import load_bias_step
 
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 
@@ -72,7 +77,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, behind=behind, by_tma=by_tma)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, after=behind, by_tma=by_tma)
 
     @device
     def in_sight(sight, batch, head, m0, n0, seqlen_q):
@@ -121,7 +126,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         S = wgmma_wait(S, 1)
         release(K)
         S, F = apply(S, look_up(scores, bias, batch, head, m0, n0), scores, batch, head, m0, n0)
-        P = exp2(S * scale_log2 - lse)                          # line 13: P = exp(S - lse)
+        P = recompute(S, lse, scale_log2)                       # line 13: P = exp(S - lse)
         dP = wgmma_wait(dP, 0)
         release(V)
         dS = pull_back(P * (dP - D), F)                         # line 20
@@ -148,22 +153,29 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     return S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles
 
 
-def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
+def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     """The gradient of part number `behind`, whose dtype is `bias_dtype`."""
     dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
     shared = SharedMemory()
     S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, by_tma=True)
     SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
     B_PIPELINE = Pipeline.within(shared, SHARED_B.of_stages(1), 1, fills=CONSUMERS)
-    (OF_PRODUCER, OF_CONSUMER), TILE_M, TILE_N = REGISTERS[tile_n], tile_m, tile_n
-    save_rows = save_step(bias, out_dtype, tile_n, nbytes)
+    TILE_M, TILE_N, save_rows = tile_m, tile_n, save_step(bias, out_dtype, tile_n, nbytes)
 
     @device
-    def load_bias(biases, at):
-        B, m0 = stage(B_PIPELINE, 0), at.m_first * TILE_M
-        for consumer in range(CONSUMERS):
-            place, row = allocate(SHARED_B, consumer), m0 + consumer * ROWS
-            tma_load_part(B, place, biases[0], at.share.own_batch, at.share.own_head, row, at.n_first)
+    def bias_of(consumer, at):
+        return at.share.own_batch, at.share.own_head, at.m_first * TILE_M + consumer * ROWS, at.n_first
+
+    load_bias = load_bias_step(SHARED_B, CONSUMERS, bias_of)
+
+    @device
+    def produce(biases, given, at, seqlen_q):
+        """The producer, one thread."""
+        mQ, _, _, mDO = given.inputs
+        prefetch_tensor_map(mQ)
+        prefetch_tensor_map(mDO)
+        load_bias(stage(B_PIPELINE, 0), biases, at)
+        load_tiles(stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), given, at, seqlen_q)
 
     @device
     def compute(mDB, given, scale_log2, at, adds, seqlen_q):
@@ -178,9 +190,13 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
         sync_warpgroup()                                        # all have read the bias
         save_rows(target, dB, bias, m0)
 
+    own_pipelines = K_PIPELINE, V_PIPELINE, B_PIPELINE
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
+
     def kernel(
         mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
     ):
+        begin()
         batches, heads, _ = shape(mLse)
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         _, _, parts, seqlen_q, seqlen_k = shape(mDB)
@@ -188,35 +204,21 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
         tile, number = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
         m_tile, n0 = tile // n_count, tile % n_count * TILE_N
         at = Diagonal(tile, share_of(number, parts, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
-        init_pipelines(K_PIPELINE, V_PIPELINE, B_PIPELINE)
-        overlap_launches()
-        sync_threads()
-        if warpgroup_index() == CONSUMERS:
-            decrease_registers(OF_PRODUCER)
-            if thread_index() == PRODUCER:
-                prefetch_tensor_map(mQ)
-                prefetch_tensor_map(mDO)
-                load_bias(biases, at)
-                K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-                load_tiles(K, V, given, at, seqlen_q)
-        else:
-            increase_registers(OF_CONSUMER)
-            compute(mDB, given, scale_log2, at, adds, seqlen_q)
+        take_roles((mDB, given, scale_log2, at, adds, seqlen_q), ((biases, given, at, seqlen_q),))
 
     signature = types.void(
         *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 5), FLOATS, FLOATS,
         sight_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
     )  # fmt: skip
-    return warp_specialised(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
+    return source_of(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
 
 
-def diagonal_sums_hopper(*, tile_m, tile_n, **about):
+def hopper_diagonal_sums(*, tile_m, tile_n, **about):
     """As `score_gradient.diagonal_sums`."""
     shared = SharedMemory()
     _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(
         shared, tile_m=tile_m, tile_n=tile_n, **about, by_tma=False
     )
-    OF_PRODUCER, OF_CONSUMER = REGISTERS[tile_n]
     count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
 
     @device
@@ -226,37 +228,46 @@ def diagonal_sums_hopper(*, tile_m, tile_n, **about):
         sync_warpgroups(CONSUMERS)
         sum_along(target, plain, adds)
 
+    @device
+    def produce(given, items, diagonals, seqlen_q):
+        """The producer, one thread."""
+        K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        for item in range(block_index(), items, grid_size()):
+            K, V = load_tiles(K, V, given, diagonal_of(item, *diagonals), seqlen_q)
+
+    @device
+    def compute(mSums, mSkewed, mPlain, given, scale_log2, items, diagonals, adds, seqlen_q):
+        """The consumers, whole warpgroups."""
+        K, V, place = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), block_index()
+        for item in range(block_index(), items, grid_size()):
+            at = diagonal_of(item, *diagonals)
+            total, K, V = add_tiles(K, V, (), given, scale_log2, at, seqlen_q)
+            target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
+            sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
+
+    own_pipelines = K_PIPELINE, V_PIPELINE
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
+
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,
         own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
+        begin()
         batches, heads, _ = shape(mLse)
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
         _, _, parts, _, _ = shape(mSums)
-        items, place = own_batches * own_heads * parts * count(seqlen_q, seqlen_k), block_index()
-        init_pipelines(K_PIPELINE, V_PIPELINE)
-        overlap_launches()
-        sync_threads()
-        K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        if warpgroup_index() == CONSUMERS:
-            decrease_registers(OF_PRODUCER)
-            if thread_index() == PRODUCER:
-                for item in range(block_index(), items, grid_size()):
-                    at = diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads)
-                    K, V = load_tiles(K, V, given, at, seqlen_q)
-        else:
-            increase_registers(OF_CONSUMER)
-            for item in range(block_index(), items, grid_size()):
-                at = diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads)
-                total, K, V = add_tiles(K, V, (), given, scale_log2, at, seqlen_q)
-                target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
-                sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
+        items = own_batches * own_heads * parts * count(seqlen_q, seqlen_k)
+        diagonals = seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads
+        take_roles(
+            (mSums, mSkewed, mPlain, given, scale_log2, items, diagonals, adds, seqlen_q),
+            ((given, items, diagonals, seqlen_q),),
+        )
 
     signature = types.void(
         *[types.uint64] * 4, array_type(np.float32, 5), FLOATS, FLOATS, sight_type(about["mask"]),
         scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, FLOATS, FLOATS,
     )  # fmt: skip
-    return warp_specialised(kernel, signature, CONSUMERS, shared, maps)
+    return source_of(kernel, signature, CONSUMERS, shared, maps)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -266,7 +277,7 @@ BIASES = {
     192: WgmmaTiles(128, 64, 1),
     256: WgmmaTiles(128, 64, 1),
 }
-BESIDE_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
+WITH_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
@@ -275,18 +286,18 @@ def fills_tiles(work):
     return max(work.problem.seqlen_q, work.problem.seqlen_k) > 64
 
 
-def bias_route(name, *, out_dtype, behind, weight, sums_rows, sums_cols):
+def bias_route(name, *, out_dtype, behind, sums_rows, sums_cols):
     """The Route to an array of this name."""
 
     def takes(work):
-        whole = not (weight or sums_rows or sums_cols)
+        whole = not (kind(parts_of(work.score)[behind]).is_weighted or sums_rows or sums_cols)
         return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(
-        bias_gradient_hopper,
+        hopper_bias_gradient,
         (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2",
          *OWN_NUMBERS),
-        tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
+        tiles=lambda work: ((WITH_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
             "out_dtype": out_dtype, "behind": behind, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
         },
@@ -299,14 +310,14 @@ def diagonals_route(name, *, behind):
     """The same for the sums of a table."""
 
     def takes(work):
-        looked_up = {kind(part).name for part in work.score} - {"relative", "softcap", "alibi", "sink"}
-        alone = not (looked_up or is_looked_up(work.mask) or work.problem.dropout)
+        few = all(part.takes_few_registers or part.gradient == ENTRIES for part in map(kind, work.score))
+        alone = few and not (is_looked_up(work.mask) or work.problem.dropout)
         return alone and fills_tiles(work) and is_for_hopper(work)
 
     spec = Spec(
-        diagonal_sums_hopper,
+        hopper_diagonal_sums,
         (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
-        tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
+        tiles=lambda work: (WITH_OTHERS[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
         arch="a",
     )

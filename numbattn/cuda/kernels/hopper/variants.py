@@ -5,21 +5,20 @@ those of `traits`. Measured on an H200.
 from ..any.intervals import has_offsets
 from ..scores import is_nonlinear, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
-from .backward_steps import dtype_of_bias, makes_slopes, size_of
+from .backward_steps import dtype_of_bias, size_of
 from .choice import Row, first_of, words_of
 from .forward_tiles import head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
-FIRST, LAST = "first", "last"
-NOW, LATE, LATE_BESIDE_STATISTICS = "now", "late", "late, beside statistics"
-FEW_REGISTERS = "softcap", "alibi", "sink"  # kinds of scores that take few
+DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
+NOW, LATE, EARLY = "now", "late", "early"
 
 
-KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; backward_mma
+KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; mma_backward
     Row("dropout decreasing", GENERAL),         # the sign of P says what is dropped: of P F, too, unless F is negative
     Row("192", WIDE),                           # no registers for both accumulators, dK and dV
     Row("256", WIDE),
-    Row("offsets", WIDE),                       # nor beside an offset of each query,
+    Row("offsets", WIDE),                       # nor with an offset of each query,
     Row("64 intervals", WIDE),                  # the intervals of a mask,
     Row("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
     Row("128 nonlinear dropout", WIDE),         # or dropout
@@ -27,24 +26,25 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
     Row("uneven", BOTH),
     Row("64 nonlinear sloped", BOTH),           # spills registers
-    Row("slopes grouped", BOTH),                # a block would see the slopes of several heads
-    Row("slopes looked-up", BOTH),
     Row("", SUMS),
 )
-DP = (  # whether a consumer has registers for dP from the first, or computes it last
-    Row("loaded", LAST),
-    Row("128 dropout", LAST),
-    Row("dropout scored", LAST),
-    Row("128 nonlinear few unordered even", FIRST),
-    Row("nonlinear", LAST),
-    Row("", FIRST),
+ORDERS = (  # dP overlaps with the exponentials where a consumer has registers for it from the first
+    Row("loaded", DV_DP_DS),
+    Row("128 dropout", DV_DP_DS),
+    Row("dropout scored", DV_DP_DS),
+    Row("128 nonlinear few unordered even", DP_DV_DS),
+    Row("nonlinear", DV_DP_DS),
+    Row("64", DP_DS_DV),                        # 8 % faster than with dV before dS
+    Row("", DP_DV_DS),                          # 6 % faster than with dV after dS: it overlaps with dS
 )
-DQ = (  # when a part of dQ leaves shared memory, and whether lse and delta are read a step ahead, too
-    Row("64", NOW),                         # shared memory has no second place for it
+DQ = (  # when a part of dQ leaves shared memory
+    Row("64", NOW),                             # shared memory has no second place for it
     Row("tma-bias", NOW),
-    Row("slopes", NOW),                     # no registers to tell which tile it is of
-    Row("128 even plain", LATE_BESIDE_STATISTICS),  # 6 % faster
-    Row("", LATE),                              # 1 % faster; beside anything else lse and delta have no registers
+    Row("", LATE),  # at 128 6 to 8 % faster with slopes, 10 with dropout, 13 to 16 with a softcap (H100, seqlen 4096)
+)
+STATISTICS = (  # when lse and delta are read: a step early where there are registers for them
+    Row("128 even plain unordered", EARLY),     # 6 % faster
+    Row("", NOW),
 )
 
 
@@ -64,12 +64,10 @@ def traits(work):
         "tma-bias": dtype_of_bias(work),                        # a bias that TMA loads
         "scored": work.score,
         "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
-        "few": all(part.name in FEW_REGISTERS for part in kinds),
+        "few": all(part.takes_few_registers for part in kinds),
         "nonlinear": is_nonlinear(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
-        "sloped": any(part.weight for part in kinds),
-        "slopes": makes_slopes(work),                           # their gradient
-        "grouped": work.problem.group_size > 1,
+        "sloped": any(part.is_sloped for part in kinds),
         "narrow": work.problem.head_dim <= 32,
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),
@@ -78,5 +76,5 @@ def traits(work):
 
 
 def variant_of(rows, work):
-    """That of the first row that fits."""
+    """The variant of the first row that fits."""
     return first_of(rows, traits(work))

@@ -31,7 +31,6 @@ from ...tile import (
     copy_layout,
     device,
     dot,
-    exp2,
     full,
     get,
     index,
@@ -45,7 +44,6 @@ from ...tile import (
     sync_threads,
     wait_copies,
     wait_on_dependencies,
-    where,
 )
 from ...tile.alignment import VECTOR_BYTES
 from ...words.arguments import AlignedMatrix, Matrix, Statistic
@@ -57,15 +55,16 @@ from ..scores import SCORE, score_steps, scores_type, within_segment
 from ..shared.dropout import DROPOUT, DROPS, dropout_steps
 from ..shared.layouts import DTYPES, array_type, result_types, save_sums_step, vector, warps_across
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, padded_number, queries_steps
+from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import at_once
 from ..shared.segments import keys_of
-from ..shared.visibility import MASK, band_of, element_test, sight_type
+from ..shared.visibility import MASK, band_of, sight_type
 from ..tables import compiled_in, dtypes_of, has_tensor_cores, head_dims, is_under_pressure, size_of_rows
 
 FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
 
 
-def backward_mma(
+def mma_backward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, swizzled, mask, score, dropout, nbytes,
     adds_dq, in_lines,
 ):  # fmt: skip
@@ -87,7 +86,7 @@ def backward_mma(
     SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
     share, add_dq, DQ_LATE = dq_steps(place, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines)
     TILE_M, STAGES, VECTORS, HAS_DROPOUT = tile_m, stages, Alignment(VECTOR_BYTES), dropout
-    band_at, sees, longest = band_of(mask), element_test(mask, S_TILE, transposed=True), key_lengths(mask)
+    masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, tile_n)
     mark, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     (apply, pull_back, _), scores_of = score_steps(score, S_TILE, np.float32, transposed=True), within_segment(score)
@@ -142,10 +141,10 @@ def backward_mma(
             row, col = tile.segment.first_query + m0, tile.segment.first_key + n0
             S = dot(S_TILE, sK, sQ.T)                           # line 11: S = Q K^T
             S, F = apply(S, scores, batch, at.head, row, col)
-            P = exp2(S * scale_log2 - get(allocate(SHARED_LSE, stage), COLS))   # line 13: P = exp(S - lse)
+            P = recompute(S, get(allocate(SHARED_LSE, stage), COLS), scale_log2)    # line 13: P = exp(S - lse)
             if needs_mask(sight, tile, at, n0):
-                visible = sees(sight, band_at(sight, batch, at.head), batch, at.head, m0, n0)
-                P, F = where(visible, P, 0), where(visible, F, 0)               # line 12: MASK
+                band = band_at(sight, batch, at.head)
+                P, F = masked(P, F, sight, band, batch, at.head, m0, n0)    # line 12: MASK
             P = mark(P, drops, batch, at.head, m0, n0)          # line 14
             dP = dot(S_TILE, sV, sdO.T)                         # line 17: dP = dO V^T
             dS = pull_back(dS_of(P, dP, get(allocate(SHARED_DELTA, stage), COLS), delta_scale), F)  # lines 18 and 20
@@ -277,7 +276,7 @@ RESULTS = Matrix("dk", "k"), Matrix("dv", "k")
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "ds_scale", "scale_log2", "kept_scale", "at_once", "delta_scale"
 SPEC = Spec(
-    backward_mma,
+    mma_backward,
     (*GIVEN, *RESULTS, DQ_SUMS, *STATISTICS, *NUMBERS),
     tiles=rows,
     parameters=parameters(adds_dq=True),

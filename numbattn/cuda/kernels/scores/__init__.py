@@ -1,13 +1,15 @@
-"""Scores on GPUs: what is compiled in of each kind, a file each, and `score`, which composes them."""
+"""Scores on GPUs: what is compiled in of each kind, a file each, which this package finds; `score` composes them."""
 
-from .alibi import slopes_steps
-from .bias import BiasKind
-from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, distance_steps, own_key_step
-from .function import FunctionKind
-from .kind import CLASSES, ELEMENTS, ENTRIES, WITH_DELTA, kind
+from importlib import import_module
+from pkgutil import iter_modules
+
+from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, own_key_step
+from .kind import CLASSES, ENTRIES, WITH_DELTA, kind
+from .packed import within_segment
 from .relative import entry_steps
-from .score import (
-    SCORE,
+from .score import SCORE, score_steps, score_steps_ahead, scores_type, softmax_score_steps
+from .sink import sink_steps
+from .traits import (
     differs_by_head,
     dtype_of_part,
     dtype_of_tma_bias,
@@ -18,20 +20,15 @@ from .score import (
     number_of_tma_bias,
     parts_of,
     place_of_part,
-    score_steps,
-    score_steps_ahead,
-    scores_type,
-    softmax_score_steps,
     takes_offsets,
-    within_segment,
 )
-from .sink import sink_steps
-from .softcap import SoftcapKind
+
+for _module in iter_modules(__path__):  # a kind is known when its file has been imported
+    import_module(f".{_module.name}", __name__)
 
 __all__ = [
-    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ELEMENTS", "ENTRIES", "SCORE", "WITH_DELTA",
-    "BiasKind", "FunctionKind", "SoftcapKind", "differs_by_head", "distance_steps", "dtype_of_part",
-    "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "kind", "looks_up", "may_be_far",
-    "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps", "score_steps_ahead",
-    "scores_type", "sink_steps", "slopes_steps", "softmax_score_steps", "takes_offsets", "within_segment",
+    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "SCORE", "WITH_DELTA", "differs_by_head",
+    "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "kind",
+    "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps",
+    "score_steps_ahead", "scores_type", "sink_steps", "softmax_score_steps", "takes_offsets", "within_segment",
 ]  # fmt: skip

@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from .... import scores
+from ....scores.bias import Bias
 from ...tile import Alignment, aligned, convert, device, get, load
 from ...tile.alignment import alignment
 from ...views import fits_tensor_map
 from ...words.steps import array_of_part
 from ..shared.layouts import DTYPES, array_type
-from .kind import Kind
+from .kind import Kind, ValueAndSlope
 
 
 class BiasKind(Kind):
-    name, of, own_axes = "bias", scores.Bias, 2
+    name, of = "bias", Bias
     looks_up, is_packed = True, False
 
     def __init__(self, part):
@@ -45,7 +45,7 @@ class BiasKind(Kind):
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            return S * natural(ONE, scores) + convert(found, ACC), F
+            return ValueAndSlope(S * natural(ONE, scores) + convert(found, ACC), F)
 
         @device
         def from_shared(scores, tile, batch, head, m0, n0):

@@ -80,7 +80,8 @@ def offsets_step(layout, transposed):
 
 
 def distance_steps(part, number, layout, ACC, transposed=False):
-    """As `own_key_step`; and (key, offsets, n0): how far the keys of a tile from n0 on are from the queries' own."""
+    """The device function of `own_key_step`; and (key, offsets, n0): how far the keys of a tile from n0 on are from the
+    queries' own."""
     SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device

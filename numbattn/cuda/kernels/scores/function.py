@@ -10,24 +10,25 @@ import numpy as np
 from numba import from_dtype
 from numba.cuda import types
 
-from ....dual import derivative_of, is_additive, linked, number_of
-from ....element import check
-from ....frozen import Frozen
-from ....functions import Score
-from ....wide import seen, widened
+from ....scores.compiled.derivative import derivative_of, is_additive, linked
+from ....scores.compiled.element import check
+from ....scores.compiled.errors import number_of
+from ....scores.compiled.wide import seen, widened
+from ....scores.frozen import Frozen
+from ....scores.function import Score
 from ...tile import INDEX, device, full, map_elements, where
 from ...words.steps import array_of_function
 from ..shared.layouts import array_type
 from ..shared.origin import PLACE, PLACE_TYPES
-from .kind import Kind, nothing_ahead
+from .kind import Kind, ValueAndSlope, nothing_ahead
 
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
-KNOWN = {}  # functions.Identity by its digest: what has been asked for in this process
+KNOWN = {}  # function.Identity by its digest: what has been asked for in this process
 
 
 class FunctionKind(Kind):
     name, of = "function", Score
-    is_nonlinear = may_decrease = may_be_far = looks_up = True
+    may_decrease = may_be_far = looks_up = True
     gradient = None  # arrays of functions have none
 
     @property
@@ -44,7 +45,7 @@ class FunctionKind(Kind):
         return tuple([array_type(*about) for about in self.arrays])
 
     def types(self, number):
-        """Of the place of a launch, seqlen_q, seqlen_k, arrays."""
+        """The types of the place of a launch, seqlen_q, seqlen_k, arrays."""
         return *PLACE_TYPES, INDEX, INDEX, types.Tuple(self.array_types)
 
     def check(self, ACC, derivative=False):
@@ -59,7 +60,7 @@ class FunctionKind(Kind):
 
         @device
         def value_alone(S, F, found, scores, batch, head, m0, n0):
-            return value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F
+            return ValueAndSlope(value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F)
 
         if not has_derivative:  # it is not even looked for
             return nothing_ahead, value_alone
@@ -69,10 +70,10 @@ class FunctionKind(Kind):
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            """The derivative is 0 where the score is -inf, before the function or behind it."""
+            """The derivative is 0 where the score is -inf, before the function or after it."""
             S = S * natural(ONE, scores)
             value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
-            return value, F * where((S != HIDDEN) & (value != HIDDEN), slope, 0)
+            return ValueAndSlope(value, F * where((S != HIDDEN) & (value != HIDDEN), slope, 0))
 
         return nothing_ahead, step
 
@@ -107,14 +108,15 @@ class ShiftKind(FunctionKind):
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            return S * natural(ONE, scores) + added_by(full(layout, NOTHING), scores, batch, head, m0, n0), F
+            added = added_by(full(layout, NOTHING), scores, batch, head, m0, n0)
+            return ValueAndSlope(S * natural(ONE, scores) + added, F)
 
         return nothing_ahead, step
 
 
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
-    """What is compiled in for a functions.Identity and arrays of these (dtype, ndim)."""
+    """What is compiled in for a function.Identity and arrays of these (dtype, ndim)."""
     kinds = [widened(array_type(dtype, ndim)) for dtype, ndim in arrays]
     only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity

@@ -1,10 +1,11 @@
 """What kernels and plans ask of a kind of part of a score: a class for each kind, in a file of its own.
 
-What is compiled in of a part is a string, words: its kind, and what else depends on. `kind(part)` is an object of the
-kind's class.
+What is compiled in of a part is a string, words: its kind, and what else code depends on. `kind(part)` is an object of
+the kind's class.
 """
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ...tile import device
 from ...words.steps import array_of_part
@@ -13,29 +14,50 @@ ELEMENTS, ENTRIES, WITH_DELTA = "elements", "entries", "with delta"  # what the 
 CLASSES = {}  # of kinds: by name, and by their class in numbattn.scores
 
 
+class ValueAndSlope(NamedTuple):
+    """What a tile of S becomes, and F, the derivative of that: tiles."""
+
+    value: Any
+    slope: Any
+
+
 class Kind:
     name = ""  # the first word
     of = None  # the class in numbattn.scores
-    own_axes = None  # of its array, beside those of the batch
-    has_step = True  # whether it does something to S
     is_natural = True  # whether it takes S as an exponent of e, scale Q K^T; else Q K^T
-    is_nonlinear = False  # whether it has a derivative that is not 1
     may_decrease = False  # whether its derivative may be negative
-    is_bounded = False  # whether S behind it is of moderate size, whatever it was before
+    is_bounded = False  # whether S after it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
+    takes_few_registers = False  # besides the sums of a backward kernel
     looks_up = False  # whether it looks up a number for each element, or row
     is_tma_loaded = False  # whether TMA loads the tiles that it looks up, on Hopper
     differs_by_head = True  # whether it may do something else to each head
     is_packed = True  # whether it is known within tiles that end with their segment
     offset = None  # of what depends on distances: how the own key of query 0 is given
     gradient = ELEMENTS
-    weight = ""  # of elements in the gradient; one with a weight may come with dQ
+    is_weighted = False  # whether elements of dS have weights in it: see weighted_sum
+    is_sloped = False  # whether it adds a slope times how far keys are from the queries' own
 
     def __init_subclass__(cls):
         CLASSES.update({vars(cls)[key]: cls for key in ("name", "of") if key in vars(cls)})
 
     def __init__(self, part):
         self.part, (_, *self.about) = part, part.split()
+
+    @property
+    def own_axes(self):
+        """How many axes its array has after those of the batch; None without an array."""
+        return self.of._own_axes
+
+    @property
+    def has_step(self):
+        """Whether it does something to S."""
+        return self.of._has_step
+
+    @property
+    def is_nonlinear(self):
+        """Whether it has a derivative that is not 1."""
+        return self.of._is_nonlinear
 
     # ------------------------------------------------------------------------------------------------- in a kernel
     def types(self, number):
@@ -44,7 +66,7 @@ class Kind:
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
-        F, found, scores, batch, head, m0, n0) -> S and F behind the part.
+        F, found, scores, batch, head, m0, n0) -> the ValueAndSlope after the part.
 
         at: where Scores.parts has what it needs; unit: see score.units; by_tma: whether `tile` is what TMA loaded.
         """
@@ -52,12 +74,16 @@ class Kind:
 
     def levels(self, at, unit, layout, ACC):
         """Where the part adds one number, a level, to some tiles: device functions (S, scores, batch, head, m0, n0) ->
-        S behind the part; and (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
+        S after the part; and (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
+
+    def weighted_sum(self, at, layout, ACC):
+        """Where elements of dS have weights in the gradient of its array: the device function (total, dS, scores,
+        batch, head, m0, n0) that adds a weighted tile of them."""
 
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod
     def lowered(cls, part, number, problem):
-        """Of a part of numbattn.scores: its string, its numbers, its arrays by name, as kernels take them."""
+        """What kernels take of a part of numbattn.scores: its string, its numbers, its arrays by name."""
         return cls.name, (), {array_of_part(number): part._array.astype(problem.sum_dtype, copy=False)}
 
     @classmethod

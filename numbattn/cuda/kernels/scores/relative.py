@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from .... import scores
+from ....scores.relative import RelativeBias
 from ....values import sum_broadcast
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
 from ..shared.layouts import array_type
 from .distance import BY_QUERY, Distance, offsets_step, own_key_step
-from .kind import ENTRIES, kind, nothing_ahead
+from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
 
 
 class RelativeBiasKind(Distance):
-    name, of, own_axes = "relative", scores.RelativeBias, 1
+    name, of = "relative", RelativeBias
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):
@@ -23,14 +23,14 @@ class RelativeBiasKind(Distance):
 
         @device
         def one_by_one(S, F, found, scores, batch, head, m0, n0):
-            return by_element(S, scores, batch, head, m0, n0), F
+            return ValueAndSlope(by_element(S, scores, batch, head, m0, n0), F)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
             (table, _), (is_shared, entry) = scores.parts[at], shared_entry(scores, batch, head, m0, n0)
             if is_shared:
-                return S * natural(ONE, scores) + table[batch, head, entry], F
-            return by_element(S, scores, batch, head, m0, n0), F
+                return ValueAndSlope(S * natural(ONE, scores) + table[batch, head, entry], F)
+            return ValueAndSlope(by_element(S, scores, batch, head, m0, n0), F)
 
         return nothing_ahead, one_by_one if self.offset == BY_QUERY else step
 
@@ -78,7 +78,8 @@ def relative_steps(part, number, unit, layout, ACC, transposed=False):
 
 
 def entry_steps(part, number, layout, transposed=False):
-    """As `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from n0 on take."""
+    """The device function of `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from
+    n0 on take."""
     SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device
@@ -94,7 +95,7 @@ def entry_steps(part, number, layout, transposed=False):
 
 @device
 def entry_of(ahead, table):
-    """That of keys so far ahead of their query's own."""
+    """The entry of keys so far ahead of their query's own."""
     _, _, count = shape(table)
     reach = count // 2
     return maximum(minimum(ahead, reach), -reach) + reach
@@ -104,7 +105,7 @@ def sums_of_entries(sums, seqlen_q, reach, offset):
     """The gradient of a RelativeBias' table from what `score_gradient.diagonal_sums` has found.
 
     sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
-    `step` elements behind the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
+    `step` elements after the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
     the batch axes.
     """
     *lead, count, parts, step = sums.shape

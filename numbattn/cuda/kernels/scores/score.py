@@ -14,9 +14,8 @@ from ...tile import device, full
 from ...words.arguments import Word
 from ..shared.layouts import array_type, sum_type
 from ..shared.softmax import LOG2_E
-from ..shared.visibility import is_looked_up
-from .distance import BY_QUERY, BY_SEGMENT
-from .kind import kind, nothing_ahead
+from .kind import ValueAndSlope, kind, nothing_ahead
+from .traits import is_natural, parts_of
 
 
 class Scores(NamedTuple):
@@ -53,77 +52,14 @@ def scores_type(score, dtype):
                             Scores)  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- what is asked of scores
-def parts_of(score):
-    """Those with a step, in Scores.parts."""
-    return [part for part in score if kind(part).has_step]
-
-
-def place_of_part(score, number):
-    """Which of Scores.parts it is."""
-    return len(parts_of(score[:number]))
-
-
-def looks_up(score):
-    """Whether a part looks up a number for each element, or row."""
-    return any(kind(part).looks_up for part in score)
-
-
-def differs_by_head(score):
-    """Whether a part may do something else to each head."""
-    return any(kind(part).differs_by_head for part in parts_of(score))
-
-
-def takes_offsets(score):
-    """Whether a part takes an offset of each query."""
-    return any(kind(part).offset == BY_QUERY for part in score)
-
-
-def is_nonlinear(score):
-    """Whether a part has a derivative that is not 1."""
-    return any(kind(part).is_nonlinear for part in score)
-
-
-def is_natural(score):
-    """Whether S behind all parts is an exponent of e, else it is Q K^T plus slopes."""
-    return any(kind(part).is_natural for part in parts_of(score))
-
-
-def may_be_far(score):
-    """Whether a mask of finfo.min may be among the parts: of float32 or what has its exponents, and behind the last
-    one that bounds S, which ends it."""
-    kinds = list(map(kind, score))
-    bounded = [number for number, part in enumerate(kinds) if part.is_bounded]
-    return any(part.may_be_far for part in (kinds[bounded[-1] + 1 :] if bounded else kinds))
-
-
-def number_of_tma_bias(work):
-    """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that a
-    tensor map takes, where nothing else is looked up."""
-    looking_up = [number for number, part in enumerate(work.score) if kind(part).looks_up]
-    by_tma = [number for number in looking_up if kind(work.score[number]).is_tma_loaded]
-    alone = looking_up == by_tma and not (is_looked_up(work.mask) or work.problem.dropout)
-    return by_tma[0] if alone and len(by_tma) == 1 else None
-
-
-def dtype_of_part(work, number):
-    """The name of that of a bias; nothing for None."""
-    return "" if number is None else kind(work.score[number]).dtype
-
-
-def dtype_of_tma_bias(work):
-    return dtype_of_part(work, number_of_tma_bias(work))
-
-
-# --------------------------------------------------------------------------------------------------- steps of all parts
-def score_steps(score, layout, ACC, transposed=False, behind=-1):
-    """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S behind all parts, and F;
+def score_steps(score, layout, ACC, transposed=False, after=-1):
+    """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S after all parts, and F;
     (dS, F) -> dS F; (scale) -> what S is multiplied by to be an exponent of 2.
 
-    F is the derivative of what the parts behind number `behind` do, by what they are given; with behind=len(score),
+    F is the derivative of what the parts after number `after` do, by what they are given; with after=len(score),
     in the forward pass, there is none. The tile's rows are queries, or keys if it is transposed.
     """
-    look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, behind)
+    look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, after)
 
     @device
     def look_up_and_apply(S, scores, batch, head, m0, n0):
@@ -132,15 +68,15 @@ def score_steps(score, layout, ACC, transposed=False, behind=-1):
     return look_up_and_apply, *others
 
 
-def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=True, by_tma=False):
-    """As `score_steps`, where arrays are loaded while S is still computed: the first device function, (scores, tile,
-    batch, head, m0, n0), starts the loads, and what it returns is an argument of the second one, behind S.
+def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=True, by_tma=False):
+    """The steps of `score_steps`, where arrays are loaded while S is still computed: the first device function,
+    (scores, tile, batch, head, m0, n0), starts the loads, and what it returns is an argument of the second, after S.
 
     has_room: whether there are registers for that; else the second one loads them. by_tma: whether the bias is in
     `tile`, in shared memory; else that is ().
     """
     if not has_room:
-        look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, behind)
+        look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, after)
 
         @device
         def apply_late(S, found, scores, batch, head, m0, n0):
@@ -154,30 +90,30 @@ def score_steps_ahead(score, layout, ACC, transposed=False, behind=-1, has_room=
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
     steps = [
-        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > behind)
+        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > after)
         for at, part in enumerate(parts)
     ]
-    if behind >= 0:  # the derivatives of those before are not asked for
-        steps[: behind + 1] = map(without_derivative, steps[: behind + 1])
+    if after >= 0:  # the derivatives of those before are not asked for
+        steps[: after + 1] = map(without_derivative, steps[: after + 1])
     (look_up, every_step), ONE = reduce(then, steps), ACC(1)
 
     @device
     def apply(S, found, scores, batch, head, m0, n0):
         return every_step(S, full(layout, ONE), found, scores, batch, head, m0, n0)
 
-    return look_up, apply, times if any(number > behind for number in nonlinear) else linear, to_log2_of(score, ACC)
+    return look_up, apply, times if any(number > after for number in nonlinear) else linear, to_log2_of(score, ACC)
 
 
 def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
-    """As `score_steps_ahead`, for the forward pass; but the second device function returns S, level and factor. Behind
-    all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds anyway. Not if
-    has_levels is False, nor where no tile has a level."""
+    """The first two device functions of `score_steps_ahead`, for the forward pass, but the second one returns S, level
+    and factor. After all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds
+    anyway. Not if has_levels is False, nor where no tile has a level."""
     *before, last = parts_of(score) or [None]
     with_level = None
     if last is not None and has_levels:
         with_level = kind(last).levels(len(before), units(before, last), layout, ACC)
     if with_level is None:
-        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, behind=len(score), by_tma=by_tma)
+        look_up, apply, *_ = score_steps_ahead(score, layout, ACC, after=len(score), by_tma=by_tma)
 
         @device
         def apply_all(S, found, scores, batch, head, m0, n0):
@@ -186,7 +122,7 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
 
         return look_up, apply_all
 
-    look_up, apply, *_ = score_steps_ahead(before, layout, ACC, behind=len(before))
+    look_up, apply, *_ = score_steps_ahead(before, layout, ACC, after=len(before))
 
     @device
     def apply_but_level(S, found, scores, batch, head, m0, n0):
@@ -197,7 +133,7 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
 
 
 def units(before, part):
-    """Device functions (x, scores) of a part behind these: a number, in the unit in which it is added; S's factor."""
+    """Device functions (x, scores) of a part after these: a number, in the unit in which it is added; S's factor."""
 
     @device
     def same(x, scores):
@@ -217,7 +153,7 @@ def units(before, part):
 
 
 def to_log2_of(score, ACC):
-    """The device function (scale): what S behind all parts is multiplied by to be an exponent of 2."""
+    """The device function (scale): what S after all parts is multiplied by to be an exponent of 2."""
     LOG2E = ACC(LOG2_E)
 
     @device
@@ -233,7 +169,7 @@ def to_log2_of(score, ACC):
 
 @device
 def as_it_is(S, found, scores, batch, head, m0, n0):
-    return S, S
+    return ValueAndSlope(S, S)
 
 
 @device
@@ -267,50 +203,6 @@ def without_derivative(steps):
     @device
     def value(S, F, found, scores, batch, head, m0, n0):
         S, _ = apply(S, F, found, scores, batch, head, m0, n0)
-        return S, F
+        return ValueAndSlope(S, F)
 
     return look_up, value
-
-
-# --------------------------------------------------------------------------------------------------- packed sequences
-def within_segment(score):
-    """The device function (scores, segment): the Scores in a segment of packed arrays, from which offsets follow."""
-    parts = [with_offset if kind(part).offset == BY_SEGMENT else with_part for part in parts_of(score)]
-    if with_offset not in parts:
-        return same_scores
-    within = reduce(lambda before, part: part[1](part[0], before), enumerate(parts), no_parts)
-
-    @device
-    def scores_of(scores, segment):
-        own, query = segment.first_key + segment.keys, segment.first_query + segment.queries    # behind its last ones
-        return Scores(scores.scale, scores.inverse_scale, within(scores.parts, own - query), scores.logits)
-
-    return scores_of
-
-
-@device
-def same_scores(scores, segment):
-    return scores
-
-
-@device
-def no_parts(parts, offset):
-    return ()
-
-
-def with_part(number, before):
-    @device
-    def parts_to(parts, offset):
-        return (*before(parts, offset), parts[number])
-
-    return parts_to
-
-
-def with_offset(number, before):
-    @device
-    def parts_to(parts, offset):
-        return (*before(parts, offset), (parts[number][0], offset))
-
-    return parts_to
-
-

@@ -1,14 +1,13 @@
-"""Sink: one more logit of each row, beside S."""
+"""Sink: one more logit of each row, with S."""
 
-from .... import scores
+from ....scores.sink import Sink
 from ...tile import device, exp2, maximum, reciprocal, where
 from ..shared.softmax import LOG2_E
 from .kind import WITH_DELTA, Kind
 
 
 class SinkKind(Kind):
-    name, of, own_axes = "sink", scores.Sink, 0
-    has_step, gradient = False, WITH_DELTA
+    name, of, takes_few_registers, gradient = "sink", Sink, True, WITH_DELTA
 
 
 def sink_steps(score, ACC):

@@ -1,15 +1,14 @@
 """Softcap: S -> cap tanh(S / cap)."""
 
-from .... import scores
+from ....scores.softcap import Softcap
 from ...tile import device, exp2, reciprocal
 from ..shared.softmax import LOG2_E
-from .kind import Kind, nothing_ahead
+from .kind import Kind, ValueAndSlope, nothing_ahead
 
 
 class SoftcapKind(Kind):
-    name, of = "softcap", scores.Softcap
-    is_nonlinear = is_bounded = True
-    differs_by_head = False
+    name, of = "softcap", Softcap
+    is_bounded, takes_few_registers, differs_by_head = True, True, False
 
     def types(self, number):
         return number, number  # the cap, and 1 / cap
@@ -22,7 +21,7 @@ class SoftcapKind(Kind):
             """tanh(x) = 1 - 2 r with r = 1 / (exp(2 x) + 1), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
             cap, inverse = scores.parts[at]
             r = reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
-            return cap - 2 * cap * r, F * (4 * r * (1 - r))
+            return ValueAndSlope(cap - 2 * cap * r, F * (4 * r * (1 - r)))
 
         return nothing_ahead, step
 

@@ -118,9 +118,9 @@ FAULTS = {
     "fetch_q(1 - stage": "fetch_q(stage",
     "not IN_TURN:\n                    stage = 1 - stage": "IN_TURN:\n                    stage = 1 - stage",
     "allocate(SHARED_LSE, stage), COLS)": "allocate(SHARED_DELTA, stage), COLS)",
-    "\n                P = exp2(capped(S * to_log2(scale)": "\n                P = exp2(capped(S * scale",
-    "\n                    P, dP = where(visible, P, 0), where(visible, dP, 0)":
-        "\n                    P = where(visible, P, 0)",
+    "\n                P = recompute_capped(S, lse_log2, to_log2(scale))":
+        "\n                P = recompute_capped(S, lse_log2, scale)",
+    "                    P, F, dP = masked(": "                    P, F, _ = masked(",
     "mQ[batch, head][query : query + length]": "mQ[batch, head]",
     "\n                Z = drop(full(S_TILE, kept_scale), drops, batch, head":
         "\n                Z = drop(full(S_TILE, kept_scale), drops, head, batch",
@@ -144,7 +144,8 @@ FAULTS = {
     "fetch_k(1 - stage": "fetch_k(stage",
     "not IN_TURN:\n                stage = 1 - stage": "IN_TURN:\n                stage = 1 - stage",
     "load(mLse[batch, head][row": "load(mDelta[batch, head][row",
-    "\n            P = exp2(capped(S * to_log2(scale)": "\n            P = exp2(capped(S * scale",
+    "\n            P = recompute_capped(S, lse_log2, to_log2(scale))":
+        "\n            P = recompute_capped(S, lse_log2, scale)",
     "\n            Z = drop(full(S_TILE, kept_scale), drops, batch, head":
         "\n            Z = drop(full(S_TILE, kept_scale), drops, head, batch",
     "\n            dS = pull_back(P * (dP * Z - D)": "\n            dS = pull_back(P * (dP - D)",

@@ -186,7 +186,7 @@ FAULTS = {
     "minimum(low, count - 1)": "minimum(low, count - 2)",
     "segment.own + mask.lo": "segment.own + mask.lo + 1",
     "segment.own + mask.hi + 1": "segment.own + mask.hi",
-    "own = i + end - inside(queries[behind], seqlen_q)": "own = i + end",
+    "own = i + end - inside(queries[after], seqlen_q)": "own = i + end",
     "i + offset_of(offset, batch, head) + 1": "i + offset_of(offset, batch, head)",
     "maximum(segment.first + length_of": "maximum(length_of",
     "segment.first + inside(n_of": "inside(n_of",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from tests import test_scores as scores
 from tests.accuracy import check, random
+from tests.scores import test_parts as scores
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -61,10 +61,6 @@ FAULTS = {
         "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
         "== walk.entry, dS, 0)": "== walk.entry, 0, dS)",
     },
-    "cuda/kernels/hopper/test_score_gradient.py": {
-        "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",
-        "(number + PER_TILE * m_first - before)": "(number - before)",
-    },
     (
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",
@@ -74,7 +70,6 @@ FAULTS = {
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-function-shift]",
     ): {
         "return total + dS": "return dS",
-        "total - dS * distance(": "total + dS * distance(",
         "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
         "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
         "dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)": "pass",

@@ -7,8 +7,8 @@ import numbattn as na
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, simulated_only
 
-from .... import test_scores as scores
 from ....accuracy import check
+from ....scores import test_parts as scores
 
 pytestmark = compiled_only  # but for what says otherwise
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from tests import test_scores as scores
 from tests.accuracy import check, random
 from tests.masks.calls import ONE_KEY
+from tests.scores import test_parts as scores
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -17,7 +17,7 @@ LEADS = [(2,), (2, 1), (1, 1), ()]  # axes of slopes, of 2 batches and 2 heads
 
 @pytest.mark.parametrize(("lead", "heads_k", "d"), [*((lead, 1, 24) for lead in LEADS), ((2,), 2, 40), ((), 2, 80)])
 def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
-    """Their gradient comes with dQ, of a kernel that keeps queries, or keys."""
+    """On Hopper, with kernels that keep queries, or keys."""
     sizes(2, 2, 70, 90)
     with on(HOPPER):
         check(*scores.qkv(rng, np.float16, heads_k=heads_k, d=d, e=d), rng, score=[na.Sink(random(rng, 2, np.float16)),
@@ -35,7 +35,8 @@ def test_slopes_of_a_single_query(rng, seqlen_k):
 
 FAULTS = {
     "test_slopes_of_all_heads_or_some": {
-        "add_tile(sums, dS, key, offsets, n0)": "add_tile(sums, dS, m0, offsets, n0)",
-        "key + DOWN, offsets, n0 + RIGHT": "key, offsets, n0",
+        "distance(key, offsets, n0) * slope": "distance(key, offsets, m0) * slope",
+        "own(slopes[batch, head], scores)": "own(slopes[batch, 0], scores)",
+        "total - dS * distance(": "total + dS * distance(",
     },
 }

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from tests import test_scores as scores
 from tests.accuracy import assert_equal, check, random
-from tests.test_scores import MASKS, PARTS
+from tests.scores import test_parts as scores
+from tests.scores.test_parts import MASKS, PARTS
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, simulated_only
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from tests import test_scores as scores
 from tests.accuracy import check, random
 from tests.masks.calls import ONE_KEY
+from tests.scores import test_parts as scores
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
 
 @pytest.mark.parametrize(("device", "dtype", "part", "offset"), [
     pytest.param(TURING, np.float32, "alibi", [[30, -20]], id="slopes", marks=compiled_only),
-    pytest.param(HOPPER, np.float16, "alibi", [[30, -20]], id="slopes with dQ", marks=simulated_only),
+    pytest.param(HOPPER, np.float16, "alibi", [[30, -20]], id="slopes on Hopper", marks=simulated_only),
     pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table", marks=simulated_only),
     pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table compiled",
                  marks=[compiled_only, pytest.mark.slow]),

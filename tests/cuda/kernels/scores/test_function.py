@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.dual import naming
-from tests import test_scores as scores
+from numbattn.scores.compiled.errors import naming
 from tests.accuracy import check, random
+from tests.scores import test_parts as scores
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 

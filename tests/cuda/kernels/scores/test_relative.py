@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from tests import test_scores as scores
 from tests.accuracy import check, random
+from tests.scores import test_parts as scores
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 

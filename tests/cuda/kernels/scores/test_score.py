@@ -1,4 +1,4 @@
-"""Parts of a score one after the other, those of tests/test_scores.py.
+"""Parts of a score one after the other, those of tests/scores/test_parts.py.
 
 Arrays have the dtype of q, whose rounding o and so delta have: their gradients are not better.
 """
@@ -10,9 +10,9 @@ import pytest
 
 import numbattn as na
 from numbattn.problem import DTYPES
-from tests import test_scores as scores
 from tests.accuracy import assert_equal, check, random
-from tests.test_scores import CORNERS, MASKS, PAIRS, PARTS, check_corner
+from tests.scores import test_parts as scores
+from tests.scores.test_parts import CORNERS, MASKS, PAIRS, PARTS, check_corner
 from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
 from tests.tools.graphs import capture, own_stream
 from tests.tools.launch import compiled_only, simulated_only
@@ -146,12 +146,16 @@ FAULTS = {
         "if is_natural(before):": "if is_natural([*before, part]):",
         "return scale * LOG2E": "return LOG2E",
     },
-    "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-warpgroups in two]": {
-        "within(scores.parts, own - query)": "within(scores.parts, own)",
+    "cuda/kernels/scores/packed.py": {
+        "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-warpgroups in two]": {
+            "within(scores.parts, own - query)": "within(scores.parts, own)",
+        },
     },
-    "cuda/plan/test_planner.py::test_biases_that_tma_loads": {
-        " and len(by_tma) == 1": "",
-        "looking_up == by_tma and": "by_tma and",
-        "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
+    "cuda/kernels/scores/traits.py": {
+        "cuda/plan/test_planner.py::test_biases_that_tma_loads": {
+            " and len(by_tma) == 1": "",
+            "looking_up == by_tma and": "by_tma and",
+            "(is_looked_up(work.mask) or work.problem.dropout)": "is_looked_up(work.mask)",
+        },
     },
 }

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from tests import test_scores as scores
 from tests.accuracy import check, random
-from tests.test_scores import PARTS
+from tests.scores import test_parts as scores
+from tests.scores.test_parts import PARTS
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import simulated_only
 

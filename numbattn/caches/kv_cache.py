@@ -1,0 +1,444 @@
+"""Key-value caches: the tokens of sequences, appended as they come, which `attention` reads where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends import backend
+from ..checks import (
+    DTYPES,
+    Array,
+    Integers,
+    check_values,
+    integer,
+    integer_array,
+    integers,
+    overlaps_itself,
+    same_library,
+)
+from ..values import Value, moved
+from .checks import NUMBERS, check, check_lengths, checked_dtype
+from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale
+from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
+
+# NumPy's functions pass CuPy's arrays on to CuPy
+INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+
+
+class CacheLayout(NamedTuple):
+    """What calls with a cache are planned by, along with shapes and strides."""
+
+    dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
+    page_size: int | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KVCache(Value):
+    """Keys and values of sequences: a value made of arrays, which `attention` takes in place of k and v.
+
+    `append`, `keep` and `truncate` write into these arrays, lengths included, and keep nothing else: a cache that is
+    made of the same arrays again is the same cache, and equal; one of copies is not. It is to be changed by one thread
+    at a time, and not while another one reads it.
+
+    Parameters
+    ----------
+    k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
+    v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
+        Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
+        an array of uint8). Any strides, but no two elements share memory. On a GPU NaN of float8_e4m3fn may count as
+        480.
+    lengths : array of int32, (batch,)
+        How many tokens each sequence has. What lies beyond them is never used, be it NaN.
+    table : array of int32, (batch, pages of a sequence), optional
+        Token t of sequence b is row ``t % page_size`` of page ``table[b, t // page_size]``. Sequences may share pages.
+        Page numbers beyond a sequence's length are never used, whatever they are.
+    k_scale, v_scale : array of float32, optional
+        What the numbers of 8 bits are multiplied by: of int8 one for each token and head, of the shape of k without
+        head_dim; of float8_e4m3fn one for each head, (heads,), by default 1, from 1.2e-38 to 7.6e+35.
+
+    See Also
+    --------
+    KVCache.zeros : an empty cache.
+
+    Notes
+    -----
+    The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
+
+    On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages and 8 bits where they lie, the latter
+    with q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 5, 8))
+    >>> cache = na.KVCache(k, v, lengths=np.array([3], np.int32))
+    >>> o = na.attention(q[:, :, :1], cache)
+    >>> np.allclose(o, na.attention(q[:, :, :1], k[:, :, :3], v[:, :, :3]))
+    True
+    """
+
+    k: Any
+    v: Any
+    lengths: Any
+    table: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+
+    def __post_init__(self) -> None:
+        given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
+        same_library(**{f"KVCache {name}": x for name, x in given.items()})
+        if self.table is None:
+            check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))
+        else:
+            check("KVCache k", self.k, NUMBERS, ("pages", "heads", "page_size", "head_dim"))
+            check("KVCache table", self.table, [INT32], ("batch", "pages of a sequence"))
+            if not self.k.shape[2]:
+                raise ValueError("KVCache k: got pages of 0 tokens, allowed 1 or more")
+        check("KVCache v", self.v, [self.k.dtype], (*self.k.shape[:3], "head_dim_v"))
+        for name, x in (("k", self.k), ("v", self.v)):
+            if overlaps_itself(x):
+                raise ValueError(f"KVCache {name}: got strides {x.strides} for the shape {x.shape}: elements share "
+                                 "memory")
+        batch = len(self.k if self.table is None else self.table)
+        check("KVCache lengths", self.lengths, [INT32], (batch,))
+        self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
+        self._check_scales()
+
+    def _scale_of(self, name: str) -> Any:
+        scale = getattr(self, name)
+        if self.k.dtype not in EIGHT_BITS:
+            if scale is not None:
+                raise ValueError(f"KVCache {name}: got one with {self.k.dtype}, which has none")
+            return None
+        if self.k.dtype == FLOAT8 and scale is None:
+            return np.zeros(self.k.shape[1], np.float32, like=self.k) + np.float32(1)  # not `ones`: CuPy's fails
+        same_library(**{f"KVCache {name}": scale})
+        shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
+        return check(f"KVCache {name}", scale, [FLOAT32], shape)
+
+    @classmethod
+    def zeros(
+        cls, batch: int, heads: int, capacity: int, head_dim: int, *, like: Any, head_dim_v: int | None = None,
+        dtype: Any = None, page_size: int | None = None, table: Array | None = None,
+    ) -> KVCache:  # fmt: skip
+        """An empty cache.
+
+        Parameters
+        ----------
+        batch, heads, capacity, head_dim : int
+            Sequences; key heads, of which the heads of q are a multiple; tokens of each sequence at most.
+        like : array
+            The cache is of its library, and by default of its dtype.
+        head_dim_v : int, optional
+            Default: head_dim.
+        dtype : dtype, optional
+            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, with any q.
+        page_size : int, optional
+            Tokens of a page. By default there are no pages.
+        table : array of int32, (batch, pages of a sequence), optional
+            See `KVCache`. By default each sequence has pages of its own, in order. With a table of your own the pages,
+            as many as batch x capacity tokens take, are yours to hand out, to share and to use again: `append` writes
+            where the table says.
+
+        Returns
+        -------
+        KVCache
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is of a wrong type, shape or size.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> cache = na.KVCache.zeros(2, 8, 100, 64, like=np.zeros(0, np.float32), page_size=16, dtype=np.int8)
+        >>> cache.k.shape, cache.capacity
+        ((14, 8, 16, 64), 112)
+        """
+        same_library(**{"KVCache.zeros like": like})
+        sizes = {"batch": batch, "heads": heads, "capacity": capacity, "head_dim": head_dim,
+                 "head_dim_v": head_dim if head_dim_v is None else head_dim_v}  # fmt: skip
+        sizes = {name: integer(f"KVCache.zeros {name}", size, low=0) for name, size in sizes.items()}
+        batch, heads, rows, *features = sizes.values()
+        dtype, lead = checked_dtype("KVCache.zeros dtype", like.dtype if dtype is None else dtype), batch
+        if page_size is not None:
+            page_size = integer("KVCache.zeros page_size", page_size, low=1)
+            most = -(-rows // page_size)
+            lead, rows = batch * most, page_size
+            if table is None:
+                table = np.arange(lead, dtype=np.int32, like=like).reshape(batch, most)
+        elif table is not None:
+            raise ValueError("KVCache.zeros table: got one without a page_size")
+        bits = np.uint8 if dtype == FLOAT8 else dtype
+        k, v = (np.zeros((lead, heads, rows, size), bits, like=like).view(dtype) for size in features)
+        scales: Any = (np.zeros(k.shape[:3], np.float32, like=like) for _ in range(2)) if dtype == INT8 else ()
+        return cls(k, v, np.zeros(batch, np.int32, like=like), table, *scales)
+
+    # ------------------------------------------------------------------------------------------------ what a user does
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence."""
+        return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
+
+    def append(self, k: Array, v: Array, segments: Integers | None = None) -> None:
+        """Write new tokens after each sequence, and let lengths grow by their number.
+
+        Parameters
+        ----------
+        k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
+            Of the dtype of the cache; with one of 8 bits of any floating dtype: they are quantised as they are
+            written. Of int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn
+            become its largest, and so do those of float64 that are too large for int8's scales, of float32.
+        segments : integer array, (batch + 1,), optional
+            For a ragged batch: k and v are then packed, (heads, total, head_dim), and the tokens from segments[b] to
+            segments[b + 1] belong to sequence b. See `pack`.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit; on NumPy arrays also for tokens beyond the capacity. Then nothing has been written.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 5, 64))
+        >>> cache = na.KVCache.zeros(2, 8, 100, 64, like=q)
+        >>> cache.append(k, v)                                          # a prompt of 5 tokens
+        >>> o = na.attention(q, cache, causal=True)
+        >>> cache.append(k[:, :, :1], v[:, :, :1])                      # one more token each
+        >>> o = na.attention(q[:, :, :1], cache)
+        >>> cache.lengths
+        array([6, 6], dtype=int32)
+        """
+        batch, heads, lengths = len(self.lengths), self.k.shape[1], self._checked_lengths()
+        lead = (batch, heads) if segments is None else (heads,)
+        same_library(KVCache=self.k, k=k, v=v)
+        dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
+        check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
+        check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        self._check_device(k=k, v=v)
+        if not self._is_numpy:
+            return self._append_on_gpu(k, v, segments)
+        self._check_writable()
+        self._check_scales()
+        offsets = offsets_of_tokens(segments, batch, k.shape[-2])
+        counts = np.diff(offsets)
+        for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
+            raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
+                             f"{self.capacity}")
+        sequence = np.repeat(np.arange(batch), counts)
+        page, row = self._places(sequence, np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence])
+        tokens = slice(offsets[0], offsets[-1])
+        writes = stored(by_token(k)[tokens], self.k, self.k_scale) + stored(by_token(v)[tokens], self.v, self.v_scale)
+        for x, of_tokens in writes:
+            x[page, :, row] = of_tokens
+        self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
+
+    def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
+        append = backend("cupy").append
+        offsets, counts = None, k.shape[-2]
+        if segments is not None:
+            offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
+            counts = offsets[1:] - offsets[:-1]
+        append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale)
+        append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale)
+        self.lengths[...] += counts
+
+    def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
+        """Of the last tokens of each sequence, a tree that has been verified, keep a path and drop the rest.
+
+        Parameters
+        ----------
+        path : integer array, (batch, depth)
+            Which of the last `nodes` tokens are kept, ascending; -1 ends a row. The t-th one moves to the t-th place
+            after what comes before the tree.
+        nodes : int
+            How many tokens the tree has.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit; then nothing has changed. CuPy's arrays are not looked into.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> k = v = np.arange(6.0).reshape(1, 1, 6, 1)
+        >>> cache = na.KVCache(k, v, np.array([6], np.int32))
+        >>> cache.keep([[0, 2, -1]], nodes=4)                           # a tree of the tokens 2 to 5
+        >>> cache.k[0, 0, : cache.lengths[0], 0]
+        array([0., 1., 2., 4.])
+        """
+        nodes, batch, lengths = integer("nodes", nodes, 0, self.capacity), len(self.lengths), self._checked_lengths()
+        steps = moved(integer_array("path", path, "(batch, depth)"), lengths).astype(np.int64)
+        if steps.ndim != 2 or len(steps) != batch or steps.shape[1] > nodes:
+            raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
+        if self._is_numpy:
+            self._check_writable()
+            check_path(steps, nodes)
+            if batch and lengths.min() < nodes:
+                raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
+        t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
+        before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
+        page, row = self._places(sequence, before + np.maximum(steps, 0))  # after the path anything may lie
+        to_page, to_row = self._places(sequence, before + t)
+        arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
+        rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]
+        try:
+            for x, moving in zip(arrays, rows):  # all have been read: v may be a part of k
+                x[to_page, :, to_row] = moving
+            self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
+        except BaseException:  # a signal's
+            for x, before_it in zip(arrays, held):
+                x[to_page, :, to_row] = before_it
+            self.lengths[...] = lengths
+            raise
+
+    def truncate(self, lengths: Integers) -> None:
+        """Drop what is beyond these lengths.
+
+        Parameters
+        ----------
+        lengths : int or integer array, (batch,)
+            None of them is larger than that of its sequence. CuPy's arrays are not looked into: where they are larger,
+            nothing is dropped.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit; then nothing has changed.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> cache = na.KVCache(*np.zeros((2, 2, 1, 6, 8)), np.array([6, 3], np.int32))
+        >>> cache.truncate([4, 0])
+        >>> cache.lengths
+        array([4, 0], dtype=int32)
+        """
+        given, held = integers("lengths", lengths), self._checked_lengths()
+        given = np.full_like(held, given) if isinstance(given, int) else moved(given, held)
+        if given.shape != held.shape:
+            raise ValueError(f"lengths: got the shape {given.shape}, expected {held.shape}")
+        if self._is_numpy:
+            self._check_writable("lengths")
+            for b in np.flatnonzero((given < 0) | (given > held))[:1]:
+                raise ValueError(f"lengths: got {given[b]} for sequence {b}, allowed 0 to {held[b]}, its length")
+        self.lengths[...] = np.clip(given, 0, held)
+
+    def overflowed(self) -> bool:
+        """Whether a sequence has been given more tokens than there is room for. On a GPU this waits for the device.
+
+        On NumPy arrays `append` refuses them. On a GPU nobody waits to find out: tokens beyond the capacity are not
+        written, and lengths grow all the same.
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> na.KVCache.zeros(2, 8, 100, 64, like=np.zeros(0)).overflowed()
+        False
+        """
+        return bool((self.lengths > self.capacity).any())
+
+    # ------------------------------------------------------------------------------------------------- what calls ask
+    @property
+    def _is_numpy(self) -> bool:
+        return isinstance(self.k, np.ndarray)
+
+    @property
+    def _layout(self) -> CacheLayout:
+        return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
+
+    def _dtypes_with(self, dtype: Any) -> tuple[Any, Any]:
+        """Of k and v, as a q of this dtype sees them."""
+        return (dtype, dtype) if self.k.dtype in EIGHT_BITS else (self.k.dtype, self.v.dtype)
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of k and v as if there were no pages: (batch, heads, capacity, features)."""
+        lead = len(self.lengths), self.k.shape[1], self.capacity
+        return (*lead, self.k.shape[-1]), (*lead, self.v.shape[-1])
+
+    def _check_contents(self) -> None:
+        """Refuse lengths beyond the capacity, pages that are not there and scales that are none; what is on a GPU is
+        not looked into."""
+        if self._is_numpy:
+            lengths = self._checked_lengths()
+            self._check_scales()
+            if self.table is not None:
+                first = np.arange(self.table.shape[1]) * self.k.shape[2]
+                self._check_pages(self.table[first < lengths[:, None]])
+
+    def _checked_lengths(self) -> Any:
+        if self._is_numpy:
+            check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)
+        return self.lengths.astype(np.int64)
+
+    def _check_scales(self) -> None:
+        if self.k.dtype == FLOAT8 and self._is_numpy:
+            check_scale("KVCache k_scale", self.k_scale)
+            check_scale("KVCache v_scale", self.v_scale)
+
+    def _check_writable(self, *names: str) -> None:
+        """Of NumPy arrays; by default all that `append` and `keep` write to."""
+        scales = ("k_scale", "v_scale") if self.k.dtype == INT8 else ()
+        for name in names or ("k", "v", "lengths", *scales):
+            if not getattr(self, name).flags.writeable:
+                raise ValueError(f"KVCache {name}: got a read-only array")
+
+    def _check_device(self, **new: Any) -> None:
+        """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
+        if not self._is_numpy:
+            backend("cupy").check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
+
+    def _check_pages(self, pages: Any) -> None:
+        if self._is_numpy:
+            check_values("KVCache table", pages, len(self.k) - 1)
+
+    # ----------------------------------------------------------------------------------------------- reading, writing
+    def _places(self, sequence: Any, position: Any) -> tuple[Any, Any]:
+        """Where tokens lie: the indices of k along the axes 0 and 2."""
+        if self.table is None:
+            return sequence, position
+        size = self.k.shape[2]
+        pages = self.table[sequence, position // size]
+        self._check_pages(pages)
+        return pages, position % size
+
+    def _dense(self) -> tuple[Any, Any]:
+        """k and v as float64 (batch, heads, capacity, features): for the reference."""
+        return self._dense_of(self.k, self.k_scale), self._dense_of(self.v, self.v_scale)
+
+    def _dense_of(self, x: Any, scale: Any) -> Any:
+        x = x.astype(np.float64)
+        if scale is not None:
+            x = x * self._scale_of_tokens(scale)[..., None].astype(np.float64)
+        if self.table is None:
+            return x
+        pages = x[np.clip(self.table, 0, max(len(x) - 1, 0))]  # (batch, table.shape[1], heads, page_size, features)
+        return pages.swapaxes(1, 2).reshape(len(pages), x.shape[1], self.capacity, x.shape[-1])
+
+    def _scale_of_tokens(self, scale: Any) -> Any:
+        """One for each token and head, (batch or pages, heads, rows)."""
+        return scale if scale.ndim == 3 else np.broadcast_to(scale[:, None], self.k.shape[:3])

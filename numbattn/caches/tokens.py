@@ -1,0 +1,53 @@
+"""Tokens that come to a cache, or stay in it: what of the arguments is checked, and how tokens are stored."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..checks import check_values, integer_array, same_library
+from .eight_bits import FLOAT8, INT8, to_float8, to_int8
+
+
+def offsets_of_tokens(segments: Any, batch: int, count: int) -> Any:
+    """Of the new tokens of each sequence, `count` of each or, if they are packed, of all together."""
+    if segments is None:
+        return np.arange(batch + 1) * count
+    offsets = checked_offsets(segments, batch)
+    same_library(KVCache=np.empty(0), segments=offsets)
+    check_values("segments", offsets, count, rising=True)
+    return offsets.astype(np.int64)
+
+
+def checked_offsets(segments: Any, batch: int) -> Any:
+    offsets = integer_array("segments", segments, "(batch + 1,)")
+    if offsets.shape != (batch + 1,):
+        raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
+    return offsets
+
+
+def check_path(path: Any, nodes: int) -> None:
+    """Refuse what is not ascending, from 0 on, and then -1."""
+    if path.size and not -1 <= path.min() <= path.max() < nodes:
+        raise ValueError(f"path: got values from {path.min()} to {path.max()}, allowed -1 to {nodes - 1}")
+    one, other = path[:, :-1], path[:, 1:]
+    wrong = (other >= 0) & ((one < 0) | (other <= one))
+    if wrong.any():
+        raise ValueError(f"path: got {one[wrong][0]} before {other[wrong][0]}, expected ascending nodes, then -1")
+
+
+def by_token(x: Any) -> Any:
+    """(..., heads, tokens, features) as (tokens, heads, features)."""
+    x = x.swapaxes(-2, -3)
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
+def stored(tokens: Any, held: Any, scale: Any) -> list[tuple[Any, Any]]:
+    """What of tokens (tokens, heads, features) is written to which array: to k or v, quantised if it is of 8 bits, and
+    to their scales."""
+    if held.dtype == INT8:
+        tokens, scales = to_int8(tokens)
+        return [(held, tokens), (scale, scales)]
+    return [(held, to_float8(tokens, scale) if held.dtype == FLOAT8 else tokens)]

@@ -1,0 +1,11 @@
+"""What kernels do for each kind of part of a score: a file a kind, whose KIND is found here."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from .kind import Kind, Row, matrix_of
+
+_MODULES = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
+KINDS: tuple[Kind, ...] = tuple([module.KIND for module in _MODULES if hasattr(module, "KIND")])
+
+__all__ = ["KINDS", "Kind", "Row", "matrix_of"]

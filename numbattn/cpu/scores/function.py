@@ -1,0 +1,31 @@
+"""Functions of the user's own, numbattn.Score, called by their addresses."""
+
+from ...scores.function import Score
+from ..function import call_at, record_of, tile_function
+from ..tile import address_of, inline
+from .kind import Kind, Lowered
+
+
+def lower(part, problem, derivatives):
+    """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivative."""
+    function = tile_function(part, problem.sum_dtype)
+    slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
+    numbers = function.address, slope.address if derivatives else 0
+    return Lowered((0, 0), (0, 0), numbers=numbers), record_of(part.arrays), (function, slope)
+
+
+@inline
+def apply(S, slopes, row, batch, head, m0, n0):
+    if slopes.size:
+        call(row.other, S, address_of(slopes), row, batch, head, m0, n0)
+    call(row.one, S, 0, row, batch, head, m0, n0)
+
+
+@inline
+def call(function, S, slopes, row, batch, head, m0, n0):
+    at = row.origin
+    batch, head, m0, n0 = batch + at.batch, head + at.head, m0 + at.query, n0 + at.key
+    call_at(function, address_of(S), slopes, S.shape[0], S.shape[1], batch, head, m0, n0, row.address)
+
+
+KIND = Kind(Score, lower, apply)

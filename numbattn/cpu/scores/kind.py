@@ -1,0 +1,75 @@
+"""What a kind of part is to kernels: a Kind, in a file of its own.
+
+As everywhere here tiles are transposed: a row is a key, a column a query.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...values import rounded
+from ..arguments import compact
+from ..tile import any_view, inline_view
+
+
+class Kind(NamedTuple):
+    """A kind of part of a score."""
+
+    of: type  # in numbattn.scores
+    lower: Any  # (part, problem, derivatives) -> Lowered, its array, what has to live as long. derivatives: whether
+    # those of functions are wanted
+    apply: Any  # device function (S, slopes, row, batch, head, m0, n0): S becomes what it is after the part. slopes: a
+    # tile of its derivatives, if it has any and they are wanted; else nothing
+    collect: Any = None  # device function (dx, dS, row, batch, head, m0, n0): adds a tile of dS to the gradient of the
+    # part's array, each number of which serves many elements
+
+
+class Lowered(NamedTuple):
+    """A part as kernels take it, without addresses of arrays: calls that differ in these alone share a Record."""
+
+    shape: tuple  # of an array (..., rows, columns)
+    strides: tuple
+    offset: Any = 0  # an int, or int64 (batch, heads) as bytes; None if it is aligned by tile
+    numbers: tuple = (0, 0)  # two integers of the kind's own
+    cap: float = 0.0
+
+
+class Row(NamedTuple):
+    """A part in kernels, for one (batch, head)."""
+
+    address: Any  # of a matrix
+    rows: Any
+    cols: Any
+    row_stride: Any
+    col_stride: Any
+    offset: Any  # the own key of query 0
+    one: Any  # the two integers of its own
+    other: Any
+    cap: Any
+    origin: Any  # from which functions count
+
+
+@inline_view
+def matrix_at(row, dtype):
+    return any_view(row.address, row.rows, row.cols, row.row_stride, row.col_stride, dtype)
+
+
+def matrix_of(part):
+    """The array of a part, (..., rows, columns)."""
+    x = part._array
+    if part._own_axes == 2:
+        return x.reshape((1,) * (2 - x.ndim) + x.shape)
+    return x[..., None, :] if part._own_axes else x[..., None, None]
+
+
+def aligned(x):
+    return x if x.flags.aligned else np.require(x, requirements="A")
+
+
+def lower_distance(part, problem, numbers=(0, 0)):
+    """A part that depends on distances, Lowered, and its array, in the dtype of sums; numbers: of the kind's own."""
+    x = aligned(rounded(compact(matrix_of(part)), problem.sum_dtype))
+    offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
+    if isinstance(offset, np.ndarray):
+        offset = np.broadcast_to(offset, problem.batch).astype(np.int64).tobytes()
+    return Lowered(x.shape, x.strides, offset, numbers), x, None

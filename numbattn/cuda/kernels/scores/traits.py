@@ -1,0 +1,67 @@
+"""What a score is, as its parts together are: whether it has a derivative, what it looks up. No CUDA here."""
+
+from ..shared.visibility import is_looked_up
+from .distance import BY_QUERY
+from .kind import kind
+
+
+def parts_of(score):
+    """The parts with a step, in Scores.parts."""
+    return [part for part in score if kind(part).has_step]
+
+
+def place_of_part(score, number):
+    """The place of part number `number` in Scores.parts."""
+    return len(parts_of(score[:number]))
+
+
+def looks_up(score):
+    """Whether a part looks up a number for each element, or row."""
+    return any(kind(part).looks_up for part in score)
+
+
+def differs_by_head(score):
+    """Whether a part may do something else to each head."""
+    return any(kind(part).differs_by_head for part in parts_of(score))
+
+
+def takes_offsets(score):
+    """Whether a part takes an offset of each query."""
+    return any(kind(part).offset == BY_QUERY for part in score)
+
+
+def is_nonlinear(score):
+    """Whether a part has a derivative that is not 1."""
+    return any(kind(part).is_nonlinear for part in score)
+
+
+def is_natural(score):
+    """Whether S after all parts is an exponent of e, else it is Q K^T plus slopes."""
+    return any(kind(part).is_natural for part in parts_of(score))
+
+
+def may_be_far(score):
+    """Whether a mask of finfo.min may be among the parts: of float32 or what has its exponents, and after the last
+    one that bounds S, which ends it."""
+    kinds = list(map(kind, score))
+    bounded = [number for number, part in enumerate(kinds) if part.is_bounded]
+    return any(part.may_be_far for part in (kinds[bounded[-1] + 1 :] if bounded else kinds))
+
+
+def number_of_tma_bias(work):
+    """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that a
+    tensor map takes, where nothing else is looked up."""
+    looking_up = [number for number, part in enumerate(work.score) if kind(part).looks_up]
+    by_tma = [number for number in looking_up if kind(work.score[number]).is_tma_loaded]
+    alone = looking_up == by_tma and not (is_looked_up(work.mask) or work.problem.dropout)
+    return by_tma[0] if alone and len(by_tma) == 1 else None
+
+
+def dtype_of_part(work, number):
+    """The name of the dtype of a bias; nothing for None."""
+    return "" if number is None else kind(work.score[number]).dtype
+
+
+def dtype_of_tma_bias(work):
+    """The name of the dtype of the bias that TMA loads; nothing without one."""
+    return dtype_of_part(work, number_of_tma_bias(work))

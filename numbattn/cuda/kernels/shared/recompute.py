@@ -1,0 +1,43 @@
+"""P in the backward pass, recomputed from S and lse: lines 12 and 13 of Algorithm 4.
+
+lse is in base 2, and +inf where nothing is seen: P is 0 there. Unlike in the paper MASK follows the exponential: what
+is masked may be NaN.
+"""
+
+from ...tile import capped, device, exp2, where
+from .visibility import element_test
+
+
+@device
+def recompute(S, lse, scale_log2):
+    return exp2(S * scale_log2 - lse)                           # line 13: P = exp(S - lse)
+
+
+@device
+def recompute_capped(S, lse, scale_log2):
+    """The same at most 1, where lse is not padded: P of rows beyond the queries stays finite."""
+    return exp2(capped(S * scale_log2 - lse, 0))
+
+
+def mask_step(mask, layout, transposed=False):
+    """The device function (P, F, sight, band, batch, head, m0, n0): both, 0 where a tile from there on is masked."""
+    sees = element_test(mask, layout, transposed)
+
+    @device
+    def masked(P, F, sight, band, batch, head, m0, n0):
+        visible = sees(sight, band, batch, head, m0, n0)
+        return where(visible, P, 0), where(visible, F, 0)       # line 12: MASK
+
+    return masked
+
+
+def mask_step_with_dp(mask, layout, transposed=False):
+    """The same for P, F and dP, where tiles are not cleared beyond a sequence's length: 0 * NaN is NaN."""
+    sees = element_test(mask, layout, transposed)
+
+    @device
+    def masked(P, F, dP, sight, band, batch, head, m0, n0):
+        visible = sees(sight, band, batch, head, m0, n0)
+        return where(visible, P, 0), where(visible, F, 0), where(visible, dP, 0)
+
+    return masked

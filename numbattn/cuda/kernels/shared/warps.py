@@ -1,0 +1,72 @@
+"""The skeleton of a warp-specialised kernel: the last warpgroup is the producer, the others are consumers."""
+
+from functools import reduce
+
+from ...build import Source, TensorMapArgument
+from ...tile import (
+    WARP,
+    WARPGROUP,
+    decrease_registers,
+    device,
+    increase_registers,
+    init_pipelines,
+    sync_threads,
+    thread_index,
+    warpgroup_index,
+)
+from .schedule import overlap_launches
+
+
+def warp_specialised(pipelines, consumers, registers, consume, *producers):
+    """Device functions with which such a kernel begins and ends: () -> barriers are ready, and what the kernels before
+    have written is there; (arguments of `consume`, a tuple of arguments for each producer) -> all do what is theirs.
+
+    registers: of a thread of the producer, and of a consumer. consume: a device function, by whole warpgroups;
+    producers: each by one thread, the first of a warp of its own. The first producer may also `release` stages, since
+    it is the first thread of its warpgroup.
+    """
+    PIPELINES, CONSUMERS, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = tuple(pipelines), consumers, registers
+    first = WARPGROUP * consumers
+    threads = [(first + WARP * number, number, function) for number, function in enumerate(producers)]
+    produce = reduce(then_by_thread, threads, nobody)
+
+    @device
+    def begin():
+        init_pipelines(*PIPELINES)
+        overlap_launches()
+
+    @device
+    def part(of_consumers, of_producers):
+        sync_threads()                                          # all barriers are ready
+        if warpgroup_index() == CONSUMERS:
+            decrease_registers(PRODUCER_REGISTERS)
+            produce(of_producers)
+        else:
+            increase_registers(CONSUMER_REGISTERS)
+            consume(*of_consumers)
+
+    return begin, part
+
+
+def then_by_thread(before, producer):
+    THREAD, NUMBER, function = producer
+
+    @device
+    def produce(arguments):
+        before(arguments)
+        if thread_index() == THREAD:
+            function(*arguments[NUMBER])
+
+    return produce
+
+
+@device
+def nobody(arguments):
+    pass
+
+
+def source_of(kernel, signature, consumers, shared, tiles):
+    """The Source of such a kernel; tiles: of its tensor maps, its first arguments; None for one that is none."""
+    maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles) if tile is not None)
+    threads = WARPGROUP * (consumers + 1)
+    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)

@@ -1,0 +1,78 @@
+"""Functions of the user's own, compiled as they are and for dual numbers; and whether they only add to S."""
+
+import operator
+from functools import lru_cache
+
+from numba import types
+from numba.core.errors import NumbaError
+from numba.extending import intrinsic, models, overload, register_model
+
+from ...compiling import check_setting
+from .dual import REAL, dual, slope_of
+from .numpy_functions import INSTEAD
+from .strict import compiled
+
+
+def linked(function):
+    """A Frozen as a Python function that Numba can compile: it calls what is compiled, and of NumPy what works."""
+    check_setting("DISABLE_JIT")
+    return function.linked(compiled, INSTEAD)
+
+
+@lru_cache(maxsize=256)
+def compiled_of(function):
+    """A Frozen, compiled when it is called."""
+    return compiled(linked(function))
+
+
+@lru_cache(maxsize=256)
+def derivative_of(function):
+    """The derivative of a Frozen by the first argument, compiled for dual numbers."""
+    value_of = compiled_of(function)
+
+    @compiled
+    def derivative(s, *others):
+        return slope_of(value_of(dual(s, type(s)(1)), *others))
+
+    return derivative
+
+
+class Shifted(types.Type):
+    """The first argument plus what does not depend on it. Nothing else can be done with it."""
+
+    def __init__(self):
+        super().__init__("Shifted")
+
+
+SHIFTED = Shifted()
+register_model(Shifted)(models.OpaqueModel)
+
+
+@intrinsic
+def shifted(typingctx):
+    """A Shifted. It has no value: only its type is of use."""
+    return SHIFTED(), lambda context, builder, signature, args: context.get_dummy_value()
+
+
+def keeps_shifted(function, *, first_only):
+    @overload(function)
+    def of_shifted(x, y):
+        if (x == SHIFTED and isinstance(y, REAL)) or (not first_only and isinstance(x, REAL) and y == SHIFTED):
+            return lambda x, y: shifted()
+
+
+for function in operator.add, operator.iadd:
+    keeps_shifted(function, first_only=False)
+for function in operator.sub, operator.isub:
+    keeps_shifted(function, first_only=True)
+
+
+@lru_cache(maxsize=256)
+def is_additive(function, kinds):
+    """Whether function(s, ...) - s of a Frozen does not depend on s, as types tell. kinds: of its other arguments."""
+    value_of, arguments = compiled_of(function), (SHIFTED, *kinds)
+    try:
+        value_of.compile(arguments)
+    except NumbaError:
+        return False
+    return value_of.overloads[arguments].signature.return_type == SHIFTED

@@ -1,0 +1,65 @@
+"""What Numba says of a function of the user's own that it cannot compile, in the user's words."""
+
+import os
+import re
+from contextlib import contextmanager
+
+import numpy as np
+from numba import types
+from numba.core.errors import NumbaError, TypingError
+from numba.extending import overload
+
+from ...checks import UserTypeError
+from ..entries import IS_A_MASK
+from .strict import REFUSED
+
+RETURNS_NONE = "may return None: let it return a number on every way, s, say"
+
+
+def number_of(x):
+    """What a score function returns, unless it is True or False."""
+    if isinstance(x, bool | np.bool_):
+        raise TypeError(IS_A_MASK)
+    return x
+
+
+@overload(number_of)
+def _number_of(x):
+    if isinstance(x, types.Boolean):
+        raise TypingError(IS_A_MASK)
+    if isinstance(x, types.NoneType | types.Optional):
+        raise TypingError(RETURNS_NONE)
+    return lambda x: x
+
+
+@contextmanager
+def naming(*functions):
+    """Where Numba cannot compile, say which functions of the user's own it may be, and what can be done."""
+    try:
+        yield
+    except NumbaError as error:
+        if not functions:
+            raise
+        text = str(error)
+        codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
+        where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
+        for refusal in (IS_A_MASK, RETURNS_NONE, *REFUSED):
+            if refusal in text:
+                raise UserTypeError(f"score: {where}, {refusal}{_line(text, refusal)}") from None
+        if "Dual(" in text:
+            raise UserTypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
+                                "Write it down: Score(function, derivative=...), and compare both by "
+                                "check_score") from None
+        raise UserTypeError(f"score: Numba cannot compile {where}: {error}") from None
+
+
+def _line(text, refusal):
+    """Where Numba says that something is, refused by an operator."""
+    found = re.search(r'File "(.*)", line (\d+)', text[text.index(refusal) :]) if refusal in REFUSED else None
+    return f" (line {found[2]} of {os.path.basename(found[1])})" if found else ""
+
+
+def without_rule(text):
+    """What of an error of Numba's says that something has no meaning for dual numbers."""
+    found = re.findall(r">>> (\S+\(.*Dual\(.*\))", text) or re.findall(r"attribute '\w+' of type Dual\(\w+\)", text)
+    return f"{found[-1]} has no rule here" if found else text.strip().splitlines()[0]

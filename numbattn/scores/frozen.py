@@ -1,0 +1,316 @@
+"""A user's function with all that it reads, as it was at one moment.
+
+Python looks up a global at each call, Numba once, when it compiles, and what is kept on disk knows only a digest.
+`frozen` makes one thing of them: the function, the functions that it calls, and the values that all of these read,
+through modules, too. What could change unseen is refused by name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from itertools import count
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ..checks import library, words_for
+
+Path: TypeAlias = tuple[str, ...]  # a name, and attributes of modules: ("params", "SLOPE")
+
+LIBRARIES = frozenset({"_operator", "builtins", "cmath", "math", "numba", "numpy", "operator", "scipy"})
+CONSTANTS = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
+READING_ANYTHING = frozenset({"__import__", "compile", "eval", "exec", "getattr", "globals", "locals", "vars"})
+REFUSED = {
+    "RAISE_VARARGS": "has a raise or an assert", "SETUP_FINALLY": "has a try", "PUSH_EXC_INFO": "has a try",
+    "SETUP_WITH": "has a with", "STORE_GLOBAL": "sets a global", "DELETE_GLOBAL": "deletes a global",
+    "IMPORT_NAME": "imports a module",
+}  # fmt: skip
+COUNTER = count()
+
+
+class Called(NamedTuple):
+    """Stands for a function in what another one reads."""
+
+    number: int
+
+
+class Piece(NamedTuple):
+    """A function without its surroundings, and what it reads of them: values, modules, or Called."""
+
+    code: CodeType
+    name: str
+    globals: dict[Path, Any]
+    cells: dict[Path, Any]
+    defaults: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+class Frozen:
+    """A function and the values of all that it reads. As long as one lives there is no other in this process that does
+    the same: what is cached by it stays right."""
+
+    def __init__(self, key: Any, pieces: list[Piece]) -> None:
+        self.key, self.pieces = key, pieces
+
+    @cached_property
+    def digest(self) -> str:
+        """The same in every process, and only for what does the same."""
+        return _digest(self.key)
+
+    @cached_property
+    def python(self) -> FunctionType:
+        """The function in plain Python."""
+        return self.linked(lambda function: function, number=_wide)
+
+    def linked(
+        self,
+        compiled: Callable[[Any], Any],
+        instead: Mapping[Any, Any] | None = None,
+        number: Callable[[Any], Any] = lambda x: x,
+    ) -> FunctionType:
+        """The function in Python, but functions that it calls are compiled; instead: and some are others; number: and
+        what stands for constants."""
+        functions = [_bare(piece, number) for piece in self.pieces]
+        callees = [compiled(function) for function in functions]
+
+        def given(x: Any) -> Any:
+            if isinstance(x, Called):
+                return callees[x.number]
+            return instead.get(x, x) if instead and callable(x) else number(x)
+
+        for piece, function in zip(self.pieces, functions):
+            _fill(function.__globals__, piece.globals, given)
+            cells: dict[str, Any] = {}
+            _fill(cells, piece.cells, given)
+            for name, cell in zip(piece.code.co_freevars, function.__closure__ or ()):
+                if name in cells:
+                    cell.cell_contents = cells[name]
+        return functions[0]
+
+
+KNOWN: WeakValueDictionary[Any, Frozen] = WeakValueDictionary()
+
+
+def frozen(function: Any, words: str = "function") -> Frozen:
+    """A Python function as it is now. words: what it is, in errors."""
+    taking = _Taking(words)
+    key = taking.key_of(function)
+    known = KNOWN.get(key)
+    return KNOWN.setdefault(key, Frozen(key, taking.pieces)) if known is None else known
+
+
+def _bare(piece: Piece, number: Callable[[Any], Any]) -> FunctionType:
+    cells = tuple([CellType() for _ in piece.code.co_freevars])
+    function = FunctionType(piece.code, {}, piece.name, tuple(map(number, piece.defaults)) or None, cells)
+    function.__kwdefaults__ = {name: number(x) for name, x in piece.keywords.items()} or None
+    return function
+
+
+def _fill(namespace: dict[str, Any], found: dict[Path, Any], given: Callable[[Any], Any]) -> None:
+    """Put values where their paths lead, through modules that hold nothing else."""
+    for (*modules, name), x in found.items():
+        inside = namespace
+        for module in modules:
+            if module not in inside:
+                inside[module] = ModuleType(f"{module} {next(COUNTER)}")    # two of one name are one to Numba
+            inside = vars(inside[module])
+        inside[name] = given(x)
+
+
+class _Taking:
+    """A walk through a function and all that it calls."""
+
+    def __init__(self, words: str) -> None:
+        self.words, self.pieces = words, list[Any]()
+        self.numbers: dict[Any, int] = {}
+
+    def key_of(self, function: FunctionType) -> Any:
+        """What it does, and its number; where it has been met before, the number."""
+        if function in self.numbers:
+            return self.numbers[function]
+        number = self.numbers[function] = len(self.numbers)
+        self.pieces.append(None)
+        code, reads = function.__code__, reads_of(function.__code__)
+        if reads.refused:
+            raise self.error(function, f"{reads.refused} of {code.co_filename}, which a GPU cannot carry out")
+        surroundings, cells = function.__globals__, dict(_contents(function))
+        own = [path for path in reads.globals if path[0] in surroundings]
+        for name in {path[0] for path in reads.globals} - surroundings.keys():
+            if name in READING_ANYTHING:
+                raise self.error(function, f"uses {name}, which cannot be followed")
+            if not hasattr(builtins, name):
+                raise self.error(function, f"uses {name}, which is not defined yet")
+        for name in {path[0] for path in reads.free} - cells.keys():
+            raise self.error(function, f"uses {name}, which is not defined yet")
+        in_globals, of_globals = self.values(function, surroundings, own)
+        in_cells, of_cells = self.values(function, cells, reads.free)
+        defaults = tuple(map(_constant, function.__defaults__ or ()))
+        keywords = {name: _constant(x) for name, x in (function.__kwdefaults__ or {}).items()}
+        of_defaults = [self.default(function, x) for x in (*defaults, *keywords.values())]
+        self.pieces[number] = Piece(code, function.__name__, in_globals, in_cells, defaults, keywords)
+        return number, reads.digest, of_globals, of_cells, (*of_defaults, *keywords)
+
+    def values(self, function: FunctionType, names: Mapping[str, Any], paths: Iterable[Path]) -> Any:
+        """What paths that start at these names lead to, and its keys."""
+        found, keys = {}, []
+        for path in paths:
+            x, end = names[path[0]], 1
+            while end < len(path) and isinstance(x, ModuleType) and not _is_whole(x):
+                if not hasattr(x, path[end]):
+                    raise self.error(function, f"uses {'.'.join(path[: end + 1])}, which is not defined")
+                x, end = getattr(x, path[end]), end + 1
+            path = path[:end]
+            key, found[path] = self.value(function, ".".join(path), x)
+            keys.append((path, key))
+        return found, tuple(keys)
+
+    def value(self, function: FunctionType, name: str, x: Any) -> Any:
+        """The key of what a function reads, and what a Piece holds for it."""
+        x = _constant(x)
+        key = _key_of_constant(x)
+        key = _name_in_library(x) if key is None else key
+        if key is not None:
+            return key, x
+        callee = getattr(x, "py_func", x)  # what Numba has compiled is made of it
+        if isinstance(callee, FunctionType):
+            return self.key_of(callee), Called(self.numbers[callee])
+        if library(x):
+            raise self.error(function, f"uses the array {name} of its surroundings, expected it among arrays: Numba "
+                                       "would make a constant of it")  # fmt: skip
+        if isinstance(x, ModuleType):
+            raise self.error(function, f"uses the module {name}, expected only attributes of it, {name}.x")
+        raise self.error(function, f"uses {name}, {words_for(x)}, which cannot be followed: expected numbers, strings, "
+                                   "tuples of these, functions, or attributes of modules that are such")  # fmt: skip
+
+    def default(self, function: FunctionType, x: Any) -> Any:
+        """The key of the default of an argument."""
+        if isinstance(getattr(x, "py_func", x), FunctionType):
+            raise self.error(function, "has a function as the default of an argument, which cannot be followed")
+        return self.value(function, "as the default of an argument", x)[0]
+
+    def error(self, function: FunctionType, text: str) -> TypeError:
+        return TypeError(f"{self.words}: {function.__qualname__} {text}")
+
+
+def _contents(function: FunctionType) -> Iterable[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+
+
+def _is_whole(module: ModuleType) -> bool:
+    """Numba's own modules have meanings of their own."""
+    return module.__name__.partition(".")[0] == "numba"
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+def _key_of_constant(x: Any) -> Any:
+    """What tells a value that cannot change from all others; None for all else."""
+    kind = type(x)
+    if kind in CONSTANTS:
+        return kind.__name__, repr(x)
+    if isinstance(x, np.generic) and not isinstance(x, np.void):
+        return x.dtype.str, x.tobytes()
+    if isinstance(x, np.dtype):
+        return "dtype", x.str
+    if kind is tuple or (isinstance(x, tuple) and hasattr(x, "_fields")):
+        keys = tuple(map(_key_of_constant, x))
+        return None if None in keys else (kind.__qualname__, getattr(x, "_fields", None), keys)
+    return None
+
+
+def _constant(x: Any) -> Any:
+    """Integers and booleans of NumPy are Python's, which do not wrap around."""
+    return _mapped(x, lambda x: x.item() if isinstance(x, np.integer | np.bool_) else x)
+
+
+def _wide(x: Any) -> Any:
+    """Floats, too: in plain Python float32 would make float32 of float64."""
+    return _mapped(x, lambda x: float(x) if isinstance(x, np.floating) else x)
+
+
+def _mapped(x: Any, number: Callable[[Any], Any]) -> Any:
+    """A number, or a tuple of some; anything else as it is."""
+    if not isinstance(x, tuple):
+        return number(x)
+    parts = [_mapped(part, number) for part in x]
+    if all(before is after for before, after in zip(x, parts)):
+        return x
+    return x._make(parts) if hasattr(x, "_make") else tuple(parts)
+
+
+def _name_in_library(x: Any) -> str | None:
+    """The name of what Python, NumPy or Numba have under it; None for all else."""
+    if isinstance(x, ModuleType):
+        return x.__name__ if x.__name__.partition(".")[0] in LIBRARIES else None
+    if type(x).__module__.startswith("numba.core.types"):
+        return str(x)
+    module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", getattr(x, "__name__", None))
+    if isinstance(x, np.ufunc):
+        module, name = "numpy", x.__name__
+    if not isinstance(module, str) or module.partition(".")[0] not in LIBRARIES or not isinstance(name, str):
+        return None
+    return f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is x else None
+
+
+# --------------------------------------------------------------------------------------------------------------- code
+class Reads(NamedTuple):
+    """What a code object reads of its surroundings, those inside of it included."""
+
+    digest: str
+    globals: tuple[Path, ...]
+    free: tuple[Path, ...]
+    refused: str
+
+
+@lru_cache(maxsize=1024)
+def reads_of(code: CodeType) -> Reads:
+    inner = [reads_of(x) for x in code.co_consts if isinstance(x, CodeType)]
+    paths: dict[str, list[Any]] = {
+        "GLOBAL": [path for x in inner for path in x.globals], "DEREF": [path for x in inner for path in x.free],
+    }  # fmt: skip
+    refused, path = "", [""]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        refused = f"takes keywords by ** in line {code.co_firstlineno}"
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            path = [step.argval]
+            paths[step.opname[len("LOAD_") :]].append(path)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path.append(step.argval)
+        elif step.opname not in ("CACHE", "EXTENDED_ARG"):
+            path = [""]
+        if step.opname in REFUSED and not refused:
+            line = next(line for start, end, line in code.co_lines() if start <= step.offset < end)
+            refused = f"{REFUSED[step.opname]} in line {line}"
+    refused = next(filter(None, [refused, *(x.refused for x in inner)]), "")
+    in_globals, free = (tuple(sorted(set(map(tuple, found)))) for found in paths.values())
+    free = tuple([path for path in free if path[0] in code.co_freevars])
+    return Reads(_digest(_key_of_code(code)), in_globals, free, refused)
+
+
+def _key_of_code(x: Any) -> Any:
+    """What code does, without where it stands; of what stands in code constants, too."""
+    if isinstance(x, CodeType):
+        names = x.co_names, x.co_varnames, x.co_freevars, x.co_cellvars
+        about = x.co_flags, x.co_argcount, x.co_posonlyargcount, x.co_kwonlyargcount
+        return x.co_code, names, about, getattr(x, "co_exceptiontable", b""), tuple(map(_key_of_code, x.co_consts))
+    if isinstance(x, tuple):
+        return tuple(map(_key_of_code, x))
+    if isinstance(x, frozenset):
+        return tuple(sorted(map(repr, map(_key_of_code, x))))
+    return type(x).__name__, repr(x)
+
+
+def _digest(key: Any) -> str:
+    return hashlib.sha256(repr((sys.version_info[:2], key)).encode()).hexdigest()[:32]

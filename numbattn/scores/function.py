@@ -1,0 +1,220 @@
+"""Score: a function of the user's own as a part of a score; and what such functions are known by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import Parameter, signature
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from ..checks import Array, library, words_for
+from ..values import shown
+from .entries import IS_A_MASK, entries_of
+from .frozen import frozen
+from .parts import Part
+
+PLACE = "batch", "head", "i", "j"
+DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Score(Part):
+    """S = function(S, batch, head, i, j, *arrays), element by element: a function of your own.
+
+    It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
+    of the element of the batch, in C order, the others are indices. Integers, those of arrays, too, are int64, booleans
+    are Python's. Its arrays have no gradients yet.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(s, batch, head, i, j, *arrays)`` returns the new score.
+    derivative : callable, optional
+        The derivative by s, called in the same way, in the backward pass only. By default it follows from the function,
+        which is then compiled for dual numbers: operators, branches, and what math and NumPy have for floats.
+    arrays : sequence of arrays, optional
+        Booleans, integers but uint64, float32 or float64, of any shape and strides: what the function looks up. Of
+        integers smaller than int64 there are entries and parts, x[i], x[i, j], iteration, shape, ndim, size, T and len.
+        Nobody looks whether it reads beyond their ends, but `check_score`.
+
+    Raises
+    ------
+    TypeError
+        If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
+        change unseen: arrays around it, lists, dictionaries, attributes of other things than modules. If it cannot be
+        called with as many arrays. In the first call of attention, before anything runs, if the function, compiled,
+        might still raise an error or allocate memory, as for lists, strings, an entry of a tuple that may not be there;
+        if it prints, returns None or what a mask does, or has int ** int or ~ of a boolean, which compiled mean
+        something else than in Python.
+
+    See Also
+    --------
+    check_score : compare the derivative with finite differences, and look for what it reads outside of its arrays.
+
+    Notes
+    -----
+    The function is taken when the Score is made, with the functions that it calls and the values of all globals,
+    closures and attributes of modules that they read. What changes later is seen by a Score that is made later. One
+    that does the same as another, defined anew in a loop, say, is not compiled again. Numbers that change from call to
+    call belong into arrays. Divisions by 0, roots and logarithms give what NumPy gives, inf or NaN, or 0 of integers.
+    The derivative at S = -inf is 0. On a GPU a function that only adds to S is as fast as the parts that do, there are
+    at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> def same_group(s, batch, head, i, j, group):
+    ...     return s if group[i] == group[j] else s - 4.0
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> score = na.Score(same_group, arrays=[np.array([0, 0, 1])])
+    >>> na.attention_weights(q, k, score=score).round(2)
+    array([[0.5 , 0.5 , 0.01],
+           [0.5 , 0.5 , 0.01],
+           [0.02, 0.02, 0.96]])
+    """
+
+    function: Callable[..., Any]
+    derivative: Callable[..., Any] | None = None
+    arrays: Sequence[Array] = ()
+    _identity: Identity = field(init=False)
+
+    _is_nonlinear = True
+    _samples = (("function", lambda shape, dtype, gradient: Score(_far)),)
+
+    def __post_init__(self) -> None:
+        self._set(
+            function=_function("Score function", self.function),
+            derivative=None if self.derivative is None else _function("Score derivative", self.derivative),
+            arrays=_arrays(self.arrays),
+        )
+        for name, x in self._arrays().items():
+            if library(x) and x.dtype == np.uint64:
+                raise TypeError(f"Score {name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
+            if not library(x) or x.dtype not in DTYPES:
+                raise TypeError(f"Score {name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, "
+                                "integers, float32 or float64")
+        for name, given in (("Score function", self.function), ("Score derivative", self.derivative)):
+            _check_signature(name, given, len(self.arrays))
+        self._set(_identity=Identity(self.function, self.derivative))
+
+    def _arrays(self) -> dict[str, Any]:
+        return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
+
+    def _mapped(self, function: Callable[[Any], Any]) -> Score:
+        copies = tuple(map(function, self.arrays))
+        if all(x is y for x, y in zip(copies, self.arrays)):
+            return self
+        made = object.__new__(Score)  # with the function as it was taken
+        made._set(function=self.function, derivative=self.derivative, arrays=copies, _identity=self._identity)
+        return made
+
+    def __reduce__(self) -> Any:
+        return Score, (self.function, self.derivative, self.arrays)
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self._identity, tuple(map(id, self.arrays))
+
+    @cached_property
+    def _kind(self) -> tuple[Any, ...]:
+        return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self.arrays]
+
+    def _applied(self, S: Any) -> Any:
+        return self._of_each(self._value, S)
+
+    def _derivative(self, S: Any) -> Any:
+        return np.where(np.isneginf(S), 0, self._of_each(self._slope, S))  # where it may be NaN
+
+    @property
+    def _value(self) -> Callable[..., Any]:
+        """The function of one element, in plain Python."""
+        python, arrays = self._identity.function.python, self._seen_arrays
+
+        def value(*element: Any) -> Any:
+            found = python(*element, *arrays)
+            if isinstance(found, bool | np.bool_):
+                raise TypeError(f"score: {self.function.__qualname__} {IS_A_MASK}")
+            return found
+
+        return value
+
+    @property
+    def _slope(self) -> Callable[..., Any]:
+        """The derivative of one element."""
+        derivative, arrays = self._identity.derivative, self._seen_arrays
+        if derivative is not None:
+            return lambda *element: derivative.python(*element, *arrays)
+        from .compiled.element import slope_in_python  # Numba is not imported before it is needed
+
+        return slope_in_python(self._identity, self.function, self.arrays)
+
+    @property
+    def _seen_arrays(self) -> tuple[Any, ...]:
+        return tuple(map(entries_of, self.arrays))
+
+    def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
+        """function(s, batch, head, i, j) of each element of S (..., heads, seqlen_q, seqlen_k)."""
+        by_batch = S.reshape(-1 if S.size else 0, *S.shape[-3:])
+        found = [function(float(s), *at) for at, s in np.ndenumerate(by_batch)]
+        return np.array(found, S.dtype).reshape(S.shape)
+
+    def __repr__(self) -> str:
+        arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
+        return f"Score({self.function.__qualname__}{arrays})"
+
+
+class Identity:
+    """What functions are as they are now: two are the same if they do the same, with the same values."""
+
+    def __init__(self, function: Callable[..., Any], derivative: Callable[..., Any] | None = None) -> None:
+        self.function = frozen(function, "Score function")
+        self.derivative = None if derivative is None else frozen(derivative, "Score derivative")
+        self.key = self.function, self.derivative
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @cached_property
+    def digest(self) -> str:
+        """What stands for it in names of compiled code, on disk, too: the same in every process."""
+        digests = [None if function is None else function.digest for function in self.key]
+        return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
+
+
+def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
+    return s / (1 + abs(i - j))
+
+
+def _function(name: str, function: Any) -> FunctionType:
+    """A Python function; of a function that Numba has compiled, what it was made of."""
+    function = getattr(function, "py_func", function)
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"{name}: got {words_for(function)}, expected a Python function")
+    return function
+
+
+def _arrays(given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes) or library(given):
+        raise TypeError(f"Score arrays: got {words_for(given)}, expected a sequence of arrays")
+    return tuple(given)
+
+
+def _check_signature(name: str, function: Callable[..., Any] | None, arrays: int) -> None:
+    """Refuse a function that cannot be called as kernels call it, all by position."""
+    if function is None:
+        return
+    try:
+        signature(function).bind(*range(1 + len(PLACE) + arrays))
+    except TypeError as error:
+        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as (s, batch, head, i, "
+                        f"j, *arrays) with {arrays} arrays: {error}") from None  # fmt: skip
+    if any(x.kind is Parameter.KEYWORD_ONLY for x in signature(function).parameters.values()):
+        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} takes arguments by name only, which "
+                        "compiled code cannot give: expected (s, batch, head, i, j, *arrays)")  # fmt: skip

@@ -1,0 +1,152 @@
+"""What all parts of a score are, and what a user gives as a score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache, cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..checks import flag, floats, words_for
+from ..origin import Crop
+from ..values import Held, Value, broadcasts, kinds
+
+
+class Part(Value):
+    """What all parts of a score share."""
+
+    _own_axes: int | None = None  # how many axes its array has after those of the batch; None without an array
+    _is_nonlinear = False  # whether it has a derivative that is not 1
+    _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
+    _knows_places = True  # whether what it does depends on where the query and the key are
+    _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
+    # parts as `python -m numbattn` makes them, by name: (shape of S but for the batch, dtype, gradient) -> one of them
+    _samples: tuple[tuple[str, Callable[[tuple[int, ...], Any, bool], Part]], ...] = ()
+
+    def _applied(self, S: Any) -> Any:
+        """S (..., seqlen_q, seqlen_k) after this part."""
+        return S
+
+    def _derivative(self, S: Any) -> Any:
+        """The derivative of what this part returns by S, which it is given."""
+        return 1
+
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
+        """
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        """Arrays that it holds over all batch axes, as those of a mask."""
+        return ()
+
+    def _within(self, frame: Any) -> Part:
+        """The part in a call whose mask has this frame, or None."""
+        return self
+
+    def _cropped(self, crop: Crop, frame: Any) -> Part:
+        """The part for a part of the score matrix, in the whole of which the mask has this frame."""
+        return self
+
+    @cached_property
+    def _is_on_host(self) -> bool:
+        """Whether one of its arrays is NumPy's."""
+        return any(isinstance(x, np.ndarray) for x in self._arrays().values())
+
+    @property
+    def _weights(self) -> tuple[Any, ...]:
+        """Arrays that have a place among the gradients."""
+        return tuple(self._arrays().values())
+
+    @cached_property
+    def _kind(self) -> tuple[Any, ...]:
+        """What kernels are compiled for."""
+        return type(self), *[x.dtype for x in self._arrays().values()]
+
+    @property
+    def _wants_gradient(self) -> bool:
+        return False
+
+
+@cache
+def _first_field(kind: Any) -> str:
+    """The name of a part's first field: looking at all fields takes 1 us."""
+    return fields(kind)[0].name
+
+
+class ArrayPart(Part):
+    """A part with an array, its first field, which has a gradient."""
+
+    gradient: bool
+
+    _own_axes: int | None = 0
+
+    def __post_init__(self) -> None:
+        name, part = self._name, type(self).__name__
+        array = floats(f"{part} {name}", getattr(self, name))
+        self._set(**{name: array, "gradient": flag(f"{part} gradient", self.gradient)})
+
+    @property
+    def _name(self) -> str:
+        kind: Any = type(self)
+        return _first_field(kind)
+
+    @property
+    def _array(self) -> Any:
+        return getattr(self, self._name)
+
+    @property
+    def _weights(self) -> tuple[Any, ...]:
+        return (self._array,)
+
+    @property
+    def _wants_gradient(self) -> bool:
+        return self.gradient
+
+    def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
+        """What its array is broadcast to."""
+        return batch
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        array, shape = self._array, self._whole_shape(batch, seqlen_q, seqlen_k)
+        if not broadcasts(array.shape, shape):
+            raise ValueError(f"score: {type(self).__name__} {self._name}: got the shape {array.shape}, which does not "
+                             f"broadcast to {shape}")
+
+
+Scores: TypeAlias = Part | Sequence[Part] | None
+
+
+def as_parts(score: Scores) -> tuple[Part, ...]:
+    """The parts of what a user may give: None, a part, a list or tuple of them."""
+    if score is None:
+        return ()
+    if isinstance(score, Part):
+        return (score,)
+    parts = tuple(score) if isinstance(score, list | tuple) else (None,)
+    if not all(isinstance(part, Part) for part in parts):
+        raise TypeError(f"score: got {words_for(score)}, expected numbattn's {', '.join(names())}, or a list of them")
+    if sum(not part._has_step for part in parts) > 1:
+        raise ValueError("score: got more than one Sink, allowed one")
+    return parts
+
+
+def steps_of(parts: Sequence[Part]) -> list[Part]:
+    """The parts that do something to S."""
+    return [part for part in parts if part._has_step]
+
+
+def sink_of(parts: Sequence[Part]) -> Any:
+    """The Sink among the parts, or None."""
+    return next((part for part in parts if not part._has_step), None)
+
+
+def names(fits: Callable[[type[Part]], bool] = lambda kind: True) -> list[str]:
+    """The names of all kinds of parts that a user may give, and that fit."""
+    return sorted(kind.__name__ for kind in kinds(Part) if not kind.__subclasses__() and fits(kind))
+
+

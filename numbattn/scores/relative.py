@@ -1,0 +1,109 @@
+"""RelativeBias: S = S + table[entry of how far a key is ahead of a query's own]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..checks import Floats, Integers
+from ..values import sum_broadcast
+from .distance import DistancePart
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelativeBias(DistancePart):
+    """S = S + table[..., clip(j - (i + offset), -reach, reach) + reach], with reach = (entries - 1) / 2.
+
+    Parameters
+    ----------
+    table : array or list, (..., 2 reach + 1)
+        Any floating dtype; its leading axes are broadcast to the batch axes, (..., heads).
+    gradient : bool, optional
+        Whether its gradient is wanted.
+    offset : int or integer array over the batch axes, optional
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, as in
+        `Causal`, within `Segments` those of each segment: so one query and all keys, a step of decoding, take the table
+        of training as it is.
+
+    Notes
+    -----
+    On a GPU the gradient of the table is slow within `Segments` of unequal queries and keys: each score looks up where
+    it belongs.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> table = np.log([0.5, 1.0, 2.0])
+    >>> q, k = np.zeros((2, 3, 8))
+    >>> na.attention_weights(q, k, score=na.RelativeBias(table)).round(2)
+    array([[0.2 , 0.4 , 0.4 ],
+           [0.14, 0.29, 0.57],
+           [0.25, 0.25, 0.5 ]])
+    >>> na.attention_weights(q[-1:], k, score=na.RelativeBias(table)).round(2)
+    array([[0.25, 0.25, 0.5 ]])
+    >>> na.attention_weights(q[-1:], k, score=na.RelativeBias(table, offset=0)).round(2)
+    array([[0.2, 0.4, 0.4]])
+    """
+
+    table: Floats
+    gradient: bool = True
+    offset: Integers | None = field(default=None, kw_only=True)
+
+    _own_axes = 1
+    _samples = (
+        ("relative", lambda shape, dtype, gradient: RelativeBias(np.zeros((shape[0], 257), dtype), gradient)),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._array.ndim < 1 or self._array.shape[-1] % 2 == 0:
+            raise ValueError(f"RelativeBias table: got the shape {self._array.shape}, expected (..., 2 reach + 1), "
+                             "an odd number of entries")
+
+    @property
+    def _reach(self) -> int:
+        return self._array.shape[-1] // 2
+
+    def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
+        return *batch, self._array.shape[-1]
+
+    def _entries(self, S: Any) -> Any:
+        """Which entry each element takes."""
+        return np.clip(self._ahead(S), -self._reach, self._reach) + self._reach
+
+    def _applied(self, S: Any) -> Any:
+        tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self._array.shape[-1]))
+        return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
+
+    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+        entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
+        if isinstance(offset, int):
+            table = _by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
+            return sum_broadcast(table, self._array.shape)
+        at = self._entries(dS)
+        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(entries)]
+        return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)
+
+
+def sums_along_diagonals(S: Any) -> Any:
+    """(..., m + n - 1), from the lower left on, of matrices (..., m, n)."""
+    *lead, m, n = S.shape
+    skewed = np.zeros_like(S, shape=(*lead, m, m + n))
+    skewed[..., :n] = S[..., ::-1, :]
+    rows = skewed.reshape(*lead, m * (m + n))[..., : m * (m + n - 1)]  # each row starts one later than the one before
+    return rows.reshape(*lead, m, m + n - 1).sum(axis=-2)
+
+
+def _by_entry(sums: Any, own: int, entries: int) -> Any:
+    """Sums along diagonals, number `own` of which is that of own keys, by the entry of a table that they take."""
+    *lead, count = sums.shape
+    table = np.zeros_like(sums, shape=(*lead, entries))
+    first = own - entries // 2  # the diagonal of entry 0, and of all before it
+    last = first + entries - 1
+    table[..., 0] = sums[..., : max(first + 1, 0)].sum(axis=-1)
+    table[..., -1] += sums[..., max(last, first + 1, 0) :].sum(axis=-1)
+    inner = slice(min(max(first + 1, 0), count), min(max(last, 0), count))
+    table[..., inner.start - first : inner.stop - first] = sums[..., inner]
+    return table

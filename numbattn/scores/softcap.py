@@ -1,0 +1,48 @@
+"""Softcap: S = cap tanh(S / cap)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..checks import number
+from .parts import Part
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Softcap(Part):
+    """S = cap tanh(S / cap): no score is beyond the cap. One of -inf, by a Bias before it, say, becomes visible again.
+
+    Parameters
+    ----------
+    cap : float
+        Finite and > 0.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k = np.full((2, 2, 4), 100.0)
+    >>> na.attention_weights(q * [[1], [-1]], k, score=na.Softcap(50.0)).round(2)
+    array([[0.5, 0.5],
+           [0.5, 0.5]])
+    """
+
+    cap: float
+
+    _is_nonlinear, _knows_places, _crops_by_sequence = True, False, True
+    _samples = (("softcap", lambda shape, dtype, gradient: Softcap(30.0)),)
+
+    def __post_init__(self) -> None:
+        cap = number("Softcap cap", self.cap)
+        if not float(np.finfo(np.float32).tiny) <= cap <= float(np.finfo(np.float32).max):
+            raise ValueError(f"Softcap cap: got {self.cap!r}, allowed finite and > 0, as a float32")
+        self._set(cap=cap)
+
+    def _applied(self, S: Any) -> Any:
+        cap = S.dtype.type(self.cap)
+        return cap * np.tanh(S / cap)
+
+    def _derivative(self, S: Any) -> Any:
+        return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2
