@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels import FORWARD
-from numbattn.cuda.passes import plans
+from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous
 from numbattn.cuda.words.steps import BEFORE, SINK, At, Call
@@ -33,11 +32,11 @@ def test_tensor_maps_end_where_nothing_is_seen(mask, queries, keys):
     """Since there may be NaN; an empty one there cannot be. Results have all rows, and so has what no kernel moves by
     TMA."""
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
-    assert rows(forward, "q")["forward"] == {queries}
-    assert rows(forward, "k")["forward"] == rows(forward, "v")["forward"] == {keys}
-    assert rows(forward, "o")["forward"] == rows(forward, "lse")["forward"] == {1000}
-    assert rows(backward, "do") == {"delta": {1000}, "backward_kv": {queries}}
-    assert rows(backward, "dk") == rows(backward, "dv") == {"backward_kv": {1000}}
+    assert rows(forward, "q")["hopper_forward"] == {queries}
+    assert rows(forward, "k")["hopper_forward"] == rows(forward, "v")["hopper_forward"] == {keys}
+    assert rows(forward, "o")["hopper_forward"] == rows(forward, "lse")["hopper_forward"] == {1000}
+    assert rows(backward, "do") == {"delta": {1000}, "hopper_backward_kv": {queries}}
+    assert rows(backward, "dk") == rows(backward, "dv") == {"hopper_backward_kv": {1000}}
     older, _ = plans(AMPERE, Q, Q, Q, mask=mask)
     assert {*map(str, rows(older, "k").values())} == {"{1000}"}
 

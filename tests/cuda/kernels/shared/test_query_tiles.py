@@ -9,7 +9,7 @@ from numbattn.cuda.kernels.shared.query_tiles import KeyTile, QueryTile, key_len
 from numbattn.cuda.kernels.shared.segments import Segment
 from numbattn.cuda.kernels.shared.visibility import Sight
 from numbattn.cuda.tile import index, minimum, thread_index
-from numbattn.cuda.words.spec import SIDES
+from numbattn.cuda.words.numbers import SIDES
 from tests.tools.launch import launch
 
 from ..states import SEQLEN_K, SEQLEN_Q, TILE_M, TILE_N, random_cells, shown, states_of
