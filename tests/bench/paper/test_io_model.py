@@ -57,7 +57,7 @@ def test_kernels_by_hand():
 
 @pytest.mark.parametrize(("cc", "kernels"), [
     ((9, 0), ["forward", "delta", "backward_kv", "round_dq"]),
-    ((8, 0), ["forward_mma", "delta", "backward_mma", "round_dq"]),
+    ((8, 0), ["mma_forward", "delta", "mma_backward", "round_dq"]),
 ])  # fmt: skip
 def test_kernels_are_those_of_the_plan(cc, kernels):
     assert [x.kernel for x in io_model.flash_bytes(Shape(2, 4, 1024, 64), "both", cc)] == kernels

@@ -9,12 +9,12 @@ import numbattn as na
 from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
-from numbattn.cuda.kernels.mma import backward as backward_mma
-from numbattn.cuda.kernels.mma import forward as forward_mma
+from numbattn.cuda.kernels.mma import backward as mma_backward
+from numbattn.cuda.kernels.mma import forward as mma_forward
 from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous
-from numbattn.cuda.words.steps import SINK, At, Call
+from numbattn.cuda.words.steps import SCRAP, At, Call
 from numbattn.problem import describe
 from tests.cuda.works import HOPPER, NAMED, array, kernels, work
 
@@ -45,8 +45,8 @@ def test_cuda_cores_where_there_are_no_others():
 def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, under_pressure):
     (first, *_) = backward.SPEC_Q.tiles(work(d=64, e=64, device=DEVICES[8, 0], **options))
     assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[True, 2][64][0]
-    (first, *_) = backward_mma.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
-    assert first == (backward_mma.UNDER_PRESSURE if under_pressure else backward_mma.TILES)[256][0]
+    (first, *_) = mma_backward.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
+    assert first == (mma_backward.UNDER_PRESSURE if under_pressure else mma_backward.TILES)[256][0]
 
 
 @pytest.mark.parametrize(("seqlens", "segments", "longest"), [
@@ -148,12 +148,12 @@ def test_warpgroups_are_for_hopper(cc, dtype, takes):
 def test_tiles_of_mma_sync(cc, size, row):
     """By the card's shared memory."""
     found = work(d=size, e=32, device=DEVICES[cc])
-    assert forward_mma.SPEC.fitting(found) == row
+    assert mma_forward.SPEC.fitting(found) == row
 
 
 def test_heads_go_over_their_keys_while_these_are_in_l2():
     def at_once(seqlen_k, group_size):
-        return forward_mma.SPEC.numbers(work(seqlen_k=seqlen_k, group_size=group_size), None)["at_once"]
+        return mma_forward.SPEC.numbers(work(seqlen_k=seqlen_k, group_size=group_size), None)["at_once"]
 
     assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
 
@@ -165,7 +165,7 @@ def test_heads_go_over_their_keys_while_these_are_in_l2():
 ])  # fmt: skip
 def test_matrices_whose_gradients_are_computed_at_once(options, expected):
     """Fewer where all blocks take equally long, or what they read is large."""
-    assert backward_mma.SPEC.numbers(work(d=128, e=128, **{"seqlen_q": 0} | options), None) == {"at_once": expected}
+    assert mma_backward.SPEC.numbers(work(d=128, e=128, **{"seqlen_q": 0} | options), None) == {"at_once": expected}
 
 
 # -------------------------------------------------------------------------------------------------------------- plans
@@ -183,8 +183,8 @@ def test_every_plan_fits_its_device(device, dtype):
 
 def test_steps_in_their_order():
     forward, backward = plans(DEVICES[8, 0], Q, Q, Q, causal=True)
-    assert kernels(forward) == ["forward_mma"]
-    assert kernels(backward) == ["delta", "backward_mma", "round_dq"]
+    assert kernels(forward) == ["mma_forward"]
+    assert kernels(backward) == ["delta", "mma_backward", "round_dq"]
     assert forward.temporaries == ()
     sums, *lines = [(x.name, x.shape) for x in backward.temporaries]
     assert sums == ("sums of dq", (2, 8, 1024 * 64))
@@ -351,14 +351,14 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     else:
         assert kernels(backward) == names[1]
     forward, _ = plans(DEVICES[8, 0], Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
-    assert kernels(forward) == [name.replace("forward", "forward_mma") for name in names[0]]
+    assert kernels(forward) == [name.replace("forward", "mma_forward") for name in names[0]]
 
 
-OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "backward_mma", "round_dq", "tile_states", *OF_BIAS]
+OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "mma_backward", "round_dq", "tile_states", *OF_BIAS]
 
 
 @pytest.mark.parametrize(("options", "names"), [
-    ({}, ["delta", "backward_mma", "round_dq"]), ({"deterministic": True}, ["delta", "backward_mma", "backward_q"]),
+    ({}, ["delta", "mma_backward", "round_dq"]), ({"deterministic": True}, ["delta", "mma_backward", "backward_q"]),
     ({"score": na.Alibi(np.zeros(8))}, OF_WHOLE_MATRIX),
 ], ids=["sums", "deterministic", "slopes"])  # fmt: skip
 def test_packed_arrays_on_other_gpus(options, names):
@@ -522,15 +522,15 @@ def test_blocks_that_draw_work_are_one_a_multiprocessor():
     assert few.steps[0].blocks == -(-1000 // few.steps[0].tiles.tile_m)
 
 
-@pytest.mark.parametrize(("seqlen", "to_sink"), [(1000, True), (1 << 19, False)])
-def test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits(seqlen, to_sink):
+@pytest.mark.parametrize(("seqlen", "is_scrapped"), [(1000, True), (1 << 19, False)])
+def test_lse_that_nobody_wants_goes_to_scrap_memory_if_it_fits(seqlen, is_scrapped):
     q = array(2, 8, seqlen, 64)
     problem, _ = describe(q, q, q)
     layouts = dict.fromkeys("qkvo", contiguous(q.shape, q.dtype))
     found = plan(FORWARD, problem, DEVICES[8, 0], Call(layouts, seqlen, seqlen))
-    assert [x.name for x in found.temporaries] == ([] if to_sink else ["lse"])
+    assert [x.name for x in found.temporaries] == ([] if is_scrapped else ["lse"])
     (step,) = found.steps
-    assert (SINK in [x.array for x in step.arguments if isinstance(x, At)]) == to_sink
+    assert (SCRAP in [x.array for x in step.arguments if isinstance(x, At)]) == is_scrapped
 
 
 def test_temporaries_lie_one_behind_another_in_one_block():

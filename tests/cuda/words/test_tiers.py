@@ -12,7 +12,7 @@ from tests.tools.device import AMPERE, HOPPER, on
 
 Q = array(2, 8, 1000, 64)
 BIAS = {"score": na.Bias(np.zeros((1000, 1000), np.float16))}
-OLDER = ["delta", "backward_mma", "round_dq"]
+OLDER = ["delta", "mma_backward", "round_dq"]
 
 
 def names(device, **options):
@@ -21,8 +21,8 @@ def names(device, **options):
 
 def test_hopper_by_mma():
     with tier("mma"):
-        assert names(HOPPER) == names(AMPERE) == [["forward_mma"], OLDER]
-        assert names(HOPPER, **BIAS) == [["forward_mma"], [*OLDER, "bias_gradient", "sum_parts"]]
+        assert names(HOPPER) == names(AMPERE) == [["mma_forward"], OLDER]
+        assert names(HOPPER, **BIAS) == [["mma_forward"], [*OLDER, "bias_gradient", "sum_parts"]]
     assert names(HOPPER) == [["forward"], ["delta", "backward_kv", "round_dq"]]
     assert names(HOPPER, **BIAS)[1][-2:] == ["bias_gradient_hopper", "sum_parts"]
 
@@ -43,7 +43,7 @@ def test_each_tier_has_plans_of_its_own():
         with tier("mma"):
             na.attention(q, q, q)
         na.attention(q, q, q)
-    assert launched == ["forward", "forward_mma", "forward"]
+    assert launched == ["forward", "mma_forward", "forward"]
 
 
 def test_it_ends_where_an_error_does():

@@ -34,7 +34,7 @@ from ...tile import (
     thread_index,
     where,
 )
-from ...words.arguments import O_BEFORE, Matrix, Statistic, Word
+from ...words.arguments import O_BEFORE, Argument, Matrix, Statistic
 from ...words.spec import Spec
 from ..scores import SCORE, may_be_far, scores_type, sink_steps
 from ..shared.chunks import chunks_between, count_of_chunks
@@ -50,7 +50,7 @@ PARTS = 16  # sums of a row
 
 
 @dataclass(frozen=True)
-class Partials(Word):
+class Partials(Argument):
     """What chunks leave of each query, (batch, heads, chunks, seqlen_q, columns)."""
 
     name: str

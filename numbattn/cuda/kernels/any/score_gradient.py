@@ -31,7 +31,6 @@ from ...tile import (
     row_sum,
     save,
     shape,
-    simt,
     sync_threads,
     wait_copies,
     where,
@@ -39,13 +38,15 @@ from ...tile import (
 from ...words.arguments import Matrix, Own, Statistic
 from ...words.spec import Spec
 from ..scores import SCORE, entry_steps, kind, parts_of, score_steps
+from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, array_type, buffers, sum_type, sums
 from ..shared.recompute import recompute_capped
 from ..shared.shares import score_matrix, share_of
 from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test
 from ..tables import parameters, rows_of
-from .backward import TILES_Q, UNDER_PRESSURE_Q, source
+from .backward import source
+from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
 OWN_TYPES = [INDEX] * len(OWN_NUMBERS)
@@ -181,56 +182,6 @@ def sum_step(
 @device
 def plain_sum(total, dS, given, batch, head, m0, n0, walk):
     return total + dS
-
-
-class Diagonal(NamedTuple):
-    """A diagonal of tiles in the score matrices of a Share: the queries of tile m_block, m_first <= m_block < m_end,
-    and the keys from n_first + tile_m * (m_block - m_first) on."""
-
-    number: Any
-    share: Any
-    m_first: Any
-    m_end: Any
-    n_first: Any
-
-
-def diagonal_steps(tile_m, tile_n, threads):
-    """Device functions: how many diagonals of tiles a score matrix has; number `item` of those of all shares; and
-    sums along the diagonals of a tile, from the lower left on, that is in `plain` with shifted rows: its columns."""
-    TILE_M, TILE_N, PER_TILE = tile_m, tile_n, tile_m // tile_n
-    DIAGONALS = simt(tile_n, tile_m, threads, threads // tile_n, 1)
-    ALONG = DIAGONALS.row_vector()
-
-    @device
-    def sizes(seqlen_q, seqlen_k):
-        """The number of tiles along either axis, and of diagonals that start below the first tile."""
-        m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
-        return m_blocks, n_blocks, PER_TILE * (m_blocks - 1)
-
-    @device
-    def count(seqlen_q, seqlen_k):
-        _, n_blocks, before = sizes(seqlen_q, seqlen_k)
-        return before + n_blocks
-
-    @device
-    def diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads):
-        m_blocks, n_blocks, before = sizes(seqlen_q, seqlen_k)
-        diagonals = before + n_blocks
-        number, share = item % diagonals, share_of(item // diagonals, parts, own_batches, own_heads, batches, heads)
-        m_first = maximum(before - number + PER_TILE - 1, 0) // PER_TILE
-        m_end = minimum((before - number + n_blocks + PER_TILE - 1) // PER_TILE, m_blocks)
-        n_first = (number + PER_TILE * m_first - before) * TILE_N
-        return Diagonal(number, share, m_first, m_end, n_first)
-
-    @device
-    def sum_along(target, plain, adds):
-        for at in range(0, TILE_M + TILE_N, TILE_N):
-            sums = row_sum(load(plain.T, DIAGONALS, at))
-            if adds:
-                sums = sums + load(target, ALONG, at)
-            save(target, sums, at)
-
-    return count, diagonal_of, sum_along
 
 
 class Rectangle(NamedTuple):

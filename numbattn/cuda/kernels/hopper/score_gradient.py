@@ -43,7 +43,7 @@ from ...tile import (
 from ...words.arguments import Own, Statistic, TmaBias
 from ...words.spec import Route, Spec
 from ...words.tiers import WGMMA
-from ..any.score_gradient import OWN_NUMBERS, Diagonal, DsArguments, diagonal_steps
+from ..any.score_gradient import OWN_NUMBERS, DsArguments
 from ..scores import (
     ENTRIES,
     SCORE,
@@ -54,6 +54,7 @@ from ..scores import (
     score_steps_ahead,
     scores_type,
 )
+from ..shared.diagonals import Diagonal, diagonal_steps
 from ..shared.layouts import DTYPES, array_type
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of

@@ -14,7 +14,7 @@ DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
 NOW, LATE, EARLY = "now", "late", "early"
 
 
-KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; backward_mma
+KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; mma_backward
     Row("dropout decreasing", GENERAL),         # the sign of P says what is dropped: of P F, too, unless F is negative
     Row("192", WIDE),                           # no registers for both accumulators, dK and dV
     Row("256", WIDE),

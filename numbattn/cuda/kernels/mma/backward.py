@@ -64,7 +64,7 @@ from ..tables import compiled_in, dtypes_of, has_tensor_cores, head_dims, is_und
 FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
 
 
-def backward_mma(
+def mma_backward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, swizzled, mask, score, dropout, nbytes,
     adds_dq, in_lines,
 ):  # fmt: skip
@@ -276,7 +276,7 @@ RESULTS = Matrix("dk", "k"), Matrix("dv", "k")
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "ds_scale", "scale_log2", "kept_scale", "at_once", "delta_scale"
 SPEC = Spec(
-    backward_mma,
+    mma_backward,
     (*GIVEN, *RESULTS, DQ_SUMS, *STATISTICS, *NUMBERS),
     tiles=rows,
     parameters=parameters(adds_dq=True),

@@ -77,7 +77,7 @@ class ForwardCall(NamedTuple):
     scale_log2: Any
 
 
-def forward_mma(
+def mma_forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout, resumes=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
@@ -204,7 +204,7 @@ def takes(work):
 
 
 SPEC = Spec(
-    forward_mma,
+    mma_forward,
     (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), O_BEFORE,
      Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
     tiles=rows,

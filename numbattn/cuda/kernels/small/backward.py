@@ -39,7 +39,7 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import Matrix, Statistic, Word
+from ...words.arguments import Argument, Matrix, Statistic
 from ...words.spec import BY_HEAD, SHARED, Spec
 from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
@@ -291,7 +291,7 @@ def given_steps(S_TILE):
 
 
 # --------------------------------------------------------------------------------------------------------- its plan
-class PartialSums(Word):
+class PartialSums(Argument):
     """Sums of dS, a matrix a block, to which the launches of a pass add: (blocks of a head, heads, seqlen_q, seqlen_k),
     or of all heads in one. Nothing where none are wanted."""
 

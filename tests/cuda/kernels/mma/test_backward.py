@@ -9,7 +9,7 @@ import pytest
 import numbattn as na
 from numbattn.cuda.kernels.any.round_dq import DqPart, round_dq
 from numbattn.cuda.kernels.mma.backward import TILES as TABLE
-from numbattn.cuda.kernels.mma.backward import UNDER_PRESSURE, BackwardTiles, backward_mma, sizes
+from numbattn.cuda.kernels.mma.backward import UNDER_PRESSURE, BackwardTiles, mma_backward, sizes
 from numbattn.cuda.kernels.shared.layouts import warps_across
 from numbattn.cuda.kernels.tables import HEAD_DIMS
 from numbattn.cuda.tile import mma
@@ -31,7 +31,7 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
     case, tiles, in_lines = call(rng, DTYPE, **{"d": 24, "e": 16} | problem), TILES.get(tiles, tiles), cc < (9, 0)
     arrays = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(arrays[name].shape, DTYPE) for name in ("qkv" if adds_dq else "kv")}
-    source = backward_mma(
+    source = mma_backward(
         dtype="float16", out_dtypes=("float16",) * 2, head_dim=size, head_dim_v=size, **tiles._asdict(), mask=case.mask,
         score=(), dropout=case.kept_scale != 1, nbytes=nbytes, adds_dq=adds_dq, in_lines=in_lines,
     )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda import kernels
-from numbattn.cuda.kernels.mma.forward import forward_mma
+from numbattn.cuda.kernels.mma.forward import mma_forward
 from numbattn.cuda.plan import tier
 from numbattn.cuda.tile import rescaled, thread_index
 from tests.accuracy import assert_accurate, exact, plain, random
@@ -20,7 +20,7 @@ TILE, THREADS = 32, 64
 def check(case, held=True, at_once=1, tile_n=TILE):
     """o and lse. Returns what is known of the PTX, see `launch`."""
     dtype = case.q.dtype
-    source = forward_mma(
+    source = mma_forward(
         dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=tile_n,
         threads=THREADS, held=held, mask=case.mask, score=(), dropout=case.kept_scale != 1,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def check_call(device, q, k, v, **options):
     with on(device) as gpu, tier("mma"):
         o, saved = na.attention_forward(q, k, v, **options)
     (program,) = gpu.programs.values()
-    assert program.plan.steps[-1].key.name == "forward_mma"
+    assert program.plan.steps[-1].key.name == "mma_forward"
     wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
     for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
         assert_accurate(name, got, want, other, got.dtype)

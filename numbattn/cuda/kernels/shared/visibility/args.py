@@ -6,7 +6,7 @@ from numba.cuda import types
 
 from .....masks import Bits, BlockSparse, Dense, Tail
 from ....tile import INDEX
-from ....words.arguments import Word
+from ....words.arguments import Argument
 from ....words.numbers import SIDES
 from ....words.steps import END, FIRST, array_of_mask
 
@@ -50,7 +50,7 @@ class Sight(NamedTuple):
     states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
 
 
-class MaskWord(Word):
+class MaskArgument(Argument):
     """The fields of a Sight."""
 
     def flat(self, planner, work):
@@ -65,7 +65,7 @@ class MaskWord(Word):
             yield planner.at(planner.states)
 
 
-class BandWord(Word):
+class BandArgument(Argument):
     """The fields of a Sight of the band alone, see `band_kinds`."""
 
     def flat(self, planner, work):
@@ -76,7 +76,7 @@ class BandWord(Word):
             yield f"{side}_shift"
 
 
-class PackingWord(Word):
+class PackingArgument(Argument):
     """The fields of a Packing where arrays are packed, else nothing."""
 
     def flat(self, planner, work):
@@ -85,7 +85,7 @@ class PackingWord(Word):
             yield from (work.problem.seqlen_q, work.problem.seqlen_k, "own_lo", "own_hi")
 
 
-MASK, BAND, PACKING = MaskWord(), BandWord(), PackingWord()
+MASK, BAND, PACKING = MaskArgument(), BandArgument(), PackingArgument()
 BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
 EDGE, LINE = types.Array(types.int32, 2, "A"), types.Array(types.int32, 3, "A")
