@@ -1,4 +1,4 @@
-"""A shape of attention to measure, and tables of what was measured of it."""
+"""Shapes of attention to measure, and tables of what was measured for them."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,8 @@ import numpy as np
 from peers import PEERS, inputs
 
 PASSES = {"forward": 1, "backward": 2.5, "both": 3.5}  # work in forwards: 2 matrix products, and 5
-TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # of the largest element
-TOKENS, WIDTH = 16384, 2048  # setting "field", in which kernels are published: batch * seqlen, heads * head_dim
+TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-10}  # relative to the largest element
+TOKENS, WIDTH = 16384, 2048  # setting "field", that of published kernels: batch * seqlen, heads * head_dim
 SETTINGS = {"single": (1, 16), "paper": (16, 12)}  # batch, heads
 GRAPH = "numbattn graph"
 
@@ -26,7 +26,7 @@ class Case(NamedTuple):
         return inputs((self.batch, self.heads, self.seqlen, self.head_dim), self.dtype, self.heads_k)
 
     def tflop(self, of):
-        """Of a pass, as the field counts: the causal half of the products."""
+        """TFLOP of a pass, as the field counts: half of the products if it is causal."""
         return 4e-12 * self.batch * self.heads * self.seqlen**2 * self.head_dim * PASSES[of] / (2 if self.causal else 1)
 
 
@@ -38,12 +38,12 @@ def make_case(dtype, head_dim, causal, seqlen, setting, heads=None, heads_k=None
 
 
 def visible_share(seqlen, window):
-    """Of the scores, with a window to the left."""
+    """The share of the scores that is visible in a window to the left."""
     return 1.0 if window is None else float(np.minimum(np.arange(seqlen) + 1, window + 1).sum() / seqlen**2)
 
 
 def grouped(records, *keys):
-    """(their values of the keys, records that agree in them) for each group, in the order of the first ones."""
+    """(values of the keys, records that have these values) for each group, in the order of first records."""
     groups = {}
     for record in records:
         groups.setdefault(tuple(record[key] for key in keys), []).append(record)
@@ -51,7 +51,7 @@ def grouped(records, *keys):
 
 
 def ran(records, results):
-    """The peers of these records in their order, those that never run included."""
+    """The peers of these records in PEERS' order, including those that never ran."""
     found = {name for record in records for name in (*record[results], *record["failed"])}
     return [name for name in ("numbattn", GRAPH, *PEERS[1:]) if name in found]
 
@@ -65,7 +65,7 @@ def words_of_case(record):
 
 
 def show_notes(records, words=words_of_case):
-    """Why there is a "-", and results that differ."""
+    """Print why there is a "-" in a table, and which results differ."""
     for record in records:
         show_failed(record, words)
         for name, error in record["errors"].items():

@@ -1,7 +1,7 @@
 """What the benchmarks share: the formula to beat, fair timing, the machine they ran on, tables and JSON.
 
-A JSON file says which command made it and on which commit: git's, with a + where the code has been edited since; the
-environment variable NUMBATTN_COMMIT says it where there is no repository.
+A JSON file says which command made it and on which commit: git's, with a + if the code has been edited since; where
+there is no repository, the environment variable NUMBATTN_COMMIT says it.
 """
 
 import datetime
@@ -22,7 +22,7 @@ import numpy as np
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = "numbattn", "bench/*.py"  # what a result depends on, as git's pathspecs
+CODE = "numbattn", "bench/*.py"  # the code that results depend on, as git's pathspecs
 PAUSE = 0.05  # seconds; the last peer's threads spin for a while before they sleep
 
 
@@ -33,7 +33,7 @@ def standard_vjp(q, k, v, *, bias=None, Z=None):
     S = scale * q @ k.mT
     if bias is not None:
         S = S + bias
-    P = np.exp(S - S.max(axis=-1, keepdims=True))  # of CuPy arrays it is cupy.exp
+    P = np.exp(S - S.max(axis=-1, keepdims=True))  # for CuPy arrays it is cupy.exp
     P = P / P.sum(axis=-1, keepdims=True)
     P_dropped = P if Z is None else P * Z
 
@@ -52,10 +52,10 @@ _orders = random.Random(0)
 
 
 def sampled(peers, rounds, pause=0):
-    """All samples of each peer; peers[name]() returns seconds, one number or several.
+    """All samples of each peer, where peers[name]() returns seconds, one number or several.
 
-    Every round runs every peer once, so that a slow moment of the machine hits them all, and in an order of its own,
-    so that nobody always runs on what the same other one has left, a hot or a cool machine. Warm the peers up before.
+    Every round runs every peer once, so that a slow moment of the machine hits them all, and in a new order, so that
+    no peer always follows the same other one, on a machine that is hot or cool. Warm the peers up before.
     """
     seconds = {name: [] for name in peers}
     for _ in range(rounds):
@@ -73,7 +73,7 @@ def interleaved(peers, rounds):
 
 
 def machine(*packages):
-    """Where and when: the CPU, the date, the versions of Python and of the packages (None: not installed)."""
+    """Where and when a benchmark runs: CPU, date, versions of Python and of the packages (None: not installed)."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": f"{_cpu_model()} ({llvmlite.binding.get_host_cpu_name()})",
@@ -96,7 +96,7 @@ def show_machine(described):
 
 
 def save(path, results):
-    """Write the results, what made them, and nothing of where they are kept. A record is a line."""
+    """Write the results and the command that made them, without where they are kept. A record is a line."""
     results = {"command": command(sys.argv), "commit": commit(), **results}
     for options in results.keys() & {"arguments", "options"}:
         results[options] = {name: value for name, value in results[options].items() if name != "json"}
@@ -121,7 +121,7 @@ def command(argv):
 
 
 def commit():
-    """None if nobody knows."""
+    """The commit that results were measured on; None if unknown."""
     if told := os.environ.get("NUMBATTN_COMMIT"):
         return told
     try:

@@ -1,11 +1,11 @@
-"""numbattn on the CPU: speed beside torch and the plain NumPy formula, also for small head_dims, large batches and a
-pair bias; small calls, memory, and on a busy machine.
+"""numbattn on the CPU: speed against torch and the plain NumPy formula, also for small head_dims, large batches and a
+pair bias; small calls, memory, and speed on a busy machine.
 
     python bench/cpu.py
     python bench/cpu.py --what speed --seqlens 1024,2048 --rounds 15 --json cpu.json
     python bench/cpu.py --what small,busy
 
-Needs tabulate and tqdm; compares with torch where it is installed. Memory is measured on Linux only.
+Needs tabulate and tqdm; compares with torch if it is installed. Memory is measured on Linux only.
 """
 
 import argparse
@@ -37,8 +37,8 @@ class Size(NamedTuple):
     heads: int
     seqlen: int
     head_dim: int
-    pair_bias: bool = False  # for each pair of a query and a key, by head; all of the batch share it
-    gradient: bool = True  # of the bias
+    pair_bias: bool = False  # for each pair of a query and a key, by head; shared by the batch
+    gradient: bool = True  # whether the bias has one
 
 
 SIZES = [
@@ -46,12 +46,12 @@ SIZES = [
     *(Size(*size, *bias)                                                                    # large batches
       for size in ((1024, 8, 16, 32), (512, 8, 32, 32), (256, 8, 64, 32), (64, 8, 128, 64))
       for bias in ((), (True, False), (True, True))),
-    Size(64, 4, 128, 32, True), Size(8, 4, 512, 32, True),                                  # as in models of structures
+    Size(64, 4, 128, 32, True), Size(8, 4, 512, 32, True),                                  # as in models of proteins
 ]  # fmt: skip
 BUSY = "import numpy as np; a = np.ones((2048, 2048), np.float32)\nwhile True: a @ a"
 PARTS = "speed", "sizes", "small", "memory", "busy"
 PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
-TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # of the largest element
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
 
 
 def inputs(seqlen, dtype, batch=1, heads=HEADS, head_dim=HEAD_DIM):
@@ -60,7 +60,7 @@ def inputs(seqlen, dtype, batch=1, heads=HEADS, head_dim=HEAD_DIM):
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
-# Each is a function to o, and a function from do to dq, dk, dv and the gradient of the bias, where that is wanted.
+# Each returns o, and a function from do to dq, dk, dv and the gradient of the bias, if that is wanted.
 def numbattn_vjp(q, k, v, *, causal=False, bias=None, gradient=True):
     o, backprop = na.attention_vjp(q, k, v, causal=causal, score=None if bias is None else na.Bias(bias, gradient))
 
@@ -87,9 +87,9 @@ def causal_mask(seqlen, dtype):
 
 
 def make_torch_vjp():
-    """None without torch."""
+    """torch's vjp, None without torch."""
     try:
-        import torch  # here, so that the processes that measure memory need not load it
+        import torch  # here, so that the processes that measure memory do not load it
     except ImportError:
         return None
     torch.set_num_threads(os.cpu_count())
@@ -137,7 +137,7 @@ def speed(seqlens, rounds):
 
 
 def seconds(vjp, q, k, v, do, **options):
-    """Of forward and of backward."""
+    """Seconds of forward and of backward."""
     start = perf_counter()
     _, backprop = vjp(q, k, v, **options)
     middle = perf_counter()
@@ -146,7 +146,7 @@ def seconds(vjp, q, k, v, do, **options):
 
 
 def check(peers, q, k, v, do, **options):
-    """That all peers compute the same: nothing wrong is timed."""
+    """Check that all peers compute the same, so that nothing wrong is timed."""
     results = {}
     for name, vjp in peers.items():
         o, backprop = vjp(q, k, v, **options)
@@ -207,7 +207,7 @@ def small(rounds):
 
 
 def small_calls(shape):
-    """By kind of call a run of each peer."""
+    """A run of each peer by kind of call."""
     rng, (heads, seqlen) = np.random.default_rng(0), shape[-3:-1]
     q, k, v, do = rng.standard_normal((4, *shape), dtype=np.float32)
     bias = rng.standard_normal((heads, seqlen, seqlen), dtype=np.float32)
@@ -231,7 +231,7 @@ def attention(q, k, v, *, causal=False, bias=None, gradient=True):
 
 
 def microseconds(run, calls=300):
-    """Of a call, the median."""
+    """Median microseconds of a call."""
     taken = []
     for _ in range(calls):
         start = perf_counter()
@@ -242,7 +242,7 @@ def microseconds(run, calls=300):
 
 # --------------------------------------------------------------------------------------------------------------- busy
 def busy(rounds, seqlen=1024):
-    """Rows of the table: seconds of attention alone, and beside a process that multiplies matrices on all cores."""
+    """Rows of the table: seconds of attention alone, and with a process that multiplies matrices on all cores."""
     arrays = inputs(seqlen, "float32")
     timers = {name: lambda vjp=vjp: sum(seconds(vjp, *arrays)) for name, vjp in peers_here().items()}
     for run in timers.values():
@@ -251,11 +251,11 @@ def busy(rounds, seqlen=1024):
     other = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         sleep(1)
-        beside = interleaved(timers, rounds)
+        contended = interleaved(timers, rounds)
     finally:
         other.kill()
-    return [{"": name, "alone, ms": 1e3 * alone[name], "beside, ms": 1e3 * beside[name],
-             "slower by": beside[name] / alone[name]} for name in timers]  # fmt: skip
+    return [{"": name, "alone, ms": 1e3 * alone[name], "contended, ms": 1e3 * contended[name],
+             "slower by": contended[name] / alone[name]} for name in timers]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -283,7 +283,7 @@ def peak_growth(seqlen):
 
 
 def peak_resident():
-    """In MB. Not getrusage's ru_maxrss, which a new process takes over from its parent."""
+    """The peak of resident memory in MB. Not getrusage's ru_maxrss, which a new process inherits from its parent."""
     status = Path("/proc/self/status").read_text()
     return float(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 

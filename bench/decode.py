@@ -1,15 +1,15 @@
-"""Few queries against many keys on a GPU, as in decoding: numbattn beside torch's cuDNN and FlashAttention-2.
+"""Few queries against many keys on a GPU, as in decoding: numbattn against torch's cuDNN and FlashAttention-2.
 
     python bench/decode.py
     python bench/decode.py --cells 1x8192x128 64x4096x128x4 --json decode.json
     python bench/decode.py --cells 16x8192x128x64 1x34816x128x2048 --peers causal "causal cache" tree
 
-A cell is batch x keys x head_dim, and queries if there are several; 32 heads of queries on 8 of keys, or on as many as
---heads-k says. TB/s of K and V read, each once. lengths: numbattn with the lengths of the sequences in an array on the
+A cell is batch x keys x head_dim, and x queries if there are several; 32 query heads over 8 key heads, or as many as
+--heads-k says. TB/s of K and V, each read once. lengths: numbattn with the lengths of the sequences in an array on the
 GPU; ragged: with lengths from a tenth of the keys to all of them, TB/s of what is visible; pages of 16 to 256, int8 and
-float8: a KVCache (TB/s as if it were of q's dtype); causal: of the last queries, as when they are many; causal cache
-and tree: the same with a KVCache, and with the mask of a binary tree of the last tokens. Each call is a CUDA graph, of
-small problems several calls on inputs of their own: no input is in the L2 cache. Medians of interleaved rounds.
+float8: a KVCache (TB/s as if it had q's dtype); causal: queries at the end, as when there are many; causal cache and
+tree: the same with a KVCache, and with the mask of a binary tree of the last tokens. Each call is a CUDA graph, for
+small problems of several calls with different inputs: no input is in the L2 cache. Medians of interleaved rounds.
 Needs tabulate and tqdm.
 """
 
@@ -71,7 +71,7 @@ def arrays_of(cell, heads_k, dtype, seed):
 
 
 def calls_of(name, cell, sets):
-    """For each set of arrays a function that computes o, by a peer."""
+    """A function that computes o by a peer, for each set of arrays."""
     if name in ("cudnn", "flash"):
         attention = torch.nn.functional.scaled_dot_product_attention
         return [partial(attention, *native(name, arrays), enable_gqa=True) for arrays in sets]

@@ -1,11 +1,11 @@
-"""One query against many keys on the CPU: numbattn beside NumPy's formula on the same arrays.
+"""One query against many keys on the CPU: numbattn against NumPy's formula on the same arrays.
 
     python bench/decode_cpu.py
     python bench/decode_cpu.py --heads 8x8 --head-dims 64 --kinds float16 float64 --keys 1024 65536 --json decode.json
 
-In the formula the heads of a group are rows of one product, as good as NumPy can; it widens other dtypes first. A cache
-is a KVCache, whose numbers the formula is given as they lie. Microseconds, the best of a few calls in a row in each of
-many interleaved rounds, between which BLAS's threads fall asleep; GB/s of K and V read, each once. Needs tabulate and
+In the formula the heads of a group are rows of one product, NumPy's best; it widens other dtypes first. “cache” is a
+KVCache; the formula gets its numbers as they are stored. Microseconds, the best of a few calls in a row in each of
+many interleaved rounds, between which BLAS's threads fall asleep; GB/s of K and V, each read once. Needs tabulate and
 tqdm.
 """
 
@@ -42,7 +42,7 @@ def formula(q, k, v, k_scale=None, v_scale=None):
 
 
 def peers_of(kind, heads, heads_k, head_dim, keys):
-    """What calls NumPy and numbattn, and bytes of K and V."""
+    """Functions that call NumPy and numbattn, and the bytes of K and V."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((1, heads, 1, head_dim), np.float32)
     k, v = rng.standard_normal((2, 1, heads_k, keys, head_dim), np.float32)

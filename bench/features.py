@@ -14,12 +14,12 @@ import numbattn as na
 
 LARGEST_BIAS = 1 << 31  # elements
 SOFTCAP = "Softcap(50)"
-PAIRS = Case("float16", 32, False, 512, 128, 8, 8)  # as in models of structures: a bias for pairs, rows as a batch
+PAIRS = Case("float16", 32, False, 512, 128, 8, 8)  # as in models of proteins: a bias for pairs, rows as a batch
 
 
 # --------------------------------------------------------------------------------------------------------------- sparse
 def sparse(cases, passes, rounds, block_size, dropout):
-    """One record for each case and pass: numbattn's time by mask, beside the share of the scores that it shows."""
+    """One record for each case and pass: numbattn's time by mask, and the share of the scores that each shows."""
     records = []
     for case, of in progress(product(cases, passes)):
         release()
@@ -49,7 +49,7 @@ def make_masks(seqlen, block_size):
 
 
 def sparse_rows(record):
-    """TFLOP/s are of the visible part."""
+    """Rows of the table; TFLOP/s count the visible part."""
     seconds, dense = record["seconds"], record["seconds"].get("none")
     tflop = Case(*(record[field] for field in Case._fields)).tflop(record["pass"])
     rows = []
@@ -76,7 +76,7 @@ def show_sparse(records):
 
 # --------------------------------------------------------------------------------------------------------------- scores
 def alibi(s, batch, head, i, j, slopes):
-    """numbattn.Alibi once more, as a function of the user's own."""
+    """numbattn.Alibi again, as a function of the user's."""
     return s - slopes[head] * abs(i - j)
 
 
@@ -96,7 +96,7 @@ def scores_of(case):
 
 
 def score_speeds(cases, passes, rounds, peers, chosen):
-    """One record for each case and pass: numbattn's time by score, and FlashAttention-4's with the one it knows, too.
+    """One record for each case and pass: numbattn's time by score, and FlashAttention-4's with the one that it knows.
 
     Gradients include those of the score's arrays.
     """
@@ -118,7 +118,7 @@ def score_speeds(cases, passes, rounds, peers, chosen):
 
 
 def pair_bias(rounds):
-    """Forward + backward with a bias that is broadcast over the batch, beside standard attention in CuPy."""
+    """Forward + backward with a bias that is broadcast over the batch, by numbattn and by the formula in CuPy."""
     release()
     arrays, gen = PAIRS.inputs(), cupy.random.default_rng(0)
     bias = gen.standard_normal((PAIRS.heads, PAIRS.seqlen, PAIRS.seqlen), np.float32).astype(DTYPE[PAIRS.dtype])

@@ -1,13 +1,13 @@
-"""numbattn on a GPU beside torch's kernels and standard attention in CuPy: speed, memory, errors, masks, scores.
+"""numbattn on a GPU against torch's kernels and standard attention in CuPy: speed, memory, errors, masks, scores.
 
     python bench/gpu.py
     python bench/gpu.py --speed --dtype bfloat16 --head-dim 64 128 256 --causal --seqlen 512 2048 16384
     python bench/gpu.py --memory --sparse --first-call --json gpu.json
     python bench/gpu.py --accuracy --head-dim 64 128 256 --seqlen 512 4096 --pass forward --peers numbattn flash cudnn
 
-Speeds are medians of interleaved rounds on one stream, by CUDA events: a call whose kernels take less than the host
-needs to start them is timed at the host's speed; --graph shows the kernels alone. Compare within one run only.
-Needs tabulate and tqdm; compares with torch where it is installed.
+Speeds are medians of interleaved rounds on one stream, by CUDA events: a call whose kernels take less time than the
+host needs to launch them is timed at the host's speed; --graph shows the kernels alone. Compare within one run only.
+Needs tabulate and tqdm; compares with torch if it is installed.
 """
 
 import argparse
@@ -63,8 +63,8 @@ from numbattn.cuda.plan import tier
 from numbattn.cuda.words.tiers import TIERS
 
 WAITED = 50  # calls of a sample of --latency
-FIELD_PARTS = "speed", "sparse", "score", "latency"  # whose default setting it is, in half precision
-DEFAULTS = {  # what each part runs if it is not told: dtypes, head_dims, causal, seqlens
+FIELD_PARTS = "speed", "sparse", "score", "latency"  # parts whose default setting in half precision is "field"
+DEFAULTS = {  # what each part runs by default: dtypes, head_dims, causal, seqlens
     "speed": (["float16", "float32"], [64, 128], [False, True], None),
     "memory": (["float32"], [64], [False], [1024, 2048, 4096, 8192, 16384, 32768]),
     "sparse": (["float16"], [64], [False], [4096, 16384]),
@@ -77,7 +77,7 @@ SPEED_SEQLENS = {"field": [1024, 4096, 16384], "single": [4096]}
 
 
 def cases_of(part, args):
-    """What the command line asks of a part, and its defaults for the rest."""
+    """What the command line asks of a part, with the part's defaults for the rest."""
     dtypes, head_dims, causals, seqlens = DEFAULTS[part]
     if args.causal and part != "sparse":
         causals = args.causal
@@ -113,7 +113,7 @@ def speed(cases, passes, peers, rounds, graph, dropout, deterministic, window, p
 
 
 def padded(case, padding):
-    """Each sequence up to so many elements shorter than its array."""
+    """A mask by which each sequence is up to so many elements shorter than its array."""
     if not padding:
         return None
     lengths = np.random.default_rng(0).integers(case.seqlen - padding, case.seqlen + 1, (case.batch, 1), np.int32)
@@ -143,7 +143,7 @@ def show_speed(records):
 
 # ------------------------------------------------------------------------------------------------------------- latency
 def latency(cases, peers, rounds):
-    """One record for each case: seconds from a call of the forward pass, the GPU idle, to its result, by peer."""
+    """One record for each case: seconds by peer from a forward call on an idle GPU to its result."""
     records = []
     for case in progress(cases):
         release()
@@ -164,7 +164,7 @@ def latency(cases, peers, rounds):
 
 
 def waiting_seconds(name, run):
-    """Of some calls, each waited for."""
+    """Seconds of some calls, each waited for."""
     stream, taken = cupy.cuda.get_current_stream(), []
     with context_of(name), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -238,8 +238,8 @@ def growth_exponent(records, name):
 
 # ------------------------------------------------------------------------------------------------------------ accuracy
 def accuracy(cases, passes, peers):
-    """One record for each case and pass: by peer the RMS of what it errs and the largest, relative to those of the
-    result. That is the plain formula's, in float64; of several arrays the worst counts."""
+    """One record for each case and pass: by peer the RMS error and the largest error, relative to the result's RMS
+    and largest element. The result is the plain formula's, in float64; of several arrays the worst counts."""
     records = []
     for case, of in progress(product(cases, passes)):
         release()
@@ -258,7 +258,7 @@ def accuracy(cases, passes, peers):
 
 
 def errors_of(got, exact):
-    """RMS and largest."""
+    """RMS and largest error."""
     got = array_of(got).astype(np.float64) - exact
     return [float(((got**2).mean() / (exact**2).mean()) ** 0.5), float(abs(got).max() / abs(exact).max())]
 
@@ -300,7 +300,7 @@ print(json.dumps([times[1] - times[0], times[2] - times[1]]))
 
 
 def first_call(cases):
-    """One record for each: seconds of a process's first forward and backward, with an empty cache, then a warm one."""
+    """One record for each case: seconds of a process's first forward and backward, with an empty, then a warm cache."""
     records = []
     for case in progress(cases):
         record = {key: getattr(case, key) for key in ("dtype", "head_dim", "causal", "seqlen")}
@@ -313,7 +313,7 @@ def first_call(cases):
 
 
 def in_fresh_process(case, cache_folder):
-    """Its seconds of the first forward and of the first backward."""
+    """Seconds of the first forward and of the first backward in a fresh process."""
     arguments = [case.dtype, str(case.head_dim), str(case.seqlen), "causal" if case.causal else ""]
     environment = os.environ | {"NUMBATTN_CACHE_DIR": cache_folder}
     done = subprocess.run([sys.executable, "-c", FIRST_CALL, *arguments], env=environment, stdout=subprocess.PIPE,
@@ -329,12 +329,12 @@ def show_first_call(records):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_argument_group("parts (default: --speed)")
-    parts.add_argument("--speed", action="store_true", help="forward and backward beside the peers")
+    parts.add_argument("--speed", action="store_true", help="forward and backward, compared with the peers")
     parts.add_argument("--memory", action="store_true", help="what forward + backward take beyond the inputs")
     parts.add_argument("--sparse", action="store_true", help="time by share of visited blocks, and of a window")
-    parts.add_argument("--score", action="store_true", help="speed by score, and a pair bias beside CuPy")
-    parts.add_argument("--accuracy", action="store_true", help="errors against float64 beside the peers")
-    parts.add_argument("--latency", action="store_true", help="one call on an idle GPU, from the call to its result")
+    parts.add_argument("--score", action="store_true", help="speed by score, and a pair bias compared with CuPy")
+    parts.add_argument("--accuracy", action="store_true", help="errors against float64, compared with the peers")
+    parts.add_argument("--latency", action="store_true", help="one call on an idle GPU, until its result")
     parts.add_argument("--first-call", action="store_true", help="a fresh process, with an empty and a warm cache")
     cases = parser.add_argument_group("what is run (the defaults differ by part)")
     cases.add_argument("--dtype", nargs="+", choices=list(DTYPE))
@@ -346,7 +346,7 @@ def parse():
     cases.add_argument("--heads", type=int, metavar="N", help="instead of the setting's")
     cases.add_argument("--heads-k", type=int, metavar="N", help="of k and v, if they are fewer")
     causal = cases.add_mutually_exclusive_group()
-    causal.add_argument("--causal", action="store_const", const=[True], help="causal only (but for --sparse)")
+    causal.add_argument("--causal", action="store_const", const=[True], help="causal only (except --sparse)")
     causal.add_argument("--full", action="store_const", dest="causal", const=[False], help="not causal only")
     cases.add_argument("--pass", nargs="+", choices=list(PASSES), default=["forward", "backward"], dest="passes")
     cases.add_argument("--dropout", type=float, default=0.0, metavar="P")
@@ -399,7 +399,7 @@ def main():
                 results[part] = measured(cases_of(part, args))
                 shown(results[part])
                 if args.json:
-                    save(args.json, results)  # after each part: what is measured is not lost
+                    save(args.json, results)  # after each part, so that what was measured is not lost
 
 
 if __name__ == "__main__":

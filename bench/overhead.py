@@ -1,11 +1,11 @@
-"""Host time of one call on a GPU: from the call to its return, the GPU idle beforehand, beside torch.
+"""Host time of one call on a GPU, from the call to its return on an idle GPU, compared with torch.
 
     python bench/overhead.py
     python bench/overhead.py --dtype float16 --calls 6400 --json overhead.json
     python bench/overhead.py --profile
 
 The problem is so small that its kernels hide nothing: batch 1, 2 heads of 64, seqlen 64. After every few dozen calls
-the GPU is waited for, outside of the clock, so that the launch queue never fills. Needs tabulate and tqdm.
+the host waits for the GPU, off the clock, so that the launch queue never fills. Needs tabulate and tqdm.
 """
 
 import argparse
@@ -46,7 +46,7 @@ PROFILED_KINDS = "arrays reused", "fresh arrays", "forward + backward"
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
-# Each kind of call gives a function and what it is called with, endlessly: an iterator of argument tuples.
+# Each kind of call returns a function and its arguments, endlessly: an iterator of tuples.
 def reused(name, dtype, calls):
     """attention on the same arrays."""
     q, k, v, _ = native(name, inputs(SHAPE, dtype))
@@ -54,7 +54,7 @@ def reused(name, dtype, calls):
 
 
 def option(make):
-    """attention with an option that is to cost next to nothing. make: returns it, since some hold arrays on the GPU."""
+    """attention with an option that should cost next to nothing, make(): some options hold arrays on the GPU."""
 
     def calls_of(name, dtype, calls):
         q, k, v, _ = inputs(SHAPE, dtype)
@@ -109,7 +109,7 @@ KINDS = {
 
 
 def peers_of(kind, dtype):
-    """The formula in CuPy is a dozen calls, not one."""
+    """Peers to compare with; not the formula in CuPy, which is a dozen calls."""
     compared = reused, fresh, both_passes
     return [name for name in available(dtype) if name != "cupy"] if kind in compared else ["numbattn"]
 

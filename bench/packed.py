@@ -1,11 +1,11 @@
-"""Packed sequences on a GPU: numbattn's Segments beside varlen kernels, padding, and a call for equal lengths.
+"""Packed sequences on a GPU: numbattn's Segments against varlen kernels, padding, and a call for equal lengths.
 
     python bench/packed.py
     python bench/packed.py --head-dim 128 --causal --lengths uniform one_long --peers numbattn padded fa4
 
-32768 tokens of 2048 features: TFLOP/s on what is visible. torch: torch.nn.attention.varlen; fa4: flash_attn.cute, where
-it is installed; padded: numbattn with Lengths on sequences as long as the longest; dense: numbattn on sequences of one
-length, as a batch. Medians of interleaved rounds on one stream, by CUDA events; all that a call does is included.
+32768 tokens of 2048 features: TFLOP/s on what is visible. torch: torch.nn.attention.varlen; fa4: flash_attn.cute, if
+installed; padded: numbattn with Lengths on sequences padded to the longest; dense: numbattn on sequences of equal
+length, as a batch. Medians of interleaved rounds on one stream, by CUDA events, of everything that a call does.
 Needs tabulate and tqdm.
 """
 
@@ -54,7 +54,7 @@ class Case(NamedTuple):
         return LENGTHS[self.lengths]
 
     def tflop(self, of):
-        """Of a pass, on what is visible; of causal sequences half, as the field counts."""
+        """TFLOP of a pass, on what is visible: half for causal sequences, as the field counts."""
         scores = sum(n * n for n in self.sizes) / (2 if self.causal else 1)
         return 4e-12 * WIDTH * scores * PASSES[of]
 
@@ -76,7 +76,7 @@ def make_numbattn(case, arrays):
 
 
 def make_padded(case, arrays):
-    """Each sequence an element of a batch, as long as the longest."""
+    """The sequences as a batch, padded to the longest."""
     sizes, longest = np.array(case.sizes, np.int32), max(case.sizes)
     padded = [cupy.zeros((len(sizes), x.shape[0], longest, x.shape[2]), x.dtype) for x in arrays]
     for whole, x in zip(padded, arrays):
@@ -112,7 +112,7 @@ def make_fa4(case, arrays):
 
 
 def make_varlen(attention, arrays, *others):
-    """attention(q, k, v, *others) of torch's tensors (tokens, heads, head_dim)."""
+    """A function attention(q, k, v, *others) of torch's tensors (tokens, heads, head_dim)."""
     *leaves, do = (tensor_of(x).transpose(0, 1).contiguous() for x in arrays)
     leaves = [x.requires_grad_() for x in leaves]
 
@@ -130,7 +130,7 @@ def make_varlen(attention, arrays, *others):
 
 
 MAKERS = {"numbattn": make_numbattn, "torch": make_torch, FA4: make_fa4, "padded": make_padded, "dense": make_dense}
-PACKED = "numbattn", "torch", FA4  # whose results have one shape
+PACKED = "numbattn", "torch", FA4  # peers whose results have the same shape
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
@@ -152,7 +152,7 @@ def speed(cases, passes, names, rounds):
 
 
 def errors_of(makers):
-    """The largest differences from the first one's results, so that nothing wrong is timed."""
+    """The largest differences from the first peer's results, so that nothing wrong is timed."""
     results = {name: make()() for name, make in makers.items()}
     expected = next(iter(results.values()), None)
     return {name: float(np.max([*map(difference, result, expected)])) for name, result in results.items()}
@@ -193,7 +193,7 @@ def main():
     require_gpu()
     described = machine(*PACKAGES) | {"gpu": gpu()}
     show_machine(described)
-    installed = {"torch": "flash", FA4: FA4}  # in whose place peers.available knows them
+    installed = {"torch": "flash", FA4: FA4}  # the names by which peers.available knows them
     names = [name for name in args.peers if name not in installed or available(args.dtype, [installed[name]])]
     cases = [Case(args.dtype, *about) for about in product(args.head_dim, args.causal, args.lengths)]
     with one_stream():

@@ -26,19 +26,19 @@ except ImportError:
 
 DTYPE = {dtype.name: dtype for dtype in DTYPES}
 HALF = ("float16", "bfloat16")
-TORCH = {  # backends of scaled_dot_product_attention, and for which dtypes they are run
+TORCH = {  # backends of scaled_dot_product_attention, and the dtypes they are run for
     "flash": ("FLASH_ATTENTION", HALF),
     "cudnn": ("CUDNN_ATTENTION", HALF),
     "efficient": ("EFFICIENT_ATTENTION", (*HALF, "float32")),
     "math": ("MATH", ("float64",)),
 }
-FA4 = "fa4"  # flash_attn.cute, where it is installed
+FA4 = "fa4"  # flash_attn.cute, if it is installed
 PEERS = ["numbattn", *TORCH, FA4, "cupy"]
 PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch", "flash-attn-4"]
 
 
 def require_gpu():
-    """Leave with one sentence where there is nothing to measure."""
+    """Exit with one sentence if there is nothing to measure."""
     reason = "CuPy is not installed" if cupy is None else None
     if cupy is not None:
         try:
@@ -50,10 +50,10 @@ def require_gpu():
 
 
 def available(dtype, peers=PEERS):
-    """Those of the peers that this machine has and that take the dtype."""
+    """The peers that this machine has and that take the dtype."""
     have_torch = torch is not None and torch.cuda.is_available()
     takes = {name: have_torch and dtype in dtypes for name, (_, dtypes) in TORCH.items()}
-    takes["cupy"] = dtype != "bfloat16"  # of which a formula with Python's floats makes float64
+    takes["cupy"] = dtype != "bfloat16"  # which a formula with Python's floats turns into float64
     takes[FA4] = have_torch and dtype in HALF and has_fa4()
     return [name for name in peers if takes.get(name, True)]
 
@@ -115,7 +115,7 @@ def array_of(x):
 
 
 def release():
-    """Give cached memory back, so that one peer's does not stand in another's way."""
+    """Give cached memory back, so that one peer's does not get in another's way."""
     cupy.get_default_memory_pool().free_all_blocks()
     if available("float32", ["efficient"]):
         torch.cuda.empty_cache()
@@ -125,10 +125,10 @@ def release():
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
 def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=None, dropout=0.0, deterministic=False,
                  bias=None, bias_gradient=False):
-    """The forward of a peer on the arrays q, k, v, do. `window` keys to the left are seen, and the query's own.
+    """A peer's forward on the arrays q, k, v, do. With a `window`, a query sees so many keys to the left, and its own.
 
-    A mask, a score other than Softcap, and what is deterministic, are for numbattn alone. A bias is (1, heads, seqlen,
-    seqlen), the same for all of the batch; backward returns its gradient last, where that is wanted.
+    Masks, scores other than Softcap, and `deterministic` are for numbattn alone. A bias is (1, heads, seqlen, seqlen),
+    the same for the whole batch; backward returns its gradient last, if that is wanted.
     """
     if window is not None and name not in ("numbattn", FA4, "flash"):
         raise ValueError(f"{name} has no windows")
@@ -162,7 +162,7 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
 
 
 def make_attention(name, arrays, causal=False):
-    """o of a peer on the arrays q, k, v, of which nothing is kept for gradients."""
+    """A function that computes a peer's o on the arrays q, k, v and keeps nothing for gradients."""
     if name in (FA4, "cupy"):
         raise ValueError(f"{name} is timed with its gradients, or not at all")
     option = "is_causal" if name in TORCH else "causal"
@@ -182,7 +182,7 @@ def dropout_of(p):
 
 
 def context_of(name):
-    """What a peer's forward has to run in. It takes host time, and is entered outside of the clock."""
+    """The context that a peer's forward runs in. It takes host time, and is entered off the clock."""
     return sdpa_kernel(getattr(SDPBackend, TORCH[name][0])) if name in TORCH else nullcontext()
 
 
@@ -217,7 +217,7 @@ def _torch(q, k, v, do, attn_mask=None, **options):
 
 
 def _flash_in_window(q, k, v, do, window, dropout):
-    """FlashAttention-2 below scaled_dot_product_attention, which has no windows: sequence before heads."""
+    """FlashAttention-2 itself, since scaled_dot_product_attention has no windows: sequence before heads."""
     o, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, None, None, q.shape[1], k.shape[1], dropout, True, False, window_size_left=window, window_size_right=0
     )
@@ -248,7 +248,7 @@ def causal_bias(seqlen, dtype):
 # -------------------------------------------------------------------------------------------------------------- stream
 @contextmanager
 def one_stream():
-    """A stream that is current in CuPy and in torch: their kernels queue up in it, and it can be captured."""
+    """A stream that is current in CuPy and in torch: their kernels queue up on it, and it can be captured."""
     with ExitStack() as stack:
         stream = stack.enter_context(cupy.cuda.Stream(non_blocking=True))
         if available("float32", ["efficient"]):
@@ -257,7 +257,7 @@ def one_stream():
 
 
 def event_seconds(run, repetitions=1):
-    """Of one run, by CUDA events around some."""
+    """Seconds of one run, by CUDA events around several."""
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for _ in range(repetitions):
@@ -268,7 +268,7 @@ def event_seconds(run, repetitions=1):
 
 
 class Replay:
-    """A run as a CUDA graph: calling it replays the graph into the same result. Its memory is a pool of its own."""
+    """A run as a CUDA graph: calling it replays the graph into the same result. Its memory comes from its own pool."""
 
     def __init__(self, run):
         stream, self.pool = cupy.cuda.get_current_stream(), cupy.cuda.MemoryPool()

@@ -1,18 +1,18 @@
-"""Sequences that are split over devices (numbattn.distributed) beside as many times the speed of one device.
+"""Sequences that are split over devices (numbattn.distributed): how close they come to perfect scaling.
 
     python bench/ring.py --devices 2
     python bench/ring.py --devices 8 --seqlen 65536 1048576 --causal --engine nccl --json ring.json
     python bench/ring.py --engine simulated --seqlen 512 2048 --dtype float32 --heads 4 --heads-k 2
     NUMBA_NUM_THREADS=1 mpiexec -n 2 python bench/ring.py --engine mpi --seqlen 2048 --dtype float32
 
-Engines: devices, all GPUs driven by one process; nccl, a process for each; and on CPUs, to try it, mpi, under mpiexec,
-and simulated, whose ranks take turns. "of n devices" is the time of one device over n times that of the ring; of ranks
-that take turns n is 1. A call begins when all ranks are ready, and ends when the last one has its results. Medians of
-interleaved rounds.
+Engines: devices, all GPUs driven by one process; nccl, a process for each; and on CPUs, to try it out, mpi, under
+mpiexec, and simulated, whose ranks take turns. "of n devices" is the time of one device over n times the ring's; for
+ranks that take turns n is 1. A call begins when all ranks are ready, and ends when the last one has its results.
+Medians of interleaved rounds.
 
-Also: memory beyond the inputs, of the rank that takes most, beside that of one device; how far results are from one
-device's; their errors against float64, at a length that float64 can afford; whether two runs with deterministic=True
-are equal bit for bit. One device has to hold all of a sequence.
+Also: memory beyond the inputs, for the rank that takes most and for one device; how far results are from one device's;
+their errors against float64, at a length that float64 can afford; whether two runs with deterministic=True are equal
+bit for bit. One device has to hold a whole sequence.
 Needs tabulate and tqdm.
 """
 
@@ -37,13 +37,13 @@ from numbattn import distributed as nad
 from numbattn.distributed.pieces import UNIT
 from numbattn.problem import DTYPES
 
-DTYPE = {dtype.name: dtype for dtype in DTYPES if dtype.name != "float64"}  # of which errors are to be measured
+DTYPE = {dtype.name: dtype for dtype in DTYPES if dtype.name != "float64"}  # dtypes whose errors can be measured
 PASSES = {"forward": 1, "forward + backward": 3.5}  # work in forwards
 PARTS = "speed", "checks", "errors"
 NAMES = "o", "dq", "dk", "dv"
-SAMPLE_SECONDS = 0.05  # a sample repeats a call for about so long
+SAMPLE_SECONDS = 0.05  # a sample repeats a call for about this long
 PAUSE = 0.01
-EXACT = 8192  # seqlen, at most, of which errors are measured: float64 takes its time
+EXACT = 8192  # largest seqlen whose errors are measured: float64 takes its time
 
 
 class Case(NamedTuple):
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     heads_k: int
 
     def inputs(self, xp):
-        """q, k, v, do: the same on all devices of a kind. Head by head, as float32 takes twice the room."""
+        """q, k, v, do: the same on all devices of a kind. Made head by head, as float32 takes twice the room."""
         rng = xp.random.default_rng(0)
         for heads in (self.heads, self.heads_k, self.heads_k, self.heads):
             x = xp.empty((1, heads, self.seqlen, self.head_dim), DTYPE[self.dtype])
@@ -64,17 +64,17 @@ class Case(NamedTuple):
             yield x
 
     def tflop(self, of):
-        """Of a pass, as the field counts: the causal half of the products."""
+        """TFLOP of a pass, as the field counts: half of the products if it is causal."""
         return 4e-12 * self.heads * self.seqlen**2 * self.head_dim * PASSES[of] / (2 if self.causal else 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks
 @dataclass(frozen=True)
 class World:
-    """The ranks of a ring, those in this process and those in others, all of which do the same here."""
+    """The ranks of a ring, in this process and in others, which all do the same."""
 
     ring: Any
-    devices: Sequence[int] = ()  # CuPy's numbers of those that this process drives; none: a CPU
+    devices: Sequence[int] = ()  # CuPy's numbers of the devices that this process drives; none: a CPU
     at_once: int = 1  # how many ranks compute at a time
 
     @property
@@ -83,14 +83,14 @@ class World:
 
     @property
     def rank(self):
-        """Where all are in one process, that of the first."""
+        """This process's rank; the first if all are in one process."""
         return getattr(self.ring, "rank", 0)
 
     def most(self, own):
         """The largest of all processes' numbers."""
         if not hasattr(self.ring, "rank"):
             return own
-        row = self.xp.full((2 * UNIT, 1), float(own))  # so many tokens each: a split that any order allows
+        row = self.xp.full((2 * UNIT, 1), float(own))  # a multiple of the unit: a split that any order allows
         return float(self.ring.join(row).max())
 
     def synchronise(self):
@@ -104,8 +104,7 @@ class World:
         self.most(0)
 
     def bytes_of(self, run):
-        """What a run returns, and the most that a device has taken for it: what a fresh pool of CuPy has in the end;
-        of CPUs 0."""
+        """What a run returns, and the most memory that a device has taken in a fresh pool of CuPy; 0 on CPUs."""
         if not self.devices:
             return run(), 0
         cuda, taken = self.xp.cuda, []
@@ -138,13 +137,13 @@ def nccl(options):
     from cupy.cuda.nccl import get_unique_id
 
     ranks, context = len(gpus(options.devices)), multiprocessing.get_context("spawn")
-    with context.Pool(ranks) as pool:  # whose end is that of all, when one has failed
+    with context.Pool(ranks) as pool:  # which ends all processes when one has failed
         work = partial(nccl_rank, ranks, get_unique_id(), options)
         return next(filter(None, list(pool.imap_unordered(work, range(ranks), chunksize=1))))
 
 
 def nccl_rank(ranks, unique_id, options, rank):
-    """In a process of its own."""
+    """A rank in its own process."""
     import cupy
     from cupy.cuda.nccl import NcclCommunicator
 
@@ -186,7 +185,7 @@ def both(attention_vjp, arrays, causal, deterministic=False):
 
 
 def nothing():
-    """What the other ranks do meanwhile."""
+    """What other ranks do while the first one computes alone."""
 
 
 def on_first(world, run, *arguments):
@@ -194,7 +193,7 @@ def on_first(world, run, *arguments):
 
 
 def seconds_of(world, run, repetitions=1):
-    """Of a call, until the last rank has its results."""
+    """Seconds of a call, until the last rank has its results."""
     world.meet()
     start = time.perf_counter()
     for _ in range(repetitions):
@@ -204,7 +203,7 @@ def seconds_of(world, run, repetitions=1):
 
 
 def measure(world, options):
-    """Records by part, in the process of the first rank, which alone computes as one device; None in others."""
+    """Records by part, in the process of the first rank, which also computes as one device; None in the others."""
     found = {part: [] for part in PARTS}
     about = options.dtype, options.head_dim, options.heads, options.heads_k
     cases = [Case(causal, n, *about) for causal, n in product(options.causal, options.seqlen)]
@@ -214,7 +213,7 @@ def measure(world, options):
         parts = [world.ring.split(x) for x in arrays]
         found["checks"].append(case._asdict() | checks(world, case, arrays, parts))
         found["speed"] += [case._asdict() | x for x in speed(world, case, arrays, parts, options.rounds)]
-        del arrays, parts  # before the next ones are made
+        del arrays, parts  # before new ones are made
     for causal in options.causal:
         world.release()
         case = Case(causal, min(EXACT, max(options.seqlen)), *about)
@@ -238,7 +237,7 @@ def speed(world, case, arrays, parts, rounds):
         for name, run in (("one", one), ("ring", of_ring)):
             repetitions = math.ceil(SAMPLE_SECONDS / seconds_of(world, run))
             timers[name] = partial(seconds_of, world, run, repetitions)
-        samples = sampled(timers, rounds, PAUSE)  # in orders that are random, and the same in all processes
+        samples = sampled(timers, rounds, PAUSE)  # in random orders that are the same in all processes
         seconds = {name: float(np.median(found)) for name, found in samples.items()}
         rates = {name: case.tflop(of) / x for name, x in seconds.items()}
         yield {"pass": of, "seconds": seconds, "TFLOP/s": rates, "of devices": share_of(seconds, world.at_once)}
@@ -263,7 +262,7 @@ def checks(world, case, arrays, parts):
 
 
 def errors(world, case):
-    """Relative RMS errors, of one device and of the ring."""
+    """Relative RMS errors of one device and of the ring."""
     arrays = [*case.inputs(world.xp)]
     parts = [world.ring.split(x) for x in arrays]
     of_ring = joined(world, both(partial(nad.attention_vjp, world.ring), parts, case.causal))
@@ -276,7 +275,7 @@ def errors(world, case):
 
 
 def rms(got, want):
-    """Relative; head by head, as there may be no room for all of it in float64."""
+    """Relative RMS errors; head by head, as there may not be room for everything in float64."""
     squares = np.zeros(2)
     for x, y in zip(got[0], want[0], strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
@@ -314,7 +313,7 @@ def about(record):
 
 
 def worst_ratio(errors):
-    """The ring's over one device's."""
+    """The largest ratio of the ring's errors to one device's."""
     return max(errors["ring"][name] / errors["one"][name] for name in NAMES)
 
 

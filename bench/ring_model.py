@@ -1,16 +1,16 @@
-"""A model, on paper, of a causal sequence that is split over many GPUs: kernels against messages.
+"""A model on paper of a causal sequence that is split over many GPUs: kernels against messages.
 
     python bench/ring_model.py
     python bench/ring_model.py --seqlen 262144 --heads-k 32 --between 25 --tflops 600 500
 
-Nothing but the rates is measured: TFLOP/s of kernels on one GPU, by seqlen (results/speed.json), and GB/s that a GPU
-receives from others of its node, by NVLink, or of other nodes. In zigzag each of n GPUs with T tokens computes n blocks
-of T x T / 2 scores, one after the other, while the keys of the next block arrive, and gradients of the last one's. A
-step takes as long as the slower of the two, on the GPU where that is slowest.
+Only the rates are measured: TFLOP/s of kernels on one GPU, by seqlen (results/speed.json), and GB/s that a GPU receives
+from others in its node, by NVLink, or in other nodes. In zigzag each of n GPUs with T tokens computes n blocks of
+T x T / 2 scores, one after the other, while the next block's keys and the last block's gradients arrive. A step takes
+as long as the slower of the two, on the slowest GPU.
 
-ring: keys go from each GPU to each other one, most of them to another node. two levels: they come once to a node, where
-they go round. Ulysses in a node: its GPUs exchange tokens for heads, which nothing hides, and each is in a ring of the
-nodes, of its own heads.
+ring: keys go from each GPU to every other one, most of them to another node. two levels: keys reach each node once and
+then go around in it. Ulysses in a node: its GPUs exchange tokens for heads, which nothing hides, and each is in a ring
+of the nodes, for its own heads.
 Needs tabulate.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from common import machine, save, show
 
 SPEED = Path(__file__).resolve().parent / "results/speed.json"
-PRODUCTS = {"forward": 2, "backward": 5}  # of matrices
+PRODUCTS = {"forward": 2, "backward": 5}  # products of matrices
 ELEMENT = {"forward": 2, "backward": 2 + 4}  # bytes for one of k or v: itself, and its gradient in float32
 
 
@@ -32,19 +32,19 @@ class Model(NamedTuple):
     heads: int
     heads_k: int
     head_dim: int
-    node: int  # GPUs of a node
-    within: float  # bytes a second that a GPU receives from its node,
+    node: int  # GPUs in a node
+    within: float  # bytes/s that a GPU receives from its node,
     between: float  # and from other nodes
     start: float  # seconds of a step before its kernel and its message begin
-    flops: dict  # by pass: lengths, and FLOP a second at these
+    flops: dict  # by pass: lengths, and FLOP/s at these
 
     def rate(self, of, length):
-        """FLOP a second of a kernel."""
+        """FLOP/s of a kernel."""
         lengths, rates = self.flops[of]
         return float(np.interp(np.log2(length), np.log2(lengths), rates))
 
     def one_gpu(self, of):
-        """Seconds of all on one GPU."""
+        """Seconds of the whole sequence on one GPU."""
         return PRODUCTS[of] * self.heads * self.seqlen**2 * self.head_dim / self.rate(of, self.seqlen)
 
     def kernel(self, of, tokens, heads):
@@ -52,11 +52,11 @@ class Model(NamedTuple):
         return self.start + PRODUCTS[of] * heads * tokens**2 * self.head_dim / self.rate(of, tokens)
 
     def message(self, of, tokens):
-        """Bytes: keys and values, and in the backward pass gradients, of so many tokens."""
+        """Bytes of keys and values, and in the backward pass of gradients, of so many tokens."""
         return 2 * self.heads_k * tokens * self.head_dim * ELEMENT[of]
 
     def hides_from(self, of, bandwidth):
-        """Tokens a GPU from which a step's kernel takes longer than its message."""
+        """Tokens per GPU from which on a step's kernel takes longer than its message."""
         flop, nbytes = PRODUCTS[of] * self.heads * self.head_dim, self.message(of, 1)  # both for T = 1
         return nbytes / bandwidth * self.rate(of, self.seqlen) / flop
 
@@ -85,13 +85,13 @@ SCHEMES = {"ring": Model.ring, "two levels": Model.two_levels, "Ulysses in a nod
 
 
 def steps(count, step, message):
-    """Seconds of so many steps, during all of which but the last one a message arrives."""
+    """Seconds of `count` steps; a message arrives during all of them but the last."""
     return step + (count - 1) * max(step, message)
 
 
 def measured(head_dim):
-    """FLOP a second by pass and length, of attention without a mask. A long block is as fast as the fastest shorter
-    one: what a GPU loses when it is hot is not of its length."""
+    """FLOP/s by pass and length, of attention without a mask. A long block counts as fast as the fastest shorter one:
+    what a hot GPU loses is not due to the length."""
     found = {}
     for record in json.loads(SPEED.read_text())["speed"]:
         if record["head_dim"] == head_dim and not record["causal"]:
@@ -103,7 +103,7 @@ def measured(head_dim):
 
 
 def records_of(model, counts):
-    """For each pass, number of GPUs and scheme: seconds, and their share of what as many GPUs could do."""
+    """A record for each pass, number of GPUs and scheme: seconds, and the share of perfect scaling."""
     for of in PRODUCTS:
         for gpus in counts:
             tokens = model.seqlen / gpus

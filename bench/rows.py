@@ -1,11 +1,11 @@
-"""What the rows of the tables in kernels/hopper/forward_tiles.py reach: the share of the tensor cores' peak.
+"""The share of the tensor cores' peak that rows of the tables in kernels/hopper/forward_tiles.py reach.
 
     python bench/rows.py --head-dim 128
     python bench/rows.py --head-dim 64 --row 64,4,6,5 --row 128,3,3,5 --mask none causal --seqlen 2048 16384
 
-Time is counted in cycles of the multiprocessors. Unlike TFLOP/s these do not move with a GPU's temperature and power:
-differences of half a per cent are seen. Work is counted as in gpu.py, that of the visible part.
-Needs tabulate and tqdm. A row is compiled when it is first met, which takes some seconds.
+Time is counted in cycles of the multiprocessors. Unlike TFLOP/s these do not change with a GPU's temperature and power:
+half a percent shows. Work is counted as in gpu.py, for the visible part.
+Needs tabulate and tqdm. A row is compiled when first used, which takes a few seconds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import FORWARD, Passes
 from numbattn.cuda.words.spec import Route, everything
 
-PEAK = 4096  # FLOP in a cycle of the tensor cores of a multiprocessor, of elements of two bytes
+PEAK = 4096  # FLOP per cycle of a multiprocessor's tensor cores, for 2-byte elements
 CALLS = 5  # in a graph
 MASKS = ["none", "causal", "Window(1023, 0)", "random 10%", "random 20%", "random 50%", "random 100%", "local_global"]
 TABLES = USUAL, LONG, NARROW, CELLS
@@ -57,12 +57,12 @@ extern "C" __global__ void clocks(long long* found) {
 def clocks(kernel, multiprocessors):
     """The counters of all multiprocessors, at this point of the stream."""
     found = cupy.zeros(multiprocessors, np.int64)
-    kernel((4 * multiprocessors,), (512,), (found,))  # a block finds no room where four are already
+    kernel((4 * multiprocessors,), (512,), (found,))  # four blocks fill a multiprocessor
     return found
 
 
 def cycles(read_clocks, replay, repetitions):
-    """Of one call, the mean over the multiprocessors."""
+    """Cycles of one call, the mean over the multiprocessors."""
     before = read_clocks()
     for _ in range(repetitions):
         replay()
@@ -70,13 +70,13 @@ def cycles(read_clocks, replay, repetitions):
 
 
 def always(row):
-    """Every plan takes this row."""
+    """A context in which every plan takes this row."""
     spec = replace(SPEC, tiles=lambda work: (row,))
     return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, replace(FORWARD, routes=(Route(everything, (spec,)),))))
 
 
 def prepare(arrays, row, options):
-    """A graph of calls, and how often it is to be replayed for a sample."""
+    """A graph of calls, and how often a sample replays it."""
     with always(row):
         replay = Replay(lambda: [na.attention(*arrays, **options) for _ in range(CALLS)])
     return replay, math.ceil(SAMPLE_SECONDS / event_seconds(replay))
@@ -97,7 +97,7 @@ def shares(args, rows, multiprocessors):
         for row in rows:
             try:
                 timers[row] = partial(cycles, read_clocks, *prepare((q, k, v), row, options))
-            except Exception as error:  # too much shared memory, for one
+            except Exception as error:  # too much shared memory, for example
                 failed[row] = why(error)
         flop = 1e12 * case.tflop("forward") * visible
         reached = {row: flop / (PEAK * multiprocessors * np.median(found))

@@ -1,20 +1,20 @@
-"""Many small attentions on a GPU: numbattn, the formula in CuPy and torch's kernels beside a copy of the same bytes.
+"""Many small attentions on a GPU: numbattn, the formula in CuPy and torch's kernels against a copy of the same bytes.
 
     python bench/small.py
     python bench/small.py --quick
     python bench/small.py --parts cells --dtype float32 --size 32x32 64x32 --json small.json
 
-A size is seqlen x head_dim, of 8 heads. What a call has to move is known: q, k, v and o, or q, k, v, do and their three
-gradients. A copy on the GPU that reads and writes as many bytes is the limit.
+A size is seqlen x head_dim, for 8 heads. A call has to move q, k, v and o, or q, k, v, do and three gradients. A copy
+on the GPU that reads and writes as many bytes is the limit.
 
-cells: batches of which each array has 128 MiB, with and without a bias (1, 8, seqlen, seqlen) that the batch shares,
+cells: batches such that each array takes 128 MiB, with and without a bias (1, 8, seqlen, seqlen) that the batch shares,
 and its gradient. variants: masks, scores, dropout and fewer heads of keys, over a plain call. batches: of 1, 8 and
-1000, called one after the other (the host's time is in it, where that is longer) and as a graph of such calls (it is
-not; inputs are in the L2 cache, if they fit).
+1000, called one after the other (with the host's time, if that is longer) and as a graph of such calls (without it;
+inputs are in the L2 cache, if they fit).
 
 Passes are timed alone, by CUDA events around several calls. Results are compared with float64 before anything is timed:
-who is wrong is not timed, and if it is numbattn the command fails. Kernels are compiled first, by all cores.
-Needs tabulate and tqdm; compares with torch and FlashAttention-4 where they are installed.
+a peer that is wrong is not timed, and if it is numbattn the command fails. Kernels are compiled first, on all cores.
+Needs tabulate and tqdm; compares with torch and FlashAttention-4 if they are installed.
 """
 
 import argparse
@@ -58,21 +58,21 @@ from numbattn.cuda.passes import plans
 from numbattn.cuda.views import without_memory
 from numbattn.values import moved
 
-HEADS, HEADS_K = 8, 2  # the latter of grouped queries
-NBYTES = 128 << 20  # of an array: more than an L2 cache holds
+HEADS, HEADS_K = 8, 2  # the latter for grouped queries
+NBYTES = 128 << 20  # per array: more than an L2 cache holds
 SIZES = [*product((16, 20, 32, 64, 128), (16, 32, 64)), *product((256,), (32, 64, 128))]
 SIZES_OF_PART = {"cells": SIZES, "variants": [(64, 32), (32, 32)], "batches": [(64, 32), (32, 32)]}
 QUICK = {"cells": [(32, 32), (64, 32), (128, 64)], "variants": [(64, 32)], "batches": [(64, 32)]}
 BATCHES = 1, 8, 1000
 TORCH = {"float32": ["efficient", "math"], "float64": ["math"], "bfloat16": ["flash", "cudnn", "efficient"]}
 COPY = "copy"
-ARRAYS = {"forward": 4, "backward": 7}  # that a pass reads and writes
+ARRAYS = {"forward": 4, "backward": 7}  # number that a pass reads and writes
 RUNS = {"none": ["forward", "backward"], "shared": ["forward", "backward"], "with gradient": ["backward"]}  # by bias
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 3e-2}  # of the largest element of an array
-SAMPLE_SECONDS, SETTLE_SECONDS = 0.005, 0.05  # as in gpu.py: here are many cells, which resemble each other
+SAMPLE_SECONDS, SETTLE_SECONDS = 0.005, 0.05  # less than in timing.py: there are many similar cells
 CALLS = 20  # in a graph
-CHECKED = 3  # problems of a variant
-MOST_SCORES = 1 << 26  # that are computed at once in float64
+CHECKED = 3  # problems of a variant that are compared
+MOST_SCORES = 1 << 26  # so many at a time in float64
 
 
 class Case(NamedTuple):
@@ -107,7 +107,7 @@ def full_case(dtype, seqlen, head_dim):
 
 
 def cases_of(part, args):
-    """What a part runs: all dtypes, but variants in float32 only; fewer of all in the quick run."""
+    """What a part runs: all dtypes, except variants, in float32 only; fewer cases in a quick run."""
     sizes = args.size or (QUICK if args.quick else SIZES_OF_PART)[part]
     all_dtypes = part == "cells" or (part == "batches" and not args.quick)
     for dtype, (seqlen, head_dim) in product(args.dtype or (list(TORCH) if all_dtypes else ["float32"]), sizes):
@@ -119,7 +119,7 @@ def cases_of(part, args):
 
 # -------------------------------------------------------------------------------------------------------------- checks
 def exact(arrays, bias):
-    """o, dq, dk, dv and the gradient of a shared bias in float64; matrices of scores only for a part of the batch."""
+    """o, dq, dk, dv and the gradient of a shared bias in float64; scores for a part of the batch at a time."""
     batch, heads, seqlen, _ = arrays[0].shape
     count = max(1, MOST_SCORES // (heads * seqlen**2))
     options, parts = {"score": None if bias is None else na.Bias(bias.astype(np.float64))}, []
@@ -133,7 +133,7 @@ def exact(arrays, bias):
 
 
 def error_of(result, expected):
-    """The largest of all arrays, relative to each one's largest; NaN stays."""
+    """The largest error of all arrays, relative to each array's largest element; NaN stays."""
     return rounded(np.max([difference(*pair) for pair in zip(result, expected, strict=True)]))
 
 
@@ -141,7 +141,7 @@ def error_of(result, expected):
 def timed(makers, check, tolerance, rounds, graph=False):
     """Medians of seconds by name, errors, and why others are not timed: they do not run, or are wrong.
 
-    makers[name]() prepares a run; check(name, result) is its error, None where there is nothing to compare.
+    makers[name]() prepares a run; check(name, result) is its error, None if there is nothing to compare.
     """
     timers, errors, failed = {}, {}, {}
     for name, make in makers.items():
@@ -158,9 +158,9 @@ def timed(makers, check, tolerance, rounds, graph=False):
                     run = Replay(partial(in_turn, run))
                 repetitions = max(3, math.ceil(SAMPLE_SECONDS / event_seconds(run)))
             timers[name] = partial(sample, name, run, repetitions)
-        except Exception as error:  # not to run is a result, too
+        except Exception as error:  # not running is a result, too
             failed[name] = why(error)
-            if not graph:  # a graph writes to what torch has cached
+            if not graph:  # a graph writes to memory that torch has cached
                 release()
         run = None
     settle(timers, SETTLE_SECONDS)
@@ -169,26 +169,26 @@ def timed(makers, check, tolerance, rounds, graph=False):
 
 
 def rounded(x):
-    """To four digits."""
+    """Numbers rounded to four digits."""
     return float(f"{x:.4g}")
 
 
 def in_turn(run):
-    """Results of the last of some calls; each gives its memory back, as in a program that goes on."""
+    """Make several calls, each giving its memory back, as in a program that goes on; returns the last results."""
     for _ in range(CALLS):
         result = run()
     return result
 
 
 def peers_of(case, wanted):
-    """Those that are here and take the dtype."""
+    """The peers that are here and take the dtype."""
     here = [*TORCH[case.dtype], "cupy"] if available("float32", ["efficient"]) else ["cupy"]
     return [name for name in ("numbattn", *here, *available(case.dtype, [FA4]))
             if name in wanted and not (name == "cupy" and case.dtype == "bfloat16")]  # fmt: skip
 
 
 def copier(nbytes):
-    """Reads and writes so many bytes in all."""
+    """A function that copies, and reads and writes so many bytes in all."""
     source, target = cupy.zeros(nbytes // 2, np.uint8), cupy.empty(nbytes // 2, np.uint8)
 
     def run():
@@ -249,13 +249,13 @@ def scaled(seconds):
 
 
 def over(seconds, *others):
-    """numbattn's time over the least of these peers'."""
+    """numbattn's time over the shortest of these peers'."""
     least = min((seconds[name] for name in others if name in seconds), default=None)
     return seconds["numbattn"] / least if least and "numbattn" in seconds else None
 
 
 def show_failed(records):
-    """Each reason once, with where it was met first."""
+    """Print each reason once, with its first occurrence."""
     met = {}
     for record in records:
         for name, reason in record["failed"].items():
@@ -267,11 +267,11 @@ def show_failed(records):
 
 # ------------------------------------------------------------------------------------------------------------ variants
 class Variant(NamedTuple):
-    """What a call is given: on all of a batch, or on its first problems."""
+    """The options of a call, for a whole batch or for its first problems."""
 
-    options: Callable  # of so many problems
+    options: Callable  # for a number of problems
     heads_k: int = HEADS
-    tokens: Callable | None = None  # of so many problems, if they are packed: (1, heads, tokens, head_dim)
+    tokens: Callable | None = None  # in a number of problems, if they are packed: (1, heads, tokens, head_dim)
 
     def arrays(self, case):
         return inputs(case.packed_shape if self.tokens else case.shape, case.dtype, self.heads_k)
@@ -281,12 +281,12 @@ class Variant(NamedTuple):
 
 
 def variants_of(case, xp):
-    """By name. Lengths and segments are half of a seqlen to all of it long, Bits show half of the keys."""
+    """Variants by name. Lengths and segments are between half a seqlen and all of it, Bits show half of the keys."""
     batch, seqlen = case.batch, case.seqlen
     rng = np.random.default_rng(2)
     lengths = xp.asarray(rng.integers(-(-seqlen // 2), seqlen, (batch, 1), np.int32, endpoint=True))
     words = rng.integers(0, 1 << 32, (batch, 1, seqlen, -(-seqlen // 32)), np.uint32)
-    bits = xp.asarray(words | np.uint32(1))  # the first key: no row sees nothing
+    bits = xp.asarray(words | np.uint32(1))  # the first key, so that every row sees something
     ends = np.cumsum(rng.integers(-(-seqlen // 2), seqlen, 2 * batch, endpoint=True))
     whole = ends[ends < batch * seqlen]
     offsets = np.array([0, *whole, batch * seqlen], np.int32)
@@ -336,7 +336,7 @@ def prepare_variant(of, arrays, options):
 
 
 def check_variant(variants, arrays, of, name, result):
-    """The error of the first problems, whose results depend on no others. The variants are NumPy's."""
+    """The error of the first problems, whose results depend on no others. The variants hold NumPy arrays."""
     variant = variants[name]
     q, k, v, do = (moved(variant.first(x), np.empty(0)) for x in arrays[name])
     options = variant.options(CHECKED)
@@ -360,7 +360,7 @@ def show_variants(records):
 
 # ------------------------------------------------------------------------------------------------------------ compiled
 def kernels(device, parts):
-    """The keys of numbattn's kernels for all calls of the parts; arrays have no memory."""
+    """The keys of numbattn's kernels for all calls of the parts; arrays take no memory."""
     calls = []
     for part, cases in parts.items():
         for case in cases:
@@ -379,14 +379,14 @@ def kernels(device, parts):
 
 
 def shapes_of(case, variant):
-    """Of q and of k."""
+    """Shapes of q and of k."""
     if variant.tokens:
         return case.packed_shape, case.packed_shape
     return case.shape, (case.batch, variant.heads_k, case.seqlen, case.head_dim)
 
 
 def compile_all(keys):
-    """Into the cache on disk, by a process for each core."""
+    """Compile into the cache on disk, by a process for each core."""
     with ProcessPoolExecutor(min(os.cpu_count(), len(keys)), get_context("spawn"), keep_quiet) as workers:
         for _ in workers.map(build, keys):
             pass
@@ -435,13 +435,13 @@ def main():
             shown(results[part])
             print(f"{part}: {time.perf_counter() - start:.0f} s")
             if args.json:
-                save(args.json, results)  # after each part: what is measured is not lost
+                save(args.json, results)  # after each part, so that what was measured is not lost
     failed = failures({part: results[part] for part in args.parts})
     return f"numbattn is wrong or does not run in {len(failed)} cells" if failed else 0
 
 
 def failures(records):
-    """Those of numbattn, of the records of each part."""
+    """numbattn's failures in the records of each part."""
     return [record for part, found in records.items() for record in found
             if record["failed"] and (part == "variants" or "numbattn" in record["failed"])]  # fmt: skip
 

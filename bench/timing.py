@@ -10,14 +10,14 @@ from common import sampled
 from peers import Replay, array_of, available, context_of, cupy, event_seconds, make_forward, release, torch
 from tqdm import tqdm
 
-SAMPLE_SECONDS = 0.01  # a sample repeats a run for about so long
-SETTLE_SECONDS = 0.3  # of work before the samples of a case: a GPU that is cool runs up to a tenth faster, for a moment
+SAMPLE_SECONDS = 0.01  # a sample repeats a run for about this long
+SETTLE_SECONDS = 0.3  # of work before a case's samples: a cool GPU runs up to a tenth faster, for a moment
 
 
 def measure(makers, rounds, same):
-    """Samples in seconds by name, largest errors relative to the first that runs, and why others do not run.
+    """Samples in seconds by name, largest errors relative to the first peer that runs, and why others do not run.
 
-    makers[name]() prepares a run, a function without arguments that returns a tuple of arrays; `same`: all are to
+    makers[name]() prepares a run, a function without arguments that returns a tuple of arrays. same: all of them should
     return the same, so that nothing wrong is timed.
     """
     timers, errors, failed, expected = {}, {}, {}, None
@@ -32,7 +32,7 @@ def measure(makers, rounds, same):
                     errors[name] = float(np.max([*map(difference, result, expected)]))  # NaN stays
                 repetitions = max(3, math.ceil(SAMPLE_SECONDS / event_seconds(run)))
             timers[name] = partial(sample, name, run, repetitions)
-        except Exception as error:  # out of memory, not supported: not to run is a result, too
+        except Exception as error:  # out of memory or not supported: not running is a result, too
             failed[name] = why(error)
         run = result = None
         if name in failed:
@@ -43,7 +43,7 @@ def measure(makers, rounds, same):
 
 
 def settle(timers, seconds=SETTLE_SECONDS):
-    """Keep the GPU busy until its clock is what it will be."""
+    """Keep the GPU busy until its clock has settled."""
     end = time.perf_counter() + seconds
     while timers and time.perf_counter() < end:
         for run in timers.values():
@@ -76,7 +76,7 @@ def one_pass(forward, of):
 
 
 def difference(got, expected):
-    """The largest, relative to the largest expected."""
+    """The largest difference, relative to the largest expected element."""
     got, expected = (x.astype(np.promote_types(x.dtype, np.float32)) for x in map(array_of, (got, expected)))
     return float(abs(got - expected).max() / abs(expected).max())
 
@@ -94,7 +94,7 @@ def progress(items):
 
 
 def extra_bytes(run):
-    """What a fresh pool of CuPy has taken from the GPU in the end, and by how much torch's peak has grown."""
+    """What a fresh pool of CuPy has taken from the GPU at the end, plus the growth of torch's peak."""
     pool = cupy.cuda.MemoryPool()
     torch_runs = bool(available("float32", ["efficient"]))
     if torch_runs:
@@ -104,5 +104,5 @@ def extra_bytes(run):
         run()
         cupy.cuda.get_current_stream().synchronize()
     nbytes = pool.total_bytes()
-    pool.free_all_blocks()  # or they stay for as long as the process
+    pool.free_all_blocks()  # or they stay as long as the process
     return nbytes + (torch.cuda.max_memory_allocated() - before if torch_runs else 0)

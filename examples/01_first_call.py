@@ -9,7 +9,7 @@ rng = np.random.default_rng(0)
 q, k, v, do = rng.standard_normal((4, 2, 8, 500, 64), dtype=np.float32)  # each (batch, heads, sequence, features)
 
 o = na.attention(q, k, v, causal=True)
-o, backprop = na.attention_vjp(q, k, v, causal=True)  # the same, and a function for the gradients
+o, backprop = na.attention_vjp(q, k, v, causal=True)  # the same o, and a function that returns the gradients
 dq, dk, dv = backprop(do)
 
 exact_o, _ = reference.attention_forward(q, k, v, causal=True)

@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 import numbattn as na
 
-xp = np  # the module that makes the arrays: numpy or cupy, see --xp
+xp = np  # the module of the arrays, numpy or cupy: see --xp
 attention_vjp = na.attention_vjp  # or standard_vjp, see --attention
-half = None  # the dtype of what is multiplied, if not that of the weights, see --dtype
+half = None  # the dtype of products, if not the weights': see --dtype
 
 
 def narrow(x):
@@ -72,7 +72,7 @@ def squared_relu(x):
 
 
 def cross_entropy(logits, targets):
-    """The mean over all tokens, in nats."""
+    """The mean cross-entropy over all tokens, in nats."""
     logits = logits - logits.max(axis=-1, keepdims=True)
     p = xp.exp(logits)
     total = p.sum(axis=-1, keepdims=True)
@@ -105,13 +105,13 @@ def product(x, y):
     if half is None:
         return x @ y
     z = xp.empty((*x.shape[:-1], y.shape[-1]), half)
-    for i in np.ndindex(x.shape[:-2]):  # CuPy multiplies no stacks of bfloat16 matrices
+    for i in np.ndindex(x.shape[:-2]):  # CuPy does not multiply stacks of bfloat16 matrices
         z[i] = x[i] @ y[i]
     return z
 
 
 def standard_vjp(q, k, v, causal=True, mask=None, dropout=None):
-    """What numbattn computes, by the plain formula: Algorithms 0 and 3 of the paper, which keep S and P."""
+    """What numbattn computes, by the plain formula: the paper's Algorithms 0 and 3, which keep S and P."""
     S = q.shape[-1] ** -0.5 * wide(product(q, k.swapaxes(-1, -2)))
     S += xp.triu(xp.full(S.shape[-2:], -xp.inf, S.dtype), 1)
     P = xp.exp(S - S.max(axis=-1, keepdims=True))
@@ -142,7 +142,7 @@ def attention(x, w_qkv, w_out, batch, heads, mask, dropout):
         do, dw_out = out_back(dy)
         dq, dk, dv = attention_back(narrow(do).reshape(batch, seqlen, heads, head_dim).swapaxes(1, 2))
         dqkv = xp.stack([wide(d).swapaxes(1, 2) for d in (dq, dk, dv)], axis=2)
-        rotate(dqkv, rotation.conj())  # gradients turn back
+        rotate(dqkv, rotation.conj())  # gradients are turned back
         dx, dw_qkv = qkv_back(dqkv.reshape(tokens, 3 * width))
         return norm_back(dx), dw_qkv, dw_out
 
@@ -165,13 +165,13 @@ def mlp(x, w_up, w_down):
 
 # -------------------------------------------------------------------------------------------------------------- model
 def init_weights(rng, width, layers, dtype=np.float32):
-    """Weight matrices by name; those of the blocks have an axis of layers in front."""
+    """Weight matrices by name; those of the blocks have a leading axis of layers."""
 
     def normal(*shape, std):
         return xp.asarray(std * rng.standard_normal(shape), dtype=dtype)
 
     std = width**-0.5
-    small = std / (2 * layers) ** 0.5  # such that the sum over all blocks keeps its size
+    small = std / (2 * layers) ** 0.5  # so that the sum over all blocks keeps its size
     return {
         "embed": normal(256, width, std=1),
         "qkv": normal(layers, width, 3 * width, std=std),
@@ -233,13 +233,13 @@ class Adam:
 
 
 def schedule(done):
-    """The factor of the learning rate: up in a line in the first tenth of the training, then down in a cosine."""
+    """The factor of the learning rate: a linear warm-up in the first tenth of the training, then a cosine decay."""
     return min(1, 10 * done) * (1 + math.cos(math.pi * done)) / 2
 
 
 def read_text():
-    """The texts behind Python's help(), as bytes; the last tenth is held out."""
-    # some topics contain others: keep one of equal paragraphs, or we would validate on what we train on
+    """The texts of Python's help(), as bytes; the last tenth is held out."""
+    # some topics contain others: keep equal paragraphs once, or we would validate on what we train on
     paragraphs = dict.fromkeys("\n\n".join(topics.values()).split("\n\n"))
     text = np.frombuffer("\n\n".join(paragraphs).encode(), dtype=np.uint8).astype(int)
     return np.split(text, [len(text) * 9 // 10])
@@ -252,14 +252,14 @@ def windows(text, starts, seqlen):
 
 
 def paragraphs(text):
-    """The text in pieces, each with the two line ends behind it."""
+    """The text in pieces, each with the two line ends after it."""
     ends = np.flatnonzero((text[:-1] == ord("\n")) & (text[1:] == ord("\n"))) + 2
     return [piece for piece in np.split(text, ends) if len(piece) > 1]
 
 
 def packed(documents, total, rng):
     """Random documents, one after the other: inputs, (1, total), the byte after each of them, in one row, and the mask
-    that keeps documents apart. Rotary positions need not begin anew: only their differences matter."""
+    that keeps documents apart. Rotary positions need not restart: only their differences matter."""
     chosen, lengths = [], []
     while sum(lengths) < total:
         document = documents[rng.integers(len(documents))]
@@ -325,12 +325,12 @@ def parse_args():
     parser.add_argument("--heads", type=int, default=4, help="heads of attention")
     parser.add_argument("--lr", type=float, default=3e-3, help="largest learning rate")
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout of attention")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches, dropout and the sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches, dropout and the sample")
     parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="where to compute: CPU or GPU")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32",
-                        help="of what is multiplied; weights and what is added are float32")
+                        help="dtype of products; weights and sums are float32")
     parser.add_argument("--attention", choices=["numbattn", "standard"], default="numbattn",
-                        help="standard: the plain formula, to compare with; without dropout")
+                        help="standard: the plain formula, for comparison; without dropout")
     parser.add_argument("--plot", metavar="FILE", help="save a plot of the losses, e.g. loss.png (needs matplotlib)")
     args = parser.parse_args()
     if args.dropout and args.attention == "standard":
@@ -350,7 +350,7 @@ def main():
         attention_vjp = standard_vjp
     rng = np.random.default_rng(args.seed)
     train, held_out = read_text()
-    held_out = held_out[: (len(held_out) - 1) // args.seqlen * args.seqlen + 1]  # whole windows
+    held_out = held_out[: (len(held_out) - 1) // args.seqlen * args.seqlen + 1]  # whole windows only
     documents = paragraphs(train)
     weights = init_weights(rng, args.width, args.layers)
     adam = Adam(weights)
@@ -371,7 +371,7 @@ def main():
                 else:
                     starts = rng.integers(len(train) - args.seqlen, size=args.batch)
                     inputs, targets = windows(train, starts, args.seqlen)
-                if args.dropout:  # another offset for each step and layer, or all would drop the same
+                if args.dropout:  # a new offset for each step and layer, or all would drop the same elements
                     offsets = range(step * args.layers, (step + 1) * args.layers)
                     dropouts = [na.Dropout(args.dropout, args.seed, offset) for offset in offsets]
                 logits, transformer_back = transformer(inputs, weights, args.heads, mask, dropouts)

@@ -1,4 +1,4 @@
-"""An attention of your own in the tile language: scores capped softly, S = cap * tanh(S / cap), before the softmax.
+"""An attention of your own in the tile language: softly capped scores, S = cap * tanh(S / cap), before the softmax.
 
     python examples/03_own_attention.py
 
@@ -35,17 +35,17 @@ from numbattn.cuda.tile import (
     where,
 )
 
-# what a kernel captures is compiled in
+# what a kernel captures is compiled into it
 HEAD_DIM, CAP = 64, 5.0
 SCALE, ZERO, NO_SCORE = HEAD_DIM**-0.5, np.float32(0), np.float32(-np.inf)
-TILE_M, TILE_N, THREADS = 64, 32, 128  # queries and keys of a tile
+TILE_M, TILE_N, THREADS = 64, 32, 128  # queries and keys in a tile
 
 # layouts: which thread holds which elements. 8 lanes share a row of S and of O, in runs of 1 and 4 columns
 S_TILE, O_TILE = simt(TILE_M, TILE_N, THREADS, 8, 1), simt(TILE_M, HEAD_DIM, THREADS, 8, 4)
-ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()  # a number for each row; a summand of it in each thread
+ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()  # a number per row; and each thread's summand of it
 COPY_Q, COPY_K = copy_layout(TILE_M, HEAD_DIM, THREADS, 4), copy_layout(TILE_N, HEAD_DIM, THREADS, 4)
 
-# places in the memory that the threads of a block share
+# places in the memory that a block's threads share
 shared = SharedMemory()
 SHARED_Q, SHARED_K = shared.tile(TILE_M, HEAD_DIM, np.float32), shared.tile(TILE_N, HEAD_DIM, np.float32)
 SHARED_V, SHARED_P = shared.tile(TILE_N, HEAD_DIM, np.float32), shared.tile(TILE_M, TILE_N, np.float32)
@@ -72,7 +72,7 @@ def softcapped(mQ, mK, mV, mO):
         put(sP, P)
         sync_warp()                                             # a row of P is written and read by the same warp
         O = dot(O * alpha, sP, sV)                              # line 12: O = alpha O + P V
-        sync_threads()                                          # K and V are done with
+        sync_threads()                                          # K and V may be overwritten
     save(mO[batch, head], O / row_sum(l), m0)                   # line 12: O = O / l
 
 
@@ -85,7 +85,7 @@ def softcapped_attention(q, k, v):
 
 
 def formula(q, k, v):
-    """The same in float64, as one writes it."""
+    """The same in float64, as one would write it."""
     q, k, v = (x.astype(xp.float64) for x in (q, k, v))
     S = CAP * xp.tanh(q @ k.swapaxes(-1, -2) * SCALE / CAP)
     P = xp.exp(S - S.max(axis=-1, keepdims=True))

@@ -1,9 +1,9 @@
-"""Attention with gradients in JAX: callbacks on the host, their derivative given by `jax.custom_vjp`.
+"""Attention with gradients in JAX: callbacks to the host, with their derivative given by `jax.custom_vjp`.
 
     pip install jax && python examples/04_jax.py
 
-`attention` works under `jit`, `grad` and `vmap`, and in all combinations of them but second derivatives: a callback
-has none, and JAX says so. On a GPU, JAX copies its arrays to the host and back.
+`attention` works under `jit`, `grad` and `vmap` and all combinations of them, except for second derivatives: a
+callback has none, and JAX says so. On a GPU, JAX copies its arrays to the host and back.
 """
 
 import jax
@@ -14,7 +14,7 @@ import numbattn as na
 
 # or a callback may wait forever for its arguments: https://github.com/jax-ml/jax/issues/24255
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-jax.config.update("jax_default_matmul_precision", "highest")  # of the formula: float32, not TF32, on a GPU
+jax.config.update("jax_default_matmul_precision", "highest")  # for the formula: float32, not TF32, on a GPU
 
 
 @jax.custom_vjp
@@ -24,12 +24,12 @@ def attention(q, k, v):
 
 
 def forward(q, k, v):
-    if len({(x.ndim, *x.shape[:-3]) for x in (q, k, v)}) > 1:  # vmap would put its axis before different ones
+    if len({(x.ndim, *x.shape[:-3]) for x in (q, k, v)}) > 1:  # vmap would put its axis in different places
         raise ValueError(f"q, k and v: got the shapes {q.shape}, {k.shape} and {v.shape}, expected equal batch axes")
     o = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = jax.ShapeDtypeStruct(q.shape[:-1], jnp.promote_types(q.dtype, jnp.float32))
     o, lse = jax.pure_callback(forward_on_host, (o, lse), q, k, v, vmap_method="broadcast_all")
-    return o, (q, k, v, o, lse)  # JAX keeps arrays between the passes, no objects
+    return o, (q, k, v, o, lse)  # JAX keeps arrays between the passes, not objects
 
 
 def backward(residuals, do):

@@ -16,12 +16,12 @@ import numbattn as na
 
 @primitive
 def attention(q, k, v):
-    """o and lse, which has a gradient, too."""
+    """o, and lse, which has a gradient, too."""
     o, saved = na.attention_forward(q, k, v, scale=1.0)
     return o, saved.lse
 
 
-@primitive  # it has no derivative: where a second one is wanted, autograd raises a NotImplementedError
+@primitive  # it has no derivative: autograd raises a NotImplementedError if a second one is asked for
 def backward(do, dlse, *saved):
     return tuple(na.attention_backward(do, na.Saved.of(*saved, scale=1.0), dlse=dlse))
 
@@ -34,7 +34,7 @@ def attention_vjp(argnums, ans, args, kwargs):
     return vjp
 
 
-defvjp_argnums(attention, attention_vjp)  # one backward pass for all three; defvjp takes a function for each
+defvjp_argnums(attention, attention_vjp)  # one backward pass for all three; defvjp would take a function for each
 
 
 def formula(q, k, v):

@@ -1,4 +1,4 @@
-"""Attention as a layer of thinc, over sequences of different lengths, in a model that learns to find the largest digit.
+"""Attention as a thinc layer over sequences of different lengths, in a model that learns to find the largest digit.
 
     python examples/06_thinc.py
 """
@@ -16,7 +16,7 @@ def Attention(heads):
 
 def forward(model, sequences, is_train):
     lengths = [len(qkv) for qkv in sequences]
-    visible = na.Lengths(keys=np.array(lengths)[:, None])  # by batch; heads have the axis of size 1
+    visible = na.Lengths(keys=np.array(lengths)[:, None])  # by sequence; the heads' axis has size 1
     padded = model.ops.pad(sequences)
     qkv = padded.reshape(*padded.shape[:2], 3, model.attrs["heads"], -1).transpose(2, 0, 3, 1, 4)
     o, attention_back = na.attention_vjp(*qkv, mask=visible)  # (batch, heads, seqlen, head_dim), like q, k and v
@@ -31,13 +31,13 @@ def forward(model, sequences, is_train):
 
 
 def draw(rng, batch):
-    """Sequences of 1 to 40 digits, and what to say at each of them: which is the largest of its sequence."""
+    """Sequences of 1 to 40 digits, and what to say at each digit: the largest digit of its sequence."""
     digits = [rng.integers(10, size=seqlen) for seqlen in rng.integers(1, 41, size=batch)]
     return digits, [np.full(len(x), x.max()) for x in digits]
 
 
 if __name__ == "__main__":
-    fix_random_seed(0)  # of the weights
+    fix_random_seed(0)  # for the weights
     rng = np.random.default_rng(0)
     embed, project, classify = (with_array(layer) for layer in (Embed(32, 10), Linear(96, 32), Softmax(10, 32)))
     model = chain(embed, project, Attention(heads=4), classify)

@@ -2,11 +2,11 @@
 
     pip install torch && python examples/07_torch.py
 
-`torch.func.grad` and `vmap` work, also together: the gradients of each sample. Second derivatives and forward mode
+`torch.func.grad` and `vmap` work, also combined, for per-sample gradients. Second derivatives and forward mode
 raise a NotImplementedError.
 
-Tensors on the CPU are passed as NumPy arrays, those on a GPU as CuPy arrays, with both libraries on their default
-streams. They are float16, float32 or float64: NumPy takes no bfloat16 through DLPack.
+CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, with both libraries on their default streams.
+Dtypes are float16, float32 and float64: NumPy takes no bfloat16 through DLPack.
 """
 
 from importlib import import_module
@@ -18,7 +18,7 @@ import numbattn as na
 
 
 class Batched(torch.autograd.Function):
-    """Of tensors with as many axes each: what vmap maps over is one more batch axis of all of them."""
+    """A function of tensors with equal numbers of axes: vmap's axis is one more batch axis of all of them."""
 
     @classmethod
     def vmap(cls, info, in_dims, *tensors):
@@ -29,7 +29,7 @@ class Batched(torch.autograd.Function):
 
 
 class Forward(Batched):
-    """From q, k, v to o, lse."""
+    """q, k, v -> o, lse."""
 
     @staticmethod
     def forward(*qkv):
@@ -46,7 +46,7 @@ class Forward(Batched):
 
 
 class Backward(Batched):
-    """From do, dlse and what was saved to dq, dk, dv: a function of its own, so that derivatives of these raise."""
+    """do, dlse and what was saved -> dq, dk, dv: a function of its own, so that derivatives of these raise an error."""
 
     @staticmethod
     def forward(do, dlse, *saved):
@@ -55,7 +55,7 @@ class Backward(Batched):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Nothing is saved."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -63,7 +63,7 @@ class Backward(Batched):
 
 
 class Attention(Forward):
-    """Causal attention: `Attention.apply(q, k, v)`, whose axes broadcast as in numbattn."""
+    """Causal attention, `Attention.apply(q, k, v)`; axes broadcast as in numbattn."""
 
     @staticmethod
     def apply(*qkv):
@@ -73,7 +73,7 @@ class Attention(Forward):
 
 
 def array(tensor):
-    """The same memory as an array."""
+    """A tensor's memory as an array."""
     xp = import_module("cupy" if tensor.is_cuda else "numpy")
     return xp.from_dlpack(tensor.detach())
 

@@ -2,7 +2,7 @@
 
     python examples/08_attention_maps.py --plot maps.png
 
-A row of a map is a query, the byte after which the next one is predicted: its weights for all bytes up to itself.
+A row of a map is a query, the byte after which the next one is predicted: its weights on all bytes up to itself.
 """
 
 import argparse
@@ -33,14 +33,14 @@ def train(steps, rng):
 
 
 def attention_maps(sentence, weights):
-    """(LAYERS, HEADS, seqlen, seqlen)"""
+    """The weights of all heads for a text, (LAYERS, HEADS, seqlen, seqlen)."""
     maps = []
 
     def attention_vjp(q, k, v, **options):
         maps.append(na.attention_weights(q, k, **options)[0])
         return na.attention_vjp(q, k, v, **options)
 
-    model.attention_vjp = attention_vjp  # is called with q and k of one layer after the other
+    model.attention_vjp = attention_vjp  # called with q and k of one layer after the other
     model.transformer(np.frombuffer(sentence.encode(), np.uint8)[None], weights, HEADS)
     return np.array(maps)
 

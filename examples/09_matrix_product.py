@@ -1,9 +1,9 @@
 """A matrix product on Hopper in the tile language: C = A B^T, by TMA, a pipeline and wgmma.
 
-    python examples/09_matrix_product.py            # 8192 x 8192 on a GPU, beside cuBLAS; simulated without one
+    python examples/09_matrix_product.py            # 8192 x 8192 on a GPU, compared with cuBLAS; simulated without one
 
-Persistent and warp-specialised: in each block one thread of the last warpgroup is the producer, which loads tiles of A
-and B by TMA; two warpgroups are the consumers, with 64 rows of C each. Needs one of numbattn's extras cu12 and cu13.
+Persistent and warp-specialised: in each block one thread of the last warpgroup is the producer and loads tiles of A and
+B by TMA; two warpgroups are the consumers, with 64 rows of C each. Needs one of numbattn's extras cu12 and cu13.
 """
 
 from importlib import import_module
@@ -41,8 +41,8 @@ from numbattn.cuda.tile import (
     wgmma_wait,
 )
 
-ROWS, TILE_N, TILE_K, STAGES, CONSUMERS = 64, 256, 64, 4, 2     # rows of a consumer; columns of C; depth of a stage
-TILE_M, PRODUCER, GROUP = ROWS * CONSUMERS, WARPGROUP * CONSUMERS, 16  # tiles of rows that share columns of B in L2
+ROWS, TILE_N, TILE_K, STAGES, CONSUMERS = 64, 256, 64, 4, 2     # a consumer's rows; a tile's columns; a stage's depth
+TILE_M, PRODUCER, GROUP = ROWS * CONSUMERS, WARPGROUP * CONSUMERS, 16  # row tiles that share columns of B in L2
 C_TILE, VECTORS = wgmma(TILE_N), Alignment(16)
 shared = SharedMemory()
 A_PIPELINE = Pipeline.within(shared, shared.boxes(ROWS, TILE_K, np.float16, STAGES * CONSUMERS), readers=1)
@@ -83,7 +83,7 @@ def consume(mC, tiles, tiles_n, k_blocks):
             next_A, next_B = advance(A, CONSUMERS), advance(B, 1)
             wait(next_A)
             wait(next_B)
-            C = wgmma_wait(dot(C, next_A.tile, next_B.tile.T), 1)   # this one is in flight, the one before is over
+            C = wgmma_wait(dot(C, next_A.tile, next_B.tile.T), 1)   # this one is in flight, the previous one is over
             release(A)
             release(B)
             A, B = next_A, next_B
@@ -112,12 +112,12 @@ def matrix_product(mA, mB, mC, depth):
 
 
 def panels(x):
-    """A matrix as panels of TILE_K columns, without a copy."""
+    """A matrix as panels of TILE_K columns, not copied."""
     return x.reshape(len(x), -1, TILE_K).swapaxes(0, 1)[None]
 
 
 def product(a, b, blocks):
-    """a b^T of float16 matrices whose rows are multiples of TILE_K long."""
+    """a b^T for float16 matrices whose rows are multiples of TILE_K long."""
     c = xp.empty((len(a), len(b)), np.float16)
     maps = TensorMap(panels(a), A_PIPELINE.tile.box), TensorMap(panels(b), B_PIPELINE.tile.box)
     launch(matrix_product, blocks, WARPGROUP * (CONSUMERS + 1), shared.nbytes, *maps, c, np.int32(a.shape[1]))

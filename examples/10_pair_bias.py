@@ -3,8 +3,8 @@
     python examples/10_pair_bias.py --plot bias.png
 
 The sites of a chain, folded at random, exchange signals: each takes the mean of all, weighted by exp(-distance). All
-that a model sees are signals and noisy answers. It is a single attention whose scores are nothing but a bias for each
-pair of sites, shared by the whole batch, as in models of protein structures; what it learns is the map of distances.
+that the model sees are signals and noisy answers. It is a single attention whose scores are nothing but a bias for
+each pair of sites, shared by the whole batch, as in models of protein structures; it learns the map of distances.
 """
 
 import argparse
@@ -21,7 +21,7 @@ NOISE, RATE = 0.05, 0.1
 
 
 def fold(rng):
-    """-distance (SITES, SITES) of the sites of a random walk in space, of steps of length 1."""
+    """-distance (SITES, SITES) between the sites of a random walk in space with steps of length 1."""
     steps = rng.standard_normal((SITES, 3))
     places = np.cumsum(steps / np.linalg.norm(steps, axis=1, keepdims=True), axis=0)
     return -np.linalg.norm(places[:, None] - places, axis=-1)
@@ -33,7 +33,7 @@ def weights_of(bias):
 
 
 def train(hidden, steps, rng):
-    """The bias that is learned, float32 (SITES, SITES)."""
+    """Learn the bias, float32 (SITES, SITES)."""
     nothing = np.zeros((BATCH, SITES, 1), np.float32)
     bias = np.zeros((SITES, SITES), np.float32)
     mean, square = np.zeros_like(bias), np.zeros_like(bias)

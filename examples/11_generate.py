@@ -3,11 +3,11 @@
     python examples/11_generate.py
     python examples/11_generate.py --xp cupy
 
-recomputed: for each new byte the model reads all that came before. cached: a KVCache for each layer keeps keys and
+recomputed: for each new byte the model reads everything before it. cached: a KVCache for each layer keeps keys and
 values, and the model reads only the newest byte. speculative: a table of which byte follows which few, counted in the
 training text, drafts a tree of continuations, and the model verifies all of it in one call; the longest path on which
-every byte is the model's own choice is kept. Decoding is greedy, and exact up to rounding: the texts could differ only
-where two bytes are equally likely but for the last digits of float32. Greedy texts soon repeat themselves.
+every byte is the model's own choice is accepted. Decoding is greedy, and exact up to rounding: the texts could differ
+only where two bytes are equally likely up to the last digits of float32. Greedy texts soon repeat themselves.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numbattn as na
 
 model = import_module("02_transformer")  # `import` takes no name that starts with a digit
 LAYERS, HEADS, WIDTH, BATCH, SEQLEN = 2, 2, 64, 8, 256
-CONTEXT = 4  # bytes by which the draft guesses the next one
+CONTEXT = 4  # number of bytes from which the draft guesses the next one
 PROMPT = b"The "
 
 
@@ -48,7 +48,7 @@ class Reader:
         self.rotations = model.rotations(capacity, head_dim, weights["embed"].dtype)
 
     def read(self, tokens, positions, mask):
-        """Append tokens to the caches; the likeliest byte after each of them."""
+        """Append tokens to the caches; returns the likeliest byte after each of them."""
         weights, rotations = self.weights, self.rotations[model.xp.asarray(positions)]
         x = weights["embed"][model.xp.asarray(tokens)]
         for i, cache in enumerate(self.caches):
@@ -66,7 +66,7 @@ class Reader:
 
 
 def count_followers(text):
-    """How often which byte follows each CONTEXT bytes."""
+    """How often each byte follows any CONTEXT bytes."""
     followers = defaultdict(Counter)
     for i in range(CONTEXT, len(text)):
         followers[text[i - CONTEXT : i]][text[i]] += 1
@@ -74,7 +74,7 @@ def count_followers(text):
 
 
 def draft(followers, text, nodes):
-    """A tree of at most so many tokens, the likeliest first: tokens, parents and depths. Its root ends the text."""
+    """A tree of at most `nodes` tokens, the likeliest first: tokens, parents and depths. Its root ends the text."""
     tokens, parents, depths = [], [], []
     candidates = [(-1.0, -1, -1, text[-CONTEXT:])]  # -probability, parent, its depth, what has been written then
     while candidates and len(tokens) < nodes:
@@ -83,7 +83,7 @@ def draft(followers, text, nodes):
         tokens.append(context[-1])
         parents.append(parent)
         depths.append(depth + 1)
-        counts = followers.get(context, Counter())  # none where the training text has no such bytes
+        counts = followers.get(context, Counter())  # none if the training text has no such bytes
         for byte, count in counts.items():
             child = context[1:] + bytes([byte])
             heapq.heappush(candidates, (p * count / counts.total(), node, depth + 1, child))
@@ -91,7 +91,7 @@ def draft(followers, text, nodes):
 
 
 def longest_path(tokens, parents, choices):
-    """From the root on, as long as a child is what the model chooses after its parent."""
+    """The path from the root on, as long as a child is what the model chooses after its parent."""
     path = [0]
     for node in range(1, len(tokens)):  # parents come before their children
         if parents[node] == path[-1] and tokens[node] == choices[path[-1]]:
@@ -125,20 +125,20 @@ def speculative(count, weights, followers, nodes):
     text += bytes([choice])  # not in the caches yet: the newest byte is the root of the next tree
     while len(text) < len(PROMPT) + count:
         tokens, parents, depths = draft(followers, text, nodes)
-        # a node's position is that in the text, by its depth, not that of its row in the caches
+        # a node's position is its place in the text, by its depth, not its row in the caches
         positions = [len(text) - 1 + depth for depth in depths]
         choices = reader.read(tokens, positions, na.Tail(na.Bits.tree(parents)))
         path = longest_path(tokens, parents, choices)
         for cache in reader.caches:
             cache.keep([path], len(tokens))
-        text += bytes(choices[node] for node in path)  # the bytes of the path behind its root, and one more
+        text += bytes(choices[node] for node in path)  # the bytes of the path after its root, and one more
         calls += 1
     return text[: len(PROMPT) + count], calls
 
 
 def measured(way, count, *given):
-    """The text, having printed how fast it was written."""
-    way(2, *given)  # on a GPU kernels are compiled when first used
+    """Print how fast a text is written; returns the text."""
+    way(2, *given)  # a GPU's kernels are compiled when first used
     start = time.perf_counter()
     text, calls = way(count, *given)
     speed = count / (time.perf_counter() - start)

@@ -1,13 +1,13 @@
-"""Train the transformer of example 02 on sequences that are split over ranks: each of them holds a part of the tokens.
+"""Train the transformer of example 02 on sequences that are split over ranks, each of which holds a part of the tokens.
 
     python examples/12_long_context.py                                              # ranks that take turns, to try it
     python examples/12_long_context.py --devices 2 --seqlen 65536                   # GPUs of this machine
-    mpiexec -n 2 python examples/12_long_context.py --mpi                           # processes, on many machines, too
+    mpiexec -n 2 python examples/12_long_context.py --mpi                           # processes, also on many machines
 
-All of the model but attention looks at one token at a time: each rank does that for its tokens, with a copy of the
-weights, whose gradients are summed. For attention the ranks meet. The code of a rank is a generator, which yields what
-it wants to call, and goes on with the answer when all ranks have come to that call. The loss and its gradients are
-those of one device, which is asserted before and after the training.
+Everything in the model but attention looks at one token at a time: each rank does that for its tokens, with a copy of
+the weights, whose gradients are summed. For attention the ranks meet. The code of a rank is a generator that yields
+what it wants to call, and goes on with the answer when all ranks have come to that call. The loss and its gradients are
+those of a single device, which is asserted before and after the training.
 """
 
 import argparse
@@ -28,25 +28,25 @@ LAYERS, HEADS, WIDTH = 2, 4, 64
 
 # -------------------------------------------------------------------------------------------------------------- ranks
 class Ranks(NamedTuple):
-    """A ring, and the ranks that this process has: all of them, or its own."""
+    """A ring, and the ranks in this process: all of them, or one."""
 
     ring: nad.Ring
     places: list[Any]  # a context for each rank of this process, in which it computes
-    communicator: Any = None  # of MPI, if each rank is a process
+    communicator: Any = None  # MPI's, if each rank is a process
 
     def split(self, x):
-        """The parts of this process's ranks."""
+        """The parts of x that this process's ranks have."""
         parts = self.ring.split(x, axis=0)
         return parts if self.communicator is None else [parts]
 
     def call(self, function, arguments):
-        """A function of numbattn.distributed: what each rank gets for its arguments."""
+        """Call a function of numbattn.distributed: what each rank gets for its arguments."""
         if self.communicator is None:
             return list(zip(*function(self.ring, *map(list, zip(*arguments)))))
         return [function(self.ring, *arguments[0])]
 
     def run(self, generators):
-        """What the ranks' generators return; all of them call the same functions in the same order."""
+        """Run the ranks' generators, which all call the same functions in the same order; returns what they return."""
         answers, results = [None] * len(generators), []
         while not results:
             wanted = []
@@ -62,7 +62,7 @@ class Ranks(NamedTuple):
         return results
 
     def copies(self, weights):
-        """For each rank of this process, where it computes."""
+        """A copy of the weights for each rank of this process, where it computes."""
         found = []
         for place in self.places:
             with place:
@@ -70,7 +70,7 @@ class Ranks(NamedTuple):
         return found
 
     def sum(self, values):
-        """Over all ranks, of this process's values and of all others."""
+        """The sum over all ranks, of this process's values and of all others."""
         total = sum(map(model.xp.asarray, values))
         return total if self.communicator is None else self.communicator.allreduce(total)
 
@@ -90,7 +90,7 @@ def make_ranks(args):
 
 # -------------------------------------------------------------------------------------------------------------- model
 def attention(x, w_qkv, w_out, rotation):
-    """As in example 02; the attention itself, of all ranks, is yielded, and so it is by backprop."""
+    """As in example 02, but the attention of all ranks is yielded, here and in backprop."""
     x, norm_back = model.rmsnorm(x)
     qkv, qkv_back = model.linear(x, w_qkv)
     qkv = qkv.reshape(1, len(x), 3, HEADS, -1)
@@ -140,15 +140,15 @@ def rank_step(weights, tokens, targets, rotation, seqlen):
 
 
 def split_step(ranks, weights, inputs, targets):
-    """The loss and its gradients, of a sequence that is split over the ranks."""
-    rotations = model.rotations(len(inputs), WIDTH // HEADS, weights["embed"].dtype)  # by position: split as tokens are
+    """The loss and its gradients for a sequence that is split over the ranks."""
+    rotations = model.rotations(len(inputs), WIDTH // HEADS, weights["embed"].dtype)  # by position: split like tokens
     parts = ranks.copies(weights), *map(ranks.split, (inputs, targets, rotations))
     losses, grads = zip(*ranks.run([rank_step(*own, len(inputs)) for own in zip(*parts)]))
     return ranks.sum(losses), {name: ranks.sum(of_rank[name] for of_rank in grads) for name in weights}
 
 
 def whole_step(weights, inputs, targets):
-    """The same on one device, by example 02."""
+    """The same on a single device, by example 02."""
     logits, transformer_back = model.transformer(inputs[None], weights, HEADS)
     loss, loss_back = model.cross_entropy(logits, targets)
     return loss, transformer_back(loss_back())

@@ -17,8 +17,8 @@ import numpy as np
 
 import numbattn as na
 
-SITES, SOLVENT, BATCH = 6, 14, 256  # solvent: at most
-SIZE, TYPES = SITES + SOLVENT, SITES + 1  # of a padded set; each site is a type of its own
+SITES, SOLVENT, BATCH = 6, 14, 256  # at most so much solvent
+SIZE, TYPES = SITES + SOLVENT, SITES + 1  # of a padded set; each site has a type of its own
 NOISE, RATE = 0.1, 0.05
 TYPE_OF = np.eye(TYPES, dtype=np.float32)[[*range(SITES), *[SITES] * SOLVENT]]  # (SIZE, TYPES), one-hot
 
@@ -32,8 +32,8 @@ def draw(rng):
 
 
 def energies_vjp(positions, charges, sizes, binding):
-    """The energy of each set, (BATCH,), and a function from dE, their gradients, to that of the binding energies."""
-    # -|x_i - x_j|^2 / 2 = x_i x_j - |x_j|^2 / 2, but for what a row of scores has in common, which softmax ignores
+    """The energy of each set, (BATCH,), and a function from their gradients dE to the binding energies' gradient."""
+    # -|x_i - x_j|^2 / 2 = x_i x_j - |x_j|^2 / 2, up to what a row of scores has in common, which softmax ignores
     q = xp.concatenate([positions, xp.ones_like(charges)], axis=-1)
     k = xp.concatenate([positions, -0.5 * (positions**2).sum(axis=-1, keepdims=True)], axis=-1)
     bias = na.Bias(type_of @ binding @ type_of.T)
@@ -43,16 +43,16 @@ def energies_vjp(positions, charges, sizes, binding):
         (dbias,) = backprop(dE[:, None, None, None] * charges).score
         return type_of.T @ dbias @ type_of
 
-    return (charges * partners).sum(axis=(1, 2, 3)), gradient  # of padding, partners is 0
+    return (charges * partners).sum(axis=(1, 2, 3)), gradient  # padding has no partners: 0
 
 
 def relative(binding):
-    """Without what a row has in common."""
+    """The energies without what each row has in common."""
     return binding - binding.mean(axis=1, keepdims=True)
 
 
 def train(hidden, steps, rng):
-    """The binding energies that are learned, float32 (TYPES, TYPES)."""
+    """Learn the binding energies, float32 (TYPES, TYPES)."""
     binding = xp.zeros_like(hidden)
     mean, square = xp.zeros_like(binding), xp.zeros_like(binding)
     for step in range(1, steps + 1):
@@ -70,7 +70,7 @@ def train(hidden, steps, rng):
 
 
 def largest_change(binding, rng):
-    """Of the energy of a full set, when its solvent particles change places."""
+    """The largest change in a full set's energy when its solvent particles change places."""
     positions, charges, sizes = draw(rng)
     sizes[:] = SIZE
     order = xp.asarray([*range(SITES), *rng.permutation(np.arange(SITES, SIZE))])

@@ -1,4 +1,4 @@
-"""Draw the pictures of examples/README.md: run the examples as they stand, and draw what they compute.
+"""Draw the pictures of examples/README.md: run the examples as they are, and draw what they compute.
 
     python examples/gallery.py                      # all of them, in examples/pictures
     python examples/gallery.py masks tree --folder /tmp
@@ -29,7 +29,7 @@ SHORT = {  # options
 
 def run(example, small, *options):
     """Run an example; return its globals."""
-    sys.modules.pop("02_transformer", None)  # others change it
+    sys.modules.pop("02_transformer", None)  # other examples change it
     sys.argv = [example, *options, *(SHORT.get(example, "").split() if small else ())]
     return runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 
@@ -66,7 +66,7 @@ def metric(file, small):
 
 
 def tree(file, small):
-    """Of the drafts with many branches one with the longest accepted path: its tokens, and what each of them sees."""
+    """A draft with many branches and the longest accepted path: its tokens, and what each of them sees."""
     ran = run("11_generate.py", small)
     text, drafts = ran["text"], []
     for n in range(len(ran["PROMPT"]) + 1, len(text)):
@@ -131,7 +131,7 @@ PICTURES = {draw.__name__: draw for draw in (loss, maps, bias, metric, tree, mas
 
 
 def make_smaller(file):
-    """A picture, of as many colours as it takes to look the same."""
+    """Reduce a picture to as few colours as it takes to look the same."""
     picture = Image.open(file).convert("RGB")
     picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
 

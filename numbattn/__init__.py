@@ -2,9 +2,9 @@
 
 from . import forks, sources  # noqa: F401  before all others, whose files are looked at
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
+from .caches.kv_cache import KVCache
 from .dropout import Dropout, dropout_mask
 from .gradients import Gradients
-from .kv_cache import KVCache
 from .masks import (
     Bits,
     BlockSparse,
@@ -30,8 +30,7 @@ from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "Alibi",

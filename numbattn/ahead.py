@@ -19,7 +19,7 @@ from .values import kinds
 
 
 def _samples(base):
-    """What kinds of masks, or parts of a score, are made of shapes by, by name."""
+    """(name, function that makes it) of each sample of a mask, or of a part of a score, by name."""
     return sorted(sample for kind in kinds(base) for sample in vars(kind).get("_samples", ()))
 
 

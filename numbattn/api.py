@@ -3,18 +3,19 @@
 import math
 from typing import Any, Protocol
 
-from . import faults, reference
+from . import reference
+from .backends import run
+from .caches.kv_cache import KVCache
 from .checks import A, Array, flag
 from .dropout import Dropout
 from .gradients import Gradients
-from .kv_cache import KVCache
 from .masks import Mask
-from .problem import Problem, Saved, checked_gradients, describe, refuse_cache, without_v
+from .problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .scores import Scores
 
 
 class Backprop(Protocol[A]):
-    """What `attention_vjp` returns beside o."""
+    """What `attention_vjp` returns along with o."""
 
     def __call__(
         self, do: Array, dlse: Array | None = None, deterministic: bool = False
@@ -186,7 +187,7 @@ def attention_backward(
     """
     do, dlse = checked_gradients(saved, do, dlse)
     flag("deterministic", deterministic)
-    grads: Gradients[A] = _run(saved.problem, "backward", saved, do, dlse, deterministic)
+    grads: Gradients[A] = run(saved.problem, "backward", saved, do, dlse, deterministic)
     return grads
 
 
@@ -292,38 +293,8 @@ def _forward(
     """o, and what is saved or None."""
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
     packing = inputs.packing
-    o, saved = _run(problem, "forward", problem, inputs, out if packing is None else None, save=save)
+    o, saved = run(problem, "forward", problem, inputs, out if packing is None else None, save=save)
     if packing is not None:
         o = packing.packed(o, out)
         saved = saved and Saved(problem, inputs, o, packing.packed(saved.lse, fill=-math.inf))
     return o, saved
-
-
-def _run(problem: Problem, name: str, *args: Any, **options: Any) -> Any:
-    """A pass; an error in it that is numbattn's own says so."""
-    backend = _backend(problem)
-    try:
-        return getattr(backend, name)(*args, **options)
-    except Exception as error:
-        if faults.is_fault(error):
-            raise faults.fault(error, problem, backend) from error
-        raise
-
-
-BACKENDS: dict[str, Any] = {}  # by library: the module or object with forward and backward
-
-
-def _backend(problem: Problem) -> Any:
-    return BACKENDS.get(problem.xp) or _imported(problem.xp)
-
-
-def _imported(xp: str) -> Any:
-    """Imported when first needed, since importing Numba takes its time."""
-    if xp == "cupy":
-        from .cuda.launch import current_gpu
-        from .cuda.passes import Passes
-
-        return BACKENDS.setdefault(xp, Passes(current_gpu))
-    from . import cpu
-
-    return BACKENDS.setdefault(xp, cpu)

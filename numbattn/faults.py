@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .checks import UserError
-from .problem import Problem
+from .version import __version__
 
 # say themselves what is wrong; floating-point errors are raised where NumPy is told to raise them
 STATED = UserError, NotImplementedError, MemoryError, OSError, ImportError, FloatingPointError, Warning
@@ -23,17 +23,15 @@ def is_fault(error: Exception) -> bool:
     return not isinstance(error, STATED) and _where(error.__traceback__).partition(".")[0] in OURS
 
 
-def fault(error: Exception, problem: Problem, backend: Any) -> Fault:
+def fault(error: Exception, problem: Any, backend: Any) -> Fault:
     """The Fault that stands for an error."""
     first, *_ = [*str(error).splitlines(), ""]
     return Fault(f"this is a fault of numbattn, {type(error).__name__}: {first}\nPlease report it with this line: "
                  f"{line_of(problem, backend)}")  # fmt: skip
 
 
-def line_of(problem: Problem, backend: Any) -> str:
+def line_of(problem: Any, backend: Any) -> str:
     """All that decides what is computed how, in a line."""
-    from . import __version__
-
     shapes = ", ".join(f"{name} {shape} {strides}" for name, shape, strides in
                        zip("qkv", problem.shapes, problem.strides))  # fmt: skip
     cache = "" if problem.cache is None else f", cache {problem.cache.dtype}, page_size {problem.cache.page_size}"

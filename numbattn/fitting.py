@@ -1,4 +1,4 @@
-"""Masks and scores beside the arrays of a call: checked, broadcast, and in the library of q.
+"""Masks and scores fitted to the arrays of a call: checked, broadcast, and in the library of q.
 
 The shape of a call is that of its S: batch axes, heads included, seqlen_q and seqlen_k.
 """
@@ -40,7 +40,7 @@ def _fitted_anew(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
 
 
 def fitted_score(parts: tuple[Part, ...], q: Any, shape: Shape, xp: str, frame: Mask | None) -> tuple[Part, ...]:
-    """The parts of a score, beside a mask with this frame."""
+    """The parts of a score, in a call whose mask has this frame."""
     return tuple([_fitted_part(part, q, shape, xp)._within(frame) for part in parts])
 
 
@@ -57,7 +57,7 @@ def _fitted_part(part: Part, q: Any, shape: Shape, xp: str) -> Part:
 def check_part(part: Part, shape: Shape, xp: str) -> None:
     for name, array in part._arrays().items():
         if library(array) not in ("numpy", xp):
-            raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray beside inputs of "
+            raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray with inputs of "
                             f"{xp}")
     part._fit(shape[:-2], *shape[-2:])
     _check_held("score", part, shape, xp)
@@ -83,7 +83,7 @@ def _check_held(of: str, part: Mask | Part, shape: Shape, xp: str) -> None:
                 raise ValueError(f"{name}: got {array}, allowed 0 to {largest}")
             continue
         if library(array) not in ("numpy", xp):
-            raise TypeError(f"{name}: got a {library(array)}.ndarray beside inputs of {xp}")
+            raise TypeError(f"{name}: got a {library(array)}.ndarray with inputs of {xp}")
         lead = array.shape[: array.ndim - len(own)]
         fits = len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch))
         if not fits or array.shape[len(lead) :] != own:
@@ -110,11 +110,11 @@ def _shape_to_pass(name: str, given: Shape, batch: Shape, own: Shape) -> str:
 
 
 def _warn_of_packed_keys(mask: Mask) -> None:
-    """Of Lengths in an `|` beside Segments."""
+    """Warn of Lengths in an `|` with Segments."""
     leaves = (leaf for part in mask._parts if isinstance(part, AnyOf) for leaf in part._leaves)
     for leaf in leaves:
         if isinstance(leaf, Lengths) and leaf.keys is not None:
-            warn(f"mask: got {leaf} in an | beside Segments, where it counts the keys of the packed array: the first "
+            warn(f"mask: got {leaf} in an | with Segments, where it counts the keys of the packed array: the first "
                  f"keys of each segment are First({shown(leaf.keys)})")
 
 

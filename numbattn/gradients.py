@@ -10,7 +10,7 @@ from .values import sum_broadcast
 
 
 class Gradients(tuple[A, A, A]):
-    """dq, dk, dv: a named tuple of three, with the gradients of the score beside them.
+    """dq, dk, dv: a named tuple of three, which carries the gradients of the score.
 
     Attributes
     ----------

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .backends import backend
 from .checks import DTYPES, FLOATING, A, Array, dtype_of_sums, library, same_library, words_for
 from .values import rounded
 
@@ -15,7 +16,7 @@ from .values import rounded
 
 
 class MergeBackprop(Protocol[A]):
-    """What `merge_vjp` returns beside o and lse."""
+    """What `merge_vjp` returns along with o and lse."""
 
     def __call__(self, do: Array, dlse: Array | None = None) -> list[tuple[A, A]]: ...
 
@@ -118,9 +119,7 @@ def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
     """Add attention over other keys to o and lse, all of the dtype of sums: o in out, which may be o, or be of another
     dtype; lse where it lies."""
     if library(o) == "cupy":
-        from .cuda.merge import merge_into  # imported when first needed, since importing Numba takes its time
-
-        merge_into(out, o, lse, part, part_lse)
+        backend("cupy").merge_into(out, o, lse, part, part_lse)
     else:
         out[...], lse[...], _ = _merged([(o, lse), (part, part_lse)])
 
@@ -129,9 +128,7 @@ def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
 def sum_into(out: Any, *terms: Any) -> None:
     """Add up arrays of the dtype of sums, in out, which may be one of them, or be of another dtype."""
     if library(out) == "cupy":
-        from .cuda.merge import sum_into
-
-        sum_into(out, *terms)
+        backend("cupy").sum_into(out, *terms)
     else:
         out[...] = reduce(np.add, terms)
 

@@ -1,5 +1,5 @@
 """Arrays and options -> one frozen Problem, what is to be computed. What does not fit in a call is refused here, in
-fitting.py and in ragged.py, but for what only some device cannot do, which its plan refuses."""
+fitting.py and in caches/ragged.py, but for what only some device cannot do, which its plan refuses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from .caches.kv_cache import CacheLayout, KVCache
+from .caches.masked import masked
+from .caches.ragged import Ragged, ragged
 from .checks import (
     DTYPES,
     FLOATING,
@@ -30,10 +33,8 @@ from .checks import (
 )  # fmt: skip
 from .dropout import Dropout
 from .fitting import check_numbers, fitted_mask, fitted_score
-from .kv_cache import CacheLayout, KVCache
 from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
-from .ragged import Ragged, ragged
 from .scores import ArrayPart, Part, Scores, as_parts
 from .values import Value, rounded
 
@@ -226,7 +227,7 @@ def describe(
     dropout: Dropout | None = None, score: Scores = None, out: Any = None, origin: Origin | None = None,
     wide: bool = False,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
-    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, beside which q may be
+    """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, with which q may be
     packed: then the Problem is that of q as a batch, whose results `Inputs.packing` packs.
 
     origin, wide: of a part of a larger attention, whose results are put together in the dtype of sums.
@@ -237,7 +238,7 @@ def describe(
     cache, packing, passed = k if isinstance(k, KVCache) else None, None, q
     if cache is not None:
         packing = _packing(cache, q, v, given)
-        q, given = (q, cache._beside(given)) if packing is None else (packing.q, packing.mask)
+        q, given = (q, masked(cache, cache.lengths, given)) if packing is None else (packing.q, packing.mask)
         k, v = cache.k, cache.v
     xp = library(q)
     if xp is None or type(q) is not type(k) or type(k) is not type(v):
@@ -245,7 +246,7 @@ def describe(
     wanted = parts = () if score is None else as_parts(score)
     dtypes, shapes = (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape)
     if cache is not None:
-        dtypes, shapes = (q.dtype, *cache._dtypes_beside(q.dtype)), (q.shape, *cache._shapes)
+        dtypes, shapes = (q.dtype, *cache._dtypes_with(q.dtype)), (q.shape, *cache._shapes)
     problem = _problem(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, tuple([part._kind for part in parts]),
         dropout is not None, cache and cache._layout, wide,
@@ -276,9 +277,9 @@ def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
 
 
 def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
-    """Check q beside a cache: a batch, or, beside Segments, packed queries, and then what they are as a batch."""
+    """Check q with a cache: a batch, or, with Segments, packed queries, and then what they are as a batch."""
     if v is not None:
-        raise TypeError(f"v: got {words_for(v)} beside a KVCache, which has its own: leave it out")
+        raise TypeError(f"v: got {words_for(v)} with a KVCache, which has its own: leave it out")
     same_library(q=q, KVCache=cache.k)
     cache._check_contents()
     if mask._segments is not None:

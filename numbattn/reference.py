@@ -61,7 +61,7 @@ def attention_backward(
     D = (P * dP).sum(axis=-1, keepdims=True)
     dS = P * (dP - D + dLse)                                    # line 3: dS = P (dP - rowsum(P dP)); d lse / dS = P
     dScores: list[Any] = []
-    for part, S in reversed(list(zip(inputs.score, scores))):   # dS behind each part of the score, from the last one on
+    for part, S in reversed(list(zip(inputs.score, scores))):   # dS after each part of the score, from the last one on
         found = part._gradient(dS, lse, (D - dLse)[..., 0]) if part._wants_gradient else None
         dScores[:0] = [found] * len(part._weights)
         with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: no gradient is there
@@ -126,7 +126,7 @@ def _recompute(
 
 
 def _heads(x: Any, problem: Problem) -> Any:
-    """x in float64 with all batch axes, query head h beside its key head h // group_size."""
+    """x in float64 with all batch axes, query head h with its key head h // group_size."""
     x = x.astype(np.float64).reshape((1,) * (3 - x.ndim) + x.shape)
     x = np.repeat(x, problem.heads // max(x.shape[-3], 1), axis=-3)
     return np.broadcast_to(x, (*problem.batch[:-1], *x.shape[-3:]))

@@ -74,7 +74,7 @@ def check_score(
     if not 0 <= spread < math.inf:
         raise ValueError(f"spread: got {spread}, allowed are finite numbers, 0 or more")
     score, rng = score._like(np.empty(0)), np.random.default_rng(0)
-    compiled: Any = import_module("numbattn.cpu.function")  # Numba is not imported before it is needed
+    compiled = _compiled()
     value, slope = compiled.element(score), compiled.element(score, derivative=True)
     _check_reads(score, shape, rng.normal(scale=spread, size=1021))
     places = list(_compared(shape))
@@ -90,9 +90,15 @@ def check_score(
     return error
 
 
+def _compiled() -> Any:
+    """Functions of scores as kernels on CPUs compute them: Numba is not imported before it is needed."""
+    from .cpu import function
+
+    return function
+
+
 def _check_reads(score: Score, shape: tuple[int, ...], S: Any) -> None:
-    compiled: Any = import_module("numbattn.cpu.function")
-    outside = compiled.place_outside(score, shape, _walks(shape), S)
+    outside = _compiled().place_outside(score, shape, _walks(shape), S)
     if outside is not None:
         shapes = ", ".join(str(x.shape) for x in score.arrays)
         raise ValueError(f"score: {score.function.__qualname__} reads outside of its arrays, of shapes {shapes}, at "
@@ -193,8 +199,8 @@ def _cupy() -> Any:
 
 def _compare_on_a_gpu(xp: Any, score: Score, shape: tuple[int, ...], rng: Any, spread: float) -> None:
     """A call of attention in the first places, against numbattn.reference, where the function runs in Python."""
-    api: Any = import_module("numbattn.api")
-    reference: Any = import_module("numbattn.reference")
+    from . import api, reference
+
     batch, heads, seqlen_q, seqlen_k = map(min, shape, (2, 2, 16, 16))
     q, k, v = (rng.normal(size=(batch, heads, n, 8)) for n in (seqlen_q, seqlen_k, seqlen_k))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)

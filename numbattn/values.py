@@ -18,7 +18,7 @@ MOST_KNOWN = 32  # entries of a Memo
 
 
 class Held(NamedTuple):
-    """An array that a value holds, with the shape it must have behind the batch axes and the largest value allowed."""
+    """An array that a value holds, with the shape it must have after the batch axes and the largest value allowed."""
 
     name: str
     array: Any
@@ -141,7 +141,7 @@ def clip(x: Any, low: int, high: int) -> Any:
 
 
 def for_queries(x: Any) -> Any:
-    """A number, or an array with an axis of queries behind its own."""
+    """A number, or an array with an axis of queries after its own."""
     return x if isinstance(x, int) else x[..., None]
 
 

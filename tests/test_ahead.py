@@ -20,7 +20,7 @@ def test_a_plan_is_shown(capsys):
     assert "o does not lie in vectors of 16 bytes, or has negative strides" in shown
     forward, backward = shown.split("backward\n")
     kernels = [re.findall(r"^  \w+\.(\w+) .* \d+\.\d KB ", text, re.M) for text in (forward, backward)]
-    assert kernels == [["forward"], ["delta", "backward_kv", "round_dq"]]
+    assert kernels == [["hopper_forward"], ["delta", "hopper_backward_kv", "round_dq"]]
     assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
 
 
@@ -43,11 +43,11 @@ def unbuilt(monkeypatch):
     monkeypatch.setattr(ahead, "_row", lambda step, device: {"kernel": step.key.name})
 
 
-@pytest.mark.parametrize(("option", "last"), [([], "round_dq"), (["--deterministic"], "backward_q")])
+@pytest.mark.parametrize(("option", "last"), [([], "round_dq"), (["--deterministic"], "hopper_backward_q")])
 def test_a_plan_says_how_gradients_become_deterministic(option, last, unbuilt, capsys):
     assert main(["plan", "--cc", "9.0", "--head-dim", "64", "--seqlen", "300", *option]) == 0
     _, *kernels = re.findall(r"^  (\w+)$", capsys.readouterr().out.partition("backward\n")[2], re.M)
-    assert kernels == ["delta", "backward_kv", last]
+    assert kernels == ["delta", "hopper_backward_kv", last]
 
 
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
@@ -64,7 +64,7 @@ def test_sums_of_what_a_batch_shares_are_compiled_too(monkeypatch):
     names, options = set(), "--cc 9.0 --head-dim 64 --seqlen 200 --score bias --pass backward"
     monkeypatch.setattr(ahead, "_in_processes", lambda most, build, keys, unit: names.update(key.name for key, in keys))
     assert main(["compile", *options.split()]) == 0
-    assert {"bias_gradient_hopper", "sum_parts"} <= names
+    assert {"hopper_bias_gradient", "sum_parts"} <= names
 
 
 MASKS_OF_INTERVALS = ["segments", "causal-segments", "window-segments", "prefix", "intervals"]

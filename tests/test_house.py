@@ -13,11 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = {path.relative_to(ROOT).with_suffix("").parts: path for path in ROOT.glob("numbattn/**/*.py")}
 FOLDERS = sorted({"/".join(parts[:-1]) for parts in FILES})
-KNOWN = {  # (importer, imported), until they are mended
-    ("numbattn/faults", "numbattn/__init__"),
-    ("numbattn/kv_cache", "numbattn/cuda/caches/append"),
-    ("numbattn/masks/base", "numbattn/masks/__init__"),
-}
 
 
 def floors():
@@ -52,7 +47,7 @@ def arrows():
     for file, path in FILES.items():
         for other in imports(file, path):
             shared = tuple(a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(file, other)))
-            if file != other and ("/".join(file), "/".join(other)) not in KNOWN:
+            if file != other:
                 found["/".join(shared)][file[len(shared)]].add(other[len(shared)])
     return found
 

@@ -69,7 +69,10 @@ def test_a_memmap_is_an_array(tmp_path):
 
 
 FAULTS = {
-    ("test_ragged.py::test_out_is_checked_before_anything_runs", "test_kv_cache.py::test_errors_of_calls"): {
+    (
+        "caches/test_ragged.py::test_out_is_checked_before_anything_runs",
+        "caches/test_kv_cache.py::test_errors_of_calls",
+    ): {
         "problem.out_shape if packing is None else packing.shape_of(problem.out_shape)": "problem.out_shape",
         "(*caches, *asked._leaves, *wanted)": "(*asked._leaves, *wanted)",
         "*asked._leaves, *wanted)": "*given._leaves, *wanted)",

@@ -1,1 +1,1 @@
-"""The experiments of the FlashAttention paper (Dao et al. 2022) once more, and what came of each of its claims."""
+"""The experiments of the FlashAttention paper (Dao et al. 2022), repeated, and what came of each of its claims."""

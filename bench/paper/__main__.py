@@ -4,12 +4,13 @@
     python bench/paper training --help
 
 figure2      bytes, block sizes and sparsity
-figure3      time and memory by sequence length, beside approximations
+figure3      time and memory by sequence length, compared with approximations
 training     GPT-2 small, by context
 long_range   tasks of the Long Range Arena, long documents, and steps at the lengths of Path-X
 io_model     the bytes that the plan, the standard formula and the theorems predict
 """
 
+import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,12 +19,14 @@ EXPERIMENTS = "figure2", "figure3", "training", "long_range", "io_model"
 
 
 def main():
-    name, *options = sys.argv[1:] or [None]
-    if name not in EXPERIMENTS:
-        sys.exit(__doc__)
-    return import_module(f"paper.{name}").main(options)
+    parser = argparse.ArgumentParser(prog="python bench/paper", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("name", choices=EXPERIMENTS)
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="those of the experiment: NAME --help")
+    args = parser.parse_args()
+    return import_module(f"paper.{args.name}").main(args.options)
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # bench/, in which both find what they share
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # bench/, whose modules they share
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What results say to the claims: functions from the JSON of runs to a text, or None where a peer has not run."""
+"""What results say about the claims: functions from the JSON of runs to a text, or None if a peer has not run."""
 
 import math
 from collections import Counter
@@ -12,14 +12,14 @@ STANDARD = "standard"
 
 
 def times(ratios, what="as fast", digits=1):
-    """As "2.1 to 3.4 times as fast, at 128 to 2048", of ratios by seqlen; None of none."""
+    """Such as "2.1 to 3.4 times as fast, at 128 to 2048", from ratios by seqlen; None if there are none."""
     if not ratios:
         return None
     return f"{span(ratios.values(), digits)} times {what}, at {span(ratios, 0)}"
 
 
 def the(peer):
-    """Its name in a sentence."""
+    """A peer's name in a sentence."""
     return "the " * (peer == STANDARD) + label_of(peer).removeprefix("numbattn, ")
 
 
@@ -29,7 +29,7 @@ def trainings(training):
 
 
 def faster_training(training):
-    """Beside the standard formula, at each context."""
+    """Speed relative to the standard formula at each context."""
     ran = trainings(training)
     found = [f"{tokens_per_second(ran[OURS, n]) / tokens_per_second(ran[STANDARD, n]):.1f} at {n}"
              for n in values(training["records"], "context") if {(OURS, n), (STANDARD, n)} <= ran.keys()]  # fmt: skip
@@ -37,7 +37,7 @@ def faster_training(training):
 
 
 def longer_contexts(training):
-    """Beside the standard formula at the shortest context."""
+    """Speed relative to the standard formula at the shortest context."""
     ran, contexts = trainings(training), values(training["records"], "context")
     base = ran.get((STANDARD, contexts[0]))
     found = [f"{tokens_per_second(ran[OURS, n]) / tokens_per_second(base):.1f} at {n}"
@@ -49,7 +49,7 @@ def same_losses(training):
     ran, apart = trainings(training), []
     for n in values(training["records"], "context"):
         if {(OURS, n), (STANDARD, n)} <= ran.keys():
-            pairs = zip(ran[OURS, n]["losses"], ran[STANDARD, n]["losses"])  # of the steps that both have made
+            pairs = zip(ran[OURS, n]["losses"], ran[STANDARD, n]["losses"])  # for the steps that both have made
             apart.append(abs(smoothed([ours - standard for ours, standard in pairs])).max())
     return f"means of {SMOOTHED} losses are at most {max(apart):.4f} bits per byte apart" if apart else None
 
@@ -62,7 +62,7 @@ def held_out_losses(training):
 
 # ------------------------------------------------------------------------------------------------------- long inputs
 def task_times(long_range):
-    """Of a step with the standard formula over one with numbattn, by task."""
+    """Time of a step with the standard formula over one with numbattn, by task."""
     found = {}
     for record in select(long_range["records"], part="tasks", failed=None):
         found.setdefault(record["seqlen"], {})[record["attention"]] = record["seconds"]
@@ -70,7 +70,7 @@ def task_times(long_range):
 
 
 def sparse_steps(long_range):
-    """Of images as long as the tasks of the Long Range Arena."""
+    """Steps on images as long as the tasks of the Long Range Arena."""
     ran = steps_of(long_range)
     return times({n: ran[STANDARD, n]["seconds"] / ran["block-sparse", n]["seconds"]
                   for n in (32 * 32, 64 * 64) if {(STANDARD, n), ("block-sparse", n)} <= ran.keys()})  # fmt: skip
@@ -82,7 +82,7 @@ def steps_of(long_range):
 
 
 def task_accuracies(long_range):
-    """Of numbattn and of the standard formula after as many seconds."""
+    """Accuracies of numbattn and of the standard formula after equally many seconds."""
     found = {}
     for record in select(long_range["records"], part="tasks", failed=None):
         found.setdefault(record["task"], {})[record["attention"]] = 100 * record["curve"][-1][2]
@@ -92,7 +92,7 @@ def task_accuracies(long_range):
 
 
 def steps_at(side):
-    """A function: seconds and memory of a step on images of side x side pixels."""
+    """A function that tells seconds and memory of a step on images of side x side pixels."""
 
     def found(long_range):
         told = [f"{label_of(name)} {1e3 * x['seconds']:.0f} ms, {x['bytes'] / 1e9:.1f} GB"
@@ -120,7 +120,7 @@ def left(figure2):
 
 
 def work(figure2):
-    """FLOPs, bytes and time over the standard formula's, and what the bytes are."""
+    """FLOPs, bytes and time over the standard formula's, and where the bytes are from."""
     ours, standard = left(figure2)
     nbytes, kind = bytes_of(left(figure2))
     timed = ours["seconds"] and standard["seconds"]
@@ -145,7 +145,7 @@ def faster_attention(figure2):
 
 
 def block_sizes(figure2):
-    """Which is the fastest of the kernel for any GPU."""
+    """The fastest block size of the kernel for any GPU."""
     records = [x for x in select(figure2["records"], part="block-size", unit="mma") if x["seconds"]]
     if not records:
         return None
@@ -155,7 +155,7 @@ def block_sizes(figure2):
 
 
 def bytes_by_block(figure2):
-    """From L2 to the multiprocessors, from the smallest to the largest block."""
+    """Bytes from L2 to the multiprocessors, with the smallest and with the largest block."""
     records = select(figure2["records"], part="block-size", unit="mma")
     (most, *_, fewest), kind = bytes_of(records, *TO_MULTIPROCESSORS)
     larger = records[-1]["tile_m"] // records[0]["tile_m"]
@@ -163,7 +163,7 @@ def bytes_by_block(figure2):
 
 
 def by_sparsity(figure2):
-    """Time over that of dense attention times the visible share."""
+    """Time over the visible share of dense attention's time."""
     ratios = [x["seconds"] / x["ideal"] for x in figure2["records"] if x.get("ideal") and x["seconds"]]
     return ratios and f"{span(ratios)} times the visible share of the dense time"
 
@@ -175,7 +175,7 @@ def intensity(figure2):
 
 
 def standard_bytes(figure2):
-    """Of DRAM, for a pair of a query and a key."""
+    """Bytes of DRAM for a pair of a query and a key."""
     _, standard = left(figure2)
     (nbytes,), kind = bytes_of([standard])
     batch, heads, seqlen, _ = standard["shape"]
@@ -183,7 +183,7 @@ def standard_bytes(figure2):
 
 
 def backward_flops(figure2):
-    """Of both passes without the 4 of forward, in N^2 d."""
+    """FLOPs of both passes without forward's 4, in N^2 d."""
     ours, _ = left(figure2)
     batch, heads, seqlen, head_dim = ours["shape"]
     return f"{ours['predicted']['flops'] / (batch * heads * seqlen**2 * head_dim) - 4:.0f} N²d"
@@ -191,7 +191,7 @@ def backward_flops(figure2):
 
 # ------------------------------------------------------------------------------------------------------------ figure 3
 def settings_of(figure3):
-    """The paper's first: with dropout and padding."""
+    """The settings, the paper's first: with dropout and padding."""
     return list(dict.fromkeys(x["setting"] for x in figure3["records"]))
 
 
@@ -210,21 +210,21 @@ def nbytes(record):
 
 
 def over(figure3, peer, other, value, longest=math.inf, setting=None):
-    """Of one peer over the other, by seqlen."""
+    """A value of one peer over the other's, by seqlen."""
     ran = curves(figure3, setting)
     return {n: value(x) / value(ran[other, n]) for (name, n), x in ran.items()
             if name == peer and (other, n) in ran and n <= longest}  # fmt: skip
 
 
 def faster_than_standard(figure3):
-    """Beside the formula in CuPy, and in PyTorch where that has run."""
+    """Speed relative to the formula in CuPy, and in PyTorch if that has run."""
     in_cupy, in_torch = (over(figure3, peer, OURS, milliseconds, 2048) for peer in (STANDARD, "math"))
     told = f", {span(in_torch.values(), 1)} times as fast as in PyTorch" if in_torch else ""
     return times(in_cupy, f"as fast as in CuPy{told}")
 
 
 def overtaken(figure3):
-    """From which length on an approximation is faster, to the longest. Linear attention knows no dropout."""
+    """The length from which on an approximation is faster, up to the longest. Linear attention has no dropout."""
     told = []
     for name, setting in (("linformer", None), ("linear", "none")):
         ratios = over(figure3, OURS, name, milliseconds, setting=setting)
@@ -240,7 +240,7 @@ def longest(figure3):
 
 
 def won(figure3, best, value, short=math.inf):
-    """At how many of the lengths up to `short` it is better than all others; block-sparse is nobody's rival."""
+    """At how many of the lengths up to `short` a peer is better than all others; block-sparse is nobody's rival."""
     ran = curves(figure3)
     lengths = [n for name, n in ran if name == best and n <= short]
     rivals = {n: [value(x) for (name, m), x in ran.items() if m == n and name not in (best, "block-sparse")]
@@ -268,7 +268,7 @@ def scales_to(figure3):
 
 
 def memory_of(peer):
-    """A function: over numbattn's."""
+    """A function that tells a peer's memory over numbattn's."""
     return lambda figure3: times(over(figure3, peer, OURS, nbytes), f"as much for {the(peer)}")
 
 
@@ -277,14 +277,14 @@ def memory_growth(figure3):
 
 
 def growth(figure3, name, value):
-    """The exponent of seqlen from the last but one to the longest, of one element of the batch."""
+    """The exponent of seqlen between the two longest, for one element of the batch."""
     found = sorted((n, value(x) / x["batch"]) for (peer, n), x in curves(figure3).items() if peer == name)
     (n, first), (m, last) = found[-2:]
     return math.log(last / first) / math.log(m / n)
 
 
 def time_growth(figure3):
-    """Of those that ran at two lengths."""
+    """Exponents of the peers that ran at two lengths."""
     lengths = Counter(name for name, _ in curves(figure3))
     told = [f"{the(name)} {growth(figure3, name, milliseconds):.2f}"
             for name in (OURS, "linformer") if lengths[name] > 1]  # fmt: skip
@@ -324,14 +324,14 @@ def dropout_memory(figure3):
 
 # --------------------------------------------------------------------------------------------------------- other runs
 def linear_memory(costs):
-    """From the last but one to the longest."""
+    """The exponent of seqlen between the two longest."""
     before, last = costs["memory"][-2:]
     exponent = math.log(last["bytes"][OURS] / before["bytes"][OURS]) / math.log(last["seqlen"] / before["seqlen"])
     return f"seqlen^{exponent:.2f}; {last['bytes'][OURS] / 1e6:.0f} MB at {last['seqlen']}, {last['heads']} heads"
 
 
 def matrix_bytes(costs):
-    """Of the standard formula, for a head."""
+    """Memory of the standard formula for one head."""
     records = [x for x in costs["memory"] if "cupy" in x["bytes"]]
     if not records:
         return None
@@ -348,7 +348,7 @@ def matrix_saved(costs):
 
 
 def exact(accuracy):
-    """RMS errors, and over the standard formula's."""
+    """RMS errors, and their ratio to the standard formula's."""
     records = select(accuracy["accuracy"], dtype="float32")
     if not records:
         return None
@@ -358,7 +358,7 @@ def exact(accuracy):
 
 
 def causal_share(speed):
-    """Of the time without a mask."""
+    """Time with a causal mask over the time without."""
     found = {(x["head_dim"], x["seqlen"], x["pass"], x["causal"]): x["seconds"].get(OURS) for x in speed["speed"]}
     seqlen = max(values(speed["speed"], "seqlen"))
     shares = [x / found[d, n, of, False] for (d, n, of, causal), x in found.items()
@@ -388,7 +388,7 @@ def this_gpu(decoding):
 
 
 def chunks_merged(decoding):
-    """Beside the fastest other."""
+    """Bandwidth, and the speed relative to the fastest other."""
     ratios = [x["TB/s"][OURS] / max(others) for x in decoding["records"] if OURS in x["TB/s"]
               and (others := [x["TB/s"][name] for name in ("cudnn", "flash") if name in x["TB/s"]])]  # fmt: skip
     rate = decoding_rate(decoding)
@@ -396,7 +396,7 @@ def chunks_merged(decoding):
 
 
 def several_gpus(ring):
-    """Of the longest sequence, where devices computed at once."""
+    """Scaling for the longest sequence, if devices computed at once."""
     n = max(values(ring["speed"], "seqlen"))
     records = select(ring["speed"], seqlen=n)
     devices = records[0]["at once"]
@@ -405,7 +405,7 @@ def several_gpus(ring):
 
 
 def one_backward_kernel(figure2, speed, deterministic):
-    """Its FLOPs, and the speed of two kernels over its own."""
+    """FLOPs of the single kernel, and the speed of two kernels over its own."""
     one, two = ({(x["head_dim"], x["seqlen"], x["causal"]): x["tflops"].get(OURS)
                  for x in select(run["speed"], **{"pass": "backward"})} for run in (speed, deterministic))  # fmt: skip
     ratios = [two[case] / one[case] for case in two if two[case] and one.get(case)]

@@ -1,7 +1,7 @@
 """What the paper's Figure 3 compares with, in NumPy or CuPy: Rabe and Staats' chunks, Linformer, linear attention.
 
-Each returns o and a function from do to the gradients, dq, dk, dv first, as common.standard_vjp does. xp is the module
-of the arrays.
+Each returns o and a function from do to the gradients, dq, dk, dv first, like common.standard_vjp. xp is the arrays'
+module.
 """
 
 import math
@@ -10,15 +10,15 @@ from functools import cached_property
 import numpy as np
 from common import standard_vjp
 
-HIDDEN = -1e4  # added to scores that no query sees: finite in float16, so that no row of a chunk is NaN
-QUERY_CHUNK, KEY_CHUNK = 1024, 4096  # those of Rabe and Staats
+HIDDEN = -1e4  # added to hidden scores: finite in float16, so that no row of a chunk is NaN
+QUERY_CHUNK, KEY_CHUNK = 1024, 4096  # Rabe and Staats' sizes
 ALL = slice(None)
 
 
 class Extras:
     """Which scores count, and the dropout mask, by rows and columns: whole for the standard formula, or in chunks.
 
-    The dropout mask of a chunk is drawn again from its seed whenever it is asked for, and never kept.
+    A chunk's dropout mask is drawn from its seed each time, and never kept.
     """
 
     def __init__(self, xp, shape, dtype, *, causal=False, lengths=None, dropout=0.0):
@@ -27,7 +27,7 @@ class Extras:
         self.lengths = None if lengths is None else xp.asarray(lengths).reshape(-1, 1, 1, 1)
 
     def bias(self, rows=ALL, columns=ALL):
-        """HIDDEN where a key is padding or in the future; None if there are neither."""
+        """HIDDEN where a key is padding or in the future, else 0; None if no key can be."""
         xp, hidden = self.xp, None
         i, j = xp.arange(self.seqlen_q)[rows, None], xp.arange(self.seqlen_k)[columns]
         if self.causal:
@@ -39,7 +39,7 @@ class Extras:
 
     @cached_property
     def whole_bias(self):
-        """For the standard formula, to which it is an input: made once."""
+        """The whole bias for the standard formula, to which it is an input: made once."""
         return self.bias()
 
     def Z(self, rows=ALL, columns=ALL):
@@ -59,7 +59,7 @@ class Extras:
 
 
 def generator(xp, seed):
-    """A Philox generator of the module; CuPy's class has a name of its own."""
+    """A Philox generator of the module; CuPy's class has another name."""
     philox = xp.random.Philox if xp is np else xp.random.Philox4x3210
     return xp.random.Generator(philox(seed))
 
@@ -69,8 +69,8 @@ def standard(xp, q, k, v, extras):
 
 
 def rabe_staats(xp, q, k, v, extras, query_chunk=QUERY_CHUNK, key_chunk=KEY_CHUNK):
-    """Memory-efficient attention as the paper's B.5 describes it: chunks of keys are summarised as outputs and sums of
-    their own, which are combined in the end; backward computes the summaries again (checkpoints), and P once more."""
+    """Memory-efficient attention as the paper's B.5 describes it: chunks of keys are summarised as outputs and sums
+    of their own, which are combined at the end; backward recomputes the summaries (checkpoints), and P once more."""
     scale, wide = 1 / math.sqrt(q.shape[-1]), np.promote_types(q.dtype, np.float32)
     queries, keys = chunks(q.shape[-2], query_chunk), chunks(k.shape[-2], key_chunk)
 
@@ -117,7 +117,7 @@ def rabe_staats(xp, q, k, v, extras, query_chunk=QUERY_CHUNK, key_chunk=KEY_CHUN
 
 
 def linformer(xp, q, k, v, extras, projections):
-    """softmax(scale Q (E K)^T) (F V), E and F = projections of seqlen_k keys onto a few; then dE and dF, too."""
+    """softmax(scale Q (E K)^T) (F V), E and F = projections of seqlen_k keys onto a few; returns dE and dF, too."""
     if extras.causal:
         raise ValueError("Linformer mixes keys before it knows of queries: it is not causal")
     E, F = projections

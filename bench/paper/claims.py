@@ -197,7 +197,7 @@ def listed():
 
 
 def section(results, links):
-    """Markdown: a table for each group; `links` are what to call a run."""
+    """Markdown: a table for each group; `links` are the links to runs."""
     groups = [f"### {title}\n\n{table(claims, results, links)}" for title, claims in CLAIMS.items()]
     return "\n\n".join([SOURCES, *groups])
 

@@ -8,11 +8,11 @@ left        FLOPs, bytes and time of the standard formula in CuPy and of numbatt
 block-size  Bytes and time of forward by the number of queries that a block keeps, batch 16, 4096 tokens: the paper's
             blocks keep B_c keys and pass over queries, numbattn's do the opposite. BLOCK_SIZES are rows of the kernel
             for any GPU, which takes from 16 to 256, and of Hopper's.
-sparsity    Time of forward + backward by the share of blocks that are visible, beside that share of dense attention.
+sparsity    Time of forward + backward by the share of visible blocks, and that share of dense attention's time.
 
-Bytes are predicted by io_model.py and measured by Nsight Compute in a process of their own: of DRAM, of the L2 cache,
-and from L2 to the multiprocessors. Where ncu is missing, or has no permission, they are recorded as not measured. On an
-H200 DRAM alone seems to beat Theorem 2: see io_model.py. What fills memory outside of kernels is not counted.
+Bytes are predicted by io_model.py and measured by Nsight Compute in a separate process: of DRAM, of the L2 cache, and
+from L2 to the multiprocessors. If ncu is missing, or has no permission, they are recorded as not measured. On an H200
+DRAM alone seems to beat Theorem 2: see io_model.py. Memory that is filled outside of kernels is not counted.
 Without a GPU, times are NumPy's in float32 at small sizes, and block sizes are predicted only. Needs tabulate and tqdm.
 """
 
@@ -47,7 +47,7 @@ from numbattn.cuda.words.spec import Route, everything
 from paper import io_model
 from paper.figure3 import SAMPLE_SECONDS, Clock, GpuClock, is_out_of_memory, numbers
 
-BLOCK_SIZES = [  # at head_dim 64 none spills, see the test
+BLOCK_SIZES = [  # at head_dim 64 none spills registers, see the test
     Tiles("mma", 16, 64, 32), Tiles("mma", 32, 64, 64), Tiles("mma", 64, 64, 128), Tiles("mma", 128, 64, 128),
     Tiles("mma", 256, 64, 256), Warpgroups(64, 2, 4, 3), Warpgroups(64, 3, 4, 4), Warpgroups(64, 4, 6, 5),
 ]  # fmt: skip
@@ -57,7 +57,7 @@ BLOCK = 128  # of block-sparse masks
 PARTS = "left", "block-size", "sparsity"
 SHAPES = {"left": (64, 16, 1024, 64), "block-size": (16, 16, 4096, 64), "sparsity": (16, 16, 4096, 64)}
 SMALL = {"left": (1, 2, 256, 64), "block-size": (1, 2, 256, 64), "sparsity": (1, 2, 512, 64)}
-METRICS = {  # of Nsight Compute, by what they measure
+METRICS = {  # Nsight Compute's names, by what they measure
     "dram": "dram__bytes.sum", "l2": "lts__t_bytes.sum", "l2 to SM": "l1tex__m_xbar2l1tex_read_bytes.sum",
 }  # fmt: skip
 NCU = ["ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--print-units",
@@ -71,7 +71,7 @@ class Case(NamedTuple):
     shape: tuple
     dtype: str
     block_size: int | None = None  # an index of BLOCK_SIZES
-    share: float | None = None  # of the blocks that are visible
+    share: float | None = None  # of visible blocks
 
     @property
     def row(self):
@@ -79,7 +79,7 @@ class Case(NamedTuple):
 
     @property
     def mask(self):
-        """BLOCK x BLOCK, a random choice and the diagonal; None without."""
+        """Random blocks of BLOCK x BLOCK and the diagonal; None without a share."""
         if self.share is None:
             return None
         n = -(-self.shape[2] // BLOCK)
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------------------- running
 def always(row, backend="cupy", current=None):
-    """Inside, numbattn's forward takes this row of tiles; None: the plan's own."""
+    """A context in which numbattn's forward takes this row of tiles; None: the plan's own."""
     if row is None:
         return nullcontext()
     if current is None:
@@ -136,7 +136,7 @@ def measured_bytes(case):
 
 
 def read_counters(text):
-    """Sums over the kernels in ncu's CSV, whose second line are units; None where it has measured nothing."""
+    """Sums over the kernels in ncu's CSV, whose second line has the units; None if it has measured nothing."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     kernels = list(csv.DictReader(lines))[1:]
     if not kernels or not all(metric in kernels[0] for metric in METRICS.values()):
@@ -165,7 +165,7 @@ def profiled(text):
 
 
 def predicted_bytes(case, cc):
-    """As io_model.py has it, for the compute capability whose plan is taken."""
+    """What io_model.py predicts, for the compute capability whose plan is taken."""
     shape = io_model.Shape(*case.shape, np.dtype(case.dtype).itemsize)
     if case.peer == "standard":
         return io_model.predicted(shape, "standard", case.of)
@@ -183,7 +183,7 @@ def cases_of(part, shape, dtype):
 
 
 def record_of(part, case, clock, args):
-    """Seconds are None where it does not run, and `failed` says why."""
+    """A case's record; seconds are None if it does not run, and `failed` says why."""
     record = {"part": part, **case._asdict(), "seconds": None, "failed": None}
     if case.row:
         record |= {"tile_m": case.row.tile_m, "tile_n": case.row.tile_n, "unit": case.row.unit}
@@ -194,7 +194,7 @@ def record_of(part, case, clock, args):
     else:
         try:
             record["seconds"] = seconds_of(clock, case, args.rounds)
-        except Exception as error:  # not to run is a result, too
+        except Exception as error:  # not running is a result, too
             record["failed"] = "out of memory" if is_out_of_memory(error) else why(error)
         clock.release()
     record["predicted"] = predicted_bytes(case, args.cc)
@@ -206,7 +206,7 @@ def record_of(part, case, clock, args):
 
 
 def with_ideal(records):
-    """Beside the time by sparsity the visible share of the dense time."""
+    """Add the visible share of the dense time to the records by sparsity."""
     dense = next((x["seconds"] for x in records if x["part"] == "sparsity" and x["share"] is None), None)
     return [x | {"ideal": dense * x["visible"]} if dense and x.get("visible") else x for x in records]
 

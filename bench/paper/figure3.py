@@ -1,4 +1,4 @@
-"""The paper's Figure 3 and Tables 8 to 21: time and memory of attention by sequence length, beside approximations.
+"""The paper's Figure 3 and Tables 8 to 21: time and memory of attention, and of approximations, by length.
 
     python bench/paper figure3 --json figure3.json
     python bench/paper figure3 --setting causal dropout+padding+causal --peers numbattn block-sparse flash --seqlen 4096
@@ -6,7 +6,7 @@
 The paper's configuration: 8 heads of 64, float16, a batch of 16, dropout 0.1, random padding. From 16384 tokens on the
 batch is smaller, so that it has no more than 131072 tokens; records say how large. Peers: numbattn, dense and with the
 butterfly's blocks of 128; in CuPy the standard formula, Rabe and Staats' chunks, Linformer with 256 projections, and
-linear attention; SDPA's kernels in torch, where it is installed. What is out of memory, or takes more than a second, is
+linear attention; SDPA's kernels in torch, if it is installed. What runs out of memory, or takes more than a second, is
 not tried at longer lengths.
 
 Memory is what forward + backward take beyond their inputs. When --minutes are over, the rest is recorded as not run.
@@ -33,9 +33,9 @@ import numbattn as na
 from paper import baselines
 
 BATCH, HEADS, HEAD_DIM, DROPOUT = 16, 8, 64, 0.1
-TOKENS = 131072  # of a batch, at most
-PROJECTIONS = 256  # of Linformer
-BLOCK = 128, 128  # of block-sparse
+TOKENS = 131072  # in a batch, at most
+PROJECTIONS = 256  # Linformer's
+BLOCK = 128, 128  # block-sparse attention's
 PASSES = "forward", "backward", "both"
 SETTINGS = [  # the paper's Figure 3 is the first
     "dropout+padding", "none", "causal", "dropout+padding+causal", "dropout", "padding", "dropout+causal",
@@ -43,7 +43,7 @@ SETTINGS = [  # the paper's Figure 3 is the first
 ]  # fmt: skip
 PEERS = ["numbattn", "block-sparse", "standard", "rabe-staats", "linformer", "linear", "math", "flash", "cudnn"]
 SLOW = 0.3  # seconds; what takes longer is timed once
-TOO_SLOW = 1  # second of both passes
+TOO_SLOW = 1  # seconds of both passes
 SAMPLE_SECONDS = 0.01
 OUT_OF_MEMORY, TOO_LONG, NO_TIME = "out of memory", "takes too long", "no time left"
 SMALL = {"seqlen": [128, 256, 512], "batch": 1, "heads": 2, "setting": SETTINGS[:3]}
@@ -78,14 +78,14 @@ def inputs(xp, case):
 
 
 def lengths_of(case):
-    """Of the keys of each element of the batch, if there is padding: a random share of half of them and more."""
+    """Number of keys in each element of the batch, if there is padding: a random number of at least half of them."""
     if not case.has("padding"):
         return None
     return np.random.default_rng(0).integers(case.seqlen // 2, case.seqlen + 1, case.batch).astype(np.int32)
 
 
 def make_forward(xp, name, case):
-    """forward() of a peer, see peers.py: it returns o and backward()."""
+    """A peer's forward(), which returns o and backward(): see peers.py."""
     arrays, lengths = inputs(xp, case), lengths_of(case)
     dropout, causal = DROPOUT * case.has("dropout"), case.has("causal")
     if name in TORCH:
@@ -118,13 +118,13 @@ def numbattn_forward(xp, name, case, arrays, lengths, dropout):
 
 
 def butterfly(xp, seqlen):
-    """The mask, its blocks where the arrays are: from the host they would be copied in each call."""
+    """The mask, with its blocks on the device: from the host they would be copied in each call."""
     blocks = na.BlockSparse.butterfly((1, 1, seqlen, seqlen), BLOCK).blocks
     return na.BlockSparse(xp.asarray(blocks), BLOCK)
 
 
 def torch_forward(name, arrays, lengths, dropout, causal):
-    """SDPA; padding is a mask of booleans there, which not all backends take, and which then is causal, too."""
+    """SDPA, where padding is a boolean mask, which not all backends take and which then includes the causal mask."""
     *leaves, do = map(tensor_of, arrays)
     mask, seqlen = None, leaves[0].shape[-2]
     if lengths is not None:
@@ -143,7 +143,7 @@ def peers_here(on_gpu):
 
 # ----------------------------------------------------------------------------------------------------------- measuring
 class Clock:
-    """What measures on NumPy's arrays; on a GPU's, GpuClock."""
+    """Measures time and memory with NumPy's arrays; GpuClock does on a GPU."""
 
     xp = np
 
@@ -189,12 +189,12 @@ def measured(clock, name, case, rounds):
 
 
 def is_out_of_memory(error):
-    """NumPy's, CuPy's, torch's, and what cuBLAS says when it finds no room."""
+    """Whether it is an error of NumPy's, CuPy's, torch's or cuBLAS's for lack of memory."""
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in (OUT_OF_MEMORY, "alloc_failed"))
 
 
 def record_of(clock, name, case, rounds, deadline, ended):
-    """`ended`: why a peer is not tried again in a setting."""
+    """A case's record. ended: why a peer is not tried again in a setting."""
     record = {"peer": name, **case._asdict(), "seconds": None, "bytes": None, "failed": None}
     if (name, case.setting) in ended:
         return record | {"failed": ended[name, case.setting]}
@@ -204,7 +204,7 @@ def record_of(clock, name, case, rounds, deadline, ended):
         record |= measured(clock, name, case, rounds)
         if record["seconds"]["both"] > TOO_SLOW:
             ended[name, case.setting] = TOO_LONG
-    except Exception as error:  # not to run is a result, too
+    except Exception as error:  # not running is a result, too
         record["failed"] = OUT_OF_MEMORY if is_out_of_memory(error) else why(error)
         if record["failed"] == OUT_OF_MEMORY:
             ended[name, case.setting] = OUT_OF_MEMORY
@@ -260,7 +260,7 @@ def parse(arguments, on_gpu):
 
 
 def measure_and_show(parse, records_of, show_records, arguments=None):
-    """What a script does that runs on any machine."""
+    """Measure on any machine, GPU or not, and show and save the records."""
     on_gpu = cupy is not None and cupy.is_available()
     args, described = parse(arguments, on_gpu), machine(*PACKAGES)
     with one_stream() if on_gpu else nullcontext():

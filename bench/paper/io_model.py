@@ -3,13 +3,13 @@
     python bench/paper io_model
     python bench/paper io_model --batch 16 --heads 16 --seqlen 4096 --head-dim 128 --cc 8.0 --json io.json
 
-A kernel that keeps a tile of queries reads K and V once for each tile: what goes from L2 to the multiprocessors is
-N^2 d / tile_m, the paper's Theta(N^2 d^2 / M) (Theorem 2; for backward Theorem 5), M the memory that tiles are in.
-The paper's GPUs had 40 MB of L2 and the paper counts accesses to HBM; an H200's 50 MB hold K and V of all the heads at
-work, so that the second reader of a tile finds it there. Its DRAM traffic is the arrays themselves and seems to beat
-Theorem 2: the theorem's slow memory is the L2 of such a GPU. Both are predicted, and figure2.py measures both.
+A kernel that keeps a tile of queries reads K and V once for each tile: N^2 d / tile_m go from L2 to the
+multiprocessors, the paper's Theta(N^2 d^2 / M) (Theorem 2; for backward Theorem 5), with M the memory of tiles.
+The paper's GPUs had 40 MB of L2 and the paper counts accesses to HBM; an H200's 50 MB hold K and V of all active heads,
+so that the second reader of a tile finds it there. Its DRAM traffic is the arrays themselves and seems to beat Theorem
+2: the theorem's slow memory is the L2 of such a GPU. Both are predicted, and figure2.py measures both.
 
-Neither knows of what is small: tables of masks, tensor maps, the zeros that sums of dq start from. Runs without a GPU.
+Small things are left out: tables of masks, tensor maps, the zeros that sums of dq start from. Runs without a GPU.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.views import without_memory
 
-SUM = 4  # bytes of a float32: of row statistics, and of sums of dq
+SUM = 4  # bytes of a float32, in row statistics and sums of dq
 # common.standard_vjp, array by array as NumPy and CuPy run it: how many matrices are read, and written
 FORWARD_N2 = np.array([0 + 1 + 1 + 1 + 1 + 1 + 1, 1 + 0 + 1 + 1 + 0 + 1 + 0])  # Q K^T, max, -, exp, sum, /, P V
 FORWARD_ND = np.array([1 + 2 + 1, 1 + 0 + 1])  # scale Q, its product with K, O = P V
@@ -33,7 +33,7 @@ PASSES = "forward", "backward", "both"
 
 
 class Shape(NamedTuple):
-    """Of q, k, v alike; bytes of an element."""
+    """The shape of q, k and v, and the bytes of an element."""
 
     batch: int
     heads: int
@@ -47,12 +47,12 @@ class Shape(NamedTuple):
 
     @property
     def nd(self):
-        """Bytes of a matrix of N x d."""
+        """Bytes of an N x d matrix."""
         return self.seqlen * self.head_dim * self.itemsize
 
 
 class Bytes(NamedTuple):
-    """Of a kernel: what multiprocessors read from L2 and write to it, and of DRAM if every array goes there once."""
+    """Bytes that a kernel's multiprocessors read from L2 and write to it, and DRAM's if every array is moved once."""
 
     kernel: str
     read: int
@@ -61,14 +61,14 @@ class Bytes(NamedTuple):
 
 
 def flops(shape, of, recomputes=False, share=1.0):
-    """Of the matrix products: 2 in forward, 4 in backward, and there S once more if P is recomputed."""
+    """FLOPs of the matrix products: 2 in forward, 4 in backward, and there S once more if P is recomputed."""
     products = {"forward": 2, "backward": 4 + recomputes, "both": 6 + recomputes}[of]
     return products * 2 * shape.matrices * shape.seqlen**2 * shape.head_dim * share
 
 
 def standard_bytes(shape, of):
-    """Of the standard formula, read and written, whose N x N matrices do not fit into any cache. Products of matrices
-    read their tiles from L2 more than once, which is not counted."""
+    """Bytes read and written by the standard formula, whose N x N matrices fit into no cache. Matrix products read
+    their tiles from L2 more than once, which is not counted."""
     n2 = {"forward": FORWARD_N2, "backward": BACKWARD_N2, "both": FORWARD_N2 + BACKWARD_N2}[of]
     nd = {"forward": FORWARD_ND, "backward": BACKWARD_ND, "both": FORWARD_ND + BACKWARD_ND}[of]
     return (shape.matrices * (n2 * shape.seqlen**2 * shape.itemsize + nd * shape.nd)).tolist()
@@ -82,16 +82,16 @@ def flash_bytes(shape, of, cc=(9, 0), row=None, share=1.0, mask=None):
     x = without_memory(shape[:4], np.dtype(f"float{8 * shape.itemsize}"))
     found = dict(zip(PASSES, plans(DEVICES[cc], x, x, x, mask=mask)))
     chosen = [plan for name, plan in found.items() if of in (name, "both")]
-    return [kernel_bytes(shape, step.key.name, (row if row and step.key.name == "forward" else step.tiles), share,
+    return [kernel_bytes(shape, step.key.name, row if row and step.key.name.endswith("forward") else step.tiles, share,
                          "adds_dq" in dict(step.key.parameters) and dict(step.key.parameters)["adds_dq"])
             for plan in chosen for step in plan.steps]  # fmt: skip
 
 
 def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
-    """By its name. What a kernel keeps it reads once; the other side's tiles once for each of its own."""
+    """Bytes of a kernel by its name. What it keeps it reads once, the other side's tiles once for each of its own."""
     nd, row, sums = shape.nd, SUM * shape.seqlen, SUM * shape.seqlen * shape.head_dim
     keys_kept = 2 * nd, 2 * nd, 2 * nd + 2 * row, adds_dq * sums, tiles.tile_n  # K, V; dK, dV; Q, dO; dQ
-    # Read and written once; read and written for each tile that is kept; and how many rows that has
+    # Read and written once; read and written for each tile that is kept; that tile's number of rows
     read, written, read_again, written_again, tile = {
         "forward": (nd, nd + row, 2 * nd, 0, tiles.tile_m),                     # Q; O, lse; K, V
         "delta": (2 * nd + row, 2 * row, 0, 0, 1),                              # O, dO, lse; delta, lse_log2
@@ -100,7 +100,7 @@ def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
         "backward_q": (2 * nd + 2 * row, nd, 2 * nd, 0, tiles.tile_m),          # Q, dO; dQ; K, V
         "round_dq": (sums, nd, 0, 0, 1),
         "tile_states": (0, 0, 0, 0, 1),
-    }[kernel.removesuffix("_mma")]  # fmt: skip
+    }[kernel.removeprefix("hopper_").removeprefix("mma_")]  # fmt: skip
     visits, matrices = math.ceil(shape.seqlen / tile) * share, shape.matrices
     return Bytes(kernel, round(matrices * (read + visits * read_again)),
                  round(matrices * (written + visits * written_again)),
@@ -108,7 +108,7 @@ def kernel_bytes(shape, kernel, tiles, share, adds_dq=False):
 
 
 def theorem_bytes(shape, memory, share=1.0):
-    """N^2 d^2 / M, without its constant, and N d beside it (Proposition 4), for a memory of so many bytes."""
+    """N^2 d^2 / M, without its constant, plus N d (Proposition 4), for a memory of so many bytes."""
     n, d, itemsize = shape.seqlen, shape.head_dim, shape.itemsize
     return shape.matrices * itemsize * (n * d + n**2 * d**2 * itemsize / memory * share)
 

@@ -3,15 +3,15 @@
     python bench/paper long_range --json long_range.json
     python bench/paper long_range --parts tasks --tasks pathfinder --side 64 --minutes 60
 
-A transformer encoder, 4 layers of 4 heads of 64, whose mean over all tokens is classified; a step has --tokens tokens.
+A transformer encoder, 4 layers of 4 heads of 64, that classifies the mean over all tokens; a step has --tokens tokens.
 steps: time and memory of a step on Pathfinder's images, pixel by pixel, with numbattn, with the butterfly's blocks of
 128, and with the standard formula in CuPy. 128 x 128 pixels are Path-X, 256 x 256 Path-256.
 tasks: accuracy on ListOps and Pathfinder by the time of training, with numbattn and with the standard formula, which
-see the same batches. documents: which package of Python's standard library a text is from, by its length.
+see the same batches. documents: which package of Python's standard library a text is from, by length.
 
-The tasks are made by tasks.py. Accuracy is that of minutes of training from random weights, on labels alone, by which
-transformers do not learn Path-X: they are pretrained, on the images (Amos et al., arXiv 2310.02980) or, in the paper,
-on smaller ones. The runs share --minutes. Without a GPU the arrays are NumPy's, float32, small, and memory is what
+tasks.py makes the tasks. Accuracy is reached in minutes of training from random weights on labels alone, which does not
+teach transformers Path-X: they are pretrained, on the images (Amos et al., arXiv 2310.02980) or, in the paper, on
+smaller ones. The runs share --minutes. Without a GPU the arrays are NumPy's, float32, small, and memory is what
 tracemalloc sees. Needs tabulate and tqdm.
 """
 
@@ -30,17 +30,17 @@ from paper.figure3 import butterfly, measure_and_show
 from paper.model import Adam, Size, Transformer
 from paper.training import in_turn, parser_of
 
-PARTS = {  # and who takes part
+PARTS = {  # and their peers
     "steps": ["numbattn", "block-sparse", "standard"], "tasks": ["numbattn", "standard"], "documents": ["numbattn"],
 }  # fmt: skip
 ATTENTIONS = PARTS["steps"]
-TASKS = {"listops": "length", "pathfinder": "side"}  # and the option that says how large
+TASKS = {"listops": "length", "pathfinder": "side"}  # and the option that says how large they are
 SMALL = {"sides": [12, 16], "side": 12, "length": 32, "contexts": [32, 64], "layers": 1, "heads": 1, "tokens": 512,
          "held_out": 32, "minutes": 0.1}  # fmt: skip
 LARGE = {"sides": [32, 64, 128, 256], "side": 32, "length": 2048, "contexts": [2**n for n in range(9, 15)], "layers": 4,
          "heads": 4, "tokens": 32768, "held_out": 1024, "minutes": 7}  # fmt: skip
 HEAD_DIM, SAMPLES = 64, 5
-POINTS = 8  # of a curve of accuracies
+POINTS = 8  # in a curve of accuracies
 
 
 class Run(NamedTuple):
@@ -87,7 +87,7 @@ class Learner:
         return [self.xp.asarray(x.astype(int)) for x in arrays]
 
     def step(self, sampled):
-        """Seconds: to read the loss is to wait for the GPU."""
+        """Take a step; returns its seconds: reading the loss waits for the GPU."""
         tokens, labels = self.put(*sampled)
         start = time.perf_counter()
         float(model.train(self.model, self.adam, tokens, labels))
@@ -97,7 +97,7 @@ class Learner:
         right = 0
         for i in range(0, len(tokens), self.batch):
             some, wanted = self.put(tokens[i : i + self.batch], labels[i : i + self.batch])
-            logits = self.model(some, self.adam.weights)[0]  # backprop is let go of before the next
+            logits = self.model(some, self.adam.weights)[0]  # backprop is dropped before the next batch
             right += int((logits.argmax(axis=1) == wanted).sum())
         return right / len(tokens)
 
@@ -115,7 +115,7 @@ def stepped(clock, run, args, seconds):
 
 
 def trained(clock, run, args, seconds):
-    """Accuracy on held-out samples by seconds of training, in so many seconds in all."""
+    """Accuracy on held-out samples by seconds of training, for so many seconds in all."""
     task, end = run.make_task(), time.monotonic() + seconds
     held_out = task.sample(np.random.default_rng(1), args.held_out, held_out=True)
     learner, times, curve = Learner(clock.xp, run.attention, task, args), [], []

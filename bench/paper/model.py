@@ -16,7 +16,7 @@ try:
 except ImportError:
     cupy = None
 
-LOSS_SCALE = 4096  # keeps gradients within float16; to Adam a factor makes no difference
+LOSS_SCALE = 4096  # keeps gradients within float16's range; to Adam a factor makes no difference
 WARM_UP = 30  # steps until the learning rate is reached
 
 
@@ -30,7 +30,7 @@ def cast(x, dtype):
 
 # ---------------------------------------------------------------------------------------------------------- attention
 def standard_attention(q, k, v, causal=False):
-    """The paper's Algorithms 0 and 3, which store S and P, in place where they can."""
+    """The paper's Algorithms 0 and 3, which store S and P, in place where possible."""
     xp, scale, seqlen = module_of(q), q.shape[-1] ** -0.5, q.shape[-2]
     P = product(scale * q, k.mT)
     if causal:
@@ -50,7 +50,7 @@ def standard_attention(q, k, v, causal=False):
 
 
 def product(a, b):
-    """a @ b of stacks of matrices. CuPy 14.2 converts float16 ones to float32 first, cuBLAS needs not: cupy#10317."""
+    """a @ b for stacks of matrices. CuPy 14.2 first converts float16 to float32, needlessly: cupy#10317."""
     if isinstance(a, np.ndarray) or a.dtype != np.float16:
         return a @ b
     from cupy.cuda import cublas, runtime
@@ -69,7 +69,7 @@ def product(a, b):
 
 
 def _operand(x):
-    """In memory as a stack of contiguous matrices, whether these are transposed, the length of their rows."""
+    """x in memory as a stack of contiguous matrices; whether these are transposed; the length of their rows."""
     if x.mT.flags.c_contiguous:
         return x, 1, x.shape[-2]
     return module_of(x).ascontiguousarray(x), 0, x.shape[-1]
@@ -86,7 +86,7 @@ def embed(tokens, table):
 
 
 def linear(x, weight, dtype):
-    """x @ weight: products are of the dtype, which may be narrower than that of x."""
+    """x @ weight, computed in the dtype, which may be narrower than x's."""
     wide, x, weight = x.dtype, cast(x, dtype), cast(weight, dtype)
 
     def backprop(dy):
@@ -126,7 +126,7 @@ def mean_pool(x, batch):
 
 
 def cross_entropy(logits, targets, scale=1):
-    """The mean, in nats; backprop() returns its gradient times the scale."""
+    """The mean cross-entropy in nats; backprop() returns its gradient times the scale."""
     logits = logits - logits.max(axis=-1, keepdims=True)
     p = np.exp(logits)
     total = p.sum(axis=-1, keepdims=True)
@@ -143,7 +143,7 @@ def cross_entropy(logits, targets, scale=1):
 
 def rotations(xp, coordinates, head_dim, dtype=np.complex64):
     """Rotary positions of (axes, seqlen) coordinates, a text's or an image's: complex numbers of length 1, one for each
-    pair of features, which the axes share. The slowest turn by a radian over all of an axis."""
+    pair of features, which the axes share. The slowest ones turn by a radian over a whole axis."""
     axes, seqlen = coordinates.shape
     frequencies = (1.0 + np.ptp(coordinates, axis=1).max()) ** -np.linspace(0, 1, head_dim // 2 // axes)
     angles = coordinates.T[:, :, None] * frequencies
@@ -151,7 +151,7 @@ def rotations(xp, coordinates, head_dim, dtype=np.complex64):
 
 
 def rotate(qkv, by):
-    """In place: pairs of features of q and k are complex numbers, turned by their position."""
+    """Rotary positions, in place: pairs of features of q and k are complex numbers, turned by their position."""
     qk = qkv.view(by.dtype)[:, :, :2]
     qk *= by
 
@@ -168,14 +168,14 @@ class Size(NamedTuple):
 
 
 def init_weights(xp, size, symbols, outputs, dtype=np.float32, seed=0):
-    """Weight matrices by name; those of the blocks have an axis of layers in front."""
+    """Weight matrices by name; those of the blocks have a leading axis of layers."""
     rng, (layers, width) = np.random.default_rng(seed), (size.layers, size.width)
 
     def normal(*shape, std):
         return xp.asarray(std * rng.standard_normal(shape, np.float32), dtype)
 
     std = width**-0.5
-    small = std / (2 * layers) ** 0.5  # such that the sum over all blocks keeps its size
+    small = std / (2 * layers) ** 0.5  # so that the sum over all blocks keeps its size
     return {
         "embed": normal(symbols, width, std=1),
         "qkv": normal(layers, width, 3 * width, std=std),
@@ -187,9 +187,9 @@ def init_weights(xp, size, symbols, outputs, dtype=np.float32, seed=0):
 
 
 class Transformer(NamedTuple):
-    """model(tokens, weights) returns logits and a function from their gradient to those of the weights. The logits of
-    (batch, seqlen) tokens are those of the token after each, (batch * seqlen, outputs), or those of the sequence's
-    class if it is pooled, (batch, outputs)."""
+    """model(tokens, weights) returns logits and a function from their gradient to those of the weights. (batch, seqlen)
+    tokens have logits (batch * seqlen, outputs) of the token after each, or (batch, outputs) of each sequence's class
+    if the model is pooled."""
 
     attention: Callable
     heads: int
@@ -239,7 +239,7 @@ class Transformer(NamedTuple):
             do, dw_out = out_back(dy)
             do = cast(do, self.dtype).reshape(shape[:2] + shape[3:]).swapaxes(1, 2)
             dqkv = module_of(dy).stack([cast(d.swapaxes(1, 2), dy.dtype) for d in attention_back(do)], axis=2)
-            rotate(dqkv, self.rotation.conj())  # gradients turn back
+            rotate(dqkv, self.rotation.conj())  # gradients are turned back
             dx, dw_qkv = qkv_back(dqkv.reshape(tokens, 3 * width))
             return norm_back(dx), dw_qkv, dw_out
 
@@ -281,7 +281,7 @@ class Adam:
 
 
 def train(model, adam, tokens, targets):
-    """A step. Returns the loss, in bits."""
+    """Take a step; returns the loss in bits."""
     logits, backprop = model(tokens, adam.weights)
     loss, loss_back = cross_entropy(logits, targets, LOSS_SCALE)
     adam.step(backprop(loss_back()))

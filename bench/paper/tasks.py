@@ -1,4 +1,4 @@
-"""What long_range.py and training.py train on, made here: no data is downloaded.
+"""What long_range.py and training.py train on, made here: nothing is downloaded.
 
 The tasks of the Long Range Arena (Tay et al. 2021) that generators can make, ListOps and Pathfinder, and labels of long
 documents. The text is the Python standard library's own sources, sorted by path.
@@ -17,9 +17,9 @@ compiled = njit(cache=True, nogil=True)
 
 
 class Task(NamedTuple):
-    symbols: int             # tokens are smaller
-    classes: int             # labels are smaller
-    coordinates: np.ndarray  # (axes, seqlen), of the tokens
+    symbols: int             # tokens are below this
+    classes: int             # labels are below this
+    coordinates: np.ndarray  # (axes, seqlen), the tokens'
     sample: Callable         # (rng, count, held_out=False) -> tokens (count, seqlen), labels (count,)
 
     @property
@@ -32,12 +32,12 @@ def text_coordinates(seqlen):
 
 
 # ------------------------------------------------------------------------------------------------------------ ListOps
-# Tokens: the digits, MIN, MAX, MED, SM (the sum modulo 10), each of which opens a bracket, and what closes it.
+# Tokens: the digits, MIN, MAX, MED, SM (the sum modulo 10), each of which opens a bracket, and CLOSE.
 MIN, MAX, MED, SM, CLOSE = range(10, 15)
 
 
 def listops(seqlen):
-    """The value of an expression of exactly so many tokens, as [MAX 4 [SM 2 9 ] 0 ]."""
+    """The value of an expression of exactly so many tokens, such as [MAX 4 [SM 2 9 ] 0 ]."""
     return Task(15, 10, text_coordinates(seqlen), partial(_listops, seqlen))
 
 
@@ -50,8 +50,8 @@ def _listops(seqlen, rng, count, held_out=False):
 
 @compiled
 def write_expression(rng, tokens):
-    """At random: an operator has 2 to 5 arguments, which share its tokens."""
-    lengths, at = [len(tokens)], 0  # of the expressions that are still to be written, the last one first; 0: close
+    """Write a random expression: an operator has 2 to 5 arguments, which share its tokens."""
+    lengths, at = [len(tokens)], 0  # of the expressions still to be written, the last one first; 0: close
     while lengths:
         length = lengths.pop()
         if length == 0:
@@ -64,7 +64,7 @@ def write_expression(rng, tokens):
             left = length - 2
             for others in range(rng.integers(1, 5), -1, -1):
                 share = min(left, rng.integers(1, 2 * left // (others + 1) + 2)) if others else left
-                share -= share == 2  # the shortest are a digit, and [MAX 7 ]
+                share -= share == 2  # the shortest are a digit and [MAX 7 ]
                 if share:
                     lengths.append(share)
                 left -= share
@@ -107,7 +107,7 @@ REACH = 2  # pixels of one path are at most so far apart, those of two are farth
 
 
 def pathfinder(side):
-    """Whether two dots are the ends of the same dashed path, of the longest in the image, or of two."""
+    """Whether two dots are the ends of one dashed path, or of two, of the longest in the image."""
     coordinates = np.indices((side, side)).reshape(2, -1)
     return Task(3, 2, coordinates, partial(_pathfinder, side))
 
@@ -121,7 +121,7 @@ def _pathfinder(side, rng, count, held_out=False):
 
 @compiled
 def draw(rng, image, label):
-    """Only where two paths have ends as far apart as those of one path: what is near tells nothing of the label."""
+    """Draw an image in which ends of two paths are as far apart as those of one, which tells nothing of the label."""
     owner = np.zeros(image.shape, np.uint8)  # the number of a pixel's path, from 1
     while True:
         first, second = lay_out(rng, owner)
@@ -141,7 +141,7 @@ def lay_out(rng, owner):
     number = tries = 0
     owner[:] = 0
     while number < 2 + DISTRACTORS:
-        length = 3 * side // (4 if number < 2 else 8) // DASH * DASH - 1  # such that both ends are drawn
+        length = 3 * side // (4 if number < 2 else 8) // DASH * DASH - 1  # so that both ends are drawn
         if grow(rng, owner, path[:length]):
             if number < 2:
                 ends[number, 0], ends[number, 1] = path[0], path[length - 1]
@@ -150,14 +150,14 @@ def lay_out(rng, owner):
                 if i % DASH != DASH - 1:
                     owner[path[i, 0], path[i, 1]] = number
         tries += 1
-        if tries % 1000 == 0:  # there is no room for all: begin anew
+        if tries % 1000 == 0:  # not all paths find room: start again
             owner[:] = number = 0
     return ends
 
 
 @compiled
 def as_far_apart(first, second):
-    """An end of each path, whose distance is most like that of the first one's ends, and by how much it differs."""
+    """An end of each path, at a distance most like that of the first path's ends, and the difference."""
     dots, best, wanted = np.empty_like(first), np.inf, distance(first[0], first[1])
     for one in first:
         for other in second:
@@ -174,7 +174,7 @@ def distance(a, b):
 
 @compiled
 def grow(rng, owner, path):
-    """Walk from a random place, turning slowly; whether all of the path is in the image and far from the others."""
+    """Walk from a random place, turning slowly; returns whether all of it is in the image and far from others."""
     side = len(owner)
     y, x, heading = side * rng.random(), side * rng.random(), 2 * np.pi * rng.random()
     for i in range(len(path)):
@@ -191,8 +191,8 @@ def grow(rng, owner, path):
 
 
 # ------------------------------------------------------------------------------------------------------------- texts
-PART = 4  # every so-manieth file is held out
-ENOUGH = 2**15  # bytes of a package that are held out, at least
+PART = 4  # every fourth file is held out
+ENOUGH = 2**15  # at least so many bytes of a package are held out
 
 
 @lru_cache(maxsize=1)
@@ -205,7 +205,7 @@ def library():
 
 
 def split(sources):
-    """What is trained on, and what is held out, as arrays of bytes."""
+    """What to train on, and what is held out, as arrays of bytes."""
     held_out = sources[PART - 1 :: PART]
     trained_on = [source for i, source in enumerate(sources) if i % PART != PART - 1]
     return [np.frombuffer(b"".join(some), np.uint8) for some in (trained_on, held_out)]
@@ -213,7 +213,7 @@ def split(sources):
 
 @lru_cache(maxsize=1)
 def packages():
-    """Of those that are large enough, both parts, by name."""
+    """Both parts of the packages that are large enough, by name."""
     sources = {}
     for path, source in library().items():
         package, slash, _ = path.partition("/")

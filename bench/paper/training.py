@@ -1,17 +1,17 @@
-"""The paper's Tables 2 and 4: training of GPT-2 small by context, with numbattn and with the standard formula.
+"""The paper's Tables 2 and 4: training of GPT-2 small by context length, with numbattn and with the standard formula.
 
     python bench/paper training --json training.json
     python bench/paper training --layers 24 --heads 16 --contexts 1024 --minutes 30    # GPT-2 medium
 
-A model of its size, 12 layers of 12 heads of 64 with rotary positions, on bytes: the sources of Python's standard
+A model of that size, 12 layers of 12 heads of 64 with rotary positions, on bytes: the sources of Python's standard
 library, of which every fourth file is held out.
 Both start from the same weights and see the same batches of --tokens bytes, or of one sequence if that is longer.
-Products are of float16, accumulated in float32; weights, sums, norms and losses are float32. The standard formula is
-that of model.py in CuPy, S and P in float16.
+Products are float16, accumulated in float32; weights, sums, norms and losses are float32. The standard formula is
+that of model.py in CuPy, with S and P in float16.
 
 A record has the loss of each step, and of the held-out text, in bits per byte; the median time of a step; the memory
-that a step takes beyond weights and moments. The runs share --minutes: who has no time left makes fewer steps. Without
-a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees. Needs tabulate and tqdm.
+that a step takes beyond weights and moments. The runs share --minutes: a run with no time left makes fewer steps.
+Without a GPU the arrays are NumPy's, float32, small, and memory is what tracemalloc sees. Needs tabulate and tqdm.
 """
 
 import argparse
@@ -48,13 +48,13 @@ def held_out_loss(xp, gpt, weights, text, context, batch):
     for first in range(0, len(starts), batch):
         some = starts[first : first + batch]
         inputs, targets = windows(xp, text, some, context)
-        logits = gpt(inputs, weights)[0]  # backprop, which holds P of all layers, is let go of before the next
+        logits = gpt(inputs, weights)[0]  # backprop, which holds P of all layers, is dropped before the next batch
         total += float(model.cross_entropy(logits, targets)[0]) * len(some)
     return total / len(starts) / math.log(2)
 
 
 def trained(clock, name, context, args, seconds):
-    """What a record has of a run that takes so many seconds, at most."""
+    """The record of a run that takes at most so many seconds."""
     xp, size = clock.xp, Size(args.layers, args.heads, HEAD_DIM)
     text, held_out = tasks.split(list(tasks.library().values()))
     rotation = model.rotations(xp, tasks.text_coordinates(context), size.head_dim)
@@ -63,7 +63,7 @@ def trained(clock, name, context, args, seconds):
     rng, batch, end = np.random.default_rng(0), max(1, args.tokens // context), time.monotonic() + seconds
 
     def step():
-        """The loss, and how long it took: to read it is to wait for the GPU."""
+        """Take a step; returns the loss and the time: reading the loss waits for the GPU."""
         inputs, targets = windows(xp, text, rng.integers(len(text) - context, size=batch), context)
         start = time.perf_counter()
         return float(model.train(gpt, adam, inputs, targets)), time.perf_counter() - start
@@ -88,8 +88,8 @@ def records_of(clock, args):
 
 # ----------------------------------------------------------------------------- what the scripts that train share
 def in_turn(clock, runs, minutes, measure):
-    """Each run, a dict, with what measure(run, seconds) adds. They share the minutes: what one of them leaves is for
-    those after it. To be out of memory is a result, too."""
+    """Each run, a dict, with what measure(run, seconds) adds. They share the minutes: later runs get what earlier ones
+    leave. Running out of memory is a result, too."""
     end, records = time.monotonic() + 60 * minutes, []
     for i, run in enumerate(runs):
         try:

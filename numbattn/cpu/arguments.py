@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import eight_bits
+from ..caches import eight_bits
 from ..checks import DTYPES
 from ..masks import All, Grid, Rows, drawn
 from ..origin import Origin

@@ -270,7 +270,7 @@ def load_queries(at, given):
 
 @inline
 def differentiate_tile(scratch, given, at, n0, n_end):
-    """P Z and dS behind the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
+    """P Z and dS after the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
     batch, head, dtype, one = at.batch, at.head, given.lse.dtype, given.lse.dtype.type(1)
     state = tile_state(given.sight, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end

@@ -21,7 +21,7 @@ from ..compiling import compiling
 from .record import data_address, kind_of, reader
 from .tile import contiguous_view
 
-# what changes the code that Numba makes, beside the CPU
+# what changes the code that Numba makes, apart from the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
 ENTRY = *[ctypes.c_int64] * 4, ctypes.c_char_p  # first and end block, addresses of stop, memory and arguments
 

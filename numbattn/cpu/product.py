@@ -63,7 +63,7 @@ class Vectors:
         return totals[0]
 
     def pick(self, x, y, places):
-        """The elements of x, and of y behind them, at these places."""
+        """The elements of x, and of y after them, at these places."""
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT, len(places)), list(places)))
 
     def load(self, place):

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from .tile import INT64, array_at
 
-HEAD = object.__basicsize__  # of an object of Python's, behind which NumPy's arrays have the address of their elements
+HEAD = object.__basicsize__  # of an object of Python's, after which NumPy's arrays have the address of their elements
 _int64_at = ctypes.c_int64.from_address
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..eight_bits import bits_of
+from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
 from ..scores.compiled.errors import naming

@@ -14,7 +14,7 @@ In one process there are lists of parts, one for each rank; where ranks are proc
 split in zigzag unless the ring is told otherwise: of 2n pieces the first rank has the first and the last, the next one
 the second and the last but one, so that a causal mask gives all of them equal work. Any length will do; pieces begin at
 multiples of 32 tokens. Options and results are those of one device, but for one: `Alibi` and `RelativeBias` without an
-offset, beside `Segments` of unequal queries and keys, are refused.
+offset, with `Segments` of unequal queries and keys, are refused.
 
 All ranks call the same functions with the same options. If they do not, all of them raise an error that shows the
 difference. If a call ends halfway on some rank, as by a time-out or Ctrl-C, the ring refuses all others, on all ranks,

@@ -15,7 +15,7 @@ from .share import Call
 
 
 class Backprop(Protocol):
-    """What `attention_vjp` returns beside o."""
+    """What `attention_vjp` returns along with o."""
 
     def __call__(self, do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]: ...
 
@@ -215,9 +215,9 @@ def attention_over_keys(
         last rank. Where neither mask nor score counts keys, it does not matter which token is on which rank.
     causal, mask, scale
         As in `numbattn.attention`, of the whole sequences: without an offset their last tokens are the queries.
-        Beside caches a mask consists of Causal, Window, Lengths, First, Prefix and Tail.
+        With caches a mask consists of Causal, Window, Lengths, First, Prefix and Tail.
     score
-        Likewise; beside caches of Softcap, Alibi, RelativeBias and Sink, which counts once.
+        Likewise; with caches of Softcap, Alibi, RelativeBias and Sink, which counts once.
 
     Returns
     -------

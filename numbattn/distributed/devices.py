@@ -90,7 +90,7 @@ class Devices(Simulated):
         return [self._copied(x, device, self.devices[0]) for x, device in zip(parts, self.devices)]
 
     def _abandon(self) -> None:
-        """Wait for copies that nobody waits for any more: their memory has another use behind this."""
+        """Wait for copies that nobody waits for any more: their memory has another use after this."""
         for stream in self.streams.values():
             stream.synchronize()
 
@@ -119,7 +119,7 @@ class Devices(Simulated):
         return self._sent(arrays, self.devices[source], self.devices[to])
 
     def _arrived(self, incoming: Transfer, outgoing: Transfer) -> list[Any]:
-        for transfer in (incoming, outgoing):  # what was sent may be written to or have another use behind this
+        for transfer in (incoming, outgoing):  # what was sent may be written to or have another use after this
             self.cupy.cuda.get_current_stream().wait_event(transfer.done)
         return incoming.copies
 
@@ -135,7 +135,7 @@ class Devices(Simulated):
         return transfer.copies[0]
 
     def _sent(self, arrays: list[Any], source: int, to: int) -> Transfer:
-        """Copies on another device's second stream, behind what has made the arrays and what has used the memory."""
+        """Copies on another device's second stream, after what has made the arrays and what has used the memory."""
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
             blocks = [blocks_of(x) for x in arrays]

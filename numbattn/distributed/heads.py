@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..api import _run
+from ..backends import run
 from ..gradients import Gradients
 from ..masks import Mask, Tail
 from ..masks.logic import Joined
@@ -45,7 +45,7 @@ def why_not(share: Share) -> str:
     own_rows = [rows for rows, alone in zip(zip(*(x[ROWS] for x in share.facts)), share.alone) if alone]
     queries = [x[LENGTHS][0] for x in share.facts]
     if any(rows not in (1, size) for of_value in own_rows for rows, size in zip(of_value, queries)):
-        return "beside an array with all rows on some ranks and their own on others, expected the same on all ranks"
+        return "with an array that has all rows on some ranks and their own on others, expected the same on all ranks"
     return ""
 
 
@@ -61,7 +61,7 @@ def forward(share: Share) -> Messages:
         q, k, v, False, joined_again(share.mask, values), inputs.scale, inputs.dropout, score,
         origin=Origin(head=place.rank * heads // place.ranks, heads=heads), wide=sums_over_ranks(share),
     )  # fmt: skip
-    o, saved = _run(block, "forward", block, given)
+    o, saved = run(block, "forward", block, given)
     o, lse = yield from to_tokens(share, list(zip((rounded(o, q.dtype), saved.lse), axes_of_results(share))))
     return o, Saved(share, o, lse, saved)
 
@@ -71,7 +71,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     share, state = saved.share, cast(Any, saved.of_heads)
     given = [(x, axes) for x, axes in zip((do, dlse), axes_of_results(share)) if x is not None]
     do, dlse = [*(yield from to_heads(share, given)), None][:2]
-    grads: Gradients[Any] = _run(state.problem, "backward", state, do, dlse, deterministic)
+    grads: Gradients[Any] = run(state.problem, "backward", state, do, dlse, deterministic)
     weights = weights_of(share)
     found = {n: dx for n, dx in enumerate((*grads, *grads.score)) if dx is not None}
     split = {n: (found[n], *weights[n]) for n in found if weights[n].axes.pieces}
@@ -150,7 +150,7 @@ def all_to_all(place: Place, sent: Callable[[int], list[Any]], expected: Callabl
     rank, ranks, _ = place
     tickets = {}
     for step in range(1, ranks):
-        to, source = place.behind(step), place.before(step)
+        to, source = place.after(step), place.before(step)
         tickets[source] = yield Exchange(to, sent(to), source, expected(source))
     found = {rank: sent(rank)}
     for source, ticket in tickets.items():
@@ -203,7 +203,7 @@ def own_heads(x: Any, axis: int | None, place: Place) -> Any:
 
 
 def axis_of_heads(x: Any, own: int | None) -> int | None:
-    """Where an array with so many axes behind the batch axes has heads; None where they share it."""
+    """Where an array with so many axes after the batch axes has heads; None where they share it."""
     return None if own is None or x.ndim <= own or x.shape[-1 - own] == 1 else -1 - own
 
 
@@ -220,7 +220,7 @@ def of_heads(share: Share, rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def own_axes(value: Part | Mask) -> dict[str, int]:
-    """By name of each array over the batch axes, how many axes it has behind them."""
+    """By name of each array over the batch axes, how many axes it has after them."""
     found = {held.name: len(held.shape) for held in value._held(0, 0)}
     if isinstance(value, ArrayPart):
         found[fields(cast(Any, value))[0].name] = len(value._whole_shape((), 0, 0))

@@ -29,7 +29,7 @@ class Like(NamedTuple):
 class Exchange(NamedTuple):
     """Send arrays to one rank, and receive others of another one; answered by a ticket for `Wait`.
 
-    All ranks exchange together, so that each is sent what it expects. It need not wait for what it computes behind that
+    All ranks exchange together, so that each is sent what it expects. It need not wait for what it computes after that
     on a device. Nobody writes into the arrays before the Wait.
     """
 

@@ -117,7 +117,7 @@ class Nccl(Apart):
                           "new ring of it")  # fmt: skip
 
     def _abandon(self) -> None:
-        """End what NCCL waits for: the memory has another use behind this."""
+        """End what NCCL waits for: the memory has another use after this."""
         self.communicator.abort()
         self.stream.synchronize()
 
@@ -147,8 +147,8 @@ class Nccl(Apart):
         return Ticket([x for _, x in received], sent, self.stream.record())
 
     def _second_stream(self) -> int:
-        """Behind what has made the arrays, and what their memory was used for, on the current one. What is launched on
-        that one next starts behind NCCL's kernel: a persistent kernel leaves no multiprocessor to what comes later."""
+        """After what has made the arrays, and what their memory was used for, on the current one. What is launched on
+        that one next starts after NCCL's kernel: a persistent kernel leaves no multiprocessor to what comes later."""
         current = self.cupy.cuda.get_current_stream()
         self.stream.wait_event(current.record())
         if not self.in_flight:  # what is on its way would be waited for, too
@@ -157,7 +157,7 @@ class Nccl(Apart):
         return self.stream.ptr
 
     def _arrived(self, ticket: Ticket) -> list[Any]:
-        """Behind this what was sent may be written to, and its memory have another use."""
+        """After this what was sent may be written to, and its memory have another use."""
         self.cupy.cuda.get_current_stream().wait_event(ticket.done)
         self.in_flight -= 1
         return ticket.received

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api import _run
+from ..backends import run
 from ..fitting import check_mask, check_part
 from ..masks import Mask, cropped
 from ..origin import FAR, Crop
@@ -51,7 +51,7 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     blocks = yield from agreed_fit(place.rank, facts, blocks_of)
     queries, part, whole = slice(0, problem.seqlen_q), Output(problem, q), Output(problem, q)
     for block, given in blocks:
-        o, saved = _run(block, "forward", block, given)
+        o, saved = run(block, "forward", block, given)
         part.add(queries, o, saved.lse)
     part.settle()
     for o, lse in (yield from gathered(place, [part.whole, part.lse])):

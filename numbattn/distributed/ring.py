@@ -1,6 +1,6 @@
 """Keys travel around a ring: what a rank computes and, in messages, what it sends and what arrives.
 
-In step s a rank computes with the keys of the rank s before it, and has sent its own to the rank s behind it: what the
+In step s a rank computes with the keys of the rank s before it, and has sent its own to the rank s after it: what the
 queries there do not see does not travel. Keys of the next step are on their way meanwhile, and gradients of the last.
 Partial results are of the dtype of sums, whatever that of q, k and v.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import problem
-from ..api import _run
+from ..backends import run
 from ..origin import Crop
 from ..scores import ArrayPart, Part
 from ..values import rounded
@@ -70,14 +70,14 @@ def send_keys(share: Share, step: int, sent: Tickets) -> Messages:
     """Those of a step, unless there is none."""
     if step < share.place.ranks:
         keys, theirs, own = [share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.hop(step).keys
-        to, source = share.place.behind(step), share.place.before(step)
+        to, source = share.place.after(step), share.place.before(step)
         sent.append((yield Exchange(to, rows_of(keys, theirs), source, likes_of(keys, own))))
 
 
 def send_gradients(share: Share, step: int, grads: list[Any], sent: Tickets) -> Messages:
     """Those of the keys and values of a step, back to where these came from."""
     expected = likes_of([share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.problem.sum_dtype)
-    sent.append((yield Exchange(share.place.before(step), grads, share.place.behind(step), expected)))
+    sent.append((yield Exchange(share.place.before(step), grads, share.place.after(step), expected)))
 
 
 def arrived(sent: Tickets) -> Messages:
@@ -115,7 +115,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
             attention, given = share.call(block, *rows_of(keys, rows))
             state = problem.Saved(attention, given, saved.o[..., some, :], saved.lse[..., some])
             of_lse = None if dlse is None else dlse[..., some]
-            grads = _run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
+            grads = run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
             for total, at, dx in zip((dq, *totals), (some, rows, rows), grads):
                 total.add(at, dx)
             add_gradients(share, of_score, block.crop, grads.score)

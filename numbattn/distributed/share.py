@@ -34,7 +34,7 @@ class Place(NamedTuple):
         """The rank whose keys this one has in a step."""
         return (self.rank - step) % self.ranks
 
-    def behind(self, step: int) -> int:
+    def after(self, step: int) -> int:
         """The rank that has the keys of this one."""
         return (self.rank + step) % self.ranks
 
@@ -108,7 +108,7 @@ class Share:
 
     def other_hop(self, step: int) -> Hop:
         """What another rank computes in a step, with the keys of this one."""
-        return self.between(self.place.behind(step), self.place.rank)
+        return self.between(self.place.after(step), self.place.rank)
 
     def between(self, rank: int, source: int) -> Hop:
         """With a rank's queries and another one's keys, as all ranks know it."""

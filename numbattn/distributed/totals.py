@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api import _run
+from ..backends import run
 from ..checks import dtype_of_sums
 from ..merging import merge_into, sum_into
 from ..problem import Inputs, Problem
@@ -94,7 +94,7 @@ class Output(Total):
         if problem.result_dtype != self.dtype:
             o = np.empty(self.shape, problem.result_dtype, like=self.like)
             self.rounded, out = (o, rows), o[..., rows, :]
-        o, state = _run(problem, "forward", problem, inputs, out, onto=onto)
+        o, state = run(problem, "forward", problem, inputs, out, onto=onto)
         if onto is None:
             self._take(o, state.lse)
 

@@ -117,7 +117,7 @@ class Lengths(Mask):
     """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
 
     What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
-    like others: what it hides may be read, and is to be finite. Beside `Segments` both numbers count the packed arrays,
+    like others: what it hides may be read, and is to be finite. With `Segments` both numbers count the packed arrays,
     `First` counts the keys of each segment.
 
     Parameters
@@ -138,7 +138,7 @@ class Lengths(Mask):
     keys: Integers | None = None
     queries: Integers | None = None
 
-    _crops_by_sequence = True
+    _crops_by_sequence = _ends_keys = True
     _samples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Lengths(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class First(Mask):
-    """Key j is visible iff ``j < n``, such as the sinks beside a window: the first keys of each sequence.
+    """Key j is visible iff ``j < n``, such as the sinks that go with a window: the first keys of each sequence.
 
     They are counted from the beginning, within `Segments` of each segment, in a `KVCache` of each sequence. Where a
     sequence has fewer keys, all of them are visible. Unlike those beyond `Lengths`, hidden keys are to be finite.
@@ -191,7 +191,7 @@ class First(Mask):
 
     n: Integers
 
-    _is_aligned = _crops_by_sequence = True
+    _is_aligned = _crops_by_sequence = _ends_keys = True
     _samples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
 
     def __post_init__(self) -> None:
@@ -216,12 +216,15 @@ class Cached(Lengths):
     """The keys of a cache, and how many queries each sequence has: in an ``&`` with it, masks without an offset of
     their own align a sequence's last query with its last key, not with the last that there is room for."""
 
+    _is_frame = True
+    _ends_keys = False
+
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """Of query 0."""
         counts: Any = seqlen_q if self.queries is None else self.queries
         return clip(self.keys, 0, seqlen_k) - counts
 
-    def _last_keys(self, seqlen_q: int) -> Any:
+    def _last_keys(self, seqlen_q: int, seqlen_k: int) -> Any:
         """How many keys end with the own one of query seqlen_q - 1, if there is such a query."""
         keys: Any = self.keys
         counts: Any = seqlen_q if self.queries is None else self.queries

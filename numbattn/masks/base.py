@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import masks  # the kinds of masks derive from Mask: it finds them here when it is called
 from ..checks import Array, integer
 from ..origin import FAR, Crop
 from ..values import Held, Value, broadcasts, clip
 
-Frame: TypeAlias = "masks.Segments | masks.Cached"
+OPERATORS: dict[str, Callable[..., Any]] = {}  # "&", "|" and "dense", which take masks; `logic` registers them
 
 
 class Band(NamedTuple):
@@ -75,7 +74,7 @@ class Mask(Value):
     The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
     takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
     other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
-    align a and b. Lengths in an `|` hide keys, but NaN there may be read. Beside Segments they count the keys of the
+    align a and b. Lengths in an `|` hide keys, but NaN there may be read. With Segments they count the keys of the
     packed array, which is seldom meant there and warns: First counts those of each segment.
     """
 
@@ -108,23 +107,23 @@ class Mask(Value):
         """
         seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
         array = next((x for x in arrays_of(self) if not isinstance(x, np.ndarray)), np.empty(0))
-        return masks.visible(self._like(array), seqlen_q, seqlen_k, array)
+        return OPERATORS["dense"](self._like(array), seqlen_q, seqlen_k, array)
 
     def __bool__(self) -> bool:
         raise TypeError("a mask has no truth value: use & where you wrote `and`, | where you wrote `or`, "
                         "and ~ on boolean arrays")
 
     def __and__(self, other: Mask | Array) -> Mask:
-        return masks.All(self._parts + masks.as_mask(other, "&")._parts)
+        return OPERATORS["&"](self, other)
 
     def __rand__(self, other: Mask | Array) -> Mask:
-        return masks.All(masks.as_mask(other, "&")._parts + self._parts)
+        return OPERATORS["&"](other, self)
 
     def __or__(self, other: Mask | Array) -> Mask:
-        return masks.any_of(self, masks.as_mask(other, "|"))
+        return OPERATORS["|"](self, other)
 
     def __ror__(self, other: Mask | Array) -> Mask:
-        return masks.any_of(masks.as_mask(other, "|"), self)
+        return OPERATORS["|"](other, self)
 
     # ------------------------------------------------------------------------------------- what a kind of mask says
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
@@ -150,8 +149,8 @@ class Mask(Value):
         """What queries see if the mask, which has no offset of its own, is aligned within segments."""
         raise NotImplementedError
 
-    def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> masks.Bits:
-        """The mask, if it is drawn, as it is aligned within a frame, in the library of `array`: that of its arrays."""
+    def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Any:
+        """Bits of the mask, if it is drawn, aligned within its `_frame`, in the library of `array`, as its arrays."""
         raise NotImplementedError
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
@@ -175,7 +174,7 @@ class Mask(Value):
 
     @property
     def _is_aligned(self) -> bool:
-        """Whether Segments beside it say where it lies: if it has no offset of its own."""
+        """Whether Segments in the same mask say where it lies: if it has no offset of its own."""
         return getattr(self, "offset", 0) is None
 
     @property
@@ -193,11 +192,14 @@ class Mask(Value):
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
+    _is_segments = False
+    _is_frame = False  # whether parts without an offset of their own are aligned within it
+    _ends_keys = False  # whether keys, or queries, may end before those of the matrix by it
+    _kind_drawn: ClassVar[type]  # what calls draw: Bits
 
     def _draws(self, part: Mask) -> bool:
         """Whether each call makes Bits of this part: also of a tail where keys, or queries, end before it."""
-        ends = masks.Lengths, masks.First
-        return part._is_drawn or (part._is_tail and any(type(other) in ends for other in self._parts))
+        return part._is_drawn or (part._is_tail and any(other._ends_keys for other in self._parts))
 
     # ------------------------------------------------------------------------------------------- what it consists of
     @property
@@ -211,20 +213,19 @@ class Mask(Value):
         return (self,)
 
     @property
-    def _segments(self) -> masks.Segments | None:
-        """The Segments in it."""
-        return next((part for part in self._parts if isinstance(part, masks.Segments)), None)
+    def _segments(self) -> Any:
+        """The Segments in it, or None."""
+        return next((part for part in self._parts if part._is_segments), None)
 
     @property
-    def _frame(self) -> Frame | None:
-        """What the parts without an offset of their own are aligned within."""
-        return next((part for part in self._parts if isinstance(part, masks.Segments | masks.Cached)), None)
+    def _frame(self) -> Any:
+        """The Segments, or the keys of a cache, that the parts without an offset are aligned within; or None."""
+        return next((part for part in self._parts if part._is_frame), None)
 
     def _keys_to_last(self, seqlen_q: int, seqlen_k: int) -> Any:
         """How many keys end with the one that parts without an offset align the last query with: an int, or of a cache
         an array over the batch axes."""
-        frame = self._frame
-        return frame._last_keys(seqlen_q) if isinstance(frame, masks.Cached) else seqlen_k
+        return seqlen_k if self._frame is None else self._frame._last_keys(seqlen_q, seqlen_k)
 
     @property
     def _within(self) -> tuple[Mask, ...]:
@@ -248,7 +249,7 @@ class Mask(Value):
     @cached_property
     def _kinds(self) -> tuple[type, ...]:
         """What kernels are compiled for."""
-        return tuple(masks.Bits if self._draws(part) else type(part) for part in self._parts)
+        return tuple(self._kind_drawn if self._draws(part) else type(part) for part in self._parts)
 
     @cached_property
     def _holds_arrays(self) -> bool:
@@ -266,7 +267,8 @@ class Mask(Value):
 
     @cached_property
     def _and_causal(self) -> Mask:
-        return masks.Causal() & self
+        """What `causal=True` makes of it."""
+        return OPERATORS["causal"](self)
 
 
 def arrays_of(mask: Mask) -> list[Any]:

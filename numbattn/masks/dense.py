@@ -176,3 +176,6 @@ class Bits(Mask):
                              f"{-(-crop.seqlen_k // 32)}, for {crop.seqlen_k} keys")
         first = crop.first_key // 32
         return Bits(crop.of_queries("mask: Bits words", self.words)[..., first : first + -(-crop.keys // 32)])
+
+
+Mask._kind_drawn = Bits

@@ -16,9 +16,9 @@ from .base import Interval, Mask, Rows, broadcast
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Mask):
-    """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal behind a prefix that all see.
+    """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal after a prefix that all see.
 
-    It needs no `Causal` beside it, which would hide the prefix.
+    It needs no `Causal` with it, which would hide the prefix.
 
     Parameters
     ----------

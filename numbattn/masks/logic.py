@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -14,10 +14,10 @@ from ..checks import library, words_for
 from ..origin import Crop
 from ..values import clip, for_queries
 from .bands import Causal, Window
-from .base import Edge, Frame, Grid, Interval, Mask, interval_of
+from .base import OPERATORS, Edge, Grid, Interval, Mask, interval_of
 from .dense import Bits, Dense
 from .intervals import Intervals
-from .segments import Segments
+from .segments import Frame, Segments
 
 J = TypeVar("J", bound="Joined")
 
@@ -144,8 +144,14 @@ class AnyOf(Joined):
         return " | ".join(map(repr, self.of))
 
 
-def any_of(one: Mask, other: Mask) -> Mask:
-    """Their `|`."""
+def all_of(one: Any, other: Any) -> Mask:
+    """The `&` of two masks, or of a mask and booleans."""
+    return All(as_mask(one, "&")._parts + as_mask(other, "&")._parts)
+
+
+def any_of(one: Any, other: Any) -> Mask:
+    """The `|` of two masks, or of a mask and booleans."""
+    one, other = as_mask(one, "|"), as_mask(other, "|")
     if one._segments is not None or other._segments is not None:
         raise ValueError("|: got Segments, whose tokens see nothing beyond their segment: write `segments & (one | "
                          "other)`, which aligns both within each segment")
@@ -232,3 +238,6 @@ def _between(interval: Interval, j: Any) -> Any:
 def _places(i: Any, size: int, count: int) -> Any:
     """The cells, of so many elements each, in which elements i lie; a single element stands for all of them."""
     return i // size if (size, count) != (1, 1) else 0 * i
+
+
+OPERATORS |= {"&": all_of, "|": any_of, "dense": visible, "causal": partial(all_of, Causal())}

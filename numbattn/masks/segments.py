@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..checks import Array, Integers, check_values, integer, integer_array, same_library, words_for
 from ..origin import Crop
 from ..values import Held, clip, moved
-from .bands import Causal, Window
+from .bands import Cached, Causal, Window
 from .base import Interval, Mask, Rows
 
 A = TypeVar("A", bound=Array)
@@ -63,10 +63,9 @@ class Segments(Mask):
     -----
     On CPUs a segment is computed as if it were alone: results are those of a call on the sequence alone, bit for bit,
     and NaN in one of them stays there, in gradients, too. On GPUs it may reach the tokens that lie in one tile with
-    them. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or beside
+    them. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or with
     `Causal`, `Window` and, of one length for all, `Lengths`, without dropout or a `Bias`, and without gradients of a
-    score, but for those of a `Sink` and, on Hopper in float16 and bfloat16 beside no part with a derivative, of an
-    `Alibi`.
+    score, but for those of a `Sink`.
 
     Examples
     --------
@@ -87,6 +86,7 @@ class Segments(Mask):
     keys: Integers | None = None
     max_queries: int | None = None
 
+    _is_segments = _is_frame = True
     _samples = (
         ("segments", lambda m, n: _eight(m, n)),
         ("causal-segments", lambda m, n: Causal() & _eight(m, n)),
@@ -116,9 +116,12 @@ class Segments(Mask):
         row = np.arange(math.prod(lead), like=i)[:, None]
         above = i.size * row  # beyond the offsets of the rows before: one search finds the segments of all rows
         s = np.searchsorted((queries.reshape(-1, size) + above).ravel(), i + above, side="right") - size * row - 1
-        at, behind = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
-        first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, behind, -1)
-        return Rows(first, end, i + end - np.take_along_axis(queries, behind, -1))
+        at, after = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
+        first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, after, -1)
+        return Rows(first, end, i + end - np.take_along_axis(queries, after, -1))
+
+    def _last_keys(self, seqlen_q: int, seqlen_k: int) -> int:
+        return seqlen_k
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> int | None:
         """Of query 0; None where it depends on the segment. Between equal offsets it has the query's number."""
@@ -145,6 +148,9 @@ class Segments(Mask):
             return True
         queries, keys = (np.diff(x) > 0 for x in offsets)
         return bool(np.any(queries & keys))
+
+
+Frame: TypeAlias = Segments | Cached  # what masks without an offset of their own are aligned within
 
 
 def _eight(seqlen_q: int, seqlen_k: int) -> Segments:

@@ -12,9 +12,10 @@ from ..checks import Array, words_for
 from ..origin import Crop
 from ..values import Held
 from .bands import Cached
-from .base import Frame, Grid, Mask
+from .base import Grid, Mask
 from .dense import Bits, Dense
 from .logic import as_mask
+from .segments import Frame
 
 WORD = 32  # bits
 
@@ -90,7 +91,7 @@ class Tail(Mask):
 
     def _words(self, seqlen_q: int, seqlen_k: int, first: Any, array: Any) -> Any:
         """Of Bits, where the tail begins at the key `first`. Words before it have all bits set, those that it lies in
-        are packed, and what is behind them is beyond all keys."""
+        are packed, and what is after them is beyond all keys."""
         first = np.asarray(first, np.int64, like=array)[..., None, None]
         key = np.arange(-(-(seqlen_q + WORD - 1) // WORD) * WORD, like=array) - first % WORD  # of the tail
         words = Bits.pack(_taken(self._inner.dense(seqlen_q, seqlen_q), key) | (key < 0)).words

@@ -9,7 +9,7 @@ PEERS = {"numbattn": 0.65, "flash": 0.31, "cudnn": 0.58, "fa4": 0.61}  # shares 
 
 
 def results(run, **sizes):
-    """Of a run in bench/report.py."""
+    """Made-up results of a run in bench/report.py."""
     machine = {"date": "2026-01-02", "cpu": "made up (none)", "cores": 2, "system": "none",
                "versions": {"python": "3.0", "numpy": "2.0", "torch": None}}  # fmt: skip
     if "cpu" not in run:
@@ -232,7 +232,7 @@ def decoding_cpu(keys=(128, 512)):
 
 
 def figure3(seqlens=(128, 256, 512)):
-    """The standard formula has no room at the longest; linear attention does not run causal."""
+    """The standard formula runs out of memory at the longest; linear attention is not causal."""
     costs = {"numbattn": (0.06, 2, 300), "block-sparse": (0.08, 1.5, 320), "standard": (0.15, 2, 4e3),
              "rabe-staats": (0.4, 2, 600), "linformer": (0.3, 1, 900), "linear": (0.35, 1, 800),
              "flash": (0.1, 2, 350), "cudnn": (0.07, 2, 350)}  # fmt: skip
@@ -265,7 +265,7 @@ def figure2():
 
 
 def training(contexts=(1024, 2048, 4096)):
-    """The standard formula has no room at the longest."""
+    """The standard formula runs out of memory at the longest."""
     records, steps = [], np.arange(300)
     for n, standard in product(contexts, (False, True)):
         name, full = "standard" if standard else "numbattn", standard and n == contexts[-1]
@@ -281,7 +281,7 @@ LONG_RANGE = {"layers": 4, "heads": 4, "dtype": "float16", "tokens": 32768}
 
 
 def long_range(sides=(32, 64, 128, 256)):
-    """The standard formula has no room for the largest images."""
+    """The standard formula runs out of memory with the largest images."""
     speeds = {"numbattn": (1, 1), "block-sparse": (0.9, 0.6), "standard": (1.4, 6)}
     steps = [{"part": "steps", "task": "pathfinder", "seqlen": side**2, "attention": name, "batch": 2,
               "seconds": 0.01 * (x + slope * side**2 / 16384), "bytes": int(1e9 * (1 + slope * side**2 / 16384)),

@@ -1,4 +1,4 @@
-"""What bench/cpu.py times is the same for all peers, and is told."""
+"""What bench/cpu.py times is the same for all peers, and is reported."""
 
 import cpu
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 
 def test_other_sizes_with_and_without_a_bias(monkeypatch):
-    """That the peers agree it checks itself, the gradient of the bias included."""
+    """It checks itself that the peers agree, also in the gradient of the bias."""
     size = cpu.Size(3, 2, 16, 8)
     monkeypatch.setattr(cpu, "SIZES", [size, size._replace(pair_bias=True),
                                        size._replace(pair_bias=True, gradient=False)])

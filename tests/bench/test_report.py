@@ -22,7 +22,7 @@ README = BENCH.parent / "README.md"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder with results of all runs, and what is made of them."""
+    """A folder with results of all runs, and what is made from them."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "results").mkdir()
     for name in report.RUNS:
@@ -89,8 +89,8 @@ def test_a_peer_that_does_not_run_is_left_out():
     assert [[cell.strip() for cell in row[1:]] for row in rows] == [["-", "100"], ["100", "100"]]
 
 
-def test_small_attentions_beside_a_copy():
-    """The limit is a line, numbattn's share of it is in the title; parts and peers may be missing."""
+def test_small_attentions_against_a_copy():
+    """The limit is a line, and numbattn's share of it is in the title; parts and peers may be missing."""
     results = synthetic.results("small")
     figure, text = report.small(results)
     assert all(any(line.get_label() == "a copy of the same bytes" for line in axis.lines) for axis in figure.axes)
@@ -150,7 +150,7 @@ def test_commands_are_understood(name, monkeypatch):
 
 
 def test_what_runs_where(monkeypatch, capsys):
-    """The whole commands; the small ones where they are asked for, or GPUs are needed and missing."""
+    """Whole commands; small ones if they are asked for, or if GPUs are missing."""
     ran = []
     monkeypatch.setattr(report, "RUNS", {"a": report.Run("a.py --n 9"), "b": report.Run("b.py --n 9", "b.py --n 1"),
                                          "c": report.Run("c.py --n 9", "c.py --n 1", gpus=0),
@@ -168,12 +168,12 @@ def test_what_runs_where(monkeypatch, capsys):
 
 
 def command_of(ran):
-    """c.py fails."""
+    """A command's outcome: c.py fails."""
     return subprocess.CompletedProcess([], ran[-1][0].stem == "c")
 
 
 def test_the_smallest_sizes_run(tmp_path, monkeypatch, capfd):
-    """Those of CPUs, and what is drawn of them."""
+    """The smallest sizes on CPUs run, and are drawn."""
     options = ["--run", "speed", "cpu", "decoding_cpu", "--small", "--folder"]
     monkeypatch.setattr(sys, "argv", ["report.py", *options, str(tmp_path)])
     assert report.main() == 0

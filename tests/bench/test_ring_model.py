@@ -31,7 +31,7 @@ def test_work_and_messages_are_those_of_the_plan():
 
 
 def test_from_which_length_a_step_hides():
-    """2 F / B by the heads of keys, 1.2 times that in backward; two levels: of a node's GPUs together."""
+    """2 F / B by the heads of keys, 1.2 times that in backward; with two levels, for a node's GPUs together."""
     assert MODEL.hides_from("forward", 50e9) == pytest.approx(2 * 700e12 / 50e9)
     assert MODEL.hides_from("backward", 50e9) == pytest.approx(1.2 * MODEL.hides_from("forward", 50e9))
     grouped = MODEL._replace(heads_k=8)

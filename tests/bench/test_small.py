@@ -11,7 +11,7 @@ from numbattn import reference
 
 @pytest.fixture
 def on_numpy(monkeypatch):
-    """NumPy's arrays for CuPy's, tiny ones, and a clock that does not run."""
+    """Tiny NumPy arrays instead of CuPy's, and a clock that does not run."""
     monkeypatch.setattr(small, "cupy", np)
     monkeypatch.setattr(small, "NBYTES", 1 << 14)
     monkeypatch.setattr(small, "release", lambda: None)
@@ -70,7 +70,7 @@ def test_what_is_right_by_parts_of_the_batch(monkeypatch):
 
 
 def test_first_problems_do_not_depend_on_the_others():
-    """So that a variant is checked by few of them."""
+    """So a few of them are enough to check a variant."""
     case = small.Case("float32", 5, 8, 4)
     for name, variant in small.variants_of(case, np).items():
         shape = case.packed_shape if variant.tokens else case.shape
@@ -97,7 +97,7 @@ def test_segments_are_of_half_a_length_to_one():
 
 # --------------------------------------------------------------------------------------------------------------- timed
 def test_cells(on_numpy):
-    """The formula, beside float64 and a copy; the bias' gradient is checked, too."""
+    """The formula, compared with float64 and a copy; the bias's gradient is checked, too."""
     case = small.Case("float32", 3, 8, 4)
     records = small.cells([case], ["cupy"], rounds=1)
     assert [(record["bias"], record["pass"]) for record in records] == [
@@ -132,7 +132,7 @@ def test_who_is_wrong_is_not_timed(on_numpy, monkeypatch, wrong, of, value):
 
 
 def test_variants(on_numpy, monkeypatch):
-    """All are run, and the first problems of each compared with float64; here float64 is what runs."""
+    """All of them run, and the first problems of each are compared with float64, which is what runs here."""
     case, spoilt = small.Case("float32", 5, 8, 4), []
 
     def prepare(of, arrays, options):

@@ -123,7 +123,7 @@ FAULTS = {
         "own[m0] - m0], axis=-1)[::-1]": "own[m0] - m0], axis=-1)",
         "batch[-1] if batch else 1), cut": "1), cut",
     },
-    ("test_kv_cache.py::test_8_bits[16-1-int8]", "test_kv_cache.py::test_8_bits[None-1-int8]"): {
+    ("caches/test_kv_cache.py::test_8_bits[16-1-int8]", "caches/test_kv_cache.py::test_8_bits[None-1-int8]"): {
         "slice(1 if is_paged(problem) else 0, -2)": "slice(0, -2)",
         "end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]": "end = tiles.table.copy(), 0 * tiles.table[:, 0]",
     },

@@ -67,7 +67,7 @@ FAULTS = {
             "aligned if numbers[IS_ALIGNED] else ": "",
             "slopes[own * S.size : (own + 1) * S.size]": "slopes[: S.size]",
             "slopes if is_nonlinear else -1": "slopes",
-            "if kind == number:": "if kind >= number:",
+            "if kind == number:": "if kind <= number:",
         },
     },
     "cpu/scores/kind.py": {

@@ -282,7 +282,7 @@ FAULTS = {
         "if magnitude >= np.int32(8)": "if True",
         "if magnitude != np.int32(0x7F)": "if True",
     },
-    ("test_kv_cache.py::test_8_bits[16-1-int8]", "test_kv_cache.py::test_dtypes[2-16-float64]"): {
+    ("caches/test_kv_cache.py::test_8_bits[16-1-int8]", "caches/test_kv_cache.py::test_dtypes[2-16-float64]"): {
         "first // x.page_size == (end - 1) // x.page_size": "True",
         "(row // x.page_size + 1) * x.page_size": "(row // x.page_size + 2) * x.page_size",
         "row % x.page_size * place.row_stride": "row * place.row_stride",

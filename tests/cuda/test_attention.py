@@ -127,7 +127,7 @@ def test_libraries_do_not_mix(rng):
         na.attention(q.get(), k, v)
     with pytest.raises(TypeError, match=r"q is a cupy.ndarray, out is a numpy.ndarray"):
         na.attention(q, k, v, out=q.get())
-    with pytest.raises(TypeError, match=r"Lengths keys: got a cupy.ndarray beside inputs of numpy"):
+    with pytest.raises(TypeError, match=r"Lengths keys: got a cupy.ndarray with inputs of numpy"):
         na.attention(q.get(), k.get(), v.get(), mask=na.Lengths(cupy.ones((B, 1), int)))
 
 

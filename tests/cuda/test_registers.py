@@ -9,14 +9,14 @@ from itertools import chain
 
 import pytest
 
+from numbattn.caches.eight_bits import FLOAT8, INT8
+from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels import BACKWARD, FORWARD
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.eight_bits import FLOAT8, INT8
-from numbattn.kv_cache import CacheLayout
 from tests.cuda.works import work
 
 EDGES = "lo+hi+queries+keys"
@@ -125,11 +125,11 @@ FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
     row("mma_forward", "bfloat16", 64, 64, "intervals", "alibi query, relative query", cc=(12, 0)),
 ]
 DECODING = [  # all of O and Q in the registers of a warp, beside S
-    row("decode", "bfloat16", 64, 64, seqlen_q=1),
-    row("decode", "bfloat16", 128, 128, ALL, seqlen_q=3),
-    row("decode", "bfloat16", 128, 128, EDGES, "sink, alibi", seqlen_q=3),
-    row("decode", "float16", 128, 128, "intervals", "relative query", seqlen_q=3),
-    row("decode", "bfloat16", 128, 128, "", "bias float16 16, softcap", seqlen_q=3),
+    row("hopper_decode", "bfloat16", 64, 64, seqlen_q=1),
+    row("hopper_decode", "bfloat16", 128, 128, ALL, seqlen_q=3),
+    row("hopper_decode", "bfloat16", 128, 128, EDGES, "sink, alibi", seqlen_q=3),
+    row("hopper_decode", "float16", 128, 128, "intervals", "relative query", seqlen_q=3),
+    row("hopper_decode", "bfloat16", 128, 128, "", "bias float16 16, softcap", seqlen_q=3),
     row("decode", "bfloat16", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, **DROPOUT),
     row("decode", "float64", 64, 64, EDGES, cc=(8, 0), seqlen_q=1),
     row("decode", "bfloat16", 64, 64, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, spills=16, **PAGES_OF_INT8),
@@ -141,52 +141,52 @@ DECODING = [  # all of O and Q in the registers of a warp, beside S
 ]
 FORWARD_ROWS = [
     # the row of each table: usual, long (128 registers), and that of masks by element
-    row("forward", "float16", 64, 64, "dense", **FEW),
-    row("forward", "bfloat16", 128, 128, ALL, **FEW, **DROPOUT),
-    row("forward", "bfloat16", 192, 128, ALL, **FEW, **DROPOUT),
-    row("forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT),
-    row("forward", "bfloat16", 128, 128, EDGES, **LONG),
+    row("hopper_forward", "float16", 64, 64, "dense", **FEW),
+    row("hopper_forward", "bfloat16", 128, 128, ALL, **FEW, **DROPOUT),
+    row("hopper_forward", "bfloat16", 192, 128, ALL, **FEW, **DROPOUT),
+    row("hopper_forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT),
+    row("hopper_forward", "bfloat16", 128, 128, EDGES, **LONG),
     # where a matrix starts at an offset of its own
-    row("forward", "float16", 64, 64, "packed", **NARROW),
-    row("forward", "float16", 128, 128, "packed", keys=MANY),
-    row("forward", "bfloat16", 256, 256, "packed", **NARROW),
+    row("hopper_forward", "float16", 64, 64, "packed", **NARROW),
+    row("hopper_forward", "float16", 128, 128, "packed", keys=MANY),
+    row("hopper_forward", "bfloat16", 256, 256, "packed", **NARROW),
     # where tensor cores add slopes to S, which takes shared memory, too
-    row("forward", "float16", 64, 64, "", "alibi", **LONG),
-    row("forward", "bfloat16", 128, 128, EDGES, "sink, alibi", **NARROW),
-    row("forward", "float16", 192, 192, EDGES, "alibi", **FEW),
-    row("forward", "bfloat16", 256, 256, EDGES, "alibi", **FEW),
+    row("hopper_forward", "float16", 64, 64, "", "alibi", **LONG),
+    row("hopper_forward", "bfloat16", 128, 128, EDGES, "sink, alibi", **NARROW),
+    row("hopper_forward", "float16", 192, 192, EDGES, "alibi", **FEW),
+    row("hopper_forward", "bfloat16", 256, 256, EDGES, "alibi", **FEW),
     # a table, beside a mask's arrays or not; and where each query has an offset of its own
-    row("forward", "bfloat16", 64, 64, EDGES, "relative matrix", keys=MANY),
-    row("forward", "float16", 128, 128, "", "sink, relative", keys=MANY),
-    row("forward", "bfloat16", 256, 256, "packed", "relative segment", keys=MANY),
-    row("forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("hopper_forward", "bfloat16", 64, 64, EDGES, "relative matrix", keys=MANY),
+    row("hopper_forward", "float16", 128, 128, "", "sink, relative", keys=MANY),
+    row("hopper_forward", "bfloat16", 256, 256, "packed", "relative segment", keys=MANY),
+    row("hopper_forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     # O of other keys
-    row("forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
-    row("forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),
-    row("forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT, **RESUMES),
+    row("hopper_forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
+    row("hopper_forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),
+    row("hopper_forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT, **RESUMES),
 ]
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
-    row("backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED),
-    row("backward_kv", "float16", 64, 64, "packed", **NARROW),
-    row("backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
-    row("backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
-    row("backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
-    row("backward_wide", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
-    row("backward_q", "float16", 64, 128, EDGES, **UNALIGNED),
-    row("backward_q", "bfloat16", 128, 128, "", "bias bfloat16 16, softcap", **DROPOUT, **DETERMINISTIC),
-    row("backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
-    row("backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
+    row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED),
+    row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW),
+    row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
+    row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
+    row("hopper_backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("hopper_backward_wide", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
+    row("hopper_backward_q", "float16", 64, 128, EDGES, **UNALIGNED),
+    row("hopper_backward_q", "bfloat16", 128, 128, "", "bias bfloat16 16, softcap", **DROPOUT, **DETERMINISTIC),
+    row("hopper_backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("hopper_backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
 ]
 GRADIENTS = [
-    row("bias_gradient_hopper", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
-    row("bias_gradient_hopper", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
-    row("diagonal_sums_hopper", "float16", 192, 192, "", "relative", keys=MANY),
+    row("hopper_bias_gradient", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
+    row("hopper_bias_gradient", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
+    row("hopper_diagonal_sums", "float16", 192, 192, "", "relative", keys=MANY),
 ]
 SPILLS = [
     # rows beyond 128 that are not aligned: addresses that copies start from, read back once a tile
-    row("backward_wide", "float16", 192, 64, "blocks", **UNALIGNED, spills=128),
-    row("backward_q", "bfloat16", 192, 192, ALL, **DROPOUT, **UNALIGNED, **DETERMINISTIC, spills=128),
-    row("backward_q", "float16", 256, 256, "dense", **UNALIGNED, spills=128),
+    row("hopper_backward_wide", "float16", 192, 64, "blocks", **UNALIGNED, spills=128),
+    row("hopper_backward_q", "bfloat16", 192, 192, ALL, **DROPOUT, **UNALIGNED, **DETERMINISTIC, spills=128),
+    row("hopper_backward_q", "float16", 256, 256, "dense", **UNALIGNED, spills=128),
     # addresses, beside those of a segment: read back once a tile
     row("mma_backward", "float16", 128, 128, "packed", cc=(8, 6), spills=128, **NARROW),
     row("mma_backward", "bfloat16", 128, 128, "packed", cc=(10, 0), spills=32, **NARROW),
@@ -202,21 +202,21 @@ SPILLS = [
     row("backward_kv", "float64", 256, 256, "hi", spills=64),
     row("backward_kv", "float32", 256, 256, ALL, **DROPOUT, spills=16),
     # where much is looked up, or a derivative is: dP is started behind dV
-    row("backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
-    row("backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),
-    row("backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
+    row("hopper_backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
+    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),
+    row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
     # outside the loop over tiles that need no mask
-    row("backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
+    row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
     # addresses and offsets, of what is slow anyway
     row("entry_sums", "float16", 64, 64, "intervals", "relative query", spills=32),
     row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),
     row("diagonal_sums", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, **DETERMINISTIC, spills=160),
     # where O and Q are three quarters of the registers
-    row("decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
+    row("hopper_decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
     row("decode", "float32", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, spills=64),
     # beside the edges of a mask
     row("mma_forward", "bfloat16", 128, 128, EDGES, cc=(10, 0), spills=16),
-    row("diagonal_sums_hopper", "bfloat16", 256, 256, EDGES, "relative", keys=MANY, spills=80),
+    row("hopper_diagonal_sums", "bfloat16", 256, 256, EDGES, "relative", keys=MANY, spills=80),
 ]
 
 
@@ -241,5 +241,5 @@ def test_nothing_is_spilled(kernel, work, spills):
     assert not report.losses
     if found.arch:
         words = ["cp.async.bulk.tensor", "mbarrier.try_wait"]
-        words += [] if kernel == "decode" else ["wgmma.mma_async", "setmaxnreg"]
+        words += [] if kernel == "hopper_decode" else ["wgmma.mma_async", "setmaxnreg"]
         assert all(word in ptx for word in words)

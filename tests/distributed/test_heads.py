@@ -145,7 +145,7 @@ def test_all_rows_beside_rows_of_one_rank(rng):
             o, _ = each(ring, forward, *parts, calls)
             np.testing.assert_allclose(ring.join(list(o)), na.attention(q, q, q, mask=visible), atol=1e-13)
         else:
-            with pytest.raises(ValueError, match="plan: got 'heads' beside an array with all rows on some ranks"):
+            with pytest.raises(ValueError, match="plan: got 'heads' with an array that has all rows on some ranks"):
                 each(ring, forward, *parts, calls)
 
 

@@ -101,12 +101,12 @@ FAULTS = {
     },
     "masks/test_first.py": {
         "rows.first + for_queries(clip(self.n, 0, FAR))": "for_queries(clip(self.n, 0, FAR))",
-        "    _is_aligned = _crops_by_sequence = True": "    _crops_by_sequence = True",
+        "    _is_aligned = _crops_by_sequence = _ends_keys = True": "    _crops_by_sequence = _ends_keys = True",
     },
     "distributed/test_over_keys.py::test_caches": {
         "First(crop.keys_before(self.n))": "First(self.n)",
     },
-    "test_kv_cache.py::test_weights": {
+    "caches/test_kv_cache.py::test_weights": {
         "clip(self.keys, 0, seqlen_k) - counts": "seqlen_k - counts",
     },
     "test_errors.py": {

@@ -117,7 +117,7 @@ def test_lengths_where_first_was_meant_warn(keys):
     q, segments = np.zeros((2, 9, 4)), na.Segments([0, 4, 9])
     window, lengths = na.Window(1, 0), na.Lengths(keys=keys)
     for mask in (window | lengths, na.Causal() & (window | na.Prefix(1) | lengths & na.Causal())):
-        with pytest.warns(UserWarning, match=r"Lengths\(.*\) in an \| beside Segments, .* First\(") as found:
+        with pytest.warns(UserWarning, match=r"Lengths\(.*\) in an \| with Segments, .* First\(") as found:
             na.attention(q, q, q, mask=segments & mask)
         assert [warning.filename for warning in found] == [__file__]
     cache = na.KVCache.zeros(2, 2, 9, 4, like=q)

@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import reference
 from numbattn.cpu.forward import forward_kernel
+from numbattn.cpu.scores import KINDS
+from numbattn.cuda.kernels.scores import CLASSES
 from numbattn.problem import DTYPES
+from numbattn.scores import Part, names
+from numbattn.values import kinds
 
 from ..accuracy import assert_equal, check, random
 
@@ -681,7 +685,8 @@ def test_a_score_compiles_nothing_that_is_not_there(rng):
 
 X = np.zeros((2, 9, 8))
 WRONG = {
-    "no part": (lambda: na.attention(X, X, X, score="softcap"), TypeError, "score: got 'softcap', expected numbattn's"),
+    "no part": (lambda: na.attention(X, X, X, score="softcap"), TypeError,
+                "score: got 'softcap', expected numbattn's Alibi, Bias, RelativeBias, Score, Sink, Softcap, or a list"),
     "a number in a list": (lambda: na.attention(X, X, X, score=[3.0]), TypeError, "score: got list"),
     "an array": (lambda: na.attention(X, X, X, score=X), TypeError, "score: got numpy.ndarray of float64"),
     "a mask": (lambda: na.attention(X, X, X, score=na.Causal()), TypeError, "score: got numbattn.masks.bands.Causal"),
@@ -728,6 +733,14 @@ WRONG = {
 }  # fmt: skip
 
 
+def test_every_kind_is_known_to_kernels():
+    """Each is found by its file in cpu/scores and cuda/kernels/scores."""
+    every = {kind for kind in kinds(Part) if kind.__name__ in names()}
+    assert {na.Alibi, na.Score, na.Sink} < every
+    assert {kind.of for kind in KINDS} == {kind for kind in every if kind._has_step}
+    assert {kind for kind in CLASSES if isinstance(kind, type)} == every
+
+
 @pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
@@ -736,6 +749,8 @@ def test_errors(call, error, message):
 
 FAULTS = {
     "if sum(not part._has_step for part in parts) > 1": "if False",
+    "sorted(kind.__name__ for": "list(kind.__name__ for",
+    "if not kind.__subclasses__() and fits": "if fits",
     "scores/softcap.py": {
         "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
     },

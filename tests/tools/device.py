@@ -13,7 +13,7 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
-from numbattn import api, cache
+from numbattn import backends, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.kernels import LARGE_BACKWARD, LARGE_FORWARD
 from numbattn.cuda.passes import BACKWARD, FORWARD, Passes
@@ -51,7 +51,7 @@ def on(device, execute=execute, small=False):
     gpu, passes = GPU(device, execute), (FORWARD, BACKWARD)
     if not small:
         passes = replace(FORWARD, routes=LARGE_FORWARD), replace(BACKWARD, routes=LARGE_BACKWARD)
-    with patch.dict(api.BACKENDS, numpy=Passes(lambda: gpu, *passes)):
+    with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, *passes)):
         yield gpu
     assert not gpu.counts.any(), "a kernel has left counters behind that are not 0"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...eight_bits import LARGEST_IN_INT8
+from ...caches.eight_bits import LARGEST_IN_INT8
 from ..kernel import launch
 from ..tile import (
     WARP,

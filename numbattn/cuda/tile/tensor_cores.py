@@ -55,11 +55,11 @@ def check_order(layout, left, right):
     """Check that a register of an 8-bit right operand has four neighbours in a row: in k, or in the sum's columns."""
     widened = right.dtype != right.factor
     if widened and not isinstance(left, Layout):
-        raise TypingError(f"dot: beside {right}, which is widened, the left operand is a fragment")
+        raise TypingError(f"dot: with {right}, which is widened, the left operand is a fragment")
     for what, found, along in (("the left operand", left, right.transposed), ("the sum", layout, not right.transposed)):
         by_fours = widened and along
         if isinstance(found, Layout) and by_fours != (found.cols.run == 4):
-            raise TypingError(f"dot: beside {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
+            raise TypingError(f"dot: with {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
 
 
 def emit_mma(acc, x, y):

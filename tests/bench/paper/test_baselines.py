@@ -14,7 +14,7 @@ def problem(**options):
 
 
 def check_gradients(f, arrays, do, grads, step=1e-6):
-    """Along one random direction for each array, by central differences."""
+    """Check gradients along one random direction for each array, by central differences."""
     rng = np.random.default_rng(1)
     for n, (x, grad) in enumerate(zip(arrays, grads, strict=True)):
         direction = rng.standard_normal(x.shape)
@@ -25,7 +25,7 @@ def check_gradients(f, arrays, do, grads, step=1e-6):
 
 
 class Drawn(Extras):
-    """The dropout mask of a chunk is a part of one that is drawn once."""
+    """Extras whose dropout masks of chunks are parts of one that is drawn once."""
 
     def Z(self, rows=baselines.ALL, columns=baselines.ALL):
         whole = super().Z()

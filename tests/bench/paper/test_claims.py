@@ -1,4 +1,4 @@
-"""What the papers claim: what stands beside it is of the results, or it is said why nothing does."""
+"""What the papers claim: the number next to it comes from the results, or there is a reason why there is none."""
 
 import re
 

@@ -43,7 +43,7 @@ def test_exact_peers_agree(setting):
 
 @pytest.mark.parametrize(("name", "seqlen", "growth"), [("standard", 256, 4), ("numbattn", 2048, 2)])
 def test_memory_of_the_standard_formula_is_quadratic_and_numbattns_linear(name, seqlen, growth):
-    """From a length at which there is work for all cores, whose sums of gradients are memory, too."""
+    """From a length with work for all cores, whose sums of gradients take memory, too."""
     runs = [figure3.one_pass(figure3.make_forward(np, name, Case("none", n, 1, 1, "float32")), "both")
             for n in (seqlen, 2 * seqlen)]  # fmt: skip
     short, long = map(Clock().extra_bytes, runs)

@@ -11,7 +11,7 @@ from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
 
 
 class Counted(np.ndarray):
-    """Counts the bytes of matrices that operations read and write."""
+    """An array that counts the bytes of matrices that operations read and write."""
 
     read = written = 0
 
@@ -24,7 +24,7 @@ class Counted(np.ndarray):
 
 
 def size(x):
-    """In bytes; row statistics, scalars and the like are not counted."""
+    """A matrix's bytes; row statistics, scalars and the like are not counted."""
     return x.nbytes if isinstance(x, np.ndarray) and x.ndim and x.shape[-1] > 1 else 0
 
 
@@ -40,7 +40,7 @@ def test_the_standard_formula_moves_what_is_counted(monkeypatch):
 
 
 def test_kernels_by_hand():
-    """Of 4 queries and keys with 2 numbers of 2 bytes: tiles of queries are 2, of keys 1."""
+    """4 queries and keys of 2 numbers with 2 bytes; tiles of 2 queries and of 1 key."""
     tiles, shape = SimpleNamespace(tile_m=2, tile_n=1), Shape(1, 1, 4, 2)
     matrix, statistic, sums = 16, 16, 32
     by_hand = {  # read, written
@@ -56,7 +56,7 @@ def test_kernels_by_hand():
 
 
 @pytest.mark.parametrize(("cc", "kernels"), [
-    ((9, 0), ["forward", "delta", "backward_kv", "round_dq"]),
+    ((9, 0), ["hopper_forward", "delta", "hopper_backward_kv", "round_dq"]),
     ((8, 0), ["mma_forward", "delta", "mma_backward", "round_dq"]),
 ])  # fmt: skip
 def test_kernels_are_those_of_the_plan(cc, kernels):

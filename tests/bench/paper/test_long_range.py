@@ -33,7 +33,7 @@ def test_samples(name, size):
 
 # ------------------------------------------------------------------------------------------------------------ ListOps
 def value(tokens):
-    """Of the expression that an iterator's tokens begin with, by recursion."""
+    """The value of the expression that an iterator's tokens begin with, by recursion."""
     token = next(tokens)
     return OPERATORS[token](list(iter(lambda: value(tokens), tasks.CLOSE))) if token in OPERATORS else token
 
@@ -52,7 +52,7 @@ def test_values_of_expressions(seqlen):
 
 # --------------------------------------------------------------------------------------------------------- Pathfinder
 def connected(image):
-    """Whether one walks from dot to dot, by steps of REACH pixels at most."""
+    """Whether one can walk from dot to dot in steps of at most REACH pixels."""
     start, end = (tuple(dot) for dot in np.argwhere(image == 2).tolist())
     seen, todo, steps = {start}, [start], range(-tasks.REACH, tasks.REACH + 1)
     while todo:

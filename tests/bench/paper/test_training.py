@@ -1,4 +1,4 @@
-"""The transformer that bench/ trains: its gradients, what it is beside the standard formula, and the script."""
+"""The transformer that bench/paper trains: its gradients, a comparison with the standard formula, and the script."""
 
 import ctypes
 import json
@@ -19,7 +19,7 @@ ATTENTIONS = {"numbattn": na.attention_vjp, "standard": model.standard_attention
 
 
 def make_model(name, *, axes=1, pooled=False, side=6, size=TINY):
-    """With random weights, the head's too, in float64."""
+    """A model with random weights, the head's included, in float64."""
     coordinates = np.indices((side,) * axes).reshape(axes, -1)
     rotation = model.rotations(np, coordinates, size.head_dim, np.complex128)
     weights = model.init_weights(np, size, 11, 5, np.float64)
@@ -63,7 +63,7 @@ def test_the_standard_formula_is_attention(causal):
 
 
 def test_positions_are_relative():
-    """Logits of a pooled image do not change if all of its coordinates are moved."""
+    """A pooled image's logits do not change if all of its coordinates are shifted."""
     gpt, weights = make_model("numbattn", axes=2, pooled=True)
     moved = np.indices((6, 6)).reshape(2, -1) + np.array([[3], [-2]])
     again = gpt._replace(rotation=model.rotations(np, moved, TINY.head_dim, np.complex128))
@@ -176,7 +176,7 @@ def test_the_text_is_the_standard_librarys():
 
 # ----------------------------------------------------------------------------------------------------------- products
 class OnGpu:
-    """What product() sees of a CuPy array, in host memory."""
+    """What product() uses of a CuPy array, in host memory."""
 
     def __init__(self, x):
         self.x, self.data = x, SimpleNamespace(ptr=x.ctypes.data)
@@ -189,7 +189,7 @@ class OnGpu:
 
 def gemm(handle, op_a, op_b, m, n, k, alpha, a, dtype_a, lda, stride_a, b, dtype_b, ldb, stride_b, beta, c, dtype_c,
          ldc, stride_c, count, compute, algorithm):  # fmt: skip
-    """cublasGemmStridedBatchedEx of float16, by its documentation: matrices are stored column by column."""
+    """cublasGemmStridedBatchedEx for float16, by its documentation: matrices are stored column by column."""
     assert (dtype_a, dtype_b, dtype_c, compute) == ("half", "half", "half", "float32")
     assert [ctypes.c_float.from_address(x).value for x in (alpha, beta)] == [1, 0]
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.caches.eight_bits import FLOAT8, INT8, bits_of
 from numbattn.cuda.caches import gather as module
 from numbattn.cuda.caches.gather import gather
-from numbattn.eight_bits import FLOAT8, INT8, bits_of
 from tests.tools.launch import launch
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -195,18 +195,22 @@ def test_steps_in_their_order():
 def test_blocks_of_a_mask_are_looked_up_first():
     mask = na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100))
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
-    assert kernels(forward) == ["tile_states", "forward"]
-    assert kernels(backward) == ["delta", "tile_states", "backward_kv", "round_dq"]
+    assert kernels(forward) == ["tile_states", "hopper_forward"]
+    assert kernels(backward) == ["delta", "tile_states", "hopper_backward_kv", "round_dq"]
     for planned in forward, backward:
         for states, step in zip(planned.steps, planned.steps[1:]):
             assert states.key.name != "tile_states" or states.tiles == step.tiles
 
 
+KV_SUMS, KV_AND_Q = ["hopper_backward_kv", "round_dq"], ["hopper_backward_kv", "hopper_backward_q"]
+WIDE_AND_Q = ["hopper_backward_wide", "hopper_backward_q"]
+
+
 @pytest.mark.parametrize(("d", "e", "deterministic", "names"), [
-    (64, 64, False, ["backward_kv", "round_dq"]), (100, 100, False, ["backward_kv", "round_dq"]),
-    (128, 64, False, ["backward_kv", "round_dq"]), (64, 128, False, ["backward_kv", "backward_q"]),
-    (64, 64, True, ["backward_kv", "backward_q"]), (192, 64, False, ["backward_wide", "backward_q"]),
-    (256, 256, True, ["backward_wide", "backward_q"]),
+    (64, 64, False, KV_SUMS), (100, 100, False, KV_SUMS),
+    (128, 64, False, KV_SUMS), (64, 128, False, KV_AND_Q),
+    (64, 64, True, KV_AND_Q), (192, 64, False, WIDE_AND_Q),
+    (256, 256, True, WIDE_AND_Q),
 ])  # fmt: skip
 def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e, deterministic, names):
     q, v = array(2, 8, 1000, d), array(2, 8, 1000, e)
@@ -219,8 +223,8 @@ def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e
 
 
 @pytest.mark.parametrize(("d", "deterministic", "names"), [
-    (64, False, ["backward_kv", "round_dq"]), (64, True, ["backward_kv", "backward_q"]),
-    (128, False, ["backward_kv", "round_dq"]), (192, False, ["backward_wide", "backward_q"]),
+    (64, False, KV_SUMS), (64, True, KV_AND_Q),
+    (128, False, KV_SUMS), (192, False, WIDE_AND_Q),
 ])  # fmt: skip
 def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, names):
     q = array(2, 8, 1000, d)
@@ -228,7 +232,7 @@ def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, 
     assert kernels(backward) == ["delta", *names]
 
 
-@pytest.mark.parametrize(("d", "names"), [(32, ["backward_kv", "backward_q"]), (40, ["backward_kv", "round_dq"])])
+@pytest.mark.parametrize(("d", "names"), [(32, KV_AND_Q), (40, KV_SUMS)])
 def test_no_sums_that_are_much_larger_than_dq(d, names):
     q = array(2, 8, 1000, d)
     _, backward = plans(HOPPER, q, q, q)
@@ -259,11 +263,11 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
 
 
 @pytest.mark.parametrize(("score", "options", "name"), [
-    ([na.RelativeBias(np.zeros(9))], {}, "diagonal_sums_hopper"),
-    ([na.Softcap(2.0), na.RelativeBias(np.zeros(9)), ALIBI, na.Sink(0.0)], {"causal": True}, "diagonal_sums_hopper"),
+    ([na.RelativeBias(np.zeros(9))], {}, "hopper_diagonal_sums"),
+    ([na.Softcap(2.0), na.RelativeBias(np.zeros(9)), ALIBI, na.Sink(0.0)], {"causal": True}, "hopper_diagonal_sums"),
     ([na.RelativeBias(np.zeros(9))], {"dropout": na.Dropout(0.1, 1)}, "diagonal_sums"),
     ([na.RelativeBias(np.zeros(9)), na.Bias(np.zeros((1000, 1000)), gradient=False)], {}, "diagonal_sums"),
-    ([na.Bias(array(8, 1000, 1000))], {}, "bias_gradient_hopper"),
+    ([na.Bias(array(8, 1000, 1000))], {}, "hopper_bias_gradient"),
     ([na.Bias(array(8, 1000, 1000))], {"dropout": na.Dropout(0.1, 1)}, "bias_gradient"),
 ], ids=["table", "others", "dropout", "beside a bias", "bias", "bias, dropout"])  # fmt: skip
 @pytest.mark.parametrize("d", [64, 256])
@@ -279,18 +283,18 @@ CAP, LINE = na.Softcap(2.0), np.zeros((1, 1, 1000), np.int32)
 
 
 @pytest.mark.parametrize(("d", "options", "kernel"), [
-    (64, {"score": CAP}, "backward_kv"), (64, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
-    (128, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "backward_wide"),
-    (128, {"score": CAP, "mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_wide"),
-    (128, {"score": [CAP, BIAS]}, "backward_wide"),
-    (128, {"score": BIAS, "dropout": na.Dropout(0.1, 1)}, "backward_kv"),
-    (64, {"mask": na.Intervals(LINE, LINE)}, "backward_wide"), (128, {"mask": na.Intervals(LINE, LINE)}, "backward_kv"),
-    (64, {"mask": na.Dense(np.ones((1000, 1000), bool))}, "backward_kv"),
+    (64, {"score": CAP}, "kv"), (64, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "kv"),
+    (128, {"score": CAP, "dropout": na.Dropout(0.1, 1)}, "wide"),
+    (128, {"score": CAP, "mask": na.Dense(np.ones((1000, 1000), bool))}, "wide"),
+    (128, {"score": [CAP, BIAS]}, "wide"),
+    (128, {"score": BIAS, "dropout": na.Dropout(0.1, 1)}, "kv"),
+    (64, {"mask": na.Intervals(LINE, LINE)}, "wide"), (128, {"mask": na.Intervals(LINE, LINE)}, "kv"),
+    (64, {"mask": na.Dense(np.ones((1000, 1000), bool))}, "kv"),
 ])  # fmt: skip
 def test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up(d, options, kernel):
     q = array(2, 8, 1000, d)
     _, backward = plans(HOPPER, q, q, q, **options)
-    assert kernel in kernels(backward)
+    assert f"hopper_backward_{kernel}" in kernels(backward)
 
 
 @pytest.mark.parametrize(("score", "options", "bias_dtype"), [
@@ -319,14 +323,15 @@ def test_slopes_get_their_gradient_from_a_kernel_of_its_own(score, names):
     """The sink's comes with delta."""
     q = array(2, 8, 1000, 64)
     _, backward = plans(HOPPER, q, q, q, score=score)
-    assert kernels(backward) == ["delta", "backward_kv", "round_dq", *names]
+    assert kernels(backward) == ["delta", *KV_SUMS, *names]
 
 
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
-PACKED_STEPS = ["forward"], ["delta", "backward_kv", "round_dq"]
-PACKED_IN_TWO = ["forward"], ["delta", "backward_kv", "backward_q"]
-FORWARD_STEPS = ["intervals", "tile_states", "forward"]
-STEPS_OF_ALL = FORWARD_STEPS, ["delta", "intervals", "tile_states", "backward_wide", "tile_states", "backward_q"]
+PACKED_STEPS = ["hopper_forward"], ["delta", *KV_SUMS]
+PACKED_IN_TWO = ["hopper_forward"], ["delta", *KV_AND_Q]
+FORWARD_STEPS = ["intervals", "tile_states", "hopper_forward"]
+BACKWARD_STEPS = ["delta", "intervals", "tile_states", "hopper_backward_wide", "tile_states", "hopper_backward_q"]
+STEPS_OF_ALL = FORWARD_STEPS, BACKWARD_STEPS
 
 
 @pytest.mark.parametrize(("options", "names"), [
@@ -351,7 +356,7 @@ def test_packed_arrays_are_computed_by_segment(options, names):
     else:
         assert kernels(backward) == names[1]
     forward, _ = plans(DEVICES[8, 0], Q, Q, Q, **{"mask": na.Segments(OFFSETS)} | options)
-    assert kernels(forward) == [name.replace("forward", "mma_forward") for name in names[0]]
+    assert kernels(forward) == [name.replace("hopper", "mma") for name in names[0]]
 
 
 OF_WHOLE_MATRIX = ["delta", "intervals", "tile_states", "mma_backward", "round_dq", "tile_states", *OF_BIAS]
@@ -506,7 +511,7 @@ def test_matrices_without_features_get_a_column():
 
 def test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece():
     forward, _ = plans(HOPPER, array(2, 3, 8, 200, 64), array(1, 3, 8, 200, 64), array(2, 3, 8, 200, 64))
-    assert kernels(forward) == ["forward", "forward"]
+    assert kernels(forward) == ["hopper_forward", "hopper_forward"]
     assert [[x.view.pointer for x in step.arguments if isinstance(x, At)][:2] for step in forward.steps] == [
         [0, 0], [3 * 8 * 200 * 64 * 2, 0]]  # fmt: skip
     elements = [step.arguments[step.arguments.index("key_high") + 1] for step in forward.steps]

@@ -121,7 +121,7 @@ def test_diagonals_lie_skewed_in_their_scratch(device):
     """Element i, j of a tile where column tile_m - 1 - i + j of row i is: columns are diagonals."""
     q = array(2, 8, 200, 64)
     planned = backward(q, q, na.RelativeBias(array(8, 9, dtype=np.float32)), device)
-    (step,) = (x for x in planned.steps if x.key.name.startswith("diagonal_sums"))
+    (step,) = (x for x in planned.steps if x.key.name.endswith("diagonal_sums"))
     tiles = step.tiles
     skewed, plain = (x.view for x in step.arguments if isinstance(x, At) and x.array == "scratch of diagonals")
     (scratch,) = (x for x in planned.temporaries if x.name == "scratch of diagonals")
@@ -155,7 +155,7 @@ def test_what_tma_cannot_move_is_summed_as_it_lies():
 
 
 @pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
-    (None, 5, "diagonal_sums_hopper", ()), (None, np.zeros((2, 1), int), "diagonal_sums_hopper", (2, 1)),
+    (None, 5, "hopper_diagonal_sums", ()), (None, np.zeros((2, 1), int), "hopper_diagonal_sums", (2, 1)),
     (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
 ], ids=["number", "matrix", "equal", "query"])  # fmt: skip
 def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):

@@ -34,7 +34,7 @@ def test_without_tensor_cores_there_is_none():
 
 @pytest.mark.parametrize(("sizes", "dtype", "found"), [
     ((65, 65, 32), np.float32, "forward"), ((128, 128, 64), np.float16, "small_forward"),
-    ((64, 64, 192), np.float16, "forward"), ((8, 64, 64), np.float32, "decode"),
+    ((64, 64, 192), np.float16, "hopper_forward"), ((8, 64, 64), np.float32, "decode"),
     ((16, 64, 64), np.float32, "small_forward"),
 ])  # fmt: skip
 def test_larger_ones_have_the_usual_kernels(sizes, dtype, found):

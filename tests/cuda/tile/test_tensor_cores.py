@@ -324,8 +324,8 @@ def check_refused(match, *factory, **options):
 
 
 def test_layouts_beside_right_operands_of_8_bits():
-    check_refused("beside .*, the left operand is of a layout by_fours", np.int8, np.float16, order=(False, True))
-    check_refused("beside .*, the sum is of a layout by_fours", np.int8, np.float16, order=(True, False))
+    check_refused("with .*, the left operand is of a layout by_fours", np.int8, np.float16, order=(False, True))
+    check_refused("with .*, the sum is of a layout by_fours", np.int8, np.float16, order=(True, False))
     check_refused("the left operand is not of a layout by_fours", np.float16, None)
     check_refused("tensor cores multiply float16, bfloat16 or float32", np.int8, None)
 

@@ -23,8 +23,8 @@ def test_hopper_by_mma():
     with tier("mma"):
         assert names(HOPPER) == names(AMPERE) == [["mma_forward"], OLDER]
         assert names(HOPPER, **BIAS) == [["mma_forward"], [*OLDER, "bias_gradient", "sum_parts"]]
-    assert names(HOPPER) == [["forward"], ["delta", "backward_kv", "round_dq"]]
-    assert names(HOPPER, **BIAS)[1][-2:] == ["bias_gradient_hopper", "sum_parts"]
+    assert names(HOPPER) == [["hopper_forward"], ["delta", "hopper_backward_kv", "round_dq"]]
+    assert names(HOPPER, **BIAS)[1][-2:] == ["hopper_bias_gradient", "sum_parts"]
 
 
 @pytest.mark.parametrize("device", [x for x in DEVICES.values() if x != HOPPER], ids=str)
@@ -43,13 +43,13 @@ def test_each_tier_has_plans_of_its_own():
         with tier("mma"):
             na.attention(q, q, q)
         na.attention(q, q, q)
-    assert launched == ["forward", "mma_forward", "forward"]
+    assert launched == ["hopper_forward", "mma_forward", "hopper_forward"]
 
 
 def test_it_ends_where_an_error_does():
     with pytest.raises(KeyError), tier("mma"):
         raise KeyError
-    assert names(HOPPER)[0] == ["forward"]
+    assert names(HOPPER)[0] == ["hopper_forward"]
 
 
 def test_other_names_are_refused():

@@ -1,4 +1,4 @@
-"""Which tiles the backward kernels for any GPU take: tables, each row as measured."""
+"""Tiles of the backward kernels for any GPU: tables, each row as measured. See `kernels.tables`."""
 
 from ..tables import Staged
 

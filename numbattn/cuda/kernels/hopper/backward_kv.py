@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `gradients`.
+"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `backward_steps`.
 
 Five products make a step, for a tile of queries:
 
@@ -84,7 +84,7 @@ def wait_for(filled, count):
         filled = advance(filled, 1)
 
 
-def backward_kv(
+def hopper_backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, order, adds_dq, mask, score, dropout,
     nbytes, bias_dtype="", statistics_early=False, dq_late=False,
 ):  # fmt: skip
@@ -272,5 +272,5 @@ def parameters_kv(work, tiles):
 
 NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
-SPEC = keys_spec(backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])
+SPEC_SUMS = keys_spec(hopper_backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
+SPEC = keys_spec(hopper_backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])

@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dQ, bitwise reproducible. See `gradients`."""
+"""Attention backward on Hopper: dQ, bitwise reproducible. See `backward_steps`."""
 
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class Kept(NamedTuple):
     band: Any  # of keys that they see
 
 
-def backward_q(
+def hopper_backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
@@ -251,7 +251,7 @@ def parameters_q(work, tiles):
 
 
 SPEC = Spec(
-    backward_q,
+    hopper_backward_q,
     (*GIVEN, BIAS, Matrix("dq"), *STATISTICS_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,

@@ -1,10 +1,10 @@
 """What the backward kernels on Hopper share (wgmma, TMA): Algorithm 4, warp-specialised.
 
-Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `backward_kv` can also add up dQ, in
-global memory, together with all other blocks; `round_dq` then rounds the sums. In `backward_wide` a consumer has
-registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much else is looked
-up: the first one computes P and dV, the second dS and dK. `backward_q` keeps a tile of queries and loops over the keys:
-dQ without sums between blocks, bitwise reproducible.
+Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `hopper_backward_kv` can also add up
+dQ, in global memory, together with all other blocks; `round_dq` then rounds the sums. In `hopper_backward_wide` a
+consumer has registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much
+else is looked up: the first one computes P and dV, the second dS and dK. `hopper_backward_q` keeps a tile of queries
+and loops over the keys: dQ without sums between blocks, bitwise reproducible.
 
 One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
 consumers. Where keys are kept, S, P, dP and dS are transposed, a row is a key: P and dS are so left operands of dV and
@@ -84,17 +84,17 @@ def pipelines_within(shared, Q, K, V, dO):
 
 
 @device
-def nothing_beside(biases, tile, at, row, place):
-    return place
+def nothing_more(biases, tile, at, row, stage):
+    return stage
 
 
-def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
+def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
     """The device function of the producer: all tiles of K and V, then Q and dO, and what goes with them."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, beside):
+    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, more):
         prefetch_tensor_map(mQ)
         prefetch_tensor_map(mDO)
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
@@ -113,7 +113,7 @@ def loader(pipelines, first_queries, next_queries, load_beside=nothing_beside):
             bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], padded_row)
             acquire(dO)
             tma_load(dO, mDO, tile.batch, at.head, row)
-            beside = load_beside(biases, tile, at, row, beside)
+            more = load_more(biases, tile, at, row, more)
             Q, dO = advance(Q, 1), advance(dO, 1)
             at = next_queries(sight, tile, at)
 
@@ -126,7 +126,7 @@ LARGEST_WITH_TMA_BIAS = 128  # head_dim: beyond, shared memory has no room for t
 
 
 def number_of_bias(work):
-    """That of the bias that TMA loads, else None."""
+    """The number of the bias that TMA loads, or None."""
     return number_of_tma_bias(work) if size_of(work) <= LARGEST_WITH_TMA_BIAS else None
 
 
@@ -145,7 +145,7 @@ FLOATS = array_type(np.float32, 3)
 
 
 def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
-    """tiles: of what is given; sums: their types, if the kernel takes some behind its results."""
+    """tiles: of what is given; sums: their types, if the kernel takes some after its results."""
     number, statistics, maps = types.float32, [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
     signature = types.void(
         *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, sight_type(mask),

@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `gradients`."""
+"""Attention backward on Hopper: dK and dV where a consumer has registers for only one of them. See `backward_steps`."""
 
 import numpy as np
 
@@ -52,7 +52,9 @@ from .backward_steps import (
 from .forward_steps import clear_step
 
 
-def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes):
+def hopper_backward_wide(
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes,
+):  # fmt: skip
     """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
@@ -219,4 +221,4 @@ def backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, st
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2)}
 
-SPEC = keys_spec(backward_wide, WIDE, with_results("dk", "dv"))
+SPEC = keys_spec(hopper_backward_wide, WIDE, with_results("dk", "dv"))

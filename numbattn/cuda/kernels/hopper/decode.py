@@ -88,7 +88,7 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbyte
     return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, types.uint64, maps)
 
 
-def decode(**parameters):
+def hopper_decode(**parameters):
     """The kernel."""
     return any_gpu.decode(loads=tma_loads, **parameters)
 
@@ -107,7 +107,7 @@ def takes_pages(work):
 
 
 SPEC = Spec(
-    decode,
+    hopper_decode,
     (Matrix("q"), TmaKeys("k", "k"), TmaKeys("v", "k"), *ARGUMENTS),
     tiles=rows,
     parameters=lambda work, tiles: parameters(work, tiles, head_dims),

@@ -41,8 +41,8 @@ def wait_for_store():
 
 
 def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
-    """Device functions of a consumer of `backward_kv`, which computes one part of each dQ: to publish dS, to start
-    the part, to store it, and to drain what is left at the end. sdS: the stage of dS. late: see `backward_kv`."""
+    """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: to publish dS, to
+    start the part, to store it, and to drain what is left at the end. sdS: the stage of dS. late: as dq_late there."""
     DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
     TILE_M, ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols, SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
     LATE, PLACES = late, 1 + late                               # of a consumer

@@ -79,7 +79,7 @@ from .walk import ConsumerTile, block_steps, score_tile_steps
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
 
-def forward(
+def hopper_forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
     bias_dtype="", resumes=False,
 ):  # fmt: skip
@@ -288,7 +288,7 @@ def signature_of(dtype, out_dtypes, mask, score, resumes, has_tma_bias, is_stage
 
 
 SPEC = Spec(
-    forward,
+    hopper_forward,
     (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("o"), TmaBias(number_of_tma_bias),
      RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2",
      "kept_scale", "at_once", "heads_per_tile", "ascending"),

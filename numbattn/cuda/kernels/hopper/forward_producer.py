@@ -1,4 +1,4 @@
-"""The producer of Hopper's `forward`, two threads: a scheduler that draws work tiles, and a loader of K and V."""
+"""The producer of `hopper_forward`, two threads: a scheduler that draws work tiles, and a loader of K and V."""
 
 from ...tile import (
     acquire,

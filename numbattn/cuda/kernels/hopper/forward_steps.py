@@ -1,4 +1,4 @@
-"""What the consumers, the scheduler and the loader of Hopper's `forward` pass to each other, and steps of both."""
+"""What the consumers, the scheduler and the loader of `hopper_forward` pass to each other, and steps of both."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from .walk import WorkTile, block_steps, place_of
 
 
 class Pipelines(NamedTuple):
-    """Of shared memory."""
+    """The pipelines of the kernel."""
 
     Q: Pipeline  # in its buffers O is staged
     K: Pipeline

@@ -125,7 +125,7 @@ def heads_per_tile(row, work):
 
 
 def busy(row, work):
-    """Of the multiprocessors' time the share that is spent on queries, where all work tiles take equally long: they
+    """The share of the multiprocessors' time that is spent on queries, where all work tiles take equally long: they
     wait for the last ones, whose rows may be beyond the queries."""
     if is_uneven(work):
         return 1
@@ -156,7 +156,7 @@ def is_for_hopper(work):
 
 
 def numbers(work, tiles):
-    """at_once, heads_per_tile and ascending: see `forward`."""
+    """at_once, heads_per_tile and ascending: see `hopper_forward`."""
     together = heads_per_tile(tiles, work)
     at_once = matrices_in_l2(work.problem.head_dim) if has_band(work.problem) or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)

@@ -1,4 +1,4 @@
-"""Parts of a step of `backward_kv`: dS and dV of a tile of queries, in the order for which a consumer has registers."""
+"""Parts of a step of `hopper_backward_kv`: dS and dV of a tile of queries, in an order for which registers suffice."""
 
 from typing import Any, NamedTuple
 

@@ -1,7 +1,7 @@
 """Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over a share of what a piece serves.
 
-As `score_gradient`: `bias_gradient_hopper` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
-that is summed stays in shared memory; `diagonal_sums_hopper` for tables. S, P and dP are computed anew for each tile,
+As `score_gradient`: `hopper_bias_gradient` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
+that is summed stays in shared memory; `hopper_diagonal_sums` for tables. S, P and dP are computed anew for each tile,
 64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
 the next one meanwhile.
 """
@@ -153,7 +153,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     return S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles
 
 
-def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
+def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     """The gradient of part number `behind`, whose dtype is `bias_dtype`."""
     dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
     shared = SharedMemory()
@@ -213,7 +213,7 @@ def bias_gradient_hopper(*, out_dtype, bias_dtype, nbytes, **about):
     return source_of(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
 
 
-def diagonal_sums_hopper(*, tile_m, tile_n, **about):
+def hopper_diagonal_sums(*, tile_m, tile_n, **about):
     """As `score_gradient.diagonal_sums`."""
     shared = SharedMemory()
     _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(
@@ -277,7 +277,7 @@ BIASES = {
     192: WgmmaTiles(128, 64, 1),
     256: WgmmaTiles(128, 64, 1),
 }
-BESIDE_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
+WITH_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
@@ -294,10 +294,10 @@ def bias_route(name, *, out_dtype, behind, sums_rows, sums_cols):
         return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(
-        bias_gradient_hopper,
+        hopper_bias_gradient,
         (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2",
          *OWN_NUMBERS),
-        tiles=lambda work: ((BESIDE_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
+        tiles=lambda work: ((WITH_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
             "out_dtype": out_dtype, "behind": behind, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
         },
@@ -315,9 +315,9 @@ def diagonals_route(name, *, behind):
         return alone and fills_tiles(work) and is_for_hopper(work)
 
     spec = Spec(
-        diagonal_sums_hopper,
+        hopper_diagonal_sums,
         (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
-        tiles=lambda work: (BESIDE_OTHERS[size_of(work)],),
+        tiles=lambda work: (WITH_OTHERS[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
         arch="a",
     )

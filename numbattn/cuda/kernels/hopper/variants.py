@@ -18,7 +18,7 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("dropout decreasing", GENERAL),         # the sign of P says what is dropped: of P F, too, unless F is negative
     Row("192", WIDE),                           # no registers for both accumulators, dK and dV
     Row("256", WIDE),
-    Row("offsets", WIDE),                       # nor beside an offset of each query,
+    Row("offsets", WIDE),                       # nor with an offset of each query,
     Row("64 intervals", WIDE),                  # the intervals of a mask,
     Row("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
     Row("128 nonlinear dropout", WIDE),         # or dropout
@@ -76,5 +76,5 @@ def traits(work):
 
 
 def variant_of(rows, work):
-    """That of the first row that fits."""
+    """The variant of the first row that fits."""
     return first_of(rows, traits(work))

@@ -1,4 +1,4 @@
-"""Sums along the diagonals of score matrices, diagonal of tiles by diagonal of tiles."""
+"""Diagonals of tiles, along which the gradient of a function of j - i is summed."""
 
 from typing import Any, NamedTuple
 

@@ -48,9 +48,19 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.recompute import recompute_capped
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
-from ..shared.visibility import MASK, band_of, element_test, needs_test, several, sight_type
+from ..shared.visibility import MASK, band_of, several, sight_type
 from ..tables import dtypes_of
-from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
+from .steps import (
+    SmallTiles,
+    barrier_of,
+    heads_apart,
+    mask_steps,
+    parameters,
+    place_steps,
+    resident,
+    rows_of,
+    score_steps_of_block,
+)
 
 
 class At(NamedTuple):
@@ -79,9 +89,9 @@ def small_backward(
         shared, dtype, threads, size, (head_dim, head_dim, head_dim_v, head_dim_v), nbytes
     )
     SHARED_P = shared.tile(size, size, dtype)                   # then dS
-    SIZE, ROWS_OF, ZERO = size, Alignment(nbytes), ACC(0)
+    ROWS_OF, ZERO = Alignment(nbytes), ACC(0)
     NO_SCORE = ACC(-np.inf)
-    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, pull_back = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
     drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
@@ -122,14 +132,13 @@ def small_backward(
             wait_copies(2)
             sync()                                              # V and dO have arrived
             dP = dot(S_TILE, sdO, sV.T)                         # Alg. 3 line 2: dP = dO V^T
+            shown = look_up(sight, band, batch, head)
             wait_copies()
             sync()                                              # Q and K have arrived, all have read V
             fetch_keys(fetch_v, mV, at, count, sight)
             S = dot(S_TILE, sQ, sK.T)
             S, F = apply(S, scores, batch, head)
-            if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
-                visible = sees(sight, band, batch, head, 0, 0)
-                S, F = where(visible, S, NO_SCORE), where(visible, F, 0)
+            S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)
             P, seen = P_of(S, statistics, queries, scores, batch, head, scale_log2)
             PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
             put(sP, PZ)

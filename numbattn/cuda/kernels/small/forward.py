@@ -28,7 +28,6 @@ from ...tile import (
     save,
     shape,
     wait_copies,
-    where,
 )
 from ...words.arguments import Matrix, Statistic
 from ...words.spec import Spec
@@ -37,9 +36,19 @@ from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.visibility import MASK, band_of, element_test, needs_test, sight_type
+from ..shared.visibility import MASK, band_of, sight_type
 from ..tables import dtypes_of
-from .steps import SmallTiles, barrier_of, heads_apart, parameters, place_steps, resident, rows_of, score_steps_of_block
+from .steps import (
+    SmallTiles,
+    barrier_of,
+    heads_apart,
+    mask_steps,
+    parameters,
+    place_steps,
+    resident,
+    rows_of,
+    score_steps_of_block,
+)
 
 
 class At(NamedTuple):
@@ -63,9 +72,9 @@ def small_forward(
     (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v) = place_steps(
         shared, dtype, threads, size, (head_dim, head_dim, head_dim_v), nbytes, stages
     )
-    SIZE, AHEAD, ROWS_OF, SAVES = size, stages > 1, Alignment(nbytes), saves
+    AHEAD, ROWS_OF, SAVES = stages > 1, Alignment(nbytes), saves
     NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
-    band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
+    band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
     drop = drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
@@ -95,12 +104,12 @@ def small_forward(
             if AHEAD:
                 stage = 1 - stage
                 at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+            shown = look_up(sight, band, batch, head)
             wait_copies(AHEAD)
             sync()                                              # Q, K and V have arrived
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
             S, _ = apply(S, scores, batch, head)
-            if tested(sight, band, batch, head, 0, 0, 0, SIZE, 0, SIZE):
-                S = where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)    # MASK(S)
+            S = hide(S, NO_SCORE, shown, band)                  # MASK(S)
             P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
             m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
             O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V

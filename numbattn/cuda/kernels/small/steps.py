@@ -19,11 +19,12 @@ from ...tile import (
     rows_between,
     sync_threads,
     sync_warp,
+    where,
 )
 from ...words.spec import BY_HEAD, SHARED
 from ..scores import is_natural, score_steps
 from ..shared.layouts import buffers, sum_type
-from ..shared.visibility import PACKED, has_states
+from ..shared.visibility import PACKED, band_test, has_states, in_band, is_looked_up, looked_up_test
 from ..tables import compiled_in, has_tensor_cores
 
 SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
@@ -117,6 +118,37 @@ def fetch_step(PLACE, COPY, nbytes):
             put(allocate(PLACE, stage), full(COPY, ZERO))
 
     return fetch
+
+
+def mask_steps(mask, S_TILE):
+    """Device functions: (sight, band, batch, head) -> which elements the grids of a mask show, or nothing without any:
+    they are looked up while matrices are in flight; (x, other, shown, band) -> x where the mask shows it, else other.
+
+    The band is tested only where it ends within the tile.
+    """
+    seen_in_band, SIZE = band_test(S_TILE, transposed=False), S_TILE.shape[0]
+
+    @device
+    def nothing(sight, band, batch, head):
+        return ()
+
+    @device
+    def within_band(x, other, shown, band):
+        return x if in_band(band, 0, SIZE, 0, SIZE) else where(seen_in_band(band, 0, 0), x, other)
+
+    if not is_looked_up(mask):
+        return nothing, within_band
+    test = looked_up_test(mask, S_TILE)
+
+    @device
+    def look_up(sight, band, batch, head):
+        return test(sight, band, batch, head, 0, 0)
+
+    @device
+    def within_both(x, other, shown, band):
+        return within_band(where(shown, x, other), other, shown, band)
+
+    return look_up, within_both
 
 
 def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):

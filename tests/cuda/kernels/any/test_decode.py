@@ -5,15 +5,15 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from numbattn.caches.eight_bits import FLOAT8
 from numbattn.cuda.kernels.any import decode
 from numbattn.cuda.kernels.any.decode import LONG
 from numbattn.cuda.kernels.shared.chunks import SHORT
 from numbattn.cuda.kernels.shared.schedule import next_number
 from numbattn.cuda.plan.planner import DEVICES as GPUS
-from numbattn.eight_bits import FLOAT8
 from numbattn.masks import as_mask
 from tests.accuracy import assert_accurate, exact, plain, random
-from tests.test_kv_cache import laid_out
+from tests.caches.test_kv_cache import laid_out
 from tests.tools.device import AMPERE, HOPPER, on
 from tests.tools.launch import compiled_only, simulated_only
 

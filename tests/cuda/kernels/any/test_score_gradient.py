@@ -61,12 +61,6 @@ FAULTS = {
         "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
         "== walk.entry, dS, 0)": "== walk.entry, 0, dS)",
     },
-    "cuda/kernels/hopper/test_score_gradient.py": {
-        "cuda/kernels/shared/diagonals.py": {
-            "+ n_blocks + PER_TILE - 1)": "+ n_blocks)",
-            "(number + PER_TILE * m_first - before)": "(number - before)",
-        },
-    },
     (
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",

@@ -5,9 +5,9 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.any.round_dq import DqPart, round_dq
-from numbattn.cuda.kernels.hopper.backward_kv import backward_kv
-from numbattn.cuda.kernels.hopper.backward_q import backward_q
-from numbattn.cuda.kernels.hopper.backward_wide import backward_wide
+from numbattn.cuda.kernels.hopper.backward_kv import hopper_backward_kv
+from numbattn.cuda.kernels.hopper.backward_q import hopper_backward_q
+from numbattn.cuda.kernels.hopper.backward_wide import hopper_backward_wide
 from numbattn.cuda.kernels.hopper.variants import DP_DS_DV, DP_DV_DS, DV_DP_DS
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
@@ -34,14 +34,14 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, **problem):
     numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
                case.delta_scale)  # fmt: skip
     if kernel == "q":
-        source = backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
+        source = hopper_backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
         blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"],)
     elif kernel == "wide":
-        source = backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
+        source = hopper_backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
     else:
         about = {"order": order, "adds_dq": adds_dq, "dq_late": is_late, "statistics_early": is_late}
-        source = backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
+        source = hopper_backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums)
     inputs = case.q, case.k, case.v, case.do
     launch(
@@ -99,8 +99,10 @@ def test_other_orders_of_products(rng, kernel, order):
 
 def test_parts_of_dq_are_those_of_the_consumers():
     with pytest.raises(ValueError, match="tile_m: got 64 for head_dim 64, expected 2 parts of dQ"):
-        backward_kv(dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tile_m=64, tile_n=128,
-                    stages=2, order=DP_DV_DS, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0)  # fmt: skip
+        hopper_backward_kv(
+            dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tile_m=64, tile_n=128, stages=2,
+            order=DP_DV_DS, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0,
+        )  # fmt: skip
 
 
 FAULTS = {

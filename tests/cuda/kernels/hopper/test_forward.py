@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.hopper.forward import forward
+from numbattn.cuda.kernels.hopper.forward import hopper_forward
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
@@ -18,7 +18,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **p
     case = call(rng, np.float16, **{"d": 24, "e": 40} | problem)
     sizes = SIZES | dict(sizes)
     dtype, dropout = case.q.dtype.name, case.kept_scale != 1
-    source = forward(dtype=dtype, out_dtypes=(dtype,), mask=case.mask, score=(), dropout=dropout, **sizes)
+    source = hopper_forward(dtype=dtype, out_dtypes=(dtype,), mask=case.mask, score=(), dropout=dropout, **sizes)
     o, lse, counters = poisoned(case.do.shape, case.q.dtype), poisoned(case.lse.shape), np.zeros(2, np.uint32)
     sight = case.sight_of("q", 64 * sizes["consumers"], sizes["tile_n"])
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]
@@ -140,7 +140,7 @@ FAULTS = {
         },
     },
     "cuda/kernels/hopper/forward_tiles.py": {
-        "cuda/test_registers.py::test_nothing_is_spilled[forward sm_90 bfloat16 256 256 lo+hi+queries+keys "
+        "cuda/test_registers.py::test_nothing_is_spilled[hopper_forward sm_90 bfloat16 256 256 lo+hi+queries+keys "
         "alibi keys=100 seqlen_k=100]": {
             "row._replace(q_stages=row.consumers)": "row",
         },

@@ -266,7 +266,7 @@ FAULTS = {
         "one(sight, band, batch, head, i, j) & other": "one(sight, band, batch, head, i, j) | other",
         "j = j - first_of_tail(band)": "pass",
         "(j < 0) | bits": "bits",
-        "seen_in_band(band, m0, n0) & seen_by_others": "seen_by_others",
+        "seen_in_band(band, m0, n0) & looked_up(sight": "looked_up(sight",
         "cuda/kernels/any/test_intervals.py::test_small_problems[simulated-CUDA cores-segments by head]": {
             "i = minimum(i, seqlen_q - 1)": "pass",
             "(take(first[batch, head], i) <= j)": "(take(first[batch, head], i) < j)",

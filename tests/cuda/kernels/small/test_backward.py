@@ -75,7 +75,7 @@ FAULTS = {
     "sync()                                              # all have read P": "pass  # all have read P",
     "sync()                                              # dS is": "pass  # dS is",
     "sync()                                              # all have read Q": "pass  # all have read Q",
-    "S, F = where(visible, S, NO_SCORE), where(visible, F, 0)": "S, F = where(visible, S, 0), F",
+    "S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)": "S, F = hide(S, 0, shown, band), F",
     "put(sP, PZ)": "put(sP, P)",
     "dV = full(V_TILE, ZERO)\n": "dV = dV\n",
     "dK = full(Q_TILE, ZERO)\n": "dK = dK\n",
@@ -89,7 +89,7 @@ FAULTS = {
         "test_small.py::test_padding_is_not_read[simulated-bias]",
         "test_small.py::test_padding_is_not_read[simulated-capped bias]",
     ): {
-        "S, F = where(visible, S, NO_SCORE), where(visible, F, 0)": "S = where(visible, S, NO_SCORE)",
+        "S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)": "S = hide(S, NO_SCORE, shown, band)",
         "inverse(whole, alpha), total > 0": "inverse(whole, alpha), total >= 0",
         "band_at(sight, at.batch, at.head)[2])": "band_at(sight, at.batch, at.head)[3])",
         "band_at(sight, at.batch, at.head)[3])": "band_at(sight, at.batch, at.head)[2])",

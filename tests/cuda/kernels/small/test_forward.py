@@ -75,7 +75,7 @@ FAULTS = {
     "wait_copies(AHEAD)": "wait_copies(1)",
     "sync()                                              # Q, K and V have": "pass  # Q, K and V have",
     "sync()                                              # all have": "pass  # all have",
-    "where(sees(sight, band, batch, head, 0, 0), S, NO_SCORE)": "where(sees(sight, band, batch, head, 0, 0), S, 0)",
+    "hide(S, NO_SCORE, shown, band)": "hide(S, 0, shown, band)",
     "drop(P, drops, batch, head, 0, 0)": "drop(P, drops, head, batch, 0, 0)",
     "if SAVES:": "if not SAVES:",
     "number < matrices:\n            band": "number <= matrices:\n            band",

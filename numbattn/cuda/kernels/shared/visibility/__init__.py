@@ -40,11 +40,12 @@ from .args import (
 )
 from .band import (
     band_of,
+    band_test,
     in_band,
     keys_in_sight,
     queries_in_sight,
 )
-from .cells import element_test
+from .cells import element_test, looked_up_test
 from .states import (
     WORD,
     is_shown,
@@ -55,8 +56,8 @@ from .states import (
 
 __all__ = [
     "BAND", "BY_INTERVALS", "EDGE", "FARTHEST", "GAP", "GRIDS", "LINE", "MASK", "PACKED", "PACKING", "WORD",
-    "Cells", "Packing", "Sight", "band_kinds", "band_of", "element_test", "grids_of", "has_band",
+    "Cells", "Packing", "Sight", "band_kinds", "band_of", "band_test", "element_test", "grids_of", "has_band",
     "has_key_lengths", "has_query_lengths", "has_states", "in_band", "is_looked_up", "is_shown",
-    "keys_in_sight", "needs_test", "next_tile", "packing_of", "packing_type", "queries_in_sight", "several",
-    "sides_of", "sight_type", "steps_to_next",
+    "keys_in_sight", "looked_up_test", "needs_test", "next_tile", "packing_of", "packing_type", "queries_in_sight",
+    "several", "sides_of", "sight_type", "steps_to_next",
 ]  # fmt: skip

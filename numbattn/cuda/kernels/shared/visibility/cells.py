@@ -4,7 +4,7 @@ from functools import reduce
 
 from ....tile import device, has_bits, minimum, shape, take
 from ..layouts import places_of
-from .args import BY_INTERVALS, GAP, grids_of
+from .args import BY_INTERVALS, GAP, grids_of, is_looked_up
 from .band import band_test
 
 
@@ -73,10 +73,8 @@ def both(one, other):
 
 def element_test(mask, layout, transposed=False):
     """The device function (sight, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
-    tests = [cell_test(g, kind) for g, kind in enumerate(grids_of(mask))] + [interval_test] * (BY_INTERVALS in mask)
-    tests += map(gap_test, range(mask.count(GAP)))
     seen_in_band = band_test(layout, transposed)
-    if not tests:
+    if not is_looked_up(mask):
 
         @device
         def band_only(sight, band, batch, head, m0, n0):
@@ -84,11 +82,24 @@ def element_test(mask, layout, transposed=False):
 
         return band_only
 
-    places, seen_by_others = places_of(transposed), reduce(both, tests)
+    looked_up = looked_up_test(mask, layout, transposed)
+
+    @device
+    def test(sight, band, batch, head, m0, n0):
+        return seen_in_band(band, m0, n0) & looked_up(sight, band, batch, head, m0, n0)
+
+    return test
+
+
+def looked_up_test(mask, layout, transposed=False):
+    """The same for all of the mask but its band."""
+    tests = [cell_test(g, kind) for g, kind in enumerate(grids_of(mask))] + [interval_test] * (BY_INTERVALS in mask)
+    tests += map(gap_test, range(mask.count(GAP)))
+    places, seen_by_all = places_of(transposed), reduce(both, tests)
 
     @device
     def test(sight, band, batch, head, m0, n0):
         i, j = places(layout, m0, n0)
-        return seen_in_band(band, m0, n0) & seen_by_others(sight, band, batch, head, i, j)
+        return seen_by_all(sight, band, batch, head, i, j)
 
     return test

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import reference
 from numbattn.cpu import decode, launch
-
-from .accuracy import assert_equal, to_numpy
+from tests.accuracy import assert_equal, to_numpy
 
 FLOAT8 = ml_dtypes.float8_e4m3fn
 WILD = 2147480000, -1, -(2**31)
@@ -438,7 +437,7 @@ MADE = [
     (lambda: cache(4, table=zeros(2, **INT32)), ValueError,
      r"KVCache table: got the shape \(2,\), expected \(batch, pages of a sequence\)"),
     (lambda: cache(4, k=zeros(4, 2, 0, 4), v=zeros(4, 2, 0, 3)), ValueError, "KVCache k: got pages of 0 tokens"),
-    (lambda: cache(k_scale=zeros(2)), ValueError, "KVCache k_scale: got one beside float32, which has none"),
+    (lambda: cache(k_scale=zeros(2)), ValueError, "KVCache k_scale: got one with float32, which has none"),
     (lambda: cache(dtype=np.int8, v_scale=None), TypeError,
      "KVCache v_scale: got None, expected a numpy.ndarray"),
     (lambda: cache(dtype=np.int8, k_scale=zeros(2)), ValueError,
@@ -499,7 +498,7 @@ KEPT = [
     (lambda: cache().truncate(1.5), TypeError, "lengths: got 1.5, expected an int or an integer array"),
 ]  # fmt: skip
 CALLS = [
-    (lambda f: f(Q, cache(), Q), TypeError, "v: got numpy.ndarray of float32 beside a KVCache, which has its own"),
+    (lambda f: f(Q, cache(), Q), TypeError, "v: got numpy.ndarray of float32 with a KVCache, which has its own"),
     (lambda f: f(Q, Q), TypeError, "v: got None, expected a numpy.ndarray or a cupy.ndarray"),
     (lambda f: f(None, cache()), TypeError, "q: got None, expected a numpy.ndarray"),
     (lambda f: f(Q[0], cache()), ValueError,
@@ -509,7 +508,7 @@ CALLS = [
     (lambda f: f(zeros(2, 4, 1, 5), cache()), ValueError, "k: got head_dim 4, expected 5, the head_dim of q"),
     (lambda f: f(Q.astype(np.float16), cache()), TypeError, "k: got float32, expected float16, the dtype of q"),
     (lambda f: f(Q, cache(), mask=na.Segments([0, 1])), ValueError,
-     "got .* beside (Segments and )?a KVCache, "),
+     "got .* with (Segments and )?a KVCache, "),
     (lambda f: f(Q, cache(), mask=np.ones((1, 9), bool)), ValueError, "mask: got booleans of the shape"),
     (lambda f: f(Q, cache(filled=(9, 0))), ValueError, "KVCache lengths: got values from 0 to 9, allowed 0 to 8"),
     (lambda f: f(Q, cache(filled=(-1, 0))), ValueError, "KVCache lengths: got values from -1 to 0, allowed 0 to 8"),
@@ -673,7 +672,6 @@ FAULTS = {
         "(self.k_scale, self.v_scale) if self.k.dtype == INT8 else ()": "()",
         "(given < 0) | (given > held)": "given > held",
         "self.lengths > self.capacity": "self.lengths >= self.capacity",
-        "All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))": "All(mask._parts)",
     },
     (
         "test_what_is_read_only_is_not_changed_by_half",
@@ -688,9 +686,14 @@ FAULTS = {
         "            self._check_scales()\n            if self.table": "            if self.table",
     },
     "test_lengths_may_be_edited_in_place": {
-        "_check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)": "pass",
+        "check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)": "pass",
     },
-    "eight_bits.py": {
+    "caches/masked.py": {
+        "test_weights": {
+            "All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))": "All(mask._parts)",
+        },
+    },
+    "caches/eight_bits.py": {
         ("test_error_of_int8", "test_error_of_float8"): {
             "np.rint(x": "np.trunc(x",
             "np.clip(scaled, -LARGEST_FLOAT8, LARGEST_FLOAT8)": "np.clip(scaled, -np.inf, np.inf)",
@@ -699,7 +702,7 @@ FAULTS = {
             "np.clip(x, -LARGEST_IN_INT8, LARGEST_IN_INT8)": "x",
         },
     },
-    "tokens.py": {
+    "caches/tokens.py": {
         ("test_append_in_pieces", "test_errors"): {
             "x.swapaxes(-2, -3)": "x.swapaxes(0, 1)",
             "(other <= one)": "(other < one)",

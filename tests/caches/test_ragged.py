@@ -1,6 +1,7 @@
 """Packed queries beside a cache."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import faults
-from numbattn.api import BACKENDS
+from numbattn.backends import BACKENDS
 from tests.tools.device import BY_UNIT, on
 from tests.tools.launch import world_of
 
@@ -150,7 +151,7 @@ def test_out_is_checked_before_anything_runs(rng, monkeypatch, function, make, e
 def test_where_arrays_lie_is_checked_before_anything_runs(rng, monkeypatch):
     seen = []
     monkeypatch.setattr(na.KVCache, "_is_numpy", False)
-    monkeypatch.setattr("numbattn.cuda.caches.append.check_device", seen.extend)
+    monkeypatch.setitem(BACKENDS, "cupy", SimpleNamespace(check_device=seen.extend))
     monkeypatch.setitem(BACKENDS, "numpy", None)
     cache, q = na.KVCache(*rng.standard_normal((2, 2, 2, 6, 16)), np.ones(2, np.int32)), np.zeros((4, 3, 16))
     with pytest.raises(faults.Fault, match="NoneType"):

@@ -1,4 +1,4 @@
-"""Packed queries beside a cache: of each sequence as many as it has, in one array.
+"""Packed queries with a cache: of each sequence as many as it has, in one array.
 
 They are computed as a batch of `max_queries` rows each, of which a sequence sees its own.
 """
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import check_values
+from ..checks import check_values
+from ..masks import All, Bits, Cached, Mask, Tail
+from ..values import moved
 from .kv_cache import KVCache
-from .masks import All, Bits, Cached, Mask, Tail
-from .values import moved
 
 
 class Ragged(NamedTuple):
@@ -41,11 +41,11 @@ class Ragged(NamedTuple):
 
 
 def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
-    """Queries beside a cache, packed as the Segments of the mask say."""
+    """Queries with a cache, packed as the Segments of the mask say."""
     segments: Any = mask._segments
     batch = len(cache.lengths)
     if q.ndim != 3:
-        raise ValueError(f"q: got the shape {q.shape} beside Segments and a KVCache, expected (heads, total, head_dim)")
+        raise ValueError(f"q: got the shape {q.shape} with Segments and a KVCache, expected (heads, total, head_dim)")
     if segments.keys is not None or segments.queries.shape != (batch + 1,):
         raise ValueError(f"mask: got {segments}, expected Segments of {batch + 1} offsets of queries alone, a segment "
                          "for each sequence of the KVCache")
@@ -71,7 +71,7 @@ def _most(segments: Any) -> int:
         return int(segments.max_queries)
     if not isinstance(segments.queries, np.ndarray):
         raise ValueError("mask: Segments max_queries: got None with offsets on a GPU, which nobody waits to read; "
-                         "beside a KVCache the most queries of a sequence are expected")
+                         "with a KVCache the most queries of a sequence are expected")
     return int(np.diff(segments.queries).max(initial=0))
 
 
@@ -80,11 +80,11 @@ def _unpacked(part: Mask, token: Any, total: int) -> Mask:
     if isinstance(part, Tail):
         words = getattr(part.mask, "words", None)
         if words is None or words.shape[:-1] != (total,):
-            raise ValueError(f"mask: got {part} beside Segments and a KVCache, expected Tail(Bits(words)) with words "
+            raise ValueError(f"mask: got {part} with Segments and a KVCache, expected Tail(Bits(words)) with words "
                              f"of the shape ({total}, ceil(max_queries / 32)), a row for each query")
         return Tail(Bits(moved(words, token)[token][:, None]))
     if any(x.ndim > 1 for leaf in part._leaves for x in leaf._arrays().values()):
-        raise ValueError(f"mask: got {part} beside Segments and a KVCache, expected masks without arrays of two axes "
+        raise ValueError(f"mask: got {part} with Segments and a KVCache, expected masks without arrays of two axes "
                          "or more, but for Tail")
     return part
 

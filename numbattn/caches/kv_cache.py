@@ -4,37 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import (
+from ..backends import backend
+from ..checks import (
     DTYPES,
     Array,
     Integers,
-    cast_of,
     check_values,
     integer,
     integer_array,
     integers,
     overlaps_itself,
     same_library,
-    words_for,
 )
+from ..values import Value, moved
+from .checks import NUMBERS, check, check_lengths, checked_dtype
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale
-from .masks import All, Cached, Mask
 from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
-from .values import Memo, Value, moved
 
 # NumPy's functions pass CuPy's arrays on to CuPy
-NUMBERS = DTYPES + EIGHT_BITS
 INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
-MASKS = Memo("masks")  # by a call's mask, what it is beside the cache
 
 
 class CacheLayout(NamedTuple):
-    """What calls with a cache are planned by, beside shapes and strides."""
+    """What calls with a cache are planned by, along with shapes and strides."""
 
     dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
     page_size: int | None
@@ -73,7 +69,7 @@ class KVCache(Value):
     The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
 
     On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages and 8 bits where they lie, the latter
-    beside q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+    with q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
 
     Examples
     --------
@@ -96,19 +92,19 @@ class KVCache(Value):
         given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
         same_library(**{f"KVCache {name}": x for name, x in given.items()})
         if self.table is None:
-            _check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))
+            check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))
         else:
-            _check("KVCache k", self.k, NUMBERS, ("pages", "heads", "page_size", "head_dim"))
-            _check("KVCache table", self.table, [INT32], ("batch", "pages of a sequence"))
+            check("KVCache k", self.k, NUMBERS, ("pages", "heads", "page_size", "head_dim"))
+            check("KVCache table", self.table, [INT32], ("batch", "pages of a sequence"))
             if not self.k.shape[2]:
                 raise ValueError("KVCache k: got pages of 0 tokens, allowed 1 or more")
-        _check("KVCache v", self.v, [self.k.dtype], (*self.k.shape[:3], "head_dim_v"))
+        check("KVCache v", self.v, [self.k.dtype], (*self.k.shape[:3], "head_dim_v"))
         for name, x in (("k", self.k), ("v", self.v)):
             if overlaps_itself(x):
                 raise ValueError(f"KVCache {name}: got strides {x.strides} for the shape {x.shape}: elements share "
                                  "memory")
         batch = len(self.k if self.table is None else self.table)
-        _check("KVCache lengths", self.lengths, [INT32], (batch,))
+        check("KVCache lengths", self.lengths, [INT32], (batch,))
         self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
         self._check_scales()
 
@@ -116,13 +112,13 @@ class KVCache(Value):
         scale = getattr(self, name)
         if self.k.dtype not in EIGHT_BITS:
             if scale is not None:
-                raise ValueError(f"KVCache {name}: got one beside {self.k.dtype}, which has none")
+                raise ValueError(f"KVCache {name}: got one with {self.k.dtype}, which has none")
             return None
         if self.k.dtype == FLOAT8 and scale is None:
             return np.zeros(self.k.shape[1], np.float32, like=self.k) + np.float32(1)  # not `ones`: CuPy's fails
         same_library(**{f"KVCache {name}": scale})
         shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
-        return _check(f"KVCache {name}", scale, [FLOAT32], shape)
+        return check(f"KVCache {name}", scale, [FLOAT32], shape)
 
     @classmethod
     def zeros(
@@ -140,7 +136,7 @@ class KVCache(Value):
         head_dim_v : int, optional
             Default: head_dim.
         dtype : dtype, optional
-            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, beside any q.
+            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, with any q.
         page_size : int, optional
             Tokens of a page. By default there are no pages.
         table : array of int32, (batch, pages of a sequence), optional
@@ -169,7 +165,7 @@ class KVCache(Value):
                  "head_dim_v": head_dim if head_dim_v is None else head_dim_v}  # fmt: skip
         sizes = {name: integer(f"KVCache.zeros {name}", size, low=0) for name, size in sizes.items()}
         batch, heads, rows, *features = sizes.values()
-        dtype, lead = _dtype("KVCache.zeros dtype", like.dtype if dtype is None else dtype), batch
+        dtype, lead = checked_dtype("KVCache.zeros dtype", like.dtype if dtype is None else dtype), batch
         if page_size is not None:
             page_size = integer("KVCache.zeros page_size", page_size, low=1)
             most = -(-rows // page_size)
@@ -190,12 +186,12 @@ class KVCache(Value):
         return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
 
     def append(self, k: Array, v: Array, segments: Integers | None = None) -> None:
-        """Write new tokens behind each sequence, and let lengths grow by their number.
+        """Write new tokens after each sequence, and let lengths grow by their number.
 
         Parameters
         ----------
         k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
-            Of the dtype of the cache; beside one of 8 bits of any floating dtype: they are quantised as they are
+            Of the dtype of the cache; with one of 8 bits of any floating dtype: they are quantised as they are
             written. Of int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn
             become its largest, and so do those of float64 that are too large for int8's scales, of float32.
         segments : integer array, (batch + 1,), optional
@@ -227,8 +223,8 @@ class KVCache(Value):
         lead = (batch, heads) if segments is None else (heads,)
         same_library(KVCache=self.k, k=k, v=v)
         dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
-        _check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
-        _check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
+        check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
         self._check_device(k=k, v=v)
         if not self._is_numpy:
             return self._append_on_gpu(k, v, segments)
@@ -248,8 +244,7 @@ class KVCache(Value):
         self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
-        from .cuda.caches.append import append  # imported when first needed, since importing Numba takes its time
-
+        append = backend("cupy").append
         offsets, counts = None, k.shape[-2]
         if segments is not None:
             offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
@@ -265,7 +260,7 @@ class KVCache(Value):
         ----------
         path : integer array, (batch, depth)
             Which of the last `nodes` tokens are kept, ascending; -1 ends a row. The t-th one moves to the t-th place
-            behind what comes before the tree.
+            after what comes before the tree.
         nodes : int
             How many tokens the tree has.
 
@@ -298,7 +293,7 @@ class KVCache(Value):
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
-        page, row = self._places(sequence, before + np.maximum(steps, 0))  # behind the path anything may lie
+        page, row = self._places(sequence, before + np.maximum(steps, 0))  # after the path anything may lie
         to_page, to_row = self._places(sequence, before + t)
         arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]
@@ -375,7 +370,7 @@ class KVCache(Value):
     def _layout(self) -> CacheLayout:
         return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
 
-    def _dtypes_beside(self, dtype: Any) -> tuple[Any, Any]:
+    def _dtypes_with(self, dtype: Any) -> tuple[Any, Any]:
         """Of k and v, as a q of this dtype sees them."""
         return (dtype, dtype) if self.k.dtype in EIGHT_BITS else (self.k.dtype, self.v.dtype)
 
@@ -384,18 +379,6 @@ class KVCache(Value):
         """Of k and v as if there were no pages: (batch, heads, capacity, features)."""
         lead = len(self.lengths), self.k.shape[1], self.capacity
         return (*lead, self.k.shape[-1]), (*lead, self.v.shape[-1])
-
-    def _beside(self, mask: Mask) -> Mask:
-        """The mask of a call: aligned with the lengths, beyond which nothing is visible."""
-        if isinstance(mask._frame, Cached):
-            return mask
-        if self._is_numpy and not mask._holds_arrays:
-            return _beside_lengths(mask, self.lengths.tobytes(), self.lengths.dtype)
-        found = MASKS.get(self, mask)
-        if found is None:
-            found = All((Cached(self.lengths[:, None]), *mask._parts))
-            MASKS.keep(self, mask, found)
-        return found
 
     def _check_contents(self) -> None:
         """Refuse lengths beyond the capacity, pages that are not there and scales that are none; what is on a GPU is
@@ -409,7 +392,7 @@ class KVCache(Value):
 
     def _checked_lengths(self) -> Any:
         if self._is_numpy:
-            _check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)
+            check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)
         return self.lengths.astype(np.int64)
 
     def _check_scales(self) -> None:
@@ -426,11 +409,8 @@ class KVCache(Value):
 
     def _check_device(self, **new: Any) -> None:
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
-        if self._is_numpy:
-            return
-        from .cuda.caches.append import check_device
-
-        check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
+        if not self._is_numpy:
+            backend("cupy").check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
 
     def _check_pages(self, pages: Any) -> None:
         if self._is_numpy:
@@ -462,38 +442,3 @@ class KVCache(Value):
     def _scale_of_tokens(self, scale: Any) -> Any:
         """One for each token and head, (batch or pages, heads, rows)."""
         return scale if scale.ndim == 3 else np.broadcast_to(scale[:, None], self.k.shape[:3])
-
-
-@lru_cache(maxsize=64)
-def _check_lengths(lengths: bytes, dtype: np.dtype[Any], capacity: int) -> None:
-    check_values("KVCache lengths", np.frombuffer(lengths, dtype), capacity)
-
-
-@lru_cache(maxsize=64)
-def _beside_lengths(mask: Mask, lengths: bytes, dtype: np.dtype[Any]) -> Mask:
-    """A mask of numbers beside the lengths as they are now: the same one at the next call, and in the next layer."""
-    found = All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))
-    found._set(_is_settled=True)
-    return found
-
-
-def _check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
-    """An array of one of these dtypes and of this shape, in which a word stands for any size."""
-    if x.dtype not in dtypes:
-        cast = cast_of(name.split()[-1], x.dtype, dtypes)
-        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
-    if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
-        raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
-    return x
-
-
-def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """That of a cache."""
-    allowed = ", ".join(map(str, NUMBERS))
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"{name}: got {words_for(dtype)}, allowed {allowed}") from None
-    if found not in NUMBERS:
-        raise TypeError(f"{name}: got {found}, allowed {allowed}")
-    return found

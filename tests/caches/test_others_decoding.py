@@ -12,8 +12,8 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from tests.accuracy import assert_equal, plain, to_numpy
 
-from .accuracy import assert_equal, plain, to_numpy
 from .test_kv_cache import laid_out
 
 BFLOAT16, FLOAT8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn

@@ -1,0 +1,26 @@
+"""Backends: who computes, by the library of a call's arrays, and whose error it is if that fails."""
+
+from importlib import import_module
+from typing import Any
+
+from . import faults
+
+# Each has forward and backward; that of CuPy also append and check_device, for caches, merge_into and sum_into
+MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
+BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
+
+
+def backend(library: str) -> Any:
+    """The backend for arrays of a library, "numpy" or "cupy"."""
+    return BACKENDS.get(library) or BACKENDS.setdefault(library, import_module(MODULES[library]))
+
+
+def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
+    """A pass, "forward" or "backward", of a Problem; an error in it that is numbattn's own says so."""
+    chosen = backend(problem.xp)
+    try:
+        return getattr(chosen, name)(*args, **options)
+    except Exception as error:
+        if faults.is_fault(error):
+            raise faults.fault(error, problem, chosen) from error
+        raise

@@ -1,0 +1,42 @@
+"""Arrays that a cache is made of, and tokens: refuses those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..checks import DTYPES, cast_of, check_values, words_for
+from .eight_bits import EIGHT_BITS
+
+NUMBERS = DTYPES + EIGHT_BITS
+
+
+def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
+    """An array of one of these dtypes and of this shape, in which a word stands for any size."""
+    if x.dtype not in dtypes:
+        cast = cast_of(name.split()[-1], x.dtype, dtypes)
+        raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
+    if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
+        raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
+    return x
+
+
+def checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    """The dtype of a cache's k and v."""
+    allowed = ", ".join(map(str, NUMBERS))
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"{name}: got {words_for(dtype)}, allowed {allowed}") from None
+    if found not in NUMBERS:
+        raise TypeError(f"{name}: got {found}, allowed {allowed}")
+    return found
+
+
+@lru_cache(maxsize=64)
+def check_lengths(lengths: bytes, dtype: np.dtype[Any], capacity: int) -> None:
+    """Lengths in a NumPy array, by its bytes: calls of all layers look at the same ones."""
+    check_values("KVCache lengths", np.frombuffer(lengths, dtype), capacity)

@@ -1,0 +1,11 @@
+"""What calls on CuPy arrays ask for, see `numbattn.backends`."""
+
+from .caches.append import append, check_device
+from .launch import current_gpu as current
+from .merge import merge_into, sum_into
+from .passes import Passes
+
+PASSES = Passes(current)
+forward, backward = PASSES.forward, PASSES.backward
+
+__all__ = ["append", "backward", "check_device", "current", "forward", "merge_into", "sum_into"]
