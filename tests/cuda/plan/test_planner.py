@@ -11,11 +11,9 @@ from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.mma import backward as mma_backward
 from numbattn.cuda.kernels.mma import forward as mma_forward
-from numbattn.cuda.passes import FORWARD, plans
-from numbattn.cuda.plan.planner import DEVICES, plan
-from numbattn.cuda.views import contiguous
-from numbattn.cuda.words.steps import SCRAP, At, Call
-from numbattn.problem import describe
+from numbattn.cuda.passes import plans
+from numbattn.cuda.plan.planner import DEVICES
+from numbattn.cuda.words.steps import At
 from tests.cuda.works import HOPPER, NAMED, array, kernels, work
 
 GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
@@ -525,17 +523,6 @@ def test_blocks_that_draw_work_are_one_a_multiprocessor():
     assert forward.uses_counters
     few, _ = plans(HOPPER, Q[:1, :1], Q[:1, :1], Q[:1, :1])
     assert few.steps[0].blocks == -(-1000 // few.steps[0].tiles.tile_m)
-
-
-@pytest.mark.parametrize(("seqlen", "is_scrapped"), [(1000, True), (1 << 19, False)])
-def test_lse_that_nobody_wants_goes_to_scrap_memory_if_it_fits(seqlen, is_scrapped):
-    q = array(2, 8, seqlen, 64)
-    problem, _ = describe(q, q, q)
-    layouts = dict.fromkeys("qkvo", contiguous(q.shape, q.dtype))
-    found = plan(FORWARD, problem, DEVICES[8, 0], Call(layouts, seqlen, seqlen))
-    assert [x.name for x in found.temporaries] == ([] if is_scrapped else ["lse"])
-    (step,) = found.steps
-    assert (SCRAP in [x.array for x in step.arguments if isinstance(x, At)]) == is_scrapped
 
 
 def test_temporaries_lie_one_behind_another_in_one_block():
