@@ -60,7 +60,7 @@ from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import softmax_steps
-from ..shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
+from ..shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, mask_type, needs_test
 from ..tables import has_tensor_cores, head_dims
 from .combine import PARTIALS
 from .decode_loads import WARPS, cp_async_loads
@@ -248,7 +248,7 @@ def decode(
 
     partial, number = array_type(ACC, 5), getattr(types, ACC.__name__)
     signature = types.void(
-        array_type(dtype, 4), matrix, matrix, types.Tuple.from_types(held.types), partial, partial, sight_type(mask),
+        array_type(dtype, 4), matrix, matrix, types.Tuple.from_types(held.types), partial, partial, mask_type(mask),
         scores_type(score, dtype), DROPS, array_type(np.uint32, 1), INDEX, number,
     )  # fmt: skip
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)

@@ -48,7 +48,7 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.recompute import recompute_capped
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
-from ..shared.visibility import MASK, band_of, several, sight_type
+from ..shared.visibility import MASK, band_of, mask_type, several
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
@@ -168,7 +168,7 @@ def small_backward(
     array, number, statistics = array_type(dtype, 4), getattr(types, ACC.__name__), 2 if given else dlse
     signature = types.void(
         *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums),
-        several(array_type(ACC, 3), statistics), sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        several(array_type(ACC, 3), statistics), mask_type(mask), scores_type(score, dtype), DROPS, INDEX,
         *[number] * 3
     )  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)

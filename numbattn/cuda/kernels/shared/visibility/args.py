@@ -34,7 +34,7 @@ class Packing(NamedTuple):
     hi: Any
 
 
-class Sight(NamedTuple):
+class MaskArgs(NamedTuple):
     """A mask, as kernels take it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
 
     lo: Any
@@ -51,7 +51,7 @@ class Sight(NamedTuple):
 
 
 class MaskArgument(Argument):
-    """The fields of a Sight."""
+    """The fields of a MaskArgs."""
 
     def flat(self, planner, work):
         yield from BAND.flat(planner, work)
@@ -66,7 +66,7 @@ class MaskArgument(Argument):
 
 
 class BandArgument(Argument):
-    """The fields of a Sight of the band alone, see `band_kinds`."""
+    """The fields of a MaskArgs of the band alone, see `band_kinds`."""
 
     def flat(self, planner, work):
         yield from SIDES
@@ -147,8 +147,8 @@ def packing_type(mask):
     return several(types.NamedTuple([LINE, LINE, INDEX, INDEX, INDEX, INDEX], Packing), PACKED in mask)
 
 
-def sight_type(mask):
-    """The type of a Sight for a mask of these kinds."""
+def mask_type(mask):
+    """The type of a MaskArgs for a mask of these kinds."""
     sides, grids = sides_of(mask), grids_of(mask)
     return types.NamedTuple(
         [
@@ -161,5 +161,5 @@ def sight_type(mask):
             several(LINE, 2 * mask.count(GAP)),
             several(WORDS, has_states(mask)),
         ],
-        Sight,
+        MaskArgs,
     )  # fmt: skip
