@@ -1,9 +1,9 @@
-"""Memory on the device that all calls use: counters, and a sink.
+"""Memory on the device that all calls use: counters, and scrap memory.
 
 Two counters for each kernel that runs, by which its blocks share out their work. They are 0 whenever no kernel uses
 them: the last block of a kernel sets them back. So kernels that may run at the same time have different ones: those of
 a stream come one after the other and share a pair, what is captured in a graph may run whenever the graph does and gets
-a pair of its own. The sink is for what nobody reads.
+a pair of its own. Scrap memory is for what nobody reads.
 """
 
 import threading
@@ -12,7 +12,7 @@ from itertools import count
 import cupy
 import numpy as np
 
-from .words.steps import SINK_BYTES
+from .words.steps import SCRAP_BYTES
 
 PAIR_BYTES = 8
 STREAMS, CAPTURED = 1 << 12, 1 << 16  # pairs; beyond so many the first ones are used again
@@ -25,10 +25,10 @@ class Counters:
     def __init__(self):
         stream = cupy.cuda.Stream(non_blocking=True)  # the current one may be capturing
         with stream, cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
-            self.memory = cupy.zeros((STREAMS + CAPTURED) * PAIR_BYTES + SINK_BYTES, np.uint8)
+            self.memory = cupy.zeros((STREAMS + CAPTURED) * PAIR_BYTES + SCRAP_BYTES, np.uint8)
         stream.synchronize()
         self.first = self.memory.data.ptr
-        self.sink = self.first + (STREAMS + CAPTURED) * PAIR_BYTES
+        self.scrap = self.first + (STREAMS + CAPTURED) * PAIR_BYTES
         self.of_streams, self.lock = {}, threading.Lock()
         self.captured = count()
 

@@ -128,7 +128,7 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments):
         plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments)
         program = gpu.load(plan, tuple(arrays), np.float32)
         gpu.keep(key, program)
-    program([*addresses, gpu.sink], [0] * len(NUMBERS), gpu.stream().ptr)
+    program([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
 
 
 def plan_of(device, kernel, grid, threads, shared_bytes, arguments):

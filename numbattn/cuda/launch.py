@@ -47,7 +47,7 @@ class GPU:
         self.device = Device(index, cc, about["multiProcessorCount"], about["sharedMemPerBlockOptin"])
         self.index, self.programs, self.lock = index, {}, threading.Lock()
         counters = Counters()
-        self.sink, self.counters = counters.sink, counters.of
+        self.scrap, self.counters = counters.scrap, counters.of
 
     def addresses(self, arrays):
         """Of arrays by name, which have to lie on this device, and what is odd about any of them."""

@@ -180,7 +180,7 @@ def launch(gpu, program, arrays, addresses, numbers, problem, parts):
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
-        program([*addresses, gpu.sink, *counters], numbers, stream.ptr)
+        program([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
         return
     with gpu.scratch_memory(capturing):
         results = ()
@@ -188,7 +188,7 @@ def launch(gpu, program, arrays, addresses, numbers, problem, parts):
             results = add_stand_ins(gpu, planned, arrays)
             addresses, _ = gpu.addresses(arrays)
         temporaries = gpu.temporaries(planned)
-        program([*addresses, *temporaries.addresses, gpu.sink, *counters], numbers, stream.ptr)
+        program([*addresses, *temporaries.addresses, gpu.scrap, *counters], numbers, stream.ptr)
         for given, whole in results:
             put(given, sum_to(whole[..., : given.shape[-1]], given.shape))
         if parts:

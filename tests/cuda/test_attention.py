@@ -290,7 +290,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
 
     from numbattn.cuda.kernels.any.forward import forward
     from numbattn.cuda.kernels.shared.dropout import Drops
-    from numbattn.cuda.kernels.shared.visibility import Sight
+    from numbattn.cuda.kernels.shared.visibility import MaskArgs
     from numbattn.origin import Origin
 
     source = forward(
@@ -299,7 +299,7 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     )  # fmt: skip
     q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))
     o, lse = cupy.full_like(q, cupy.nan), cupy.full(q.shape[:3], cupy.nan, np.float32)
-    causal = Sight(*map(np.int32, (-100, 0, 100, 100)))
+    causal = MaskArgs(*map(np.int32, (-100, 0, 100, 100)))
     origin = Origin(*map(np.int32, Origin()))
     numbers = np.int32(1), np.float32(32**-0.5 * np.log2(np.e)), np.float32(1)
     blocks = 16 * 3 * -(-100 // 32)

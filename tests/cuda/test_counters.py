@@ -39,7 +39,7 @@ def pair_of(monkeypatch):
 
     def pair_of(stream, capturing=False):
         found = memory.of(stream, capturing)
-        assert memory.first <= found < memory.sink
+        assert memory.first <= found < memory.scrap
         return found
 
     return pair_of

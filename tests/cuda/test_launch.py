@@ -42,7 +42,7 @@ class Launch:
     def __call__(self, *arrays):
         gpu = current_gpu()
         addresses, _ = gpu.addresses({str(i): x for i, x in enumerate(arrays)})
-        self.program([*addresses, gpu.sink], [0] * len(NUMBERS), gpu.stream().ptr)
+        self.program([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
 
 
 def launch(factory, blocks, *arguments, **parameters):

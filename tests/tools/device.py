@@ -22,7 +22,7 @@ from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.tile.alignment import VECTOR_BYTES
 from numbattn.cuda.views import for_tensor_map
 from numbattn.cuda.words.numbers import NUMBERS
-from numbattn.cuda.words.steps import SINK_BYTES, At
+from numbattn.cuda.words.steps import SCRAP_BYTES, At
 
 from . import ptx
 from .launch import simulated
@@ -64,8 +64,8 @@ class GPU:
     def __init__(self, device, execute=execute):
         self.device, self.execute, self.programs = device, execute, {}
         self.keep = self.programs.__setitem__
-        self.counts, self.memory = np.zeros(2, np.uint32), np.zeros(SINK_BYTES, np.uint8)
-        self.sink = self.memory.ctypes.data
+        self.counts, self.memory = np.zeros(2, np.uint32), np.zeros(SCRAP_BYTES, np.uint8)
+        self.scrap = self.memory.ctypes.data
 
     @staticmethod
     def empty(shape, dtype):

@@ -8,21 +8,34 @@ from .. import compiler  # noqa: F401, before anything of numba.cuda
 from ..words.spec import Route, everything
 from ..words.tiers import MMA
 from . import hopper, small
-from .any import backward, combine, decode, delta, forward
-from .mma import backward as backward_mma
-from .mma import forward as forward_mma
+from .any import backward, combine, decode, delta, forward, score_gradient
+from .hopper.score_gradient import bias_route, diagonals_route
+from .mma import backward as mma_backward
+from .mma import forward as mma_forward
 
 # Of each pass: the first Route that takes the work is taken
 LARGE_FORWARD = (
     *hopper.FORWARD,
     Route(decode.takes, (decode.SPEC, combine.SPEC), reads=decode.reads),
-    Route(forward_mma.takes, (forward_mma.SPEC,), MMA),
+    Route(mma_forward.takes, (mma_forward.SPEC,), MMA),
     Route(everything, (forward.SPEC,)),
 )
 LARGE_BACKWARD = (
     *hopper.BACKWARD,
-    *backward_mma.ROUTES,
+    *mma_backward.ROUTES,
     Route(backward.has_all_keys, (delta.SPEC, backward.SPEC_ALL)),
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
+
+
+def bias_gradients(name, **about):
+    """The Routes of the gradient of a bias, or of slopes, to an array of this name; about: see `score_gradient`."""
+    general = score_gradient.spec_of(score_gradient.bias_gradient, name, **about)
+    return bias_route(name, **about), Route(everything, (general,))
+
+
+def diagonal_sums(name, **about):
+    """The same for the sums of dS by diagonal."""
+    general = score_gradient.spec_of(score_gradient.diagonal_sums, name, **about)
+    return diagonals_route(name, **about), Route(everything, (general,))

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from ..build import Key
-from ..kernels.any.intervals import SEGMENTS, count_of_gaps, has_offsets
 from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
+from ..kernels.any.intervals import count_of_gaps, has_offsets, segments_of
 from ..kernels.any.tile_states import STATES, states_shape
 from ..kernels.scores import (
     ALIGNED,
@@ -16,13 +16,14 @@ from ..kernels.scores import (
     WITH_DELTA,
     is_natural,
     is_nonlinear,
+    is_packed,
     kind,
 )
 from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
-from ..words.arguments import AlignedMatrix, Matrix, TmaMatrix, Word
+from ..words.arguments import AlignedMatrix, Argument, Matrix, TmaMatrix
 from ..words.numbers import NUMBERS, SIDES
 from ..words.spec import BY_HEAD, OWN, SHARED, Device, Work
 from ..words.steps import (
@@ -94,7 +95,7 @@ class Planner:
 
     def plan(self):
         chosen = self.first_of(*self.pass_.routes)
-        arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Word)]
+        arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Argument)]
         # those of all steps first, since a stand-in takes an array's place in all of them: what needs most
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):
             argument.find(self, self.work(spec))
@@ -178,16 +179,11 @@ class Planner:
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
 
-        All heads have the same ones; dropout, grids, biases and the kernels that compute gradients of a score alone
-        are laid out by tiles of the whole matrix.
+        Dropout, and the kernels that compute gradients of a score alone, are laid out by tiles of the whole matrix.
         """
-        if [part.kind for part in self.call.intervals] != [SEGMENTS] or self.mask != (BY_INTERVALS,):
+        if self.problem.dropout or self.wanted or not is_packed(self.score):
             return 0
-        offsets = [self.layouts[array_of_mask(0, which)].shape for which in range(2)]
-        if self.problem.dropout or self.wanted or not all(kind(part).is_packed for part in self.score):
-            return 0
-        by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in offsets)
-        return 0 if by_head else offsets[0][-1] + 1
+        return segments_of(self.mask, [part.kind for part in self.call.intervals], self.layouts)
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, name, heads, aligned=False):
@@ -274,7 +270,7 @@ class Planner:
 
     def flat(self, argument, numbers, work):
         """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
-        if isinstance(argument, Word):
+        if isinstance(argument, Argument):
             yield from argument.flat(self, work)
         elif argument == "scale_log2" and is_natural(self.score):
             yield LOG2_E

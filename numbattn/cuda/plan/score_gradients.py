@@ -7,17 +7,16 @@ from functools import partial
 import numpy as np
 
 from ..build import Key
-from ..kernels.any.score_gradient import OWN_NUMBERS, bias_gradient, diagonal_sums, entry_sums, spec_of
+from ..kernels import bias_gradients, diagonal_sums
+from ..kernels.any.score_gradient import OWN_NUMBERS, entry_sums, spec_of
 from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
 from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
 from ..kernels.any.table_gradient import table_gradient
-from ..kernels.hopper.score_gradient import bias_route, diagonals_route
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
 from ..kernels.shared.visibility import has_states
 from ..views import View, contiguous, fits_tensor_map
 from ..words.arguments import Own, TmaMatrix
-from ..words.spec import Route, everything
 from ..words.steps import (
     SUMS_OF_DS,
     At,
@@ -69,7 +68,7 @@ def add_gradient(planner, number):
 def gradient_spec(planner, own, **about):
     """The Spec of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
     about |= {"out_dtype": planner.layouts[own].dtype.name}
-    return first_spec(planner, bias_route(own, **about), spec_of(bias_gradient, own, **about))
+    return first_spec(planner, bias_gradients(own, **about))
 
 
 def add_gradient_of_table(planner, number, offset, shape, about):
@@ -88,14 +87,17 @@ def add_gradient_of_table(planner, number, offset, shape, about):
 
 def diagonals_spec(planner, own, **about):
     """That of the kernel for sums by diagonal, which writes to an array of this name."""
-    return first_spec(planner, diagonals_route(own, **about), spec_of(diagonal_sums, own, **about))
+    return first_spec(planner, diagonal_sums(own, **about))
 
 
-def first_spec(planner, route, general):
-    """The Spec of a Route, where it takes the work and TMA the matrices as they lie by now; else the general one."""
-    matrices = [planner.layouts[x.name] for x in route.specs[0].arguments if isinstance(x, TmaMatrix)]
-    routes = [route] if all(map(fits_tensor_map, matrices)) else []
-    (spec,) = planner.first_of(*routes, Route(everything, (general,)))
+def first_spec(planner, routes):
+    """The Spec of the first Route that takes the work, and whose TMA takes the matrices as they lie by now."""
+
+    def fits(route):
+        matrices = (planner.layouts[x.name] for x in route.specs[0].arguments if isinstance(x, TmaMatrix))
+        return all(map(fits_tensor_map, matrices))
+
+    (spec,) = planner.first_of(*filter(fits, routes))
     return spec
 
 

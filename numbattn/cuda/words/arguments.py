@@ -1,7 +1,7 @@
-"""The words in which a kernel's file says what the kernel takes. No CUDA here.
+"""The arguments by which a kernel's file says what the kernel takes. No CUDA here.
 
-Each says what it needs found or made for a call, and what it passes. Words for what has a type of its own, as a mask
-has, are beside that type: `kernels.shared.visibility.MASK` and PACKING, `kernels.any.intervals.INTERVALS`,
+Each says what it needs found or made for a call, and what it passes. Arguments of a type of their own, as a mask is,
+are in the file of that type: `kernels.shared.visibility.MASK` and PACKING, `kernels.any.intervals.INTERVALS`,
 `kernels.scores.SCORE`, `kernels.shared.dropout.DROPOUT`, `kernels.any.delta.SINK_SUMS`.
 """
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..views import View, contiguous
-from .steps import BEFORE, COUNTERS_ARRAY, SINK, SINK_BYTES, At, array_of_part
+from .steps import BEFORE, COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
 
-class Word:
+class Argument:
     def find(self, planner, work):
         """Before all steps of a pass: let the planner find or make the arrays."""
 
@@ -22,7 +22,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Matrix(Word):
+class Matrix(Argument):
     """An array (batch, heads, rows, features), with the heads of "q" or of "k"."""
 
     name: str
@@ -44,7 +44,7 @@ class AlignedMatrix(Matrix):
 
 
 @dataclass(frozen=True)
-class TmaMatrix(Word):
+class TmaMatrix(Argument):
     """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since behind it may be NaN."""
 
     name: str
@@ -60,7 +60,7 @@ class TmaMatrix(Word):
 
 
 @dataclass(frozen=True)
-class RaggedMatrix(Word):
+class RaggedMatrix(Argument):
     """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing where arrays are not packed:
     see kernels.shared.segments."""
 
@@ -71,7 +71,7 @@ class RaggedMatrix(Word):
             yield planner.at(self.name)
 
 
-class OBefore(Word):
+class OBefore(Argument):
     """O over other keys, from which a call goes on, a Matrix; nothing where it starts: see kernels.shared.start."""
 
     def find(self, planner, work):
@@ -87,11 +87,11 @@ O_BEFORE = OBefore()
 
 
 @dataclass(frozen=True)
-class Statistic(Word):
+class Statistic(Argument):
     """An array (batch, heads, seqlen_q), or longer if it is padded: see `spec.Work.padded_length`.
 
-    One that the pass takes and the call does not give is not read, a result that is not wanted may go to the sink: both
-    are one row of it for all heads. Others are temporaries.
+    One that the pass takes and the call does not give is not read, and a result that nobody wants not needed: both are
+    a row of scrap memory for all heads, if it fits. Others are temporaries.
     """
 
     name: str
@@ -103,19 +103,19 @@ class Statistic(Word):
             return
         if self.padded:
             shape = *shape[:-1], work.padded_length
-        fits = shape[-1] * dtype.itemsize <= SINK_BYTES
+        fits = shape[-1] * dtype.itemsize <= SCRAP_BYTES
         if name in planner.pass_.takes or (name in planner.pass_.gives and fits):
-            planner.layouts[SINK] = contiguous(shape[-1:], dtype)
+            planner.layouts[SCRAP] = contiguous(shape[-1:], dtype)
         else:
             planner.add_temporary(name, shape, dtype)
 
     def flat(self, planner, work):
-        name = self.name if self.name in planner.layouts else SINK
+        name = self.name if self.name in planner.layouts else SCRAP
         yield planner.at(name, own=1, rows=None if self.padded else work.problem.seqlen_q)
 
 
 @dataclass(frozen=True)
-class MatrixSums(Word):
+class MatrixSums(Argument):
     """Sums for a matrix (batch, heads, seqlen_q, head_dim) to which blocks add, from zero: see tile.accumulation."""
 
     name: str
@@ -130,7 +130,7 @@ class MatrixSums(Word):
 
 
 @dataclass(frozen=True)
-class TmaBias(Word):
+class TmaBias(Argument):
     """A bias whose tiles TMA loads, a tensor map, if there is one."""
 
     number: Callable  # (work) -> that of its part, or None
@@ -141,7 +141,7 @@ class TmaBias(Word):
 
 
 @dataclass(frozen=True)
-class Own(Word):
+class Own(Argument):
     """An array (batch, heads, parts, rows, cols) with axes of its own: of one matrix for all where it is broadcast."""
 
     name: str
@@ -151,7 +151,7 @@ class Own(Word):
 
 
 @dataclass(frozen=True)
-class Numbers(Word):
+class Numbers(Argument):
     """The fields of what consists of numbers alone: names of spec.NUMBERS, and "first", where a piece
     of the batch begins."""
 
@@ -161,11 +161,11 @@ class Numbers(Word):
         yield from self.names
 
 
-class CountersWord(Word):
+class CountersArgument(Argument):
     """Two counters, from which persistent blocks draw work: see counters.py."""
 
     def flat(self, planner, work):
         yield At(COUNTERS_ARRAY, View(0, 4, (2,), (4,)), has_batch=False)
 
 
-COUNTERS = CountersWord()
+COUNTERS = CountersArgument()

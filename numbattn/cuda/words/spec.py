@@ -3,7 +3,7 @@
     SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE,
                           DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
 
-The arguments are in the order of the kernel's signature; their words are in arguments.py. A name alone is a number: one
+The arguments are in the order of the kernel's signature, see arguments.py. A name alone is a number: one
 of numbers.py, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's
 `numbers` computes.
 """

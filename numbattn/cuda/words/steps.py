@@ -9,7 +9,7 @@ from ..views import View
 from .tiers import WGMMA
 
 PLACE_BYTES = 512  # a temporary starts at a multiple of it, as what CuPy allocates does
-SINK, SINK_BYTES = "sink", 1 << 20  # device memory for results that nobody reads
+SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that nobody reads
 COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # in sight of each query, by intervals
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
     def names(self, arrays):
         """The names of all whose addresses its launches take, in order, for a call with arrays of these names."""
-        return [*arrays, *(x.name for x in self.temporaries), SINK, *[COUNTERS_ARRAY] * self.uses_counters]
+        return [*arrays, *(x.name for x in self.temporaries), SCRAP, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
 class Lowered(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 
 from numbattn.cuda.kernels.any.tile_states import states_blocks, states_shape, tile_states
 from numbattn.cuda.kernels.shared.dropout import Drops
-from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, Sight
+from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, MaskArgs
 from numbattn.cuda.words.numbers import SIDES
 from numbattn.cuda.words.spec import PADDED
 from numbattn.origin import Origin
@@ -27,7 +27,7 @@ class Call(NamedTuple):
     do: Any
     dlse: Any
     mask: tuple  # kinds
-    sight: Sight  # without states
+    sight: MaskArgs  # without states
     drops: Drops
     kept_scale: Any
     wanted: dict  # results in float64, by name
@@ -117,7 +117,7 @@ def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8,
     numbers = (0, 0, 0, 0) if dropout is None else dropout._numbers
     origin = Origin(*map(np.int32, inputs.origin))
     return Call(
-        q, k, v, do, dlse, kinds, Sight(*map(np.int32, band), edges, (np.int32(0),) * bool(edges) * 2, grids),
+        q, k, v, do, dlse, kinds, MaskArgs(*map(np.int32, band), edges, (np.int32(0),) * bool(edges) * 2, grids),
         Drops(np.uint32(numbers[0]), *map(np.uint64, numbers[1:]), np.int32(0), origin),
         problem.sum_dtype.type(1 if dropout is None else dropout.scale), *results,
     )  # fmt: skip

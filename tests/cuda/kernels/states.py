@@ -3,7 +3,7 @@
 import numpy as np
 
 from numbattn.cuda.kernels.any.tile_states import TILES, tile_states
-from numbattn.cuda.kernels.shared.visibility import WORD, Cells, Sight
+from numbattn.cuda.kernels.shared.visibility import WORD, Cells, MaskArgs
 from tests.tools.launch import launch
 
 TILE_M, TILE_N, ROWS, COLS, SEQLEN_Q, SEQLEN_K = 4, 6, 3, 10, 10, 400
@@ -22,7 +22,7 @@ def random_cells(rng):
 def sight_of(cells, rows, cols, words):
     states = np.full((1, 2, *words), 0xDEADBEEF, np.uint32)
     numbers = (np.int32(x) for x in (-1000, 1000, 1000, 1000))
-    return Sight(*numbers, grids=(Cells(cells, np.int32(rows), np.int32(cols)),), states=(states,)), states
+    return MaskArgs(*numbers, grids=(Cells(cells, np.int32(rows), np.int32(cols)),), states=(states,)), states
 
 
 def shown(cells, rows=ROWS, cols=COLS):

@@ -9,8 +9,8 @@ import numbattn as na
 from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
-from numbattn.cuda.kernels.mma import backward as backward_mma
-from numbattn.cuda.kernels.mma import forward as forward_mma
+from numbattn.cuda.kernels.mma import backward as mma_backward
+from numbattn.cuda.kernels.mma import forward as mma_forward
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.words.steps import At
@@ -43,8 +43,8 @@ def test_cuda_cores_where_there_are_no_others():
 def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, under_pressure):
     (first, *_) = backward.SPEC_Q.tiles(work(d=64, e=64, device=DEVICES[8, 0], **options))
     assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[True, 2][64][0]
-    (first, *_) = backward_mma.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
-    assert first == (backward_mma.UNDER_PRESSURE if under_pressure else backward_mma.TILES)[256][0]
+    (first, *_) = mma_backward.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
+    assert first == (mma_backward.UNDER_PRESSURE if under_pressure else mma_backward.TILES)[256][0]
 
 
 @pytest.mark.parametrize(("seqlens", "segments", "longest"), [
@@ -146,12 +146,12 @@ def test_warpgroups_are_for_hopper(cc, dtype, takes):
 def test_tiles_of_mma_sync(cc, size, row):
     """By the card's shared memory."""
     found = work(d=size, e=32, device=DEVICES[cc])
-    assert forward_mma.SPEC.fitting(found) == row
+    assert mma_forward.SPEC.fitting(found) == row
 
 
 def test_heads_go_over_their_keys_while_these_are_in_l2():
     def at_once(seqlen_k, group_size):
-        return forward_mma.SPEC.numbers(work(seqlen_k=seqlen_k, group_size=group_size), None)["at_once"]
+        return mma_forward.SPEC.numbers(work(seqlen_k=seqlen_k, group_size=group_size), None)["at_once"]
 
     assert [at_once(n, g) for n, g in ((1 << 10, 1), (1 << 10, 4), (1 << 20, 4), (0, 1))] == [64, 256, 4, 64]
 
@@ -163,7 +163,7 @@ def test_heads_go_over_their_keys_while_these_are_in_l2():
 ])  # fmt: skip
 def test_matrices_whose_gradients_are_computed_at_once(options, expected):
     """Fewer where all blocks take equally long, or what they read is large."""
-    assert backward_mma.SPEC.numbers(work(d=128, e=128, **{"seqlen_q": 0} | options), None) == {"at_once": expected}
+    assert mma_backward.SPEC.numbers(work(d=128, e=128, **{"seqlen_q": 0} | options), None) == {"at_once": expected}
 
 
 # -------------------------------------------------------------------------------------------------------------- plans

@@ -183,7 +183,7 @@ FAULTS = {
     "blocks, served = own * blocks": "blocks, served = blocks",
     " if blocks < 2 * room else 1), served)": ", 1), served)",
     "lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)": "pass",
-    "[route] if all(map(fits_tensor_map, matrices)) else []": "[route]",
+    "filter(fits, routes)": "routes",
     "test_small.py::test_tables_and_offsets_that_heads_share": {
         "matrices, name = math.prod(heads) // tables": "matrices, name = 1",
         "of_heads.strides[-1:] * 2": "(0, 0)",

@@ -7,7 +7,7 @@ import numbattn as na
 from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous
-from numbattn.cuda.words.steps import BEFORE, SINK, At, Call
+from numbattn.cuda.words.steps import BEFORE, SCRAP, At, Call
 from numbattn.problem import describe
 from tests.cuda.works import HOPPER, array
 
@@ -44,7 +44,7 @@ def test_tensor_maps_end_where_nothing_is_seen(mask, queries, keys):
 def test_statistics_are_padded_for_kernels_that_copy_their_tiles():
     _, backward = plans(HOPPER, Q, KEYS, KEYS)
     assert rows(backward, "lse") == {"delta": {1000}}
-    assert rows(backward, "lse_log2") == rows(backward, "delta") == {"delta": {1024}, "backward_kv": {1024}}
+    assert rows(backward, "lse_log2") == rows(backward, "delta") == {"delta": {1024}, "hopper_backward_kv": {1024}}
     (step, *_) = backward.steps
     assert views(step, "delta")[0].strides == (8 * 1024 * 4, 1024 * 4, 4)
     _, backward = plans(AMPERE, Q, KEYS, KEYS, score=na.Bias(array(8, 1000, 300)))
@@ -76,20 +76,20 @@ def test_what_a_call_goes_on_from_is_taken_where_there_is_some(device):
         assert len(views(planned.steps[0], BEFORE)) == found
 
 
-@pytest.mark.parametrize(("seqlen", "to_sink"), [(1000, True), (1 << 18, True), ((1 << 18) + 1, False)])
-def test_lse_that_nobody_wants_goes_to_the_sink_if_it_fits(seqlen, to_sink):
+@pytest.mark.parametrize(("seqlen", "is_scrapped"), [(1000, True), (1 << 18, True), ((1 << 18) + 1, False)])
+def test_lse_that_nobody_wants_goes_to_scrap_memory_if_it_fits(seqlen, is_scrapped):
     """One row for all heads."""
     q = array(2, 8, seqlen, 64)
     problem, _ = describe(q, q, q)
     layouts = dict.fromkeys("qkvo", contiguous(q.shape, q.dtype))
     found = plan(FORWARD, problem, AMPERE, Call(layouts, seqlen, seqlen))
-    assert [x.name for x in found.temporaries] == ([] if to_sink else ["lse"])
+    assert [x.name for x in found.temporaries] == ([] if is_scrapped else ["lse"])
     (step,) = found.steps
-    assert [view.strides[:2] for view in views(step, SINK)] == [(0, 0)] * to_sink
+    assert [view.strides[:2] for view in views(step, SCRAP)] == [(0, 0)] * is_scrapped
 
 
 FAULTS = {
-    "<= SINK_BYTES": ">= SINK_BYTES",
+    "<= SCRAP_BYTES": ">= SCRAP_BYTES",
     'self.name in ("q", "do") else None': "else None",
     "rows=None if last is None else max(last, 1)": "rows=last",
     "rows=None if self.padded else work.problem.seqlen_q": "rows=None",

@@ -64,9 +64,9 @@ from ..shared.visibility import (
     MASK,
     band_of,
     keys_in_sight,
+    mask_type,
     needs_test,
     queries_in_sight,
-    sight_type,
     steps_to_next,
 )
 from ..tables import rows_of, short_rows, with_results
@@ -285,7 +285,7 @@ def source(kernel, dtype, results, mask, score, threads, shared, *behind, blocks
     ACC = sum_type(dtype)
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
-        *[matrix] * 4, *results, statistic, statistic, sight_type(mask), scores_type(score, dtype),
+        *[matrix] * 4, *results, statistic, statistic, mask_type(mask), scores_type(score, dtype),
         DROPS, INDEX, number, *behind
     )
     return Source(kernel, signature, threads, blocks, shared.nbytes)

@@ -34,7 +34,7 @@ from ...tile import (
     thread_index,
     where,
 )
-from ...words.arguments import O_BEFORE, Matrix, Statistic, Word
+from ...words.arguments import O_BEFORE, Argument, Matrix, Statistic
 from ...words.spec import Spec
 from ..scores import SCORE, may_be_far, scores_type, sink_steps
 from ..shared.chunks import chunks_between, count_of_chunks
@@ -42,7 +42,7 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import overlap_launches, split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, resume_step
-from ..shared.visibility import BAND, band_kinds, band_of, keys_in_sight, sight_type
+from ..shared.visibility import BAND, band_kinds, band_of, keys_in_sight, mask_type
 from ..tables import of_o, rounded
 
 THREADS = 128
@@ -50,7 +50,7 @@ PARTS = 16  # sums of a row
 
 
 @dataclass(frozen=True)
-class Partials(Word):
+class Partials(Argument):
     """What chunks leave of each query, (batch, heads, chunks, seqlen_q, columns)."""
 
     name: str
@@ -146,7 +146,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
     number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
     signature = types.void(
         partial, partial, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
-        sight_type(mask), scores_type(score, dtype), number, number,
+        mask_type(mask), scores_type(score, dtype), number, number,
     )  # fmt: skip
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
 

@@ -28,7 +28,7 @@ from ...tile import (
     simt,
     where,
 )
-from ...words.arguments import Matrix, Statistic, Word
+from ...words.arguments import Argument, Matrix, Statistic
 from ...words.spec import PADDED, Spec, block_per_query_tile
 from ...words.steps import array_of_part, sums_by_row
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type, vector
@@ -122,7 +122,7 @@ def parameters(bounded):
     }  # fmt: skip
 
 
-class SinkSums(Word):
+class SinkSums(Argument):
     """A sink's logits, and sums for their gradient (batch, heads, seqlen_q), if it is wanted, else nothing."""
 
     def find(self, planner, work):

@@ -46,7 +46,7 @@ from ..shared.schedule import place
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, mask_type, needs_test, steps_to_next
 from ..tables import Crowded, Tiles, of_o, parameters, rows_of
 
 
@@ -125,7 +125,7 @@ def forward(
     matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
         matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
-        sight_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
+        mask_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
     )
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 

@@ -24,14 +24,14 @@ from ...tile import (
     shape,
     thread_index,
 )
-from ...words.arguments import Word
+from ...words.arguments import Argument
 from ...words.numbers import SIDES
 from ...words.spec import Spec
 from ...words.steps import END, FIRST, OFFSETS, array_of_mask
 from ..scores import takes_offsets
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import inside
-from ..shared.visibility import EDGE, LINE, several
+from ..shared.visibility import BY_INTERVALS, EDGE, LINE, several
 
 SEGMENTS = "segments queries keys"
 OPEN, OR, CLOSE = "(", "|", ")"
@@ -58,7 +58,7 @@ class QuerySegment(NamedTuple):
     own: Any
 
 
-class IntervalsWord(Word):
+class IntervalsArgument(Argument):
     """The fields of Parts."""
 
     def flat(self, planner, work):
@@ -71,7 +71,7 @@ class IntervalsWord(Word):
                 yield planner.at(array_of_mask(number, which), own=int(kind_of(part.kind).has_rows)) if x is None else x
 
 
-INTERVALS = IntervalsWord()
+INTERVALS = IntervalsArgument()
 
 
 class Kind(NamedTuple):
@@ -105,6 +105,16 @@ def part_types(part):
 
 def count_of_gaps(parts):
     return parts.count(CLOSE)
+
+
+def segments_of(mask, parts, layouts):
+    """How many segments arrays are packed of, where a mask of these kinds, whose intervals are of these, is nothing
+    else and all heads have the same ones; else 0."""
+    if mask != (BY_INTERVALS,) or parts != [SEGMENTS]:
+        return 0
+    shapes = [layouts[array_of_mask(0, which)].shape for which in range(2)]
+    by_head = any(len(shape) > 1 and shape[-2] > 1 for shape in shapes)
+    return 0 if by_head else shapes[0][-1] + 1
 
 
 def parts_type(parts, offsets):

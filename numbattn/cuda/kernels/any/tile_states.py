@@ -23,7 +23,7 @@ from ...tile import (
 )
 from ...words.spec import Spec
 from ..shared.schedule import overlap_launches, place, split
-from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, sight_type
+from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, mask_type
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread
@@ -104,7 +104,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, types.void(sight_type(mask), INDEX, INDEX), TILES, overlaps=True)
+    return Source(kernel, types.void(mask_type(mask), INDEX, INDEX), TILES, overlaps=True)
 
 
 def states_shape(kept_tiles, other_tiles):

@@ -6,7 +6,7 @@ from ...words.spec import Route
 from ...words.tiers import WGMMA
 from ..any import combine, delta
 from ..any.decode import has_few_queries, held_of
-from ..mma import backward as backward_mma
+from ..mma import backward as mma_backward
 from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
 from .forward_tiles import is_for_hopper
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
@@ -34,5 +34,5 @@ BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_BOUNDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
     Route(partial(takes, BOTH), (delta.SPEC_BOUNDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
-    Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, backward_mma.SPEC_KV, backward_q.SPEC), WGMMA),
+    Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),
 )

@@ -43,7 +43,7 @@ from ..scores import SCORE, dtype_of_part, number_of_tma_bias, scores_type
 from ..shared.dropout import DROPOUT, DROPS
 from ..shared.layouts import array_type, result_types, save_sums_step
 from ..shared.schedule import at_once
-from ..shared.visibility import MASK, several, sight_type
+from ..shared.visibility import MASK, mask_type, several
 from ..shared.warps import source_of
 from .forward_tiles import ROWS, head_dims
 
@@ -148,7 +148,7 @@ def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
     """tiles: of what is given; sums: their types, if the kernel takes some after its results."""
     number, statistics, maps = types.float32, [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
     signature = types.void(
-        *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, sight_type(mask),
+        *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, mask_type(mask),
         scores_type(score, dtype), DROPS, INDEX, *[number] * 3, INDEX, number,
     )  # fmt: skip
     return source_of(kernel, signature, CONSUMERS, shared, tiles)

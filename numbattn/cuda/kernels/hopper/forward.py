@@ -58,7 +58,7 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.segments import queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, PACKED, several, sight_type
+from ..shared.visibility import MASK, PACKED, mask_type, several
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, of_o
 from .forward_producer import TILES_AHEAD, producer_steps
@@ -282,7 +282,7 @@ def signature_of(dtype, out_dtypes, mask, score, resumes, has_tma_bias, is_stage
     number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
     return types.void(
         *[types.uint64] * 3, types.uint64 if is_staged else matrix, several(types.uint64, has_tma_bias),
-        several(matrix, PACKED in mask), before_type(ACC, resumes), array_type(ACC, 3), sight_type(mask),
+        several(matrix, PACKED in mask), before_type(ACC, resumes), array_type(ACC, 3), mask_type(mask),
         scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number, *[INDEX] * 3,
     )  # fmt: skip
 

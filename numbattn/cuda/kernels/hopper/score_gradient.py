@@ -58,7 +58,7 @@ from ..shared.diagonals import Diagonal, diagonal_steps
 from ..shared.layouts import DTYPES, array_type
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
-from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, needs_test, sight_type
+from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, mask_type, needs_test
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, ROWS, ZERO, WgmmaTiles, save_step, size_of
@@ -208,7 +208,7 @@ def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
 
     signature = types.void(
         *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 5), FLOATS, FLOATS,
-        sight_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
+        mask_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
     )  # fmt: skip
     return source_of(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
 
@@ -264,7 +264,7 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
         )
 
     signature = types.void(
-        *[types.uint64] * 4, array_type(np.float32, 5), FLOATS, FLOATS, sight_type(about["mask"]),
+        *[types.uint64] * 4, array_type(np.float32, 5), FLOATS, FLOATS, mask_type(about["mask"]),
         scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, FLOATS, FLOATS,
     )  # fmt: skip
     return source_of(kernel, signature, CONSUMERS, shared, maps)

@@ -58,7 +58,7 @@ from ..shared.query_tiles import QueryTile, key_lengths, keys_step, padded_numbe
 from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import at_once
 from ..shared.segments import keys_of
-from ..shared.visibility import MASK, band_of, sight_type
+from ..shared.visibility import MASK, band_of, mask_type
 from ..tables import compiled_in, dtypes_of, has_tensor_cores, head_dims, is_under_pressure, size_of_rows
 
 FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
@@ -168,7 +168,7 @@ def mma_backward(
 
     matrix, number = array_type(dtype, 4), types.float32
     signature = types.void(
-        *[matrix] * 4, *result_types(out_dtypes), *[FLOATS] * 3, sight_type(mask), scores_type(score, dtype), DROPS,
+        *[matrix] * 4, *result_types(out_dtypes), *[FLOATS] * 3, mask_type(mask), scores_type(score, dtype), DROPS,
         INDEX, *[number] * 3, INDEX, number
     )
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)

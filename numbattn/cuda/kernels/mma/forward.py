@@ -48,7 +48,7 @@ from ..shared.schedule import place_grouped
 from ..shared.segments import count_step, queries_of, sight_step, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, needs_test, sight_type, steps_to_next
+from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, mask_type, needs_test, steps_to_next
 from ..tables import compiled_in, has_tensor_cores, head_dims, of_o
 from .tiles import matrices_at_once, rows
 
@@ -194,7 +194,7 @@ def mma_forward(
     matrix = array_type(dtype, 4)
     signature = types.void(
         matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
-        sight_type(mask), scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
+        mask_type(mask), scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
     )  # fmt: skip
     return Source(kernel, signature, threads, shared=shared.nbytes)
 

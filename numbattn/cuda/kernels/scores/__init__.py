@@ -15,6 +15,7 @@ from .traits import (
     dtype_of_tma_bias,
     is_natural,
     is_nonlinear,
+    is_packed,
     looks_up,
     may_be_far,
     number_of_tma_bias,
@@ -28,7 +29,7 @@ for _module in iter_modules(__path__):  # a kind is known when its file has been
 
 __all__ = [
     "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "SCORE", "WITH_DELTA", "differs_by_head",
-    "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "kind",
+    "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "is_packed", "kind",
     "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps",
     "score_steps_ahead", "scores_type", "sink_steps", "softmax_score_steps", "takes_offsets", "within_segment",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from numba.cuda import types
 
 from ...tile import device, full
-from ...words.arguments import Word
+from ...words.arguments import Argument
 from ..shared.layouts import array_type, sum_type
 from ..shared.softmax import LOG2_E
 from .kind import ValueAndSlope, kind, nothing_ahead
@@ -27,7 +27,7 @@ class Scores(NamedTuple):
     logits: Any  # (batch, heads), where there is a sink
 
 
-class ScoreWord(Word):
+class ScoreArgument(Argument):
     """The fields of Scores; nothing without a score."""
 
     def flat(self, planner, work):
@@ -39,7 +39,7 @@ class ScoreWord(Word):
             yield from planner.call.score[number].numbers
 
 
-SCORE = ScoreWord()
+SCORE = ScoreArgument()
 
 
 def scores_type(score, dtype):

@@ -35,6 +35,11 @@ def is_nonlinear(score):
     return any(kind(part).is_nonlinear for part in score)
 
 
+def is_packed(score):
+    """Whether all parts are known within tiles that end with their segment."""
+    return all(kind(part).is_packed for part in score)
+
+
 def is_natural(score):
     """Whether S after all parts is an exponent of e, else it is Q K^T plus slopes."""
     return any(kind(part).is_natural for part in parts_of(score))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...tile import WARP, ballot, device, index, lowest_bit, maximum, minimum, shape, thread_index
 from ...words.spec import PADDED
-from .visibility import PACKED, Sight
+from .visibility import PACKED, MaskArgs
 
 
 class Segment(NamedTuple):
@@ -162,7 +162,7 @@ def sight_step(mask, rows=1):
         shift, apart = segment.keys - segment.queries, segment.first_query - segment.first_key
         left = maximum(sight.queries - segment.first_query, 0)
         rounded = (segment.queries + ROWS - 1) // ROWS * ROWS
-        return Sight(
+        return MaskArgs(
             maximum(packing.lo + shift, sight.lo + apart),
             minimum(packing.hi + shift, sight.hi + apart),
             left if left < segment.queries else rounded,

@@ -39,7 +39,7 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import Matrix, Statistic, Word
+from ...words.arguments import Argument, Matrix, Statistic
 from ...words.spec import BY_HEAD, SHARED, Spec
 from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
@@ -48,7 +48,7 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.recompute import recompute_capped
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
-from ..shared.visibility import MASK, band_of, several, sight_type
+from ..shared.visibility import MASK, band_of, mask_type, several
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
@@ -168,7 +168,7 @@ def small_backward(
     array, number, statistics = array_type(dtype, 4), getattr(types, ACC.__name__), 2 if given else dlse
     signature = types.void(
         *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums),
-        several(array_type(ACC, 3), statistics), sight_type(mask), scores_type(score, dtype), DROPS, INDEX,
+        several(array_type(ACC, 3), statistics), mask_type(mask), scores_type(score, dtype), DROPS, INDEX,
         *[number] * 3
     )  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
@@ -300,7 +300,7 @@ def given_steps(S_TILE):
 
 
 # --------------------------------------------------------------------------------------------------------- its plan
-class PartialSums(Word):
+class PartialSums(Argument):
     """Sums of dS, a matrix a block, to which the launches of a pass add: (blocks of a head, heads, seqlen_q, seqlen_k),
     or of all heads in one. Nothing where none are wanted."""
 

@@ -36,7 +36,7 @@ from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.visibility import MASK, band_of, sight_type
+from ..shared.visibility import MASK, band_of, mask_type
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
@@ -122,7 +122,7 @@ def small_forward(
 
     array, number = array_type(dtype, 4), getattr(types, ACC.__name__)
     signature = types.void(
-        array, array, array, *result_types(out_dtypes), array_type(ACC, 3), sight_type(mask), scores_type(score, dtype),
+        array, array, array, *result_types(out_dtypes), array_type(ACC, 3), mask_type(mask), scores_type(score, dtype),
         DROPS, INDEX, number, number
     )  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)

@@ -6,7 +6,7 @@ import pytest
 from numbattn.cuda.kernels.any.combine import PARTS, THREADS, combine
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.kernels.shared.chunks import SHORT
-from numbattn.cuda.kernels.shared.visibility import Sight
+from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import WARP
 from tests.tools.launch import launch, poisoned
 
@@ -27,7 +27,7 @@ def call(rng, chunks, threads, band, score=(), scores=(), shift=0):
     out, lse = poisoned((1, HEADS, QUERIES, COLS)), poisoned((1, HEADS, QUERIES))
     source = combine(dtype="float32", out_dtypes=("float32",), head_dim_v=COLS, threads=threads, mask=(), score=score)
     blocks = -(-HEADS * QUERIES * threads // THREADS)
-    sight = Sight(*map(np.int32, band))
+    sight = MaskArgs(*map(np.int32, band))
     launch(source.function, (blocks, 1, 1), source.threads, source.shared, o, statistics, out, (), lse, sight, scores,
            np.float32(SCALE), np.float32(KEPT))  # fmt: skip
     weights = 2.0 ** (SCALE * m[:, :, first:end].astype(np.float64))

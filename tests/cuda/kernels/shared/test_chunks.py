@@ -12,7 +12,7 @@ from numbattn.cuda.kernels.shared.chunks import (
     first_key,
     longest_steps,
 )
-from numbattn.cuda.kernels.shared.visibility import Sight
+from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import SharedMemory, thread_index
 from tests.tools.launch import launch
 
@@ -60,7 +60,7 @@ def test_the_longest_sequence(lengths, by_head):
     count_chunks, counted = longest_steps(shared, ("keys",), by_head)
 
     def kernel(lengths, found):
-        count_chunks(Sight(0, 0, 1, keys, (lengths,)))
+        count_chunks(MaskArgs(0, 0, 1, keys, (lengths,)))
         if thread_index() == 0:
             found[0] = counted(np.int32(11))
 

@@ -7,7 +7,7 @@ import pytest
 
 from numbattn.cuda.kernels.shared.query_tiles import KeyTile, QueryTile, key_lengths, padded_number, queries_steps
 from numbattn.cuda.kernels.shared.segments import Segment
-from numbattn.cuda.kernels.shared.visibility import Sight
+from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import index, minimum, thread_index
 from numbattn.cuda.words.numbers import SIDES
 from tests.tools.launch import launch
@@ -55,7 +55,7 @@ EDGES = {  # lo, hi, queries and keys, each of two heads
 @pytest.mark.parametrize("case", EDGES)
 def test_tiles_in_a_band(case):
     arrays = tuple(np.array([edge], np.int32) for edge in EDGES[case])
-    sight = Sight(*map(np.int32, (-99, 99, M, N)), arrays, (np.int32(0),) * 2)
+    sight = MaskArgs(*map(np.int32, (-99, 99, M, N)), arrays, (np.int32(0),) * 2)
     i, j = np.ogrid[:M, :N]
     seen = np.array([(i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
                      for lo, hi, queries, keys in zip(*EDGES[case])])  # fmt: skip
@@ -78,7 +78,7 @@ def test_tiles_that_blocks_show(rng):
 
 def test_what_lies_within_a_tile_needs_no_test():
     """Of a window; what ends within the tile does."""
-    sight = Sight(*map(np.int32, (-9, 9, 18, 24)))
+    sight = MaskArgs(*map(np.int32, (-9, 9, 18, 24)))
     _, _, needs_mask = queries_steps((), TILE_M, TILE_N)
     tile = key_tile(1, 24)
 
@@ -99,7 +99,7 @@ def test_what_lies_within_a_tile_needs_no_test():
 ])  # fmt: skip
 def test_the_longest_keys_of_heads_that_have_queries(queries, keys, longest):
     arrays = tuple(np.array([x], np.int32) for x in (queries, keys))
-    sight, longest_of = Sight(*map(np.int32, (-99, 99, 9, 24)), arrays), key_lengths(("queries", "keys"))
+    sight, longest_of = MaskArgs(*map(np.int32, (-99, 99, 9, 24)), arrays), key_lengths(("queries", "keys"))
 
     def kernel(sight, tile, out):
         if thread_index() == 0:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_step, slot_step
-from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, Packing, Sight
+from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, MaskArgs, Packing
 from numbattn.cuda.plan import tier
 from numbattn.cuda.plan.masks import mask_and_arrays
 from numbattn.cuda.tile import block_index, index, thread_index
@@ -133,7 +133,7 @@ def test_sight(seed):
     mask = na.Segments(queries, keys) & na.Window(left, right) & na.Window(left + 9, right, offset) & lengths
     (*sides, _, _, own_lo, own_hi), *_ = mask_and_arrays(mask, 40, 40)[0]
     packing = packing_of(queries, keys, 40, 40, own_lo, own_hi)
-    sight, want = Sight(*map(np.int32, sides), packing=(packing,)), mask.dense(40, 40)
+    sight, want = MaskArgs(*map(np.int32, sides), packing=(packing,)), mask.dense(40, 40)
     for (m0, m_end), (n0, n_end) in zip(itertools.pairwise(queries), itertools.pairwise(keys)):
         segment = Segment(*map(np.int32, (m0, m_end - m0, n0, n_end - n0, 0)))
         for rows in (1, 16):

@@ -10,7 +10,7 @@ import pytest
 import numbattn as na
 from numbattn.cuda.kernels.shared.visibility import (
     Cells,
-    Sight,
+    MaskArgs,
     band_of,
     element_test,
     in_band,
@@ -105,7 +105,7 @@ def test_a_band_of_its_own_is_narrowed_by_that_of_all(case):
     arrays = tuple(np.array([[0, edge]], np.int32) for edge in edges if edge is not None)
     added = tuple(np.int32(shift) for side, shift in zip(SIDES, shifts) if side in sides)
     out = np.full(4, -99, np.int32)
-    launch(kernel, (1, 1, 1), 32, 0, Sight(*map(np.int32, everyone), arrays, added), out)
+    launch(kernel, (1, 1, 1), 32, 0, MaskArgs(*map(np.int32, everyone), arrays, added), out)
     own = [other if edge is None else edge + shift for edge, shift, other in zip(edges, (*shifts, 0, 0), everyone)]
     wanted = [max(lo, min(own[0], keys)), min(hi, max(own[1], -queries)), max(min(own[2], queries), 0),
               max(min(own[3], keys), 0)]  # fmt: skip
@@ -151,7 +151,7 @@ def test_elements_of_grids(rng, kinds, transposed):
     """As `dense` shows them, with a band; beyond the matrix there is nothing."""
     mask = reduce(operator.and_, [MASKS[kind](rng) for kind in kinds], na.Window(4, 45, offset=0))
     cells = [Cells(grid.cells, np.int32(grid.rows), np.int32(grid.cols)) for grid in mask._grids()]
-    sight = Sight(*map(np.int32, mask._band(M, N)), grids=tuple(cells))
+    sight = MaskArgs(*map(np.int32, mask._band(M, N)), grids=tuple(cells))
     test = element_test(kinds, TILE, transposed)
 
     def kernel(sight, places, out):
@@ -221,7 +221,7 @@ def test_tiles_are_whole_if_grids_and_band_say_so(rng):
 def test_tiles_of_a_tail_need_a_test(kinds):
     """And those before it as the rest of the mask says, which here shows all."""
     states = np.full((1, 1, 1, 2), 2**32 - 1, np.uint32)
-    sight, test = Sight(0, 0, 0, 0, states=(states,)), needs_test(kinds)
+    sight, test = MaskArgs(0, 0, 0, 0, states=(states,)), needs_test(kinds)
 
     def ask(sight, tested):
         n0 = thread_index() * TILE_N

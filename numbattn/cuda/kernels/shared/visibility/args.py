@@ -6,7 +6,7 @@ from numba.cuda import types
 
 from .....masks import Bits, BlockSparse, Dense, Tail
 from ....tile import INDEX
-from ....words.arguments import Word
+from ....words.arguments import Argument
 from ....words.numbers import SIDES
 from ....words.steps import END, FIRST, array_of_mask
 
@@ -34,7 +34,7 @@ class Packing(NamedTuple):
     hi: Any
 
 
-class Sight(NamedTuple):
+class MaskArgs(NamedTuple):
     """A mask, as kernels take it. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries, j < keys."""
 
     lo: Any
@@ -50,8 +50,8 @@ class Sight(NamedTuple):
     states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
 
 
-class MaskWord(Word):
-    """The fields of a Sight."""
+class MaskArgument(Argument):
+    """The fields of a MaskArgs."""
 
     def flat(self, planner, work):
         yield from BAND.flat(planner, work)
@@ -65,8 +65,8 @@ class MaskWord(Word):
             yield planner.at(planner.states)
 
 
-class BandWord(Word):
-    """The fields of a Sight of the band alone, see `band_kinds`."""
+class BandArgument(Argument):
+    """The fields of a MaskArgs of the band alone, see `band_kinds`."""
 
     def flat(self, planner, work):
         yield from SIDES
@@ -76,7 +76,7 @@ class BandWord(Word):
             yield f"{side}_shift"
 
 
-class PackingWord(Word):
+class PackingArgument(Argument):
     """The fields of a Packing where arrays are packed, else nothing."""
 
     def flat(self, planner, work):
@@ -85,7 +85,7 @@ class PackingWord(Word):
             yield from (work.problem.seqlen_q, work.problem.seqlen_k, "own_lo", "own_hi")
 
 
-MASK, BAND, PACKING = MaskWord(), BandWord(), PackingWord()
+MASK, BAND, PACKING = MaskArgument(), BandArgument(), PackingArgument()
 BYTES, WORDS = types.Array(types.uint8, 4, "A"), types.Array(types.uint32, 4, "A")
 CELLS = types.NamedTuple([BYTES, INDEX, INDEX], Cells)
 EDGE, LINE = types.Array(types.int32, 2, "A"), types.Array(types.int32, 3, "A")
@@ -147,8 +147,8 @@ def packing_type(mask):
     return several(types.NamedTuple([LINE, LINE, INDEX, INDEX, INDEX, INDEX], Packing), PACKED in mask)
 
 
-def sight_type(mask):
-    """The type of a Sight for a mask of these kinds."""
+def mask_type(mask):
+    """The type of a MaskArgs for a mask of these kinds."""
     sides, grids = sides_of(mask), grids_of(mask)
     return types.NamedTuple(
         [
@@ -161,5 +161,5 @@ def sight_type(mask):
             several(LINE, 2 * mask.count(GAP)),
             several(WORDS, has_states(mask)),
         ],
-        Sight,
+        MaskArgs,
     )  # fmt: skip
