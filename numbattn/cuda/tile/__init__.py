@@ -77,9 +77,10 @@ from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_lay
 from .mapping import map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
+from .places import SharedMemory
 from .product import dot
 from .reductions import part_sum, row_max, row_sum
-from .shared_memory import SharedMemory, allocate, clear, columns, get, get_number, put, put_number
+from .shared_memory import allocate, clear, columns, get, get_number, put, put_number
 from .simulator import DeadlockError, RaceError, simulate
 from .synchronisation import (
     atomic_add,
