@@ -79,9 +79,10 @@ from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pa
 from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
 from .places import SharedMemory
 from .product import dot
+from .races import RaceError
 from .reductions import part_sum, row_max, row_sum
 from .shared_memory import allocate, clear, columns, get, get_number, put, put_number
-from .simulator import DeadlockError, RaceError, simulate
+from .simulator import DeadlockError, simulate
 from .synchronisation import (
     atomic_add,
     atomic_inc,

@@ -60,8 +60,9 @@ from .emit import I32, VOID, asm, shared_memory, thread_index
 from .fragment import constant
 from .integers import INDEX
 from .layout import WARPGROUP
+from .races import GRANULE, RaceError
 from .shared_memory import TileType, allocate, emit_stage
-from .simulator import Barrier, RaceError
+from .simulator import Barrier
 from .world import primitive
 
 BARRIER_BYTES = 8
@@ -117,7 +118,7 @@ class Stage:
     @property
     def parities(self):
         """Where the barrier of `filled` keeps its parity, one for each warpgroup that fills: a wait reads it."""
-        at, granule = self.pipeline.barriers + self.index * BARRIER_BYTES, simulator.GRANULE
+        at, granule = self.pipeline.barriers + self.index * BARRIER_BYTES, GRANULE
         return simulator.shared_memory().granules[at // granule : (at + BARRIER_BYTES) // granule]
 
     def next_round(self):

@@ -20,6 +20,7 @@ from .global_memory import holds_first_copy, places, stored_values
 from .integers import INDEX
 from .layout import WARPGROUP
 from .places import SharedTile
+from .races import GRANULE
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -27,7 +28,7 @@ from .world import primitive
 class Tile:
     """A tile in simulated shared memory: every access is recorded. The element at (row, col) is at places[row, col].
 
-    `work` is the background work that reads or writes, see simulator.SharedMemory.
+    `work` is the background work that reads or writes, see races.SharedMemory.
     """
 
     def __init__(self, plan, memory, values, granules, places):
@@ -103,7 +104,7 @@ def _tile(plan, stage, memory):
         return flat[start // step :][: plan.nbytes // step]
 
     values = cut(memory.bytes, 1).view(plan.dtype)
-    granules = np.repeat(cut(memory.granules, simulator.GRANULE), simulator.GRANULE)[::item]
+    granules = np.repeat(cut(memory.granules, GRANULE), GRANULE)[::item]
     return Tile(plan, memory, values, granules, _places_in(plan))
 
 
