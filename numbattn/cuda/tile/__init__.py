@@ -53,6 +53,7 @@ from .. import compiler  # noqa: F401, before anything of numba.cuda
 from . import operators  # noqa: F401, defines them
 from .accumulation import add_lines, add_registers, bulk_add, get_registers, load_lines, load_registers, put_registers
 from .arrays import Alignment
+from .commits import commit, read
 from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
 from .creation import col_index, cols_between, diagonal_index, fold_index, full, row_index
@@ -75,11 +76,13 @@ from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
-from .pipeline import Pipeline, acquire, advance, commit, init_pipelines, read, release, stage, wait
+from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
+from .places import SharedMemory
 from .product import dot
+from .races import RaceError
 from .reductions import part_sum, row_max, row_sum
-from .shared_memory import SharedMemory, allocate, clear, columns, get, get_number, put, put_number
-from .simulator import DeadlockError, RaceError, simulate
+from .shared_memory import allocate, clear, columns, get, get_number, put, put_number
+from .simulator import DeadlockError, simulate
 from .synchronisation import (
     atomic_add,
     atomic_inc,

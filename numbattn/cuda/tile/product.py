@@ -21,7 +21,8 @@ from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import places
 from .layout import WARP, Layout
-from .shared_memory import SharedTile, Tile, TileType
+from .places import SharedTile
+from .shared_memory import Tile, TileType
 from .simulator import gather_lanes
 from .simulator import thread_index as my_index
 from .tensor_cores import check_mma, emit_mma

@@ -1,8 +1,7 @@
 """Tiles in the memory that the threads of a block share."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -11,125 +10,25 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
 from . import simulator
-from .alignment import VECTOR_BYTES
-from .boxes import ALIGNMENT as BOX_ALIGNMENT
-from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, Place, box_places, box_runs, get_matrices, put_matrices
+from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, box_places, box_runs, get_matrices, put_matrices
 from .conversion import round_to
-from .emit import (
-    I32,
-    SHARED,
-    base,
-    is_first_holder,
-    load_vector,
-    shared_memory,
-    store_vector,
-    thread_index,
-)
-from .fragment import (
-    ANY,
-    BYTES,
-    HALF_FLOATS,
-    LLVM,
-    TRUTHS,
-    Fragment,
-    FragmentType,
-    check_dtype,
-    check_tile,
-    constant,
-    element_type,
-    name_of,
-)
+from .emit import I32, SHARED, base, is_first_holder, load_vector, shared_memory, store_vector, thread_index
+from .fragment import HALF_FLOATS, LLVM, Fragment, FragmentType, check_tile, element_type, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import holds_first_copy, places, stored_values
 from .integers import INDEX
 from .layout import WARPGROUP
+from .places import SharedTile
+from .races import GRANULE
 from .simulator import thread_index as my_index
 from .world import primitive
-
-
-@constant
-@dataclass(frozen=True)
-class SharedTile(Place):
-    """The place of a row-major tile.
-
-    Rows are 16 bytes longer than they look, so a column of 16-byte vectors touches every bank.
-    """
-
-    widened: Any = None  # the dtype to which products widen 8-bit elements
-    whole: int = 0  # columns of the whole tile of which these are a part; 0 if they are all
-
-    def __str__(self):
-        widened = f", widened to {self.widened}" if self.widened is not None else ""
-        return super().__str__() + widened + f", of {self.whole} columns" * bool(self.whole)
-
-    @property
-    def factor(self):
-        return self.dtype if self.widened is None else self.widened
-
-    @property
-    def pitch(self):
-        cols = self.whole or self.cols
-        return cols + self.vector if self.rows > 1 else cols
-
-    @property
-    def nbytes(self):
-        """Bytes of one stage."""
-        return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
-
-    def place(self, row, col):
-        """Elements in memory from the first one to the one at (row, col)."""
-        return row * self.pitch + col
-
-    def steps(self):
-        """Distance in memory, in elements, from one row of the shape to the next, and from one column to the next."""
-        return (1, self.pitch) if self.transposed else (self.pitch, 1)
-
-
-class SharedMemory:
-    """Hands out places in a kernel's shared memory, before the kernel is made.
-
-    >>> shared = SharedMemory()
-    >>> print(shared.tile(4, 8, np.float16), "and", shared.boxes(8, 64, np.float16), "of", shared.nbytes)
-    float16 4x8 at 0 and float16 boxes 8x64 at 1024 of 2048
-    """
-
-    def __init__(self):
-        self.nbytes = 0
-
-    def tile(self, rows, cols, dtype, stages=1, at=None, widened=None):
-        """The place of a tile, or of several, after all others or where the tile `at` is.
-
-        widened: float16 or bfloat16, to which `dot` widens int8, or uint8, which is float8_e4m3fn.
-        """
-        check_dtype("tile", np.dtype(dtype), ANY - TRUTHS)
-        if widened is not None:
-            check_dtype("widened tile", np.dtype(dtype), BYTES)
-            check_dtype("widened tile", widened := np.dtype(widened), HALF_FLOATS)
-        offset = self.nbytes if at is None else at.offset
-        tile = SharedTile(rows, cols, np.dtype(dtype), offset, stages, widened=widened)
-        self.nbytes = max(self.nbytes, tile.end)
-        return tile
-
-    def boxes(self, rows, cols, dtype, stages=1, room=0, at=None):
-        """The place of a tile of boxes, or of several, after all others or where the boxes `at` are, each with room for
-        `room` columns."""
-        offset = self.reserve(0, BOX_ALIGNMENT) if at is None else at.offset
-        plan = Boxes(rows, cols, np.dtype(dtype), offset, stages, room=room)
-        self.nbytes = max(self.nbytes, plan.end)
-        return plan
-
-    def reserve(self, nbytes, align=VECTOR_BYTES):
-        """The offset of new bytes after all others."""
-        start = -(-self.nbytes // align) * align
-        self.nbytes = start + nbytes
-        return start
 
 
 class Tile:
     """A tile in simulated shared memory: every access is recorded. The element at (row, col) is at places[row, col].
 
-    `work` is the background work that reads or writes, see simulator.SharedMemory.
+    `work` is the background work that reads or writes, see races.SharedMemory.
     """
 
     def __init__(self, plan, memory, values, granules, places):
@@ -205,7 +104,7 @@ def _tile(plan, stage, memory):
         return flat[start // step :][: plan.nbytes // step]
 
     values = cut(memory.bytes, 1).view(plan.dtype)
-    granules = np.repeat(cut(memory.granules, simulator.GRANULE), simulator.GRANULE)[::item]
+    granules = np.repeat(cut(memory.granules, GRANULE), GRANULE)[::item]
     return Tile(plan, memory, values, granules, _places_in(plan))
 
 

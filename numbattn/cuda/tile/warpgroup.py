@@ -35,7 +35,8 @@ from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import places
 from .layout import WARPGROUP, WARPGROUP_ROWS, Layout
-from .simulator import Barrier, RaceError, barrier, shared_memory
+from .races import RaceError
+from .simulator import Barrier, barrier, shared_memory
 from .synchronisation import demand_literal, warpgroup_of
 from .world import primitive
 

@@ -1,0 +1,178 @@
+"""Races: who has read and written what in simulated shared memory, and what each thread can know of that.
+
+Every thread has a vector clock, and barriers merge these. A read of what nobody wrote, and two accesses that no barrier
+orders, are errors that name the threads, whatever order the threads happened to run in. Units that copy or multiply in
+the background count as threads of their own.
+"""
+
+import mmap
+
+import numpy as np
+
+GRANULE = 2  # bytes of shared memory that share one record
+WORKERS = 32  # at most so many units of a block work in the background
+PAGE_BITS = 10  # of granules in a page: pages quickly show that nobody has read something lately
+
+
+class RaceError(RuntimeError):
+    """Two threads touch the same shared memory with no barrier between.
+
+    >>> ROWS = simt(2, 4, 32, 1, 4)
+    >>> def kernel(x):
+    ...     put(allocate(PLACE), load(x, ROWS, 0))
+    ...     get(allocate(PLACE), TILE)
+    >>> try:
+    ...     run(kernel, ARRAY)
+    ... except RaceError as error:
+    ...     print(error)
+    thread 1 reads what thread 0 wrote at byte 4 of shared memory, with no barrier between
+    """
+
+
+class SharedMemory:
+    """Bytes of shared memory, and for each granule and thread the time of the last access.
+
+    Each thread counts its own time: clocks[0, t, u] is the time of thread u up to which thread t is sure that all has
+    happened, clocks[1, t, u] the time up to which it has also been shared with the units that work in the
+    background, clocks[2, t, u] the time up to which at least thread u no longer waits for a barrier. A unit in the
+    background is a thread of its own, known by a name. Its time is the number of its last piece of work: a thread that
+    has seen the end of (unit, number) knows everything up to that number.
+
+    me: says which thread it is that calls.
+    """
+
+    def __init__(self, nbytes, threads, me):
+        self.me = me
+        granules = -(-nbytes // GRANULE)
+        self.bytes = np.full(granules * GRANULE, 0xFF, np.uint8)
+        self.granules = np.arange(granules)
+        self.writer = np.full(granules, -1, np.int32)
+        self.written = np.zeros(granules, np.int32)
+        pages = mmap.mmap(-1, 4 * (threads + WORKERS) * granules + 1)  # zeros that take no time until they are touched
+        self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
+        self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # per page
+        self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way to a granule
+        self.fetches = {}  # what each thread fetches: group by group, the last one open
+        self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
+        np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
+        self.numbers = {f"thread {number}": number for number in range(threads)}  # and the units' numbers, after them
+        self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipelines
+
+    def merge(self, threads):
+        """Merge the clocks of these threads at a barrier: each knows what all have done so far."""
+        self.clocks[:, threads] = self.clocks[:, threads].max(axis=1, keepdims=True)
+        self.clocks[0, threads, threads] += 1
+
+    def tell(self):
+        """What this thread knows now, for others to `learn`."""
+        me = self.me()
+        known = self.clocks[:, me].copy()
+        self.clocks[0, me, me] += 1
+        return known
+
+    def tell_waits(self):
+        """Like `tell`, but only that this thread no longer waits."""
+        known, me = np.zeros_like(self.clocks[:, 0]), self.me()
+        known[2, me] = self.clocks[0, me, me]
+        self.clocks[0, me, me] += 1
+        return known
+
+    def learn(self, known):
+        mine = self.clocks[:, self.me()]
+        np.maximum(mine, known, out=mine)
+
+    def knows(self, known):
+        """Whether this thread has learned all of that."""
+        return (known <= self.clocks[:, self.me()])[0].all()
+
+    def share(self):
+        """Share what this thread has written with the units that work in the background."""
+        me = self.me()
+        self.clocks[1, me, me] = self.clocks[0, me, me]
+        self.clocks[0, me, me] += 1
+
+    def unit(self, name):
+        """The number of a unit that works in the background."""
+        return self.numbers.setdefault(name, len(self.numbers))
+
+    def start_work(self, name):
+        unit = self.unit(name)
+        self.clocks[0, unit, unit] += 1
+        return unit, self.clocks[0, unit, unit]
+
+    def note_end(self, unit, number):
+        """This thread now knows that a unit's work has ended up to this number."""
+        mine = self.clocks[:, self.me(), unit]
+        np.maximum(mine, number, out=mine)
+
+    def note_fetch(self, granules):
+        """Record that what was written just now arrives when this thread waits for it."""
+        self.fetched_by[granules] = self.me()
+        self.fetches.setdefault(self.me(), [[]])[-1].append(granules)
+
+    def note_group(self):
+        """Begin another group for what this thread fetches from now on."""
+        self.fetches.setdefault(self.me(), [[]]).append([])
+
+    def note_arrival(self, pending=None):
+        """All that this thread has fetched is there, but for the last `pending` groups and the open one."""
+        groups = self.fetches.pop(self.me(), [[]])
+        end = len(groups) if pending is None else max(len(groups) - 1 - pending, 0)
+        for granules in (x for group in groups[:end] for x in group):
+            self.fetched_by[granules] = -1
+        if end < len(groups):
+            self.fetches[self.me()] = groups[end:]
+
+    def _demand_arrival(self, granules):
+        if not self.fetches:
+            return
+        on_the_way = self.fetched_by[granules]
+        if (on_the_way >= 0).any():
+            at, by = GRANULE * int(granules[on_the_way >= 0].flat[0]), on_the_way.max()
+            what = f"thread {self.me()} touches byte {at} of shared memory"
+            raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
+
+    def note_read(self, granules, work=None, by=None):
+        """Record a read by this thread, or by work that it starts, or that the threads in `by` start together."""
+        self._demand_arrival(granules)
+        me, writer = self.me(), self.writer[granules]
+        if (writer < 0).any():
+            at = GRANULE * int(granules[writer < 0].flat[0])
+            raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
+        self._demand_written(granules, writer, "reads what {} wrote", work, by)
+        who, when = work or (me, self.clocks[0, me, me])
+        self.read[who, granules] = self.last_read[who, _pages(granules)] = when
+
+    def note_write(self, granules, work=None, of=(0,)):
+        """Record a write. of: what must be known of those who have read, see `clocks`; one of these is enough."""
+        self._demand_arrival(granules)
+        me = self.me()
+        self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
+        known = self.clocks[of, me].max(0)
+        (readers,) = (self.last_read[:, _pages(granules)].max(1) > known).nonzero()
+        if len(readers):
+            missed = self.read[readers[:, None], granules.ravel()] > known[readers, None]
+            self._demand(~missed.any(0), granules.ravel(), readers[missed.argmax(0)], "overwrites what {} reads")
+        self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
+
+    def _demand_written(self, granules, writer, what, work, by=None):
+        """Check that this thread, or all in `by`, know of it; and where work begins, that it has been shared."""
+        fresh, written = writer < 0, self.written[granules]
+        all_know = self.clocks[:, self.me()] if by is None else self.clocks[:, by].min(1)
+        for time, missing in enumerate(("barrier between", "fence_async_proxy() before the barrier")[: 1 + bool(work)]):
+            known = fresh | (written <= all_know[time, writer])
+            if not known.all():
+                by = [self.me()] if by is None else by
+                who = by[self.clocks[time, by, writer[~known].flat[0]].argmin()]
+                self._demand(known, granules, writer, what, missing, who)
+
+    def _demand(self, known, granules, other, what, missing="barrier between", who=None):
+        if not known.all():
+            at, other = GRANULE * int(granules[~known].flat[0]), list(self.numbers)[int(other[~known].flat[0])]
+            who = self.me() if who is None else who
+            raise RaceError(f"thread {who} {what.format(other)} at byte {at} of shared memory, with no {missing}")
+
+
+def _pages(granules):
+    """The pages of these granules, and those in between."""
+    return slice(granules.min() >> PAGE_BITS, (granules.max() >> PAGE_BITS) + 1) if granules.size else slice(1)
