@@ -33,11 +33,11 @@ def test_tensor_maps_end_where_nothing_is_seen(mask, queries, keys):
     """Since there may be NaN; an empty one there cannot be. Results have all rows, and so has what no kernel moves by
     TMA."""
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
-    assert rows(forward, "q")["forward"] == {queries}
-    assert rows(forward, "k")["forward"] == rows(forward, "v")["forward"] == {keys}
-    assert rows(forward, "o")["forward"] == rows(forward, "lse")["forward"] == {1000}
-    assert rows(backward, "do") == {"delta": {1000}, "backward_kv": {queries}}
-    assert rows(backward, "dk") == rows(backward, "dv") == {"backward_kv": {1000}}
+    assert rows(forward, "q")["hopper_forward"] == {queries}
+    assert rows(forward, "k")["hopper_forward"] == rows(forward, "v")["hopper_forward"] == {keys}
+    assert rows(forward, "o")["hopper_forward"] == rows(forward, "lse")["hopper_forward"] == {1000}
+    assert rows(backward, "do") == {"delta": {1000}, "hopper_backward_kv": {queries}}
+    assert rows(backward, "dk") == rows(backward, "dv") == {"hopper_backward_kv": {1000}}
     older, _ = plans(AMPERE, Q, Q, Q, mask=mask)
     assert {*map(str, rows(older, "k").values())} == {"{1000}"}
 
@@ -45,7 +45,7 @@ def test_tensor_maps_end_where_nothing_is_seen(mask, queries, keys):
 def test_statistics_are_padded_for_kernels_that_copy_their_tiles():
     _, backward = plans(HOPPER, Q, KEYS, KEYS)
     assert rows(backward, "lse") == {"delta": {1000}}
-    assert rows(backward, "lse_log2") == rows(backward, "delta") == {"delta": {1024}, "backward_kv": {1024}}
+    assert rows(backward, "lse_log2") == rows(backward, "delta") == {"delta": {1024}, "hopper_backward_kv": {1024}}
     (step, *_) = backward.steps
     assert views(step, "delta")[0].strides == (8 * 1024 * 4, 1024 * 4, 4)
     _, backward = plans(AMPERE, Q, KEYS, KEYS, score=na.Bias(array(8, 1000, 300)))
