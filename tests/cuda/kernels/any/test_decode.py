@@ -6,6 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.caches.eight_bits import FLOAT8
+from numbattn.caches.masked import masked
 from numbattn.cuda.kernels.any import decode
 from numbattn.cuda.kernels.any.decode import LONG
 from numbattn.cuda.kernels.shared.chunks import SHORT
@@ -252,7 +253,7 @@ def check_cache(device, q, cache, mask=None, **options):
     assert dict(step.key.parameters)["held"] == cache.k.dtype.name
     want = reference.attention_forward(q, cache, mask=mask, **options)
     k, v = (np.nan_to_num(x).astype(q.dtype) for x in cache._dense())
-    other = plain(np.zeros_like(o), q, k, v, mask=cache._beside(as_mask(mask)), **options)
+    other = plain(np.zeros_like(o), q, k, v, mask=masked(cache, cache.lengths, as_mask(mask)), **options)
     for name, got, *rest in zip(("o", "lse"), (o, saved.lse), want, other):
         assert_accurate(name, got, *rest, got.dtype)
 
