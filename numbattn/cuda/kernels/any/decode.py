@@ -9,7 +9,7 @@ the results of a sequence are the same to the bit, alone or in any batch.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ from ...tile import (
     SharedMemory,
     allocate,
     block_index,
+    commit_copies,
+    copy_async,
     copy_layout,
     device,
     dot,
@@ -46,6 +48,7 @@ from ...tile import (
     sync_threads,
     sync_warp,
     thread_index,
+    wait_copies,
     where,
 )
 from ...tile.alignment import VECTOR_BYTES
@@ -57,16 +60,15 @@ from ..scores import SCORE, differs_by_head, may_be_far, score_steps, scores_typ
 from ..shared.cached import EIGHT_BITS, cached
 from ..shared.chunks import count_of_chunks, first_key, longest_steps
 from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, sum_type
+from ..shared.layouts import DTYPES, array_type, sum_type, vector
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, needs_test, sight_type
 from ..tables import has_tensor_cores, head_dims
 from .combine import PARTIALS
-from .decode_loads import WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
 
-ROWS = 16  # of a work tile
+WARPS, ROWS = 4, 16  # warps of a block, rows of a work tile
 MANY, LONG = 16, 32  # numbers that are drawn at once, after so many draws of nothing
 FEW = 16  # queries, at most
 
@@ -97,6 +99,20 @@ class DecodeCall(NamedTuple):
     tiles: Any  # work tiles
 
 
+class Loads(NamedTuple):
+    """How a warp loads its tiles of K and of V: device functions, and the type of mK and mV."""
+
+    start: Any  # (), by all threads of a block
+    stages: Any  # (warp) -> K and V, its stages
+    load_k: Any  # (K, mK, cache, work, n_block): start to load a tile, if the work tile has it
+    load_v: Any
+    wait_k: Any  # (K, work, n_block) -> the tile, when it is there
+    wait_v: Any
+    next_use: Any  # (K or V) -> the same stage, for the next tile
+    matrix: Any
+    maps: tuple = ()  # tensor maps
+
+
 class CacheWord(Word):
     """What a `KVCache` has beside k and v, in a tuple: see kernels.shared.cached."""
 
@@ -118,6 +134,47 @@ class Keys(Matrix):
 
     def flat(self, planner, work):
         yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
+
+
+def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
+    """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
+    place = shared.boxes if held.dtype.itemsize == 2 else partial(shared.tile, widened=held.widened)
+    SHARED_K, SHARED_V = (place(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
+    ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of
+
+    @device
+    def start():
+        pass
+
+    @device
+    def stages(warp):
+        return allocate(SHARED_K, warp), allocate(SHARED_V, warp)
+
+    def load_step(cols, load_scales):
+        COPY = copy_layout(tile_n, cols, WARP, vector(held.dtype))
+
+        @device
+        def load_tile(place, matrices, cache, work, n_block):
+            if n_block < work.n_blocks:
+                keys = maximum(work.band[3], 1)                 # rows beyond a sequence's length may be NaN
+                copy_async(place, rows_of(matrices, cache, work, keys, ROWS_OF), COPY, n_block * TILE_N)
+                load_scales(cache, work, keys, n_block * TILE_N)
+            commit_copies()
+
+        return load_tile
+
+    @device
+    def arrived(place, work, n_block):
+        wait_copies(1)
+        sync_warp()
+        return place
+
+    @device
+    def next_use(place):
+        return place
+
+    steps = load_step(head_dim, held.load_k), load_step(head_dim_v, held.load_v), arrived, arrived
+    return Loads(start, stages, *steps, next_use, array_type(held.dtype, 4))
 
 
 def decode(

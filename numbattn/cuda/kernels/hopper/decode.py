@@ -25,8 +25,7 @@ from ...tile.boxes import fits_pages
 from ...words.arguments import Matrix, TmaMatrix
 from ...words.spec import Spec
 from ..any import decode as any_gpu
-from ..any.decode import ARGUMENTS, KeyTiles, blocks, parameters
-from ..any.decode_loads import WARPS, Loads
+from ..any.decode import ARGUMENTS, WARPS, KeyTiles, Loads, blocks, parameters
 from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
 

@@ -301,6 +301,7 @@ def test_a_cache_of_which_no_tiles_fit_is_copied(rng, world, held):
 
 
 FAULTS = {
+    "wait_copies(1)": "wait_copies(3)",
     "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)  # Alg. 2 line 10: S = Q K^T\n                sync_warp()":
         "S = of_keys(dot(S_TILE, Q, sK.T), cache, work)",
     "minimum(end_seen, first_key(chunk + 1))": "end_seen",
@@ -317,9 +318,6 @@ FAULTS = {
     "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
     "where(fold_index(LAYOUT) == head - work.head, of_head, found)": "of_head",
     "            l = l + get": "            l = get",
-    "cuda/kernels/any/decode_loads.py": {
-        "wait_copies(1)": "wait_copies(3)",
-    },
     "cuda/kernels/shared/cached.py": {
         ("test_caches_of_8_bits", "test_small_and_large_scales"): {
             "[batch, head][:count], alignment)": "[batch, head], alignment)",
