@@ -2,7 +2,7 @@
 
 `simulate(kernel, grid, threads, shared_bytes, *arguments)` takes the same function as the compiler, NumPy arrays and
 scalars. A thread runs until it must wait, then passes the baton on, so a run is deterministic, or shuffled by a seed.
-When no thread can go on, an error says who waits for what. `races` checks what threads read and write in shared memory.
+When no thread can go on, the error says who waits for what. `races` checks accesses to shared memory.
 """
 
 import random
