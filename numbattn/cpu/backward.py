@@ -9,6 +9,7 @@ from ..gradients import Gradients, sum_to
 from ..values import rounded
 from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_of, tiles_of
 from .compile import Kernel
+from .exponentials import exp
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
@@ -22,7 +23,6 @@ from .tile import (
     band_of,
     clear,
     draw,
-    exp,
     inline,
     intervals_of,
     is_set,

@@ -11,6 +11,7 @@ import numpy as np
 
 from .arguments import FEW, WorkTiles, kept, scratch_of, tiles_of
 from .compile import Kernel
+from .exponentials import exp
 from .launch import launch
 from .product import product_few, product_nt
 from .record import Record
@@ -23,7 +24,6 @@ from .tile import (
     band_of,
     clear,
     draw,
-    exp,
     fill,
     inline,
     inline_in_place,

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from .tile import exp, fill, inline
+from .exponentials import exp
+from .tile import fill, inline
 
 SUMMED = 32  # keys that are summed before they are added to l: a long row loses fewer digits
 

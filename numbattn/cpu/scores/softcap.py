@@ -3,7 +3,8 @@
 import numpy as np
 
 from ...scores.softcap import Softcap
-from ..tile import expm1, inline, tile
+from ..exponentials import expm1
+from ..tile import inline, tile
 from .kind import Kind, Lowered
 
 NO_MATRIX = np.zeros((1, 1))
