@@ -55,7 +55,7 @@ Floats: TypeAlias = float | Sequence[float] | Sequence[Sequence[float]] | Array
 
 
 def dtype_of_sums(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """That of sums, of lse and of dlse, for arrays of this dtype."""
+    """The dtype of sums, of lse and of dlse, for arrays of this dtype."""
     return np.dtype("float64" if dtype == np.float64 else "float32")
 
 
@@ -165,7 +165,7 @@ def floats(name: str, value: Any) -> Any:
 
 
 def _array_of(name: str, value: Any) -> Any:
-    """Of a list a NumPy array; anything else as it is."""
+    """A NumPy array of a list; anything else as it is."""
     if not isinstance(value, list | tuple | range):
         return value
     try:

@@ -31,7 +31,7 @@ class Gradients(tuple[A, A, A]):
         return self
 
     def _asdict(self) -> dict[str, A]:
-        """Of the three."""
+        """The three by name."""
         return dict(zip(self._fields, self))
 
     def _replace(self, **values: Any) -> Gradients[A]:

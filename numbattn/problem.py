@@ -87,7 +87,7 @@ class Problem:
 
     @cached_property
     def score_shape(self) -> tuple[int, ...]:
-        """Of S."""
+        """The shape of S."""
         return (*self.batch, self.seqlen_q, self.seqlen_k)
 
     @cached_property
@@ -123,7 +123,7 @@ class Problem:
 
     @cached_property
     def scale(self) -> float:
-        """Of the scores, unless one is given."""
+        """The scale of the scores, unless one is given."""
         return 1 / math.sqrt(max(self.head_dim, 1))
 
     @cached_property
@@ -269,7 +269,7 @@ def describe(
 
 
 def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
-    """That of a call which is given these two."""
+    """The mask of a call which is given these two."""
     given = NOTHING_HIDDEN if mask is None else as_mask(mask)
     if causal is not False and flag("causal", causal):
         given = CAUSAL if mask is None else given._and_causal

@@ -100,7 +100,7 @@ def kinds(base: type[V]) -> list[type[V]]:
 
 
 def given(**arrays: Any) -> tuple[Held, ...]:
-    """Those that are not None, over the batch axes alone."""
+    """The arrays that are not None, over the batch axes alone."""
     return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
 
 

@@ -371,12 +371,12 @@ class KVCache(Value):
         return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
 
     def _dtypes_with(self, dtype: Any) -> tuple[Any, Any]:
-        """Of k and v, as a q of this dtype sees them."""
+        """The dtypes of k and v, as a q of this dtype sees them."""
         return (dtype, dtype) if self.k.dtype in EIGHT_BITS else (self.k.dtype, self.v.dtype)
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of k and v as if there were no pages: (batch, heads, capacity, features)."""
+        """The shapes of k and v as if there were no pages: (batch, heads, capacity, features)."""
         lead = len(self.lengths), self.k.shape[1], self.capacity
         return (*lead, self.k.shape[-1]), (*lead, self.v.shape[-1])
 
@@ -401,7 +401,7 @@ class KVCache(Value):
             check_scale("KVCache v_scale", self.v_scale)
 
     def _check_writable(self, *names: str) -> None:
-        """Of NumPy arrays; by default all that `append` and `keep` write to."""
+        """Refuse NumPy arrays that are read-only, by default of all that `append` and `keep` write to."""
         scales = ("k_scale", "v_scale") if self.k.dtype == INT8 else ()
         for name in names or ("k", "v", "lengths", *scales):
             if not getattr(self, name).flags.writeable:

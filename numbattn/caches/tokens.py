@@ -12,7 +12,7 @@ from .eight_bits import FLOAT8, INT8, to_float8, to_int8
 
 
 def offsets_of_tokens(segments: Any, batch: int, count: int) -> Any:
-    """Of the new tokens of each sequence, `count` of each or, if they are packed, of all together."""
+    """Offsets of each sequence's new tokens, `count` of each or, if they are packed, of all together."""
     if segments is None:
         return np.arange(batch + 1) * count
     offsets = checked_offsets(segments, batch)

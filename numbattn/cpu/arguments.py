@@ -127,7 +127,7 @@ def matrices_of(x, problem):
 
 
 def matrices(problem, shape, strides, itemsize):
-    """Those of an array with this layout."""
+    """The matrices of an array with this layout."""
     *_, rows, cols = shape
     offsets = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads)
     return Matrices(HOLE, offsets, rows, cols, max(strides[-2] // itemsize, cols, 1))
@@ -192,7 +192,7 @@ def is_paged(problem):
 
 @lru_cache(maxsize=256)
 def offsets_of(shape, strides, batch, heads):
-    """Of the matrices of an array with these batch axes; the heads of a group share one."""
+    """Offsets of the matrices of an array with these batch axes; the heads of a group share one."""
     steps = [np.arange(size) * stride for size, stride in zip(shape, strides)] or [np.zeros(1, np.int64)]
     steps[-1] = np.repeat(steps[-1], heads // max(steps[-1].size, 1))
     batch = batch or (1,)

@@ -185,7 +185,7 @@ def backward_kernel(
 
 @inline
 def prefetch_inputs(given, pair, heads_k):
-    """Those of the first head of a pair, if they are few."""
+    """Prefetch the inputs of a pair's first head, if they are few."""
     heads = given.lse.shape[1]
     batch, head, dtype = pair // heads_k, pair % heads_k * (heads // heads_k), given.lse.dtype
     if given.q.rows <= TILE_M and given.k.rows <= TILE_N:
@@ -195,7 +195,7 @@ def prefetch_inputs(given, pair, heads_k):
 
 @inline
 def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chunks, sums, dq, dk, dv):
-    """Of every chunks-th tile of keys of a (batch, key head).
+    """Add the gradients of every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
     transposed once for all keys.

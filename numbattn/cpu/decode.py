@@ -143,7 +143,7 @@ def decode_kernel(
 
 @inline
 def heads_alike(sight, batch, head, head_end, m0, m_end, first, end):
-    """Of the keys [first, end) those that a head sees, and the end of the heads after it that see the same ones."""
+    """The keys of [first, end) that a head sees, and the end of the heads after it that see the same ones."""
     seen, other = seen_by(sight, batch, head, m0, m_end, first, end), head + 1
     while other < head_end and seen_by(sight, batch, other, m0, m_end, first, end) == seen:
         other += 1

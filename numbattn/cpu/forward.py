@@ -125,7 +125,7 @@ def forward_kernel(
 
 @inline
 def prefetch_inputs(given, row, scratch, dtype):
-    """Those of the next tile of queries, if they are few and keys and values are read where they lie."""
+    """Prefetch the next tile of queries, if they are few and keys and values are read where they lie."""
     batch, head, m0, m_end, first, end, _ = row
     if 0 < end - first <= TILE_N and given.k.kind == OF_SUMS and end <= given.k.page_size:
         prefetch(matrix(given.q, batch, head, dtype)[m0:m_end])

@@ -21,7 +21,7 @@ _int64_at = ctypes.c_int64.from_address
 
 
 def data_address(x):
-    """Of the first element of a NumPy array: x.ctypes.data takes eight times as long."""
+    """Address of the first element of a NumPy array: x.ctypes.data takes eight times as long."""
     return _int64_at(id(x) + HEAD).value
 
 

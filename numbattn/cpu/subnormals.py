@@ -51,7 +51,7 @@ class Fpcr:
 
 
 class Unknown:
-    """Of other CPUs nothing is changed."""
+    """A CPU of which nothing is changed."""
 
     flush = 0
 

@@ -104,7 +104,7 @@ def rows_of(x, batch, head, first, end, buffer, dtype):
 
 @inline
 def address_of_row(x, place, batch, head, row):
-    """Of a token, or of its scale."""
+    """The address of a token, or of its scale."""
     page = x.table[batch, row // x.page_size] * place.page_stride
     return place.address + place.offsets[batch, head] + page + row % x.page_size * place.row_stride
 

@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask, a: Piece, b: Piece, sizes: tuple[int, int], rows: int) -> Block:
-        """That of two pieces. mask: of the whole, of these sizes; rows: of the part that a is in."""
+        """The block of two pieces. mask: of the whole, of these sizes; rows: of the part that a is in."""
         crop = Crop(a.first, a.length, b.first, b.length, *sizes, a.row, rows)
         return cls(a.rows, b.rows, cropped(mask, crop), crop)
 

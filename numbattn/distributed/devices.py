@@ -167,7 +167,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(x: Any) -> Blocks | None:
-    """Those that a copy engine moves as they lie; None for an array that is contiguous, or has to be made so first."""
+    """The blocks that a copy engine moves as they lie; None for an array that is contiguous, or has to be first."""
     if x.flags.c_contiguous:
         return None
     axes = [(n, stride) for n, stride in zip(x.shape, x.strides) if n > 1]

@@ -124,7 +124,7 @@ class Ring:
         """Give up what is on its way, so that its memory can have another use."""
 
     def _own(self, parts: list[Any]) -> Any:
-        """Of the parts of all ranks those that this process holds."""
+        """The parts that this process holds, of those of all ranks."""
         raise NotImplementedError
 
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:

@@ -56,7 +56,7 @@ def failure(error: Exception) -> Failure:
 
 
 def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
-    """Of the options of a call."""
+    """Facts about the options of a call."""
     parts = {f"score: part {number}": value(part) for number, part in enumerate(score)}
     return {"mask": value(mask), "scale": scale, "dropout": repr(dropout), **parts}
 

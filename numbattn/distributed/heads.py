@@ -30,7 +30,7 @@ from .share import Pieces, Place, Share
 
 
 class Axes(NamedTuple):
-    """Of an array: where it has tokens, and heads."""
+    """Axes of an array: where it has tokens, and heads."""
 
     tokens: int
     pieces: Pieces  # how ranks split them; none where each has all
@@ -117,7 +117,7 @@ def in_whole(share: Share, dx: Any, weight: Weight) -> Any:
 
 # ------------------------------------------------------------------------------------------------------- what travels
 def to_heads(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
-    """Of each array all tokens, and the rank's heads."""
+    """All tokens of each array, and the rank's heads."""
     place = share.place
 
     def sent(to: int) -> list[Any]:
@@ -159,13 +159,13 @@ def all_to_all(place: Place, sent: Callable[[int], list[Any]], expected: Callabl
 
 
 def axes_of_inputs(share: Share) -> list[Axes]:
-    """Of q, k and v."""
+    """The axes of q, k and v."""
     pieces = share.queries, share.keys, share.keys
     return [Axes(-2, own, axis_of_heads(x, 2)) for own, x in zip(pieces, share.inputs)]
 
 
 def axes_of_results(share: Share) -> list[Axes]:
-    """Of o and lse."""
+    """The axes of o and lse."""
     axis = -3 if share.problem.heads > 1 else None
     return [Axes(-2, share.queries, axis), Axes(-1, share.queries, axis and axis + 1)]
 

@@ -34,7 +34,7 @@ def join(place: Place, part: Any, axis: int) -> Messages:
 
 
 def check_parts(parts: list[Any], axis: int, order: str) -> int:
-    """Of all ranks; returns the axis, counted from the first."""
+    """Check the parts of all ranks; return the axis, counted from the first."""
     facts = [facts_of(part, axis_of(part, axis)) for part in parts]
     check_same(facts)
     pieces_by_rank("parts", lengths_in(facts), Place(0, len(parts), order))

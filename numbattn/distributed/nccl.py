@@ -132,7 +132,7 @@ class Nccl(Apart):
         return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
 
     def _exchanged(self, sent: list[Any], expected: list[Any]) -> Ticket:
-        """Of (rank, array) and (rank, Like)."""
+        """Exchange (rank, array) for (rank, Like)."""
         sent = [(rank, self.cupy.ascontiguousarray(x)) for rank, x in sent]
         received = [(rank, self.cupy.empty(*like)) for rank, like in expected]
         stream, byte = self._second_stream(), self.nccl.NCCL_UINT8
@@ -183,7 +183,7 @@ class Nccl(Apart):
         return self.known[own]
 
     def _all_of(self, x: Any) -> Any:
-        """Of an array on the host a row for each rank, there."""
+        """A row for each rank of an array on the host, there."""
         own, found = self.cupy.asarray(x), self.cupy.empty((self.ranks, x.size), x.dtype)
         stream = self._second_stream()
         self.communicator.allGather(own.data.ptr, found.data.ptr, x.nbytes, self.nccl.NCCL_UINT8, stream)

@@ -67,7 +67,7 @@ def forward(share: Share) -> Messages:
 
 # ----------------------------------------------------------------------------------------------------------- exchanges
 def send_keys(share: Share, step: int, sent: Tickets) -> Messages:
-    """Those of a step, unless there is none."""
+    """Send the keys and values of a step, unless there is none."""
     if step < share.place.ranks:
         keys, theirs, own = [share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.hop(step).keys
         to, source = share.place.after(step), share.place.before(step)
@@ -75,7 +75,7 @@ def send_keys(share: Share, step: int, sent: Tickets) -> Messages:
 
 
 def send_gradients(share: Share, step: int, grads: list[Any], sent: Tickets) -> Messages:
-    """Those of the keys and values of a step, back to where these came from."""
+    """Send the gradients of a step's keys and values back to where these came from."""
     expected = likes_of([share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.problem.sum_dtype)
     sent.append((yield Exchange(share.place.before(step), grads, share.place.after(step), expected)))
 
@@ -147,7 +147,7 @@ def zeros_of(part: Part, sums: Any, q: Any) -> Part:
 
 
 def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[Any, ...]) -> None:
-    """Those of a block, to what of each part's array is in it."""
+    """Add the gradients of a block to what of each part's array is in it."""
     found = iter(grads)
     for part in of_score:
         own = [next(found) for _ in part._weights]

@@ -120,7 +120,7 @@ class Share:
         return self.known[rank, source]
 
     def call(self, block: Block, k: Any, v: Any, wide: bool = True) -> tuple[Problem, Inputs]:
-        """That of a block; k, v: of its keys; wide: whether its results are of the dtype of sums."""
+        """The call for a block; k, v: of its keys; wide: whether its results are of the dtype of sums."""
         crop = block.crop
         mask = cropped(self.mask, crop) if self.mask._holds_arrays else block.mask
         return describe(

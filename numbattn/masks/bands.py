@@ -220,7 +220,7 @@ class Cached(Lengths):
     _ends_keys = False
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
-        """Of query 0."""
+        """The own key of query 0."""
         counts: Any = seqlen_q if self.queries is None else self.queries
         return clip(self.keys, 0, seqlen_k) - counts
 

@@ -173,7 +173,7 @@ class BlockSparse(Mask):
         return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
 
     def _cropped(self, crop: Crop) -> BlockSparse:
-        """Of blocks so small that the crop begins with one."""
+        """A mask of blocks so small that the crop begins with one."""
         for held in self._held(crop.seqlen_q, crop.seqlen_k):
             if self.blocks.shape[-2:] != held.shape:
                 raise ValueError(f"mask: BlockSparse blocks: got the shape {self.blocks.shape}, expected (..., "

@@ -170,7 +170,7 @@ class Bits(Mask):
         return (Held("words", self.words, (seqlen_q, -(-seqlen_k // 32))),)
 
     def _cropped(self, crop: Crop) -> Bits:
-        """Of keys from a multiple of 32 on."""
+        """The bits of keys from a multiple of 32 on."""
         if self.words.shape[-1] != -(-crop.seqlen_k // 32):
             raise ValueError(f"mask: Bits words: got {self.words.shape[-1]} words a row, expected "
                              f"{-(-crop.seqlen_k // 32)}, for {crop.seqlen_k} keys")

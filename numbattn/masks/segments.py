@@ -124,7 +124,7 @@ class Segments(Mask):
         return seqlen_k
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> int | None:
-        """Of query 0; None where it depends on the segment. Between equal offsets it has the query's number."""
+        """Own key of query 0; None where it depends on the segment. Between equal offsets: the query's number."""
         return 0 if self.keys is None and seqlen_q == seqlen_k else None
 
     def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:

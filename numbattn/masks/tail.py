@@ -90,8 +90,8 @@ class Tail(Mask):
         return Bits(self._words(seqlen_q, seqlen_k, first, array))
 
     def _words(self, seqlen_q: int, seqlen_k: int, first: Any, array: Any) -> Any:
-        """Of Bits, where the tail begins at the key `first`. Words before it have all bits set, those that it lies in
-        are packed, and what is after them is beyond all keys."""
+        """Words of Bits, where the tail begins at the key `first`. Words before it have all bits set, those that it
+        lies in are packed, and what is after them is beyond all keys."""
         first = np.asarray(first, np.int64, like=array)[..., None, None]
         key = np.arange(-(-(seqlen_q + WORD - 1) // WORD) * WORD, like=array) - first % WORD  # of the tail
         words = Bits.pack(_taken(self._inner.dense(seqlen_q, seqlen_q), key) | (key < 0)).words
