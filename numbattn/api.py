@@ -3,15 +3,19 @@
 import math
 from typing import Any, Protocol
 
+import numpy as np
+
 from . import reference
-from .backends import run
+from .backends import on_cpus, run
 from .caches.kv_cache import KVCache
 from .checks import A, Array, flag
 from .dropout import Dropout
 from .gradients import Gradients
 from .masks import Mask
 from .problem import Saved, checked_gradients, describe, refuse_cache, without_v
-from .scores import Scores
+from .scores import Part, Scores
+from .scores.function import Score
+from .values import moved
 
 
 class Backprop(Protocol[A]):
@@ -283,8 +287,15 @@ def attention_weights(
     """
     v = without_v(q, k, mask, score)
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
-    P = reference.weights(problem, inputs)
+    P = reference.weights(problem, inputs, _compiled)
     return P if inputs.packing is None else inputs.packing.packed(P)
+
+
+def _compiled(part: Part, S: Any) -> Any:
+    """S after a part of the score. A function is compiled, as kernels have it: in Python it may raise errors."""
+    if not isinstance(part, Score):
+        return part._applied(S)
+    return moved(on_cpus().applied(part._like(np.empty(0)), moved(S, np.empty(0))), S)
 
 
 def _forward(

@@ -5,7 +5,8 @@ from typing import Any
 
 from . import faults
 
-# Each has forward and backward; that of CuPy also append and check_device, for caches, merge_into and sum_into
+# Each has forward and backward; that of NumPy also applied, for functions of scores; that of CuPy append and
+# check_device, for caches, merge_into and sum_into
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
 
@@ -13,6 +14,11 @@ BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba
 def backend(library: str) -> Any:
     """The backend for arrays of a library, "numpy" or "cupy"."""
     return BACKENDS.get(library) or BACKENDS.setdefault(library, import_module(MODULES[library]))
+
+
+def on_cpus() -> Any:
+    """The backend for NumPy arrays, for what is computed there whatever the arrays."""
+    return import_module(MODULES["numpy"])
 
 
 def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:

@@ -6,7 +6,6 @@ It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, 
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from .gradients import Gradients, sum_to
 from .masks import Mask
 from .problem import Inputs, Problem, describe
 from .scores import Part, Scores, sink_of
-from .scores.function import Score
-from .values import moved
 
 
 @np.errstate(under="ignore")
@@ -72,22 +69,14 @@ def attention_backward(
 
 
 @np.errstate(under="ignore")
-def weights(problem: Problem, inputs: Inputs) -> Any:
-    """P, dropped, in the dtype of the problem. A user's function is compiled: what it does in Python, where a division
-    by zero is an error, nobody asks."""
-    _, _, _, P, Z, _, _ = _recompute(problem, inputs, _compiled)
+def weights(problem: Problem, inputs: Inputs, apply: Callable[[Part, Any], Any]) -> Any:
+    """P, dropped, in the dtype of the problem; apply: (part of the score, S) -> what it makes of S."""
+    _, _, _, P, Z, _, _ = _recompute(problem, inputs, apply)
     return (P * Z).astype(problem.dtype).reshape(problem.score_shape)
 
 
 def _plainly(part: Part, S: Any) -> Any:
     return part._applied(S)
-
-
-def _compiled(part: Part, S: Any) -> Any:
-    if not isinstance(part, Score):
-        return part._applied(S)
-    compiled: Any = import_module("numbattn.cpu.function")  # Numba is not imported before it is needed
-    return moved(compiled.applied(part._like(np.empty(0)), moved(S, np.empty(0))), S)
 
 
 def _recompute(

@@ -119,6 +119,12 @@ def rounded(x: Any, dtype: Any) -> Any:
         return x.astype(dtype)
 
 
+@np.errstate(under="ignore")
+def put(out: Any, x: Any) -> None:
+    """x in out, in its dtype; as `rounded`."""
+    out[...] = x
+
+
 def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
     """The gradient of an array of this shape, from that of what it was broadcast to."""
     own = (1,) * (x.ndim - len(shape)) + shape

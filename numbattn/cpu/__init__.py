@@ -6,5 +6,6 @@ shapes, masks and scores, their arguments are of the same types: they are compil
 
 from .backward import backward
 from .forward import forward
+from .function import applied
 
-__all__ = ["backward", "forward"]
+__all__ = ["applied", "backward", "forward"]

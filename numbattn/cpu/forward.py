@@ -9,7 +9,7 @@ import numpy as np
 
 from ..merging import merge_into
 from ..problem import Saved
-from ..values import rounded
+from ..values import put, rounded
 from .arguments import LONG, numbers_of, operands_of, scratch_of, sight_of
 from .compile import Kernel
 from .decode import Operands, launch_decode, split
@@ -74,8 +74,7 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     elif out is None:
         out = rounded(o, problem.result_dtype)
     else:
-        with np.errstate(under="ignore"):
-            out[...] = o
+        put(out, o)
     return out, Saved(problem, inputs, out, *lse) if save else None
 
 

@@ -8,13 +8,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
+from ..values import put
 from . import kernels
 from .caches.gather import gather
 from .plan.masks import lowered_mask
@@ -207,12 +206,6 @@ def add_stand_ins(gpu, planned, arrays):
             arrays[name] = copy = gpu.zeros(shape, dtype)
             put(copy[..., : given.shape[-1]], given)
     return results
-
-
-@np.errstate(under="ignore")
-def put(out, x):
-    """x in out, in its dtype."""
-    out[...] = x
 
 
 def plans(device, q, k, v, deterministic=False, **options):
