@@ -34,7 +34,7 @@ from peers import (
 from timing import SAMPLE_SECONDS, progress, why
 
 import numbattn as na
-from numbattn import api
+from numbattn import backends
 from numbattn.cuda.kernels.hopper.forward import SPEC
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
@@ -72,7 +72,8 @@ def cycles(read_clocks, replay, repetitions):
 def always(row):
     """A context in which every plan takes this row."""
     spec = replace(SPEC, tiles=lambda work: (row,))
-    return patch.dict(api.BACKENDS, cupy=Passes(current_gpu, replace(FORWARD, routes=(Route(everything, (spec,)),))))
+    forward = replace(FORWARD, routes=(Route(everything, (spec,)),))
+    return patch.dict(backends.BACKENDS, cupy=Passes(current_gpu, forward))
 
 
 def prepare(arrays, row, options):

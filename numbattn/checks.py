@@ -19,9 +19,6 @@ DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64
 FLOATING = ", ".join(map(str, DTYPES))
 
 
-MOST_AXES = 32  # of q, k and v: that of np.broadcast_shapes
-
-
 class UserError(Exception):
     """The user's error, even where a pass raises it: no fault of numbattn's, see faults.py."""
 

@@ -37,7 +37,7 @@ from timing import one_pass, why
 from tqdm import tqdm
 
 import numbattn as na
-from numbattn import api
+from numbattn import backends
 from numbattn.cuda.kernels import hopper
 from numbattn.cuda.kernels.any import forward as any_gpu
 from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
@@ -95,7 +95,8 @@ def always(row, backend="cupy", current=None):
     if current is None:
         from numbattn.cuda.launch import current_gpu as current
     spec = replace(SPECS[type(row)], tiles=lambda work: (row,))
-    return patch.dict(api.BACKENDS, {backend: Passes(current, replace(FORWARD, routes=(Route(everything, (spec,)),)))})
+    forward = replace(FORWARD, routes=(Route(everything, (spec,)),))
+    return patch.dict(backends.BACKENDS, {backend: Passes(current, forward)})
 
 
 def run_of(xp, case):

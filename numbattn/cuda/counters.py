@@ -20,7 +20,7 @@ PER_THREAD = 2  # the handle of every thread's own default stream
 
 
 class Counters:
-    """Those of CuPy's current device."""
+    """The counters of CuPy's current device."""
 
     def __init__(self):
         stream = cupy.cuda.Stream(non_blocking=True)  # the current one may be capturing

@@ -53,7 +53,7 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     Raises
     ------
     TypeError
-        NumPy arrays beside CuPy's, or an argument that kernels do not take.
+        NumPy arrays together with CuPy's, or an argument that kernels do not take.
     ValueError
         An array of another device, a TensorMap of an array that TMA cannot move, a grid or threads out of range, fewer
         threads than a layout deals its tile to, less shared memory than a place in it takes.

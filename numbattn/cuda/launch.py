@@ -50,7 +50,7 @@ class GPU:
         self.scrap, self.counters = counters.scrap, counters.of
 
     def addresses(self, arrays):
-        """Of arrays by name, which have to lie on this device, and what is odd about any of them."""
+        """Addresses of arrays by name, which have to lie on this device, and what is odd about any of them."""
         found, odd = [], 0
         for name, x in arrays.items():
             memory = x.data
@@ -86,7 +86,7 @@ class GPU:
 
 
 class Temporaries:
-    """Those of a Plan, in one block of memory: in calls on small arrays each allocation counts."""
+    """Temporary arrays of a Plan, in one block of memory: in calls on small arrays each allocation counts."""
 
     def __init__(self, plan):
         self.plan, (nbytes, zeros, offsets) = plan, plan.workspace

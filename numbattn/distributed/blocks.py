@@ -30,8 +30,8 @@ class Block(NamedTuple):
 
     @property
     def offset(self) -> int | None:
-        """Of the Causal that shows what the mask does, -queries to keys - 1, from nothing to all; None if there is
-        none."""
+        """The offset of the Causal that shows what the mask does, -queries to keys - 1, from nothing to all; None if
+        there is none."""
         m, n = self.crop.queries, self.crop.keys
         lo, hi, queries, keys = self.mask._band(m, n)
         is_band = all(isinstance(part, Causal | Window | Lengths | First) for part in self.mask._parts)

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import reference
+from numbattn.backends import BACKENDS
 from numbattn.cpu import decode, launch
 from tests.accuracy import assert_equal, to_numpy
 
@@ -606,7 +608,7 @@ def test_keep_that_is_interrupted_has_changed_nothing(rng, which):
 def test_where_arrays_lie_is_checked_before_anything_is_written(monkeypatch):
     seen = []
     monkeypatch.setattr(na.KVCache, "_is_numpy", False)
-    monkeypatch.setattr("numbattn.cuda.caches.append.check_device", seen.append)
+    monkeypatch.setitem(BACKENDS, "cupy", SimpleNamespace(check_device=seen.append))
     monkeypatch.setattr(na.KVCache, "_append_on_gpu", lambda *_: seen.append("written"))
     cache(4, dtype=np.int8).append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3))
     arrays, *then = seen

@@ -90,7 +90,7 @@ def check_goes_on(rng, device, dtype, m, n, d, e, deterministic=False, score=Non
     """
     shapes = (1, 2, m, d), (1, 1, n, d), (1, 1, n, e)
     q, k, v = (random(rng, shape, dtype) for shape in shapes)
-    k[..., 32:48, :] *= 4                                       # larger scores than those before and behind
+    k[..., 32:48, :] *= 4                                       # larger scores than those before and after
     bounds, visible = [0, 32, max(n // 32 * 16, 48), n], rng.random((m, n)) < 0.8
     for row, first, end in (0, 0, 32), (1, 32, n), (2, 0, n):
         visible[row, first:end] = False

@@ -50,12 +50,12 @@ def small(kernel, dtype, n, d, spills=0, **about):
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
-    behind = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
+    after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
-        spec_of(bias_gradient, "dbias", behind=behind, **whole), *bias_route("dbias", behind=behind, **whole).specs,
-        spec_of(diagonal_sums, "sums", behind=behind), *diagonals_route("sums", behind=behind).specs,
-        spec_of(entry_sums, "sums", behind=behind),
+        spec_of(bias_gradient, "dbias", after=after, **whole), *bias_route("dbias", after=after, **whole).specs,
+        spec_of(diagonal_sums, "sums", after=after), *diagonals_route("sums", after=after).specs,
+        spec_of(entry_sums, "sums", after=after),
     )  # fmt: skip
     return next(spec for spec in (*chain(*passes), *gradients) if spec.name == kernel)
 
@@ -201,7 +201,7 @@ SPILLS = [
     row("backward_kv", "float64", 192, 192, "packed", **DROPOUT, spills=192),
     row("backward_kv", "float64", 256, 256, "hi", spills=64),
     row("backward_kv", "float32", 256, 256, ALL, **DROPOUT, spills=16),
-    # where much is looked up, or a derivative is: dP is started behind dV
+    # where much is looked up, or a derivative is: dP is started after dV
     row("hopper_backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
     row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),
     row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),

@@ -97,7 +97,7 @@ def where(cupy, monkeypatch):
         return watching
 
     for module in (heads, over_keys, ring, totals):
-        monkeypatch.setattr(module, "_run", watched(module._run))
+        monkeypatch.setattr(module, "run", watched(module.run))
     return found
 
 

@@ -92,7 +92,7 @@ OPTIONS = {
     "of": list(DTYPES),
     "wanted": [True, False],
     "before": ["none", "softcap", "function", "sink", "table"],
-    "behind": ["none", "softcap", "shift", "bias"],
+    "after": ["none", "softcap", "shift", "bias"],
     "dropout": [False, True],
     "deterministic": [False, True],
     "lse": ["", "saved", "dlse"],
@@ -125,13 +125,13 @@ def covering(options, strength, rng, candidates=20):
         yield best
 
 
-def call(keys, device, dtype, head_dim, head_dim_v, seqlens, batch, mask, part, of, wanted, before, behind, dropout,
+def call(keys, device, dtype, head_dim, head_dim_v, seqlens, batch, mask, part, of, wanted, before, after, dropout,
          deterministic, lse, aligned):  # fmt: skip
     """Both passes, but for the kernels, whose keys are added to a dict."""
     (m, n), (lead, lead_k), e = seqlens, LEADS[batch], head_dim_v or head_dim
     q, k, v = (np.empty((*x, size + (not aligned)), DTYPES[dtype])[..., -size:]
                for *x, size in ((*lead, m, head_dim), (*lead_k, n, head_dim), (*lead_k, n, e)))
-    score = [made for name, gradient in ((before, False), (part, wanted), (behind, wanted))
+    score = [made for name, gradient in ((before, False), (part, wanted), (after, wanted))
              for made in PARTS[name](lead, m, n, DTYPES[of], gradient)]
     if sum(isinstance(made, na.Sink) for made in score) > 1:
         score = score[1:]

@@ -12,7 +12,7 @@ NOBODY = -1
 
 
 def bounds(array):
-    """The address of its first byte, and that behind its last one."""
+    """The address of its first byte, and that after its last one."""
     return byte_bounds(array) if array.size else (array.ctypes.data,) * 2
 
 

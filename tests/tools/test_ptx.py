@@ -401,7 +401,7 @@ def test_counts_of_registers(count):
 
 LOAD = "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group"
-BARRIER = 48 << 10  # behind all boxes
+BARRIER = 48 << 10  # after all boxes
 
 
 def filled(*boxes, wait=True):

@@ -1,4 +1,4 @@
-"""Tokens written into a cache of arrays on a GPU, behind those of each sequence. Nothing waits for the GPU.
+"""Tokens written into a cache of arrays on a GPU, after those of each sequence. Nothing waits for the GPU.
 
 Those of a cache of 8 bits are quantised as they are written: to the bit as NumPy does it.
 """
@@ -61,13 +61,13 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
     @device
     def of_batch(new, arrays, number):
-        """Of a token the sequence, its number among those that are new there, and it itself (heads, features)."""
+        """The sequence of a token, its number among those that are new there, and the token (heads, features)."""
         _, _, tokens, _ = shape(new)
         return number // tokens, number % tokens, new[number // tokens, :, number % tokens]
 
     @device
     def of_packed(new, arrays, number):
-        """The same; behind the last sequence for a token of none."""
+        """The same; after the last sequence for a token of none."""
         offsets, (ends,), batch = arrays[-1], shape(arrays[-1]), index(0)
         while batch < ends - 1 and index(offsets[batch + 1]) <= number:
             batch += 1
@@ -126,7 +126,7 @@ def capped_for_int8(X):
 
 @device
 def nearest_integer(X):
-    """Of int8, from -127 on, in the lowest 8 bits; 0 for NaN."""
+    """The nearest int8, from -127 on, in the lowest 8 bits; 0 for NaN."""
     X = minimum(maximum(where(X == X, X, 0), -127), 127)
     return bitcast(X + 1.5 * 2**23, np.int32)  # the sum is rounded to an integer, to the nearest even
 

@@ -1,6 +1,6 @@
 """Caches in pages or of 8 bits as plain arrays of q's dtype, for kernels that do not read them where they lie.
 
-A copy takes memory, and the time to read a cache once and to write it: little beside the products of many queries.
+A copy takes memory, and time to read a cache once and to write it: little compared with the products of many queries.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """The kernels, one file each: those for any GPU here, others by architecture; and the steps that they share.
 
 A factory takes numbers and names from a plan and returns a `Source`. What the kernel captures is compiled in: dtypes,
-tile sizes, the kinds of masks. Everything else is an argument. The Spec beside the factory says how it is called.
+tile sizes, the kinds of masks. Everything else is an argument. The Spec next to the factory says how it is called.
 """
 
 from .. import compiler  # noqa: F401, before anything of numba.cuda

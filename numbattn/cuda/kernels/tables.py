@@ -82,7 +82,7 @@ def is_under_pressure(work):
 
 
 def longest_sequence(work):
-    """Of queries or keys; where sequences are packed, on average."""
+    """The longest sequence of queries or keys; where they are packed, the average one."""
     longest, packed = max(work.problem.seqlen_q, work.problem.seqlen_k), max(work.segments - 2, 1)
     return -(-longest // packed)
 
@@ -131,7 +131,7 @@ def of_o(work):
 
 
 def parameters(work, tiles, sizes=head_dims):
-    """Those of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
+    """Parameters of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
     return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
 
 

@@ -70,7 +70,7 @@ def mask_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
-    """Of windows that are aligned within segments lo and hi, each part of a mask that gives intervals, Lowered, and
+    """lo and hi of windows that are aligned within segments; each part of a mask that gives intervals, Lowered; and
     their arrays by name, as kernels take them."""
     found, arrays = [], {}
 

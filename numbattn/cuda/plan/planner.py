@@ -66,7 +66,7 @@ def plan(pass_, problem, device, call):
 
 
 def sharing(shapes):
-    """Of arrays with these batch axes, heads last: SHARED, by all matrices, BY_HEAD, by those of a head, or ""."""
+    """Who shares arrays with these batch axes, heads last: all matrices, SHARED, those of a head, BY_HEAD, or ""."""
     shapes = list(shapes)
     if any(math.prod(shape[:-1]) > 1 for shape in shapes):
         return ""

@@ -43,7 +43,7 @@ def add_gradient(planner, number):
         add_sum(planner, own)
         return
     shape = planner.layouts[own].shape
-    about = {"behind": place_of_part(planner.score, number)}
+    about = {"after": place_of_part(planner.score, number)}
     if kind_of_part.gradient == ENTRIES:
         add_gradient_of_table(planner, number, kind_of_part.offset, shape, about)
         return

@@ -45,7 +45,7 @@ class AlignedMatrix(Matrix):
 
 @dataclass(frozen=True)
 class TmaMatrix(Argument):
-    """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since behind it may be NaN."""
+    """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN."""
 
     name: str
     heads: str = "q"

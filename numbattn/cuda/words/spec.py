@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .steps import BEFORE
 
 SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
-RESERVED = 1024  # bytes of shared memory that each block takes beside its own
+RESERVED = 1024  # bytes of shared memory that each block takes in addition to its own
 PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
 
 
@@ -49,7 +49,7 @@ class Work(NamedTuple):
     score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
     score_added: str = ""  # who shares what a score adds to S, if it does nothing else: SHARED, BY_HEAD
     whole: bool = False  # whether lse is over the keys of the call and no others
-    segments: int = 0  # of packed arrays, the tokens before and behind them included: see kernels.shared.segments
+    segments: int = 0  # of packed arrays, the tokens before and after them included: see kernels.shared.segments
 
     @property
     def resumes(self):

@@ -101,7 +101,7 @@ class Lowered(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a plan depends on, beside Problem and Device."""
+    """What a plan depends on, besides Problem and Device."""
 
     layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
     keys: int  # the most that a query sees, by the mask's band alone

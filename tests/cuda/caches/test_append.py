@@ -54,7 +54,7 @@ def test_as_on_numpy_arrays(rng, held, dtype, paged):
 
 @pytest.mark.parametrize(("paged", "dtype"), [(False, FLOAT32), (True, INT8), (False, FLOAT8)], ids=str)
 def test_ragged(rng, paged, dtype):
-    """Tokens before the first offset and behind the last one belong to no sequence."""
+    """Tokens before the first offset and after the last one belong to no sequence."""
     cache, other = caches(rng, dtype, paged)
     k = rng.standard_normal((10, 15, 40)).astype(FLOAT32)
     offsets = [2, 7, 7, 13]

@@ -148,7 +148,7 @@ def test_what_is_cut_in_diagonals_has_room_for_all_of_them():
 
 
 def test_what_tma_cannot_move_is_summed_as_it_lies():
-    """Behind kernels for small matrices, which take the arrays of a call as they are."""
+    """After kernels for small matrices, which take the arrays of a call as they are."""
     q, k = array(3, 4, 100, 11), array(3, 2, 100, 11)
     planned = backward(q, k, na.RelativeBias(array(1, 3, dtype=np.float32)), HOPPER)
     assert kernels(planned) == ["delta", "small_backward", "diagonal_sums", "sum_parts"]

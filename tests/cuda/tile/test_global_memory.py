@@ -46,7 +46,7 @@ def test_load_and_save_stop_at_the_end(layout, shape):
 
 @pytest.mark.parametrize("layout", [mma(16, 16, 32), mma(16, 16, 32).folded(4)], ids=str)
 def test_load_behind_the_end(layout):
-    """Of no rows at all, as those of an empty segment behind all others."""
+    """Of no rows at all, as those of an empty segment after all others."""
     x, y = numbers((8, 16)), poisoned((16, 16))
 
     def kernel(x, y):

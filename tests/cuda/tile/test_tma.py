@@ -202,7 +202,7 @@ def loader_of_pages(rows, page_size):
 
 @pytest.mark.parametrize(("rows", "page_size", "first"), [(32, 8, 32), (32, 64, 96), (16, 16, 0), (32, 16, 64)])
 def test_pages(rng, rows, page_size, first):
-    """Behind the table is its last page; pages that do not exist are zeros."""
+    """After the table is its last page; pages that do not exist are zeros."""
     pages = rng.standard_normal((5, 2, page_size, 120)).astype(np.float16)
     table = np.array([4, 2, 99, 1, 0, -3, 3], np.int32)[: (first + rows) // page_size]
     y = poisoned((rows, 128))

@@ -280,13 +280,13 @@ def backward_q(
     return source(kernel, dtype, results, mask, score, threads, shared, number, blocks=blocks)
 
 
-def source(kernel, dtype, results, mask, score, threads, shared, *behind, blocks=1):
-    """results: the types of what is written; behind: of what is given behind group_size and a number."""
+def source(kernel, dtype, results, mask, score, threads, shared, *after, blocks=1):
+    """results: the types of what is written; after: of what is given after group_size and a number."""
     ACC = sum_type(dtype)
     matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
     signature = types.void(
         *[matrix] * 4, *results, statistic, statistic, mask_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, *behind
+        DROPS, INDEX, number, *after
     )
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 

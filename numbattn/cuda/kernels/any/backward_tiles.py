@@ -87,7 +87,7 @@ UNDER_PRESSURE_Q = {
         256: (Staged("mma", 32, 32, 256, 16), Staged("mma", 32, 16, 256, 16, 1, True)),
     },
 }
-# {longest sequence: the same}. us beside those of the rows above, in one run on an H100, 8 heads: n times batch 131072
+# {longest sequence: the same}. us next to those of the rows above, in one run on an H100, 8 heads: n times batch 131072
 # with float32, d 32 and 64, and float64, d 32. "-": not measured
 SHORT_KV = {
     32: {

@@ -104,7 +104,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
 
     @device
     def sums_of(O, maxima, sums, chunks, top, scale_log2):
-        """Of each part the sums of l and O, weighted."""
+        """The weighted sums of l and O of each part."""
         l, o = full(CHUNKS, ZERO), full(TILE, ZERO)
         for chunk in range(0, chunks, PARTS):
             x, m = load(O, TILE, chunk), load(maxima, CHUNKS, chunk)

@@ -98,7 +98,7 @@ class DecodeCall(NamedTuple):
 
 
 class CacheArgument(Argument):
-    """What a `KVCache` has beside k and v, in a tuple: see kernels.shared.cached."""
+    """What a `KVCache` has besides k and v, in a tuple: see kernels.shared.cached."""
 
     def flat(self, planner, work):
         if work.problem.page_size:
@@ -169,7 +169,7 @@ def decode(
     @device
     def draw(counters, call):
         """Put into shared memory the number of the next work tile that is not empty, and the end of those drawn: one at
-        a time, but many where there was nothing for long, and none behind the chunks of the longest sequence."""
+        a time, but many where there was nothing for long, and none after the chunks of the longest sequence."""
         number, end = get_number(allocate(DRAWN, 0)), get_number(allocate(DRAWN, 1))
         draws, last, found = index(0), call.tiles_of_chunk * counted(call.chunks), False
         while not found:
@@ -287,7 +287,7 @@ def merge_steps(shared, head_dim_v, rows_of, ACC):
 
 
 def heads_step(score, layout, ACC):
-    """The device function (S, scores, work, n0) -> S behind all parts of the score, of each head by its own."""
+    """The device function (S, scores, work, n0) -> S after all parts of the score, of each head by its own."""
     LAYOUT, (apply, *_) = layout, score_steps(score, layout, ACC, after=len(score))
 
     @device

@@ -140,7 +140,7 @@ def blocks_of_slots(work, tiles, m_blocks, n_blocks):
 
 
 def blocks_of_queries(work, tiles, m_blocks, n_blocks):
-    """Kernels for any GPU read no statistics behind the queries; of 32 they would take three of four blocks."""
+    """Kernels for any GPU read no statistics after the queries; of 32 they would take three of four blocks."""
     blocks = blocks_of_slots if work.segments else block_per_query_tile
     return blocks(work, tiles, m_blocks, n_blocks)
 

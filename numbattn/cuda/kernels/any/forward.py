@@ -162,7 +162,7 @@ UNDER_PRESSURE = {
     (True, 4): {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
     (True, 8): {64: (Tiles("mma", 64, 32, 128),)},
 }
-# {longest sequence: the same}. us beside those of the rows above, in one run on an H100, 8 heads: n times batch 131072
+# {longest sequence: the same}. us next to those of the rows above, in one run on an H100, 8 heads: n times batch 131072
 # with float32, d 32 and 64, and float64, d 32. A copy of as many bytes takes 187, 372, 369. "-": not measured
 SHORT = {
     32: {

@@ -66,7 +66,7 @@ def col_parts(work, part):
 
 
 def round_spec(part_of):
-    """The Spec of this kernel behind one that adds up such a DqPart: part_of(work)."""
+    """The Spec of this kernel after one that adds up such a DqPart: part_of(work)."""
     return Spec(
         round_dq,
         (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),

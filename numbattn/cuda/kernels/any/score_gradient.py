@@ -65,7 +65,7 @@ class DsArguments(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A tile of a score matrix; behind it in its row are those up to n_end."""
+    """A tile of a score matrix; after it in its row are those up to n_end."""
 
     matrix: Any  # number of a Share
     batch: Any
@@ -107,9 +107,9 @@ def walk_steps(keys_of, mask):
 
 def sum_step(
     keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    behind, blocks,
+    after, blocks,
 ):  # fmt: skip
-    """What adds up tiles of dS, that behind part number `behind` of the score: their layout, shared memory, and the
+    """What adds up tiles of dS, that after part number `after` of the score: their layout, shared memory, and the
     device function (walk, given) -> the sum over all that a block walks over.
 
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
@@ -125,7 +125,7 @@ def sum_step(
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
-    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, after=behind)
+    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, after=after)
 
     @device
     def lengths_of(given, at):
@@ -195,15 +195,15 @@ class Rectangle(NamedTuple):
 
 
 def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
-    """The gradient of part number `behind`.
+    """The gradient of part number `after`.
 
     sums_rows: over all queries, up to the rows of a tile, which are left to be summed; sums_cols: over all keys.
     """
-    dtype, mask, score, behind = DTYPES[about["dtype"]], about["mask"], about["score"], about["behind"]
+    dtype, mask, score, after = DTYPES[about["dtype"]], about["mask"], about["score"], about["after"]
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     ROWS = S_TILE.row_vector()
-    weighted = kind(parts_of(score)[behind]).weighted_sum(behind, S_TILE, ACC)
+    weighted = kind(parts_of(score)[after]).weighted_sum(after, S_TILE, ACC)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
@@ -245,7 +245,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
 
 
 def diagonal_sums(**about):
-    """Of dS behind part number `behind`: sums along the diagonals of a diagonal of tiles, from the lower left on.
+    """Sums of dS after part number `after` along the diagonals of a diagonal of tiles, from the lower left on.
 
     All tiles (m_block, diagonal + m_block * tile_m / tile_n) have the same j - i in the same place: their sum goes to
     mSkewed, whose rows are shifted so that the columns of mPlain, the same memory, are the diagonals.
@@ -294,12 +294,12 @@ class Entry(NamedTuple):
 
 
 def entry_sums(**about):
-    """The gradient of part number `behind`, a table beside offsets of each query: a block for each entry. Up to the
+    """The gradient of part number `after`, a table, with offsets of each query: a block for each entry. Up to the
     rows of a tile, which are left to be summed.
 
     It is slow, since tiles are computed anew for each entry: those in which a key may have it.
     """
-    dtype, score, NUMBER = DTYPES[about["dtype"]], about["score"], about["behind"]
+    dtype, score, NUMBER = DTYPES[about["dtype"]], about["score"], about["after"]
     TILE_M, TILE_N = about["tile_m"], about["tile_n"]
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     ROWS = S_TILE.row_vector()

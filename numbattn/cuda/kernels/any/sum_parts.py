@@ -1,4 +1,4 @@
-"""Partial sums, which blocks have left one behind the other, added up in a fixed order: the same bits in every run.
+"""Partial sums, which blocks have left one after another, added up in a fixed order: the same bits in every run.
 
 A block takes some elements of a matrix, and of these a tile of parts at once, so that many loads are in flight; the
 rows of that tile are added up in the end, by way of shared memory.

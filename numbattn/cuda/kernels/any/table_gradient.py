@@ -1,7 +1,7 @@
 """The gradient of a RelativeBias' table from dS that is summed over the matrices which share it: sums along diagonals.
 
 A block takes some entries of a table, a column of its tile each, and adds up rows of dS, each from one key further on
-than the row before. The first entry has all diagonals before its own, too, and the last one all behind: their blocks
+than the row before. The first entry has all diagonals before its own, too, and the last one all after: their blocks
 add these up likewise. The order is fixed: the same bits in every run.
 """
 
@@ -87,7 +87,7 @@ def table_gradient(*, dtype, out_dtype, by_matrix):
         (_, matrices, _), (_, entries) = shape(mDS), shape(mTable)
         table, tile = split(block_index(), (entries + ENTRIES - 1) // ENTRIES)
         first = tile * ENTRIES
-        within, before, behind = full(TILE, ZERO), full(TILE, ZERO), full(TILE, ZERO)
+        within, before, after = full(TILE, ZERO), full(TILE, ZERO), full(TILE, ZERO)
         for matrix in range(matrices):
             own = entries // 2 - offset_of(offsets, table, matrix)
             own = maximum(minimum(own, entries + seqlen_q), -seqlen_k)          # farther ones mean the same
@@ -96,10 +96,10 @@ def table_gradient(*, dtype, out_dtype, by_matrix):
             if first == 0:
                 before = add_entries(before, dS, seqlen_q, seqlen_k, own, own - seqlen_q + 1, 0)
             if first + ENTRIES >= entries:
-                behind = add_entries(behind, dS, seqlen_q, seqlen_k, own, entries, own + seqlen_k)
+                after = add_entries(after, dS, seqlen_q, seqlen_k, own, entries, own + seqlen_k)
         entry = col_index(TILE, first)
         within = within + where(entry == 0, row_sum(before), ZERO)
-        within = within + where(entry == entries - 1, row_sum(behind), ZERO)
+        within = within + where(entry == entries - 1, row_sum(after), ZERO)
         put(allocate(SHARED), within)
         sync_threads()
         save(mTable[table], row_sum(get(allocate(SHARED).T, COLUMNS)), first)

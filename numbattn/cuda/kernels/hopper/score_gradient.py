@@ -68,8 +68,8 @@ from .tma_bias import load_bias_step
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 
 
-def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, behind, by_tma, **others):
-    """What computes tiles of dS, that behind part number `behind` of the score: pipelines of Q and K, and of dO and V;
+def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, after, by_tma, **others):
+    """What computes tiles of dS, that after part number `after` of the score: pipelines of Q and K, and of dO and V;
     the tiles that TMA loads; and device functions. stages: of the pipelines."""
     dtype, S_TILE = DTYPES[dtype], wgmma(tile_n)
     ROW_VECTOR, TILE_M, TILE_N = S_TILE.row_vector(), tile_m, tile_n
@@ -77,7 +77,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, CONSUMERS, 1 + CONSUMERS) for tile in (SHARED_K, SHARED_V))
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
-    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, after=behind, by_tma=by_tma)
+    look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, after=after, by_tma=by_tma)
 
     @device
     def in_sight(sight, batch, head, m0, n0, seqlen_q):
@@ -114,7 +114,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
     @device
     def ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0):
-        """A consumer's: dS behind the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
+        """A consumer's: dS after the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
         (mLse, mDelta), sight, scores = given.statistics, given.sight, given.scores
         consumer, band = warpgroup_index(), band_at(sight, batch, head)
         m0 = m_tile * TILE_M + consumer * ROWS
@@ -154,7 +154,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
 
 def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
-    """The gradient of part number `behind`, whose dtype is `bias_dtype`."""
+    """The gradient of part number `after`, whose dtype is `bias_dtype`."""
     dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
     shared = SharedMemory()
     S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, by_tma=True)
@@ -286,11 +286,11 @@ def fills_tiles(work):
     return max(work.problem.seqlen_q, work.problem.seqlen_k) > 64
 
 
-def bias_route(name, *, out_dtype, behind, sums_rows, sums_cols):
+def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
     """The Route to an array of this name."""
 
     def takes(work):
-        whole = not (kind(parts_of(work.score)[behind]).is_weighted or sums_rows or sums_cols)
+        whole = not (kind(parts_of(work.score)[after]).is_weighted or sums_rows or sums_cols)
         return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
 
     spec = Spec(
@@ -299,14 +299,14 @@ def bias_route(name, *, out_dtype, behind, sums_rows, sums_cols):
          *OWN_NUMBERS),
         tiles=lambda work: ((WITH_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
-            "out_dtype": out_dtype, "behind": behind, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
+            "out_dtype": out_dtype, "after": after, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
         },
         arch="a",
     )  # fmt: skip
     return Route(takes, (spec,), WGMMA)
 
 
-def diagonals_route(name, *, behind):
+def diagonals_route(name, *, after):
     """The same for the sums of a table."""
 
     def takes(work):
@@ -318,7 +318,7 @@ def diagonals_route(name, *, behind):
         hopper_diagonal_sums,
         (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
         tiles=lambda work: (WITH_OTHERS[size_of(work)],),
-        parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"behind": behind},
+        parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"after": after},
         arch="a",
     )
     return Route(takes, (spec,), WGMMA)

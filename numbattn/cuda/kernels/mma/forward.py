@@ -1,7 +1,7 @@
 """Attention forward of half precision by mma.sync (8.0 and newer): Algorithm 2, and 5 where the mask has blocks.
 
 A block keeps a tile of queries and loops over the keys in their sight. K and V have a place each in shared memory, and
-each is loaded behind the other's product: V of a tile behind Q K^T, K of the next tile behind the softmax and P V. The
+each is loaded during the other's product: V of a tile during Q K^T, K of the next one during the softmax and P V. The
 registers of S are the left operand of P V, and those of Q that of Q K^T, if they are held. O is divided by l once, in
 the epilogue, and is stored by way of shared memory if its dtype is that of q.
 """

@@ -47,7 +47,7 @@ def dq_steps(S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K):
 
     @device
     def keys_seen(sight, batch, head_k, group_size, end_key):
-        """Keys behind these may be NaN, and 0 * NaN is NaN."""
+        """Keys after these may be NaN, and 0 * NaN is NaN."""
         head = head_k * group_size
         tile = KeyTile(batch, head_k, head, head + group_size, index(0), index(0), index(0), index(0))
         return maximum(longest(sight, tile), 1)

@@ -26,7 +26,7 @@ EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  #
 
 
 class Cached(NamedTuple):
-    """Device functions. What a cache has beside k and v comes in a tuple: the table, the scales of k, those of v."""
+    """Device functions. What a cache has besides k and v comes in a tuple: the table, the scales of k, those of v."""
 
     dtype: Any  # of the arrays k and v
     widened: Any  # what their tiles in shared memory are multiplied as, None if it is that

@@ -29,7 +29,7 @@ SHORTS = MANY // SHORT
 
 
 def count_of_chunks(keys):
-    """Of a sequence."""
+    """Into how many chunks the keys of a sequence are divided."""
     return -(-keys // SHORT) if keys <= MANY else SHORTS - (MANY - keys) // LONG
 
 

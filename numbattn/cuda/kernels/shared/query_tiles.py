@@ -53,7 +53,7 @@ def keys_step(mask, tile_n):
 
 def queries_steps(mask, tile_m, keys):
     """Device functions that walk over the queries in sight of a tile of keys, head by head: the first, the next tile.
-    And whether a tile needs a test per element, beside so many keys from n0 on."""
+    And whether a tile needs a test per element, with so many keys from n0 on."""
     TILE_M, KEYS, IS_PACKED = tile_m, keys, PACKED in mask
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
 
@@ -84,7 +84,7 @@ def queries_steps(mask, tile_m, keys):
         band, m0 = band_at(sight, tile.batch, at.head), at.m_block * TILE_M
         m_end = m0 + TILE_M
         if IS_PACKED:
-            m_end = minimum(m_end, tile.segment.queries)        # lse is inf behind it
+            m_end = minimum(m_end, tile.segment.queries)        # lse is inf after it
         return tested(sight, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m_end, n0, n0 + KEYS)
 
     return first_queries, next_queries, needs_mask

@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 @device
 def whole(length):
-    """Of arrays that are not packed: as many queries, or keys, as there are."""
+    """The Segment of arrays that are not packed: as many queries, or keys, as there are."""
     return Segment(index(0), length, index(0), length, index(0))
 
 
@@ -68,7 +68,7 @@ def extent_of(offsets, t, length):
 def search_step(tile, by_warp):
     """The device function (offsets, slot, length): the last segment that begins at this slot or before.
 
-    by_warp: for whole warps that ask for the same slot; they look at 32 segments at a time, so that two loads behind
+    by_warp: for whole warps that ask for the same slot; they look at 32 segments at a time, so that two loads after
     one another find one of a thousand.
     """
     TILE = tile

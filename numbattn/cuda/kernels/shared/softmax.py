@@ -27,7 +27,7 @@ def softmax_parts(ACC, far=False):
         the others.
 
         level: what is added to S, a number or row vector, and factor, what S is multiplied by before that, at no cost
-        for each element. m may be tiny beside the level: where it is not raised it is not touched, or it would lose
+        for each element. m may be tiny compared with the level: where not raised it is not touched, or it would lose
         bits.
         """
         if level is None:
@@ -44,7 +44,7 @@ def softmax_parts(ACC, far=False):
         return exp2(S * (scale_log2 if factor is None else factor * scale_log2) - zero * scale_log2)
 
     @device
-    def subtracted_first(S, zero, scale_log2, factor=None):  # factor is 1: behind what may be far S is natural
+    def subtracted_first(S, zero, scale_log2, factor=None):  # factor is 1: after what may be far S is natural
         return exp2((S - zero) * scale_log2)
 
     return NO_MAX, new_max, subtracted_first if far else fused

@@ -284,7 +284,7 @@ def row_steps(S_TILE, ACC, score, dlse):
 
 
 def given_steps(S_TILE):
-    """The same by lse in base 2 and delta, which are padded: what is behind the queries is not there."""
+    """The same by lse in base 2 and delta, which are padded: what is after the queries is not there."""
     ROWS = S_TILE.row_vector()
 
     @device

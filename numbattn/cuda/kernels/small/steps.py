@@ -55,7 +55,7 @@ def fitted(*sizes):
 
 
 def rows_of(table, work):
-    """Those of {(bytes of an element, size of the tile): {head_dim: row}} for this work; none if it is not small."""
+    """Rows of {(bytes of an element, size of the tile): {head_dim: row}} for this work; none if it is not small."""
     problem = work.problem
     size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
     row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
@@ -74,7 +74,7 @@ def is_plain(work):
 
 
 def parameters(work, tiles, grouped=False):
-    """Those of all factories here."""
+    """Parameters of all factories here."""
     problem = work.problem
     found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
     return found | {"nbytes": work.nbytes, "keeps_score": tiles.keeps_score and keeps_score(work, grouped)}
@@ -152,7 +152,7 @@ def mask_steps(mask, S_TILE):
 
 
 def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
-    """Device functions: (scores, head), once; (S, scores, batch, head) -> S behind all parts, and F; (dS, F) -> dS F.
+    """Device functions: (scores, head), once; (S, scores, batch, head) -> S after all parts, and F; (dS, F) -> dS F.
 
     keeps_score: the parts add to S, and what they add is the same for all matrices of the block: so it is computed once
     and kept in shared memory, each thread its own share.

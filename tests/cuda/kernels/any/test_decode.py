@@ -208,7 +208,7 @@ def test_a_cache_without_pages(rng, device):
     ("TMA", 16), ("cp.async", 40), pytest.param("TMA", 128, marks=pytest.mark.slow),
 ], indirect=["device"])  # fmt: skip
 def test_a_cache_in_pages(rng, device, page_size):
-    """The same bits as without pages, whatever pages there are behind the lengths, and whatever is on them."""
+    """The same bits as without pages, whatever pages there are after the lengths, and whatever is on them."""
     lengths = [77, 0, 130]
     q, k, v = qkv(rng, batch=3, m=3, n=max(lengths), d=64, e=128)
     caches = [laid_out(rng, k, v, lengths, size) for size in (None, page_size)]

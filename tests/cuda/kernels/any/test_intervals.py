@@ -134,7 +134,9 @@ def test_compiled(rng, sizes, kind):
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "segments", "sinks"])
+@pytest.mark.parametrize("kind", [
+    pytest.param("stream", marks=pytest.mark.slow), pytest.param("segments", marks=pytest.mark.slow), "sinks",
+])  # fmt: skip
 def test_unions_of_calls(rng, sizes, kind):
     """Two intervals a query, with a gap between them; on Hopper, and compiled."""
     sizes(1, 2, 70, 135)

@@ -12,7 +12,9 @@ from tests.tools.launch import compiled_only, simulated_only
 pytestmark = compiled_only  # but for the tests that say otherwise
 
 
-@pytest.mark.parametrize(("batch", "heads", "n", "multiprocessors"), [(1, 1, 140, 40), (3, 3, 15, 1)])
+@pytest.mark.parametrize(("batch", "heads", "n", "multiprocessors"), [
+    pytest.param(1, 1, 140, 40, marks=pytest.mark.slow), (3, 3, 15, 1),
+])  # fmt: skip
 def test_gradients_where_tiles_are_empty(rng, sizes, batch, heads, n, multiprocessors):
     """By blocks that leave others neither empty nor full; by segments in scores/test_distance. Where a batch shares an
     array, a multiprocessor has room for some of its parts: of several matrices each, and of fewer in the last."""

@@ -12,7 +12,7 @@ from tests.tools.launch import launch, poisoned
     (2, 100, np.float32, np.float16), (32, 64, np.float64, np.float64), (65, 40, np.float32, np.float32),
 ])  # fmt: skip
 def test_sums_of_parts(rng, parts, elements, dtype, out):
-    """Matrices lie behind one another or, as here, their parts do; elements beyond the last one are nobody's."""
+    """Matrices lie after one another or, as here, their parts do; elements beyond the last one are nobody's."""
     given = rng.standard_normal((parts, 3, elements)).astype(dtype).swapaxes(0, 1)
     found = poisoned((3, elements), out)
     source = sum_parts(dtype=np.dtype(dtype).name, out_dtype=np.dtype(out).name)

@@ -14,7 +14,7 @@ FAR = 2**30
 @pytest.mark.parametrize(("sizes", "entries", "offset", "dtypes"), [
     ((1, 20, 17), 39, -3, (np.float32, np.float16)),                    # all distances
     ((1, 45, 40), 5, 0, (np.float64, np.float64)),                      # most beyond the ends
-    ((1, 33, 70), 65, 40, (np.float32, np.float32)),                    # more before than behind
+    ((1, 33, 70), 65, 40, (np.float32, np.float32)),                    # more before than after
     ((2, 9, 8), 1, 4, (np.float32, np.float64)),                        # one for all
     ((1, 9, 8), 35, FAR, (np.float32, np.float32)), ((1, 9, 8), 35, -FAR, (np.float32, np.float32)),
     ((3, 7, 40), 33, np.array([[3, -3, FAR], [-40, 1, -FAR]], np.int32), (np.float32, np.float32)),

@@ -82,7 +82,7 @@ def test_states_of_gaps(rng):
     first, gap, gap_end, end = np.sort(rng.integers(0, SEQLEN_K + 1, (4, 1, 2, SEQLEN_Q)), axis=0).astype(np.int32)
     first[..., :4], gap[..., :4], gap_end[..., :4], end[..., :4] = 3, 60, 300, 398
     gap_end[:, :, 6::3] = 0                                     # no gap, by end < first
-    end[..., 5] = gap_end[..., 5]                               # nothing behind it
+    end[..., 5] = gap_end[..., 5]                               # nothing after it
     j, cells = np.arange(SEQLEN_K), random_cells(rng)
 
     def seen_beside(gap, gap_end):

@@ -63,7 +63,7 @@ def test_causal(rng, tiles):
 @simulated_only
 @EACH
 def test_groups_of_heads(rng, tiles):
-    """Heads of a group that see different queries and keys; behind those lies NaN."""
+    """Heads of a group that see different queries and keys; after those lies NaN."""
     mask = na.Lengths(np.array([[50, 17, 70, 60]]), np.array([[30, 70, 0, 60]]))
     check(rng, tiles, heads=4, heads_k=2, m=70, n=75, mask=mask, poison=np.nan)
 

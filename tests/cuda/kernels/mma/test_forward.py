@@ -118,7 +118,7 @@ def test_head_dims(rng, device, dtype, d, e):
 def test_packed(rng):
     """Tiles begin and end with their segment; tokens in none, and a segment without keys."""
     q, k, v = qkv(rng, m=190, n=170)
-    k[..., :9, :] = v[..., :9, :] = np.nan                      # behind nobody's key
+    k[..., :9, :] = v[..., :9, :] = np.nan                      # after nobody's key
     mask = na.Segments(np.array([5, 12, 90, 100, 185]), np.array([9, 40, 120, 120, 165])) & na.Causal()
     planned = check_call(AMPERE, q, k, v, mask=mask, score=na.Alibi(np.array([0.3, 0.02], np.float32)))
     assert len(planned.steps) == 1

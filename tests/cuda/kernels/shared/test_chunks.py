@@ -1,4 +1,4 @@
-"""Chunks of keys: one behind the other, the same ones in sequences of any length."""
+"""Chunks of keys: one after the other, the same ones in sequences of any length."""
 
 import numpy as np
 import pytest
@@ -47,9 +47,9 @@ def test_keys_lie_in_chunks():
     found = np.zeros((len(ranges), 2), np.int32)
     launch(kernel, (1, 1, 1), 32, 0, first, end, found)
     ends = [*STARTS[1:], np.inf]
-    for (low, high), (begin, behind) in zip(ranges, found.tolist()):
+    for (low, high), (begin, after) in zip(ranges, found.tolist()):
         wanted = [i for i, (start, stop) in enumerate(zip(STARTS, ends)) if start < high and low < stop]
-        assert list(range(begin, behind)) == (wanted if low < high else [])
+        assert list(range(begin, after)) == (wanted if low < high else [])
 
 
 @pytest.mark.parametrize("lengths", [[5], [0], [3, SHORT + 1, -7], [2 * SHORT + 9, *range(40)], [2**30, 2]])

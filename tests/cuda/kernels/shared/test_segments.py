@@ -98,7 +98,7 @@ def test_slots_of_many_segments(rng, count, by_warp):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(segments())
 def test_slots_of_any_segments(by_warp, call):
-    """Empty ones, too, and tokens before and behind all of them."""
+    """Empty ones, too, and tokens before and after all of them."""
     for side, tile in itertools.product("qk", (2, 4)):
         assert_every_tile_is_in_a_slot(*call, side, tile, by_warp)
 

@@ -121,7 +121,7 @@ def turned(tiles, transposed):
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["upright", "on its side"])
 def test_elements_of_a_band(transposed):
-    """Of a tile that lies before, across and behind the ends of the bands."""
+    """Of a tile that lies before, across and after the ends of the bands."""
     test, bands = element_test((), TILE, transposed), BANDS[::37]
 
     def kernel(bands, out):

@@ -24,7 +24,7 @@ class Cells(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Offsets of segments in packed arrays. Tokens before the first offset and behind the last one see nothing."""
+    """Offsets of segments in packed arrays. Tokens before the first offset and after the last one see nothing."""
 
     queries: Any  # offsets, int32 (batch, heads, count)
     keys: Any
@@ -97,7 +97,7 @@ def sides_of(mask):
 
 
 def band_kinds(mask):
-    """Those of a mask's kinds that are of its band."""
+    """The kinds in a mask that are of its band."""
     return tuple(sides_of(mask))
 
 
@@ -120,7 +120,7 @@ def has_states(mask):
 
 
 def has_key_lengths(mask):
-    """Whether keys end before their array does: there may be NaN behind them."""
+    """Whether keys end before their array does: there may be NaN after them."""
     return "keys" in mask or PACKED in mask
 
 
@@ -138,12 +138,12 @@ def several(kind, count):
 
 
 def packing_of(mask):
-    """Those of a mask's kinds on which the place of tiles depends."""
+    """The kinds in a mask on which the place of tiles depends."""
     return (PACKED,) if PACKED in mask else ()
 
 
 def packing_type(mask):
-    """Of a Packing where there is one, in a tuple."""
+    """The Numba type of a Packing where there is one, in a tuple."""
     return several(types.NamedTuple([LINE, LINE, INDEX, INDEX, INDEX, INDEX], Packing), PACKED in mask)
 
 
