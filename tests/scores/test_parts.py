@@ -164,7 +164,7 @@ CORNERS = {  # rows that see nothing by scores of -inf, and elements that a Soft
     "bias of keys": lambda rng, dtype: na.Bias(with_infinities(random(rng, N, dtype), 0, slice(5, 9))),
     "function": lambda rng, dtype: [na.Score(hiding_rows), na.Score(half)],
     "all": lambda rng, dtype: [na.Sink(random(rng, H, dtype)), na.Bias(np.array(-np.inf, dtype))],
-    "softcap behind": lambda rng, dtype: [na.Bias(with_infinities(random(rng, (M, N), dtype), (3, 7), 5)),
+    "softcap after": lambda rng, dtype: [na.Bias(with_infinities(random(rng, (M, N), dtype), (3, 7), 5)),
                                           na.Score(half), na.Softcap(3.0)],
 }  # fmt: skip
 
