@@ -53,7 +53,7 @@ def on(device, execute=execute, small=False):
         passes = replace(FORWARD, routes=LARGE_FORWARD), replace(BACKWARD, routes=LARGE_BACKWARD)
     with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, *passes)):
         yield gpu
-    assert not gpu.counts.any(), "a kernel has left counters after that are not 0"
+    assert not gpu.counts.any(), "a kernel has left counters that are not 0"
 
 
 class GPU:
