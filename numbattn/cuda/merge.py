@@ -7,7 +7,7 @@ import numpy as np
 
 from .kernel import launch
 from .kernels.shared.schedule import split
-from .kernels.shared.softmax import LN_2, LOG2_E
+from .kernels.shared.softmax import LN_2
 from .tile import (
     Alignment,
     aligned,
@@ -23,6 +23,7 @@ from .tile import (
     where,
 )
 from .tile.alignment import alignment_of
+from .words.numbers import LOG2_E
 
 THREADS, ROWS = 128, 16  # of a block
 

@@ -19,12 +19,11 @@ from ..kernels.scores import (
     is_packed,
     kind,
 )
-from ..kernels.shared.softmax import LOG2_E
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
 from ..words.arguments import AlignedMatrix, Argument, Matrix, TmaMatrix
-from ..words.numbers import NUMBERS, SIDES
+from ..words.numbers import LOG2_E, NUMBERS, SIDES
 from ..words.spec import BY_HEAD, OWN, SHARED, Device, Work
 from ..words.steps import (
     COUNTERS_ARRAY,

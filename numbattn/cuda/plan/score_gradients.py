@@ -86,7 +86,7 @@ def add_gradient_of_table(planner, number, offset, shape, about):
 
 
 def diagonals_spec(planner, own, **about):
-    """That of the kernel for sums by diagonal, which writes to an array of this name."""
+    """The Spec of the kernel for sums by diagonal, which writes to an array of this name."""
     return first_spec(planner, diagonal_sums(own, **about))
 
 

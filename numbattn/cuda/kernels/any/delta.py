@@ -29,12 +29,12 @@ from ...tile import (
     where,
 )
 from ...words.arguments import Argument, Matrix, Statistic
+from ...words.numbers import LOG2_E
 from ...words.spec import PADDED, Spec, block_per_query_tile
 from ...words.steps import array_of_part, sums_by_row
 from ..shared.layouts import DTYPES, array_type, result_types, sum_type, vector
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import slot_step
-from ..shared.softmax import LOG2_E
 from ..shared.visibility import PACKING, packing_of, packing_type
 from ..tables import dtypes_of, rounded
 

@@ -12,8 +12,8 @@ from numba.cuda import types
 
 from ...tile import device, full
 from ...words.arguments import Argument
+from ...words.numbers import LOG2_E
 from ..shared.layouts import array_type, sum_type
-from ..shared.softmax import LOG2_E
 from .kind import ValueAndSlope, kind, nothing_ahead
 from .traits import is_natural, parts_of
 

@@ -2,7 +2,7 @@
 
 from ....scores.sink import Sink
 from ...tile import device, exp2, maximum, reciprocal, where
-from ..shared.softmax import LOG2_E
+from ...words.numbers import LOG2_E
 from .kind import WITH_DELTA, Kind
 
 

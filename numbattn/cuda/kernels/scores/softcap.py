@@ -2,7 +2,7 @@
 
 from ....scores.softcap import Softcap
 from ...tile import device, exp2, reciprocal
-from ..shared.softmax import LOG2_E
+from ...words.numbers import LOG2_E
 from .kind import Kind, ValueAndSlope, nothing_ahead
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...tile import device, exp2, log2, maximum, part_sum, row_max, where
 
-LOG2_E, LN_2 = np.log2(np.e), np.log(2)
+LN_2 = np.log(2)
 SLACK = 1  # bits
 
 

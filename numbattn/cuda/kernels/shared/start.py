@@ -6,9 +6,10 @@ needs no pass that merges the parts.
 
 from ...tile import Alignment, aligned, device, exp2, full, load, maximum, minimum
 from ...tile.alignment import VECTOR_BYTES
+from ...words.numbers import LOG2_E
 from .layouts import array_type
 from .segments import queries_of
-from .softmax import LN_2, LOG2_E
+from .softmax import LN_2
 from .visibility import several
 
 

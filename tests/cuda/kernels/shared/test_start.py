@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.kernels.shared.segments import Segment
-from numbattn.cuda.kernels.shared.softmax import LN_2, LOG2_E, softmax_steps
+from numbattn.cuda.kernels.shared.softmax import LN_2, softmax_steps
 from numbattn.cuda.kernels.shared.start import start_step
 from numbattn.cuda.tile import index, mma, row_sum, save, simt
+from numbattn.cuda.words.numbers import LOG2_E
 from tests.tools.launch import launch, poisoned
 
 CASES = {  # scale_log2, whether scores may be far, lse
